@@ -1,7 +1,7 @@
 """Audit a small share of live searches: answer them again by brute force in the background, and compare.
 
 An audit measures recall, whether the certificate or bound held, and its slack. One audit runs at a time, in parallel to
-searches; searches meanwhile are not sampled.
+searches. No search is sampled during an audit.
 """
 
 import math
@@ -23,7 +23,7 @@ from services.candidates.domain import Stage
 
 log = structlog.get_logger()
 
-# Recall is of this many best items, or of k if fewer were requested.
+# Recall counts this many of the best items, or k if fewer were requested.
 RECALL_K = 100
 # The brute-force algorithm of every version for audits; requests cannot name it.
 TRUTH = "truth"
@@ -33,8 +33,8 @@ TRUTH = "truth"
 class Answered:
     """One live answer: item ids (n,), best first, with their scores, and the bound or certificate.
 
-    votes: by item, None if nothing votes; a FULL answer's scores are otherwise model_share * s + (1 - model_share) *
-    vote.
+    votes: the vote for each item, None if nothing votes. With votes, the scores of a FULL answer are
+    model_share * s + (1 - model_share) * vote.
     """
 
     algorithm: str
@@ -55,8 +55,9 @@ class Answered:
 class Finding:
     """The result of an audit.
 
-    recall: share of the true best `RECALL_K` (or k) among the answered. promised: the highest left-out score that the
-    answer allows, None without proof. true: the highest left-out score, -inf if nothing was left out.
+    recall: the share of the true best `RECALL_K` (or k) items that the answer contains. promised: the answer's upper
+    bound on the scores of left-out items, None without proof. true: the highest score of a left-out item, -inf if
+    nothing was left out.
     """
 
     algorithm: str
@@ -129,9 +130,9 @@ class Audit:
     def __init__(
         self, catalogue: LiveCatalogue, *, share: float, report: Callable[[Finding], None], seed: int | None = None
     ) -> None:
-        """share: of the answers to sample. report: called from the audit's thread.
+        """share: the share of answers to sample. report: called from the audit's thread.
 
-        The catalogue's main segments need `TRUTH`.
+        The catalogue's main segments must have the algorithm `TRUTH`.
         """
         self._catalogue, self._share, self._report = catalogue, share, report
         self._random = random.Random(seed)

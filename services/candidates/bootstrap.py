@@ -64,10 +64,10 @@ _add_servicer: Any = candidates_pb2_grpc.add_CandidatesServiceServicer_to_server
 
 
 def load_catalogue(settings: CandidatesSettings) -> Catalogue:
-    """Load the bundle's items of the shard.
+    """Load the shard's items from the bundle.
 
-    Raises: BundleError for an unusable bundle; MemoryError with both values if it does not fit; ConfigError for a shard
-    without items.
+    Raises: BundleError for an unusable bundle; MemoryError with the required memory and the limit if it does not fit;
+    ConfigError for a shard without items.
     """
     bundle = load_bundle(settings.bundle)
     require_memory(
@@ -80,7 +80,7 @@ def load_catalogue(settings: CandidatesSettings) -> Catalogue:
 
 
 def shard_rows(shard: Shard, item_ids: Strings) -> Indices:
-    """Return the rows of a shard's items. Raises: ConfigError without any."""
+    """Return the rows of a shard's items. Raises: ConfigError if the shard has no items."""
     rows = shard.rows(item_ids)
     if not len(rows):
         raise ConfigError(f"FRESHET_CANDIDATES_SHARD={str(shard)!r}: none of {len(item_ids)} items")
@@ -92,8 +92,8 @@ def host_build(
 ) -> Build:
     """Build every algorithm, and the audit's truth, over the same item states in this machine's memory.
 
-    first_coder: may have the codes of the first items. codebooks: of the bundle. The build raises ValueError for an
-    algorithm that this model does not support.
+    first_coder: the coder of the first build, which may have stored codes. codebooks: the bundle's codebooks. The build
+    raises ValueError for an algorithm that this model does not support.
     """
     coders = chain([first_coder], repeat(vectors_coded))
 
@@ -119,7 +119,7 @@ def make_live(
 ) -> Live:
     """Build the indexes, the audit and the handler. max_versions: as in `LiveCatalogue`.
 
-    Raises: ConfigError for unsupported algorithms; MemoryError with both values if they exceed the limit.
+    Raises: ConfigError for unsupported algorithms; MemoryError with the required memory and the limit.
     """
     text = "exact" if (settings.algorithms, settings.device) == ("auto", "cuda") else settings.algorithms
     num_pairs = base.states.components.shape[1] if base.pair_gate is None else base.pair_gate.num_pairs
@@ -129,7 +129,7 @@ def make_live(
 
     def make(snapshot: Snapshot | None) -> tuple[LiveCatalogue, HeldCodes]:
         if snapshot is not None and not settings.follows_topics and snapshot.manifest.said["position"] >= 0:
-            raise SnapshotError(f"{snapshot.path}: changes of `index-deltas`, which this process does not follow")
+            raise SnapshotError(f"{snapshot.path}: has changes of `index-deltas`, which this process does not read")
         coder = HeldCodes() if snapshot is None else replace(snapshot.codes, report=log.info)
         build = on_card or host_build(algorithms, coder, base.codebooks)
         live = LiveCatalogue(base, build=build, max_bytes=limit, max_versions=max_versions, snapshot=snapshot)
@@ -164,8 +164,9 @@ def _started(
     base: Catalogue,
     make: Callable[[Snapshot | None], tuple[LiveCatalogue, HeldCodes]],
 ) -> tuple[LiveCatalogue, CatalogueSnapshots | None]:
-    """Start from the newest snapshot, if the settings name a folder and there is no memory, which needs all of
-    `index-deltas`.
+    """Return the catalogue and its snapshots. It starts from the newest snapshot if the settings name a folder.
+
+    With a memory there are no snapshots, because the memory has to be read from the start of `index-deltas`.
     """
     root = settings.snapshot_folder
     if root is None or settings.vote_neighbours:
@@ -211,7 +212,7 @@ def make_votes(
 
 
 def load_shard_snapshot(shard: Shard, model_version: str, path: Path) -> Snapshot:
-    """Raises: SnapshotError, also for another shard's."""
+    """Load a snapshot of this shard. Raises: SnapshotError, also for a snapshot of another shard."""
     snapshot = load_snapshot(path, model_version=model_version)
     assert isinstance(snapshot.items.item_ids, ItemIds)
     ids = snapshot.items.item_ids.strings
@@ -262,8 +263,8 @@ def make_follower(
 async def opened(
     settings: CandidatesSettings, health: HealthState, tracing: Tracing, *, max_versions: int = 1
 ) -> AsyncIterator[tuple[CandidatesServicer, Live]]:
-    """Open the service over its indexes, which follow the stream inside the block; `health` is ready after they caught
-    up.
+    """Open the service over its indexes. Inside the block they follow the stream. `health` is ready after they have
+    caught up.
 
     max_versions: as in `LiveCatalogue`. Raises: BundleError, MemoryError.
     """
@@ -310,7 +311,7 @@ async def opened(
         for follower in followers:
             await asyncio.to_thread(follower.stop)
         for merge in merges:
-            with contextlib.suppress(Exception):  # reported when it failed
+            with contextlib.suppress(Exception):  # its failure was reported already
                 await asyncio.to_thread(merge.close)
 
 

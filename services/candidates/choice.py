@@ -15,19 +15,18 @@ from math import inf
 from services.algorithms.indexes.by_name import Algorithm, parse_algorithm
 
 _SHARE = 0.1
-# The cost of an algorithm that is not chosen is not measured; it halves in this time until the algorithm is tried
-# again,
-# unless a trial would take more than half of the time left.
+# An algorithm that is not chosen is not measured. Its expected cost halves in this many seconds, so that it is tried
+# again, unless its last measured cost exceeds this share of the time left.
 _HALF_LIFE_S, _TRIED_SHARE = 30.0, 0.5
 _WEIGHT = 0.2
-# Classes of gaps with similar chances of a proof.
+# Limits between classes of gaps. Within a class, the chance of a proof is similar.
 _GAPS = (0.003, 0.01, 0.03, 0.1, 0.3)
 _LEAST_CHANCE = 0.01
 _LARGE, _VERY_LARGE = 100_000, 3_000_000
 
 
 def algorithms_for(text: str, *, num_items: int, num_pairs: int) -> list[Algorithm]:
-    """Return the configured algorithms. "auto": `exact`, and also one over codes for a large catalogue.
+    """Return the configured algorithms. "auto": `exact`, and for a large catalogue also an algorithm over codes.
 
     Raises: ValueError with the value and what is allowed.
     """
@@ -68,7 +67,7 @@ class Choice:
         self, max_gap: float, deadline: float | None, num_searches: int, tried: Sequence[str] = ()
     ) -> str | None:
         """Return the best algorithm, among those not tried, to prove the gap for `num_searches` together until
-        `deadline`; None if there is no time.
+        `deadline`; None if no algorithm fits the time left.
         """
         left = inf if deadline is None else max(0.0, deadline - self._clock()) / num_searches
         gaps = bisect_right(_GAPS, max_gap)
@@ -80,8 +79,8 @@ class Choice:
         return min(costs, key=costs.__getitem__, default=None)
 
     def of(self, deadline: float | None, num_searches: int) -> str:
-        """Return the first algorithm that fits `num_searches` together into their share of the time until `deadline`
-        (on the clock), else the cheapest one; the first one without a deadline.
+        """Return the first algorithm that answers `num_searches` together within `_SHARE` of the time until `deadline`
+        (on the clock), else the cheapest one. Without a deadline, return the first one.
         """
         now, cheapest = self._clock(), ("", float("inf"))
         for name, (cost, measured) in self._costs.items():

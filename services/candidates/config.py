@@ -17,9 +17,8 @@ class CandidatesSettings(ProcessSettings):
     """Each field names its variable."""
 
     port: int = Field(default=50052, ge=0, le=65535, validation_alias="FRESHET_CANDIDATES_PORT")
-    # Names with sizes, separated by spaces, in order of preference, for requests that name none; "auto": by the
-    # catalogue's
-    # size.
+    # Algorithms with sizes, separated by spaces. A request that names none gets the first one that fits its deadline.
+    # "auto": chosen by the catalogue's size.
     algorithms: str = Field(default="auto", validation_alias="FRESHET_CANDIDATES_ALGORITHMS")
     # The part of the catalogue served here, i/n with i from 0: items whose ids hash into it. "0/1": all.
     shard: Annotated[Shard, NoDecode] = Field(default=WHOLE, validation_alias="FRESHET_CANDIDATES_SHARD")
@@ -30,7 +29,7 @@ class CandidatesSettings(ProcessSettings):
     # The share of live searches to audit by brute force, in the background.
     audit_share: float = Field(default=0.01, ge=0, le=1, validation_alias="FRESHET_CANDIDATES_AUDIT_SHARE")
 
-    # False: without Kafka. The bundle is served unchanged, with withdrawn items.
+    # False: Kafka is not read. The bundle is served unchanged, including items withdrawn since.
     follows_topics: bool = Field(default=True, validation_alias="FRESHET_CANDIDATES_FOLLOWS_TOPICS")
 
     # Remembered interactions that vote for a query (k of PEFA-XL); 0: no memory.
@@ -43,8 +42,8 @@ class CandidatesSettings(ProcessSettings):
 
     @property
     def does_common_work(self) -> bool:
-        """Whether this process does the work that only one of several over the same topics does: dead letters,
-        snapshots.
+        """Whether this process writes dead letters and snapshots. Of several processes that read the same topics, only
+        one does.
         """
         return True
 

@@ -35,7 +35,7 @@ class SearchQuery:
     deadline: float | None = None
     # The wanted version, if retained; "": the newest.
     index_version: str = ""
-    # The filter's seen items whose neighbours do not vote.
+    # The seen items of the filter that the user rejected. They do not vote for their neighbours.
     turned_down_item_ids: Sequence[str] = ()
     max_gap: float | None = None
 
@@ -44,8 +44,8 @@ class SearchQuery:
 class SearchResult:
     """The index's result: scores descending, ties by item id. `bound` at stage FIRST, `certificate` at FULL.
 
-    passes: of all attempts, with the times of the whole batch and the items touched (1,) by this search. votes: of
-    memory and neighbours for each item, in similarity units, None if nothing votes.
+    passes: the passes of all attempts, with the times of the whole batch and the items touched (1,) by this search.
+    votes: the merged vote of memory and neighbours for each item, in similarity units, None if nothing votes.
     """
 
     algorithm: str
@@ -83,7 +83,7 @@ class SearchAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VotesQuery:
-    """A request for the votes on an item, for one query state and a user's items (newest first, no rejected ones)."""
+    """A request for the votes on an item, for one query state and a user's seen items (newest first)."""
 
     query: QueryStates
     model_version: str
@@ -110,7 +110,7 @@ class IndexInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimilarAnswer:
-    """Items similar to one item, exact for `served`. components (P_x, d): of the item itself."""
+    """Items similar to one item, exact for `served`. components: that item's own components (P_x, d)."""
 
     found: SimilarItems
     components: FloatArray

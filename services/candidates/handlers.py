@@ -1,7 +1,7 @@
-"""Search: validate requests, batch concurrent ones, and scan once per batch.
+"""Search: validate requests, batch concurrent ones, and scan once per kind of search in a batch.
 
 The event loop only validates and queues. One worker thread runs the index, so a kernel works on one batch at a time
-with its threads. The stream's thread changes the catalogue meanwhile; a batch uses one version.
+with its threads. The stream's thread changes the catalogue meanwhile; a scan uses one version.
 """
 
 import time
@@ -37,7 +37,7 @@ from services.platform.errors import InvalidRequest, NotFound, PreconditionFaile
 from services.platform.validation import validate_id
 
 MAX_K = 10_000
-# Searches computed together; more wait, and beyond the queue they are rejected.
+# At most MAX_BATCH searches are computed together. At most MAX_QUEUE wait; further ones are rejected.
 MAX_BATCH, MAX_QUEUE = 32, 256
 _MEASURED_K = 100
 
@@ -77,7 +77,7 @@ class Search:
         if served.version.main is not None:
             segment = served.version.main.segment
             states, copied = segment.scorer.nbytes, self._copied_bytes_per_item * len(segment)
-            # Each algorithm counts the states that it searches, which are shared; the segment counts the others.
+            # nbytes of an algorithm includes the shared states that it searches; the segment's nbytes has the others.
             searched = copied or states
             added = {name: segment.indexes[name].nbytes - searched for name in self._algorithms}
             copied -= len(added) * (searched - states)
@@ -117,7 +117,7 @@ class Search:
         return self._votes.explain(asked, self._catalogue.served.name)
 
     def similar(self, item_id: str, k: int, wanted: ItemFilter, components: FloatArray | None = None) -> SimilarAnswer:
-        """Return the items most similar to one item. components: of that item, (P_x, d) flat, from another shard.
+        """Return the items most similar to one item. components: that item's (P_x, d), flat, if another shard has it.
 
         Raises: InvalidRequest with the field; NotFound with the reason for an item without a state.
         """
@@ -131,7 +131,7 @@ class Search:
             raise NotFound(f"item_id={item_id!r} {self._catalogue.absence_of(item_id)} ({served.name})")
         shape = self._catalogue.index.shape
         if components.size != shape.num_components * shape.width or not np.isfinite(components).all():
-            allowed = f"{shape.num_components} x {shape.width} finite ones, as this model's"
+            allowed = f"{shape.num_components} x {shape.width} finite numbers, the shape of this model"
             raise InvalidRequest.of("components", f"{components.size} numbers", allowed)
         components = components.reshape(shape.num_components, shape.width)
         return SimilarAnswer(
@@ -225,13 +225,13 @@ class Search:
         if search.max_gap is None:
             return self._choice.of(search.deadline, num_searches)
         others = tried
-        if search.stage is Stage.FIRST:  # no other pool is by s itself
+        if search.stage is Stage.FIRST:  # only these algorithms score their pools by s itself
             others = [name for name in self._algorithms if not name.startswith(("exact", "brute_force"))]
         name = self._choice.proving(search.max_gap, search.deadline, num_searches, others)
         return name if name or tried else self._choice.of(search.deadline, num_searches)
 
     def _proved(self, search: SearchQuery, found: SearchResult) -> None:
-        """Note what an attempt at a gap proved."""
+        """Record whether an attempt proved the requested gap."""
         if search.max_gap is not None and found.certificate is not None:
             is_proven = found.certificate.proves(search.max_gap)
             self._choice.proved(found.algorithm, search.max_gap, is_proven)

@@ -20,10 +20,9 @@ class DeviceBuild:
     """Builds every algorithm over one copy of the item states on a device; the audit's truth stays in this machine's
     memory.
 
-    Kernels compile at the first build, which takes seconds that otherwise a first user, or the first one with a filter,
-    would
-    wait. It builds a mutable index's segments with algorithms; other rows of the delta are scored on this machine.
-    copied_bytes_per_item: of an item's states on the device.
+    Kernels compile at the first build. Otherwise the first search, and the first one with a filter, would wait seconds
+    for them. Only the segments of a mutable index that have algorithms are built; the delta's other rows are scored on
+    the CPU. copied_bytes_per_item: bytes of an item's states on the device.
     Raises: ValueError for an algorithm that the device does not support.
     """
 
@@ -45,8 +44,8 @@ class DeviceBuild:
 
 
 def _search_each_way(index: Index, scorer: DeviceScorer) -> None:
-    """Search with one query and more than a tile of them, with and without a filter: the cases that kernels compile
-    for.
+    """Search with one query and with more queries than a tile, each with and without a filter. Kernels compile
+    separately for these cases.
     """
     shape = scorer.shape
     for batch in (1, 33):

@@ -1,7 +1,7 @@
 """Votes in a search: from the memory (PEFA-XL), the bundle's item neighbours, or both.
 
-The refresher decides which interactions are remembered, `algorithms/scoring/neighbours.py` how neighbours vote, and
-`voted_answers.py` how votes change an answer.
+The refresher decides which interactions are remembered. `algorithms/scoring/neighbours.py` defines how neighbours vote,
+and `voted_answers.py` how votes change an answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class RememberedVotes:
     def apply(self, changes: Sequence[MemoryDelta]) -> int:
         """Apply changes of the memory; return the number that do not fit the model.
 
-        Raises: IndexFullError, with nothing changed.
+        Raises: IndexFullError; then the removals are applied and the additions are not.
         """
         shape = (self.index.num_components, self.index.width)
         entering = [one for one in changes if not one.dropped]
@@ -56,7 +56,7 @@ class RememberedVotes:
         return self.index.votes(queries, self.neighbours)
 
     def explain(self, query: QueryStates, item_id: str, index_version: str) -> ItemVotes:
-        """Return the votes of a query's neighbours for an item by kind of interaction, without users."""
+        """Return the votes of a query's neighbours for an item, grouped by interaction type. It names no users."""
         voters = [one for one in self.index.neighbours(query, self.neighbours)[0] if one.item_id == item_id]
         voters.sort(key=lambda one: one.interaction_type)
         kinds = []
@@ -82,15 +82,17 @@ class RememberedVotes:
 
 
 class Voting:
-    """Merges the votes of memory and neighbours: final = n * (m * s + (1 - m) * remembered) + (1 - n) * near, with
-    their lambdas m and n, 1 for an absent one; as one vote, model_share * s + (1 - model_share) * vote.
+    """Merges the votes of memory and neighbours: final = n * (m * s + (1 - m) * remembered) + (1 - n) * near.
+
+    m and n are the lambdas of memory and neighbours, 1 if absent. The merged vote satisfies final = model_share * s +
+    (1 - model_share) * vote.
     """
 
     def __init__(self, base: Catalogue, memory: RememberedVotes | None) -> None:
         self.memory, self._base = memory, base
         # Each search votes for some thousand items; creating their strings from columns would take .4 ms a call.
         self._item_ids = [] if base.neighbours is None else list(base.rows)
-        # The row here of each of the model's items, -1 in another shard.
+        # For each item of the model, its row in this shard; -1 for an item of another shard.
         self._own = np.full(0 if base.neighbours is None else len(base.voting), -1, np.int32)
         if base.neighbours is not None:
             self._own[base.voting.rows_of(base.rows)] = np.arange(len(base.rows))
@@ -107,7 +109,7 @@ class Voting:
 
     @property
     def num_asked(self) -> int:
-        """Remembered interactions and neighbours per search."""
+        """Number of remembered interactions and item neighbours that one search reads."""
         neighbours = self._base.neighbours
         asked = 0 if neighbours is None else WINDOW * neighbours.shape.num_neighbours
         return asked + (0 if self.memory is None else len(self.memory))
@@ -125,7 +127,7 @@ class Voting:
         ]
 
     def explain(self, asked: VotesQuery, index_version: str) -> ItemVotes:
-        """Return the vote for an item, as in a search that excludes the other seen items, and the remembered voters."""
+        """Return the item's vote in a search that excludes the other seen items, and the remembered voters."""
         found = ItemVotes(vote=0.0, num_neighbours=0, model_share=1.0, voters=(), index_version=index_version)
         if self.memory is not None:
             found = self.memory.explain(asked.query, asked.item_id, index_version)
@@ -137,8 +139,8 @@ class Voting:
     def _merged(
         self, found: Mapping[str, float], seen: Sequence[str], against: Sequence[str], leaves_out: bool, but: str = ""
     ) -> dict[str, float]:
-        """found: votes of the memory. seen: items, newest first, without votes of their own if `leaves_out`. against:
-        those of them that do not vote.
+        """found: votes of the memory. seen: seen items, newest first; if `leaves_out`, they receive no votes, except
+        `but`. against: the seen items that do not vote.
         """
         votes = {item_id: self._of_memory * vote for item_id, vote in found.items()}
         neighbours, rows = self._base.neighbours, self._base.voting

@@ -1,7 +1,7 @@
 """Apply the stream's changes in the follower's thread: refreshed items, remembered interactions, metadata.
 
 Candidates and the reranker share this module. Searches continue meanwhile. If the memory limit leaves no room, a change
-waits and the process reports it; answers then come from the present content, under its present position.
+waits and the process reports it. Until then, answers come from the content applied so far, and name its position.
 """
 
 import time
@@ -34,7 +34,7 @@ class ServedItems(Protocol):
         """Serve a batch under its position and mark; return the ids of states that do not fit the model."""
 
     def describe(self, descriptions: Sequence[CatalogueItem]) -> None:
-        """Apply titles, categories, withdrawals and returns."""
+        """Apply titles and categories; withdraw items, and serve returned ones again."""
 
     def reset(self) -> None:
         """Return to the content before any batch."""
@@ -53,8 +53,8 @@ class Remembered(Protocol):
 class CatalogueChanges:
     """A `Listener` of the catalogue's follower.
 
-    full_error: raised by `items` and `remembered`, without effect, if a change exceeds their memory limit. on_change:
-    called after each change. merges: their failures are reported.
+    full_error: what `items` and `remembered` raise if a change exceeds their memory limit. on_change: called after each
+    change. merges: background merges whose failures are reported.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class CatalogueChanges:
         metrics.merge_failed.set_function(lambda: self._merges.is_failing)
 
     def apply(self, batch: Batch, *, is_live: bool) -> bool:
-        """Serve a batch. False: no room; try again."""
+        """Serve a batch. Returns False if there is no room; the batch has to be tried again."""
         started = time.perf_counter()
         changes = [delta.change for delta in batch.deltas]
         items = [one for one in changes if isinstance(one, ItemDelta) and self._holds(one.item_id)]

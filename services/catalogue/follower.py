@@ -1,10 +1,10 @@
 """Follow the catalogue's topics: `index-deltas` in whole batches, and `items`.
 
-For candidates and the reranker. A thread reads both topics from the start. Until it has reached their ends once, it
-joins the batches of many polls into one, later those of one poll if it is behind. Otherwise it passes on each batch
-separately, so that two followers have the same positions. It is ready after reaching both ends once: before that,
-withdrawals may be unknown. Deltas without room wait in order and are tried again; `items` is read meanwhile. Indexes
-and Kafka's client are not known here.
+Candidates, the reranker and the generator use it. A thread reads the topics from the start. Until it has reached their
+ends once, it joins the batches of many polls into one. Later, if it is behind, it joins the batches of one poll.
+Otherwise it passes on each batch separately, so that two followers have the same positions. It is ready after reaching
+all ends once: before that, withdrawals may be unknown. Deltas without room wait in order and are tried again; `items`
+is read meanwhile. This module does not depend on indexes or on Kafka's client.
 """
 
 import time
@@ -42,12 +42,11 @@ log = structlog.get_logger()
 _MAX_RECORDS = 4_096
 _MAX_PENDING = 4_096  # most deltas that wait for room before reading stops
 # Deltas applied at once before the process is ready. An index takes them in blocks and merges long ones: 200,000 items
-# of
-# 8x4x64 took 12 s of processor time in blocks of 4,096, and 6.5 s in these (80 MB).
+# of 8x4x64 took 12 s of processor time in blocks of 4,096, and 6.5 s in blocks of this size (80 MB).
 _GATHERED = 32_768
-# When serving, records read between pauses of a millisecond: candidates and reranker read the same batch at the same
-# moment; without pauses the two use both cores of a small machine until it is applied. The number of pauses per poll is
-# limited, so that the follower keeps up.
+# When serving, the follower pauses for a millisecond after every so many records. Candidates and reranker read a batch
+# at the same moment; without pauses they use both cores of a small machine until it is applied. The number of pauses
+# per poll is limited, so that the follower keeps up.
 _SLICE, _PAUSE_S, _MAX_PAUSES = 16, 0.001, 32
 
 
@@ -83,7 +82,7 @@ class Listener(Protocol):
     """The process's reaction to changes, in the follower's thread."""
 
     def apply(self, batch: Batch, *, is_live: bool) -> bool:
-        """Serve a batch. False: no room now, and nothing has changed."""
+        """Serve a batch. Returns False if there is no room now; the batch is tried again."""
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
         """Apply descriptions of items."""
@@ -116,9 +115,9 @@ class CatalogueFollower(TopicFollower):
         turns: TurnClock | None = None,
         tracing: Tracing = OFF,
     ) -> None:
-        """follows_deltas False: follow `items` only. kinds: of the bundle's declared attributes; an item with one of
-        another kind is unreadable. `items` is read from its start even with a snapshot. holds: whether an item is the
-        listener's; states of others are not read.
+        """follows_deltas False: follow `items` only. kinds: kinds of the bundle's declared attributes; an item with an
+        attribute of another kind is unreadable. `items` is read from its start even with a snapshot. holds: whether
+        the listener serves an item; the states of other items are not decoded.
         """
         super().__init__(
             "catalogue-follower",
@@ -133,7 +132,7 @@ class CatalogueFollower(TopicFollower):
         self._snapshots, self._looked_for_one = snapshots, False
         self._holds, self._batches = holds, Batches()
         self._pending: list[Batch] = []
-        # By offset, of deltas that are not served yet.
+        # Traceparents by offset of deltas that are not served yet.
         self._tracing, self._traceparents = tracing, dict[int, str]()
         # The last served batch, and the traceparent of its application.
         self._applied_in = (-1, "")
@@ -155,7 +154,7 @@ class CatalogueFollower(TopicFollower):
         super().finish()
 
     def turn(self) -> int:
-        """Take a turn, the first one from a snapshot on."""
+        """Take a turn. The first turn sets where reading begins: after the snapshot, if it is usable."""
         if self._snapshots is not None and not self._looked_for_one:
             first = self._snapshots.first_offset(self._is_in_place)
             if first is None:
@@ -181,15 +180,15 @@ class CatalogueFollower(TopicFollower):
         self._apply(ends)
 
     def drop(self, topic: str) -> None:
-        """Deltas: return to the bundle. Items: an item's newest description is complete, so the former topic's stays
-        until the new one has its own.
+        """Drop what came from a replaced topic. Deltas: return to the bundle. Items: keep every description until the
+        new topic has one of the same item, since descriptions are complete.
         """
         if topic == INDEX_DELTAS:
             self._batches, self._pending, self._traceparents = Batches(), [], {}
             self._listener.reset()
 
     def caught_up(self) -> None:
-        """Report it."""
+        """Log that the topics' ends are reached."""
         log.info("catalogue_caught_up", next_offsets=dict(self._next))
 
     @property

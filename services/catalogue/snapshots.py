@@ -2,7 +2,7 @@
 
 One is written every few minutes while serving, with the batch that it reflects. It is used only if the topic still has
 that batch's last record at its offset. A recreated topic has another record there. If compaction removed it, so much
-was written since that reading everything takes about as long. Indexes are not known here.
+was written since that reading everything takes about as long. This module does not depend on indexes.
 """
 
 import math
@@ -18,9 +18,8 @@ log = structlog.get_logger()
 
 C = TypeVar("C")
 
-# Half of the brokers' default retention of tombstones (delete.retention.ms): after a longer absence one may be gone,
-# and
-# the dropped item would stay.
+# Half of the brokers' default retention of tombstones (delete.retention.ms). After a longer absence a tombstone may be
+# deleted, and the index would keep the dropped item.
 MAX_AGE_S = 12 * 3600.0
 SNAPSHOT_EVERY_S = 600.0
 
@@ -32,7 +31,7 @@ class Snapshotted(Protocol):
 
 
 def _check_details(details: Mapping[str, Any]) -> None:
-    """Raises: ValueError unless a snapshot has its time and its record."""
+    """Raises: ValueError unless a snapshot has its time, position and mark."""
     for name, kind in (("written_s", int), ("position", int), ("mark", str)):
         if type(details.get(name)) is not kind:
             raise ValueError(f"its manifest says {name}={details.get(name)!r:.80}; allowed: {kind.__name__}")
@@ -47,7 +46,7 @@ def started(
 ) -> tuple[C, Mapping[str, Any] | None]:
     """Return `make` of the newest intact snapshot, or of None, and that snapshot's fields.
 
-    found: lists snapshots, newest first; load: opens one. If `load` or `make` raises ValueError, the one before is
+    found: lists snapshots, newest first. load: opens one. If `load` or `make` raises ValueError, the next older one is
     tried.
     """
     for path in found(root):
@@ -65,9 +64,10 @@ def started(
 
 
 class CatalogueSnapshots:
-    """The snapshots below a folder, of a catalogue started from one with the fields `taken`, or from None.
+    """Writes a catalogue's snapshots below a folder. taken: the fields of the snapshot that the catalogue started from;
+    None if it started without one.
 
-    writes_first: write one as soon as possible, which saves the next start this one's work.
+    writes_first: write a snapshot as soon as possible, so that the next start need not repeat the work of this one.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class CatalogueSnapshots:
         self._thread = threading.Thread()
 
     def first_offset(self, is_in_place: Callable[[int, str], bool]) -> int | None:
-        """Return the first record missing in the catalogue; None if its snapshot is too old, or of another topic: then
-        it returns to the bundle's states.
+        """Return the offset of the first record that the catalogue lacks. None if its snapshot is too old or from
+        another topic; then the caller resets the catalogue to the bundle.
         """
         if self._taken is None or self._taken["position"] < 0:
             return 0
@@ -98,8 +98,8 @@ class CatalogueSnapshots:
         return None
 
     def look(self, next_offset: int) -> None:
-        """Start writing one if it is due and records were read since: a disconnected process must not renew its
-        snapshot's age.
+        """Start writing a snapshot if it is due and records were read since the last one: a disconnected process must
+        not renew its snapshot's age.
 
         Call it when no batch is open or waiting.
         """

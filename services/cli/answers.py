@@ -9,7 +9,7 @@ from services.cli.output import usage_error
 if TYPE_CHECKING:
     from freshet.v1 import common_pb2, gateway_pb2
 
-# A sequence without times gets one event a minute, the newest now: the model reads relative times.
+# Items without times become one event per minute, the newest now: the model reads only relative times.
 _SECONDS_BETWEEN_ITEMS = 60
 
 
@@ -48,7 +48,7 @@ def degradation_names(
 
 
 def certificate_kind(answer: "gateway_pb2.RecommendResponse") -> str:
-    """ "exact", "bounded" or "estimate"."""
+    """Return "exact", "bounded" or "estimate"."""
     from freshet.v1 import common_pb2
 
     name = common_pb2.Certificate.Kind.Name(answer.certificate.kind)
@@ -56,13 +56,13 @@ def certificate_kind(answer: "gateway_pb2.RecommendResponse") -> str:
 
 
 def certificate_text(answer: "gateway_pb2.RecommendResponse") -> str:
-    """ "exact", "gap <= 0.0123" (similarity units) or "estimate"."""
+    """Return "exact", "gap <= 0.0123" (similarity units) or "estimate"."""
     kind = certificate_kind(answer)
     return f"gap <= {answer.certificate.gap:.4f}" if kind == "bounded" else kind
 
 
 def index_freshness(freshness: "common_pb2.IndexFreshness") -> dict[str, Any]:
-    """Return the index's freshness: last change, and seconds from acknowledged to served."""
+    """Return the index's last change, and its lag in seconds from acknowledgement to serving."""
     newest = freshness.newest_recorded_time
     return {
         "deltas_offset": freshness.deltas_offset,

@@ -23,14 +23,14 @@ def ask_gateways(gateways: Sequence[str]) -> dict[str, gateway_pb2.GetVersionSet
 def wait_for_gateways(
     gateways: Sequence[str], revision: int, is_done: Callable[[gateway_pb2.GetVersionSetsResponse], str], wait_s: float
 ) -> None:
-    """Wait until every gateway applies this revision or a later one, and `is_done` has no complaint about it.
+    """Wait until every gateway applies this revision or a later one, and `is_done` returns no problem for it.
 
-    Raises: CommandError with the complaint.
+    Raises: CommandError with the problems after `wait_s`.
     """
     until = time.monotonic() + wait_s
     while True:
         complaints = {
-            target: f"it goes by revision {answer.revision}, not {revision}"
+            target: f"it applies revision {answer.revision}, not {revision}"
             if answer.revision < revision
             else is_done(answer)
             for target, answer in ask_gateways(gateways).items()
@@ -44,7 +44,7 @@ def wait_for_gateways(
 
 
 def problem_of(name: str) -> Callable[[gateway_pb2.GetVersionSetsResponse], str]:
-    """Return a function that complains about a gateway without this set, or with processes of it that do not answer."""
+    """Return a function that names a gateway's problem: it lacks this set, or the set is not ready. No problem: ""."""
 
     def complain(answer: gateway_pb2.GetVersionSetsResponse) -> str:
         found = next((one for one in answer.sets if one.set.name == name), None)

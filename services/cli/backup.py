@@ -28,13 +28,14 @@ FORMAT = 1
 
 
 class BackupError(ValueError):
-    """A set is incomplete, altered, of another format, or its parts do not belong together; the message names both."""
+    """A set is incomplete, altered or of another format, or its parts do not belong together; the message says how."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Positions:
-    """The stream's positions. attributions: of the checkpoints, per partition; the others from Redis at that time, if
-    it answered.
+    """The stream's positions. attributions: each checkpoint's offset, by partition.
+
+    interactions and epoch: Redis' values at the time of the backup; empty and None if Redis did not answer.
     """
 
     attributions: Mapping[int, int]
@@ -80,11 +81,10 @@ def make_backup(
 ) -> Backup:
     """Copy `bundle` and its model's checkpoints into `folder`, which must not exist.
 
-    `checkpoints`: the checkpoints of each of `partitions` (of `attributions`), newest first. `interactions` and `epoch`
-    are Redis' present ones (empty and None if it is unavailable). The set appears at once, by renaming; a failed copy
-    leaves nothing.
-    Raises: BackupError for a folder that exists, a damaged bundle, or if a partition's newest checkpoint and the one
-    before are both damaged.
+    `checkpoints` returns a partition's checkpoints, newest first; `partitions` are those of `attributions`.
+    `interactions` and `epoch` are Redis' present values (empty and None if it is unavailable). The set appears
+    atomically, by renaming; a failed copy leaves nothing.
+    Raises: BackupError for a folder that exists, a damaged bundle, or if all checkpoints of a partition are damaged.
     """
     if folder.exists():
         raise BackupError(f"{folder} exists already; name a folder that does not")
@@ -97,7 +97,7 @@ def make_backup(
         for number, (data, offset) in _newest_whole(checkpoints, partitions):
             (aside / "checkpoints" / f"partition-{number}.checkpoint").write_bytes(data)
             attributions[number] = offset
-        # The copy is opened once more: a bundle replaced during the copy would disagree with its checksums.
+        # The copy is opened again: it fails its checksums if the bundle was replaced during the copy.
         if (copied := _bundle_version(aside / "bundle")) != version:
             raise BackupError(f"the bundle was replaced while it was copied: {version} before, {copied} after")
         positions = Positions(attributions=attributions, interactions=dict(interactions), epoch=epoch)
@@ -151,7 +151,7 @@ def read_backup(folder: Path) -> Backup:
 
 
 def _named_files(raw: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
-    """Raises: ValueError, TypeError for anything but pairs of a size and a checksum."""
+    """Raises: ValueError or TypeError if a value is not a pair of size and checksum."""
     return {name: (_number(size), _text(digest)) for name, (size, digest) in raw.items()}
 
 
@@ -217,7 +217,7 @@ def _require_log(offsets: Mapping[int, int], ends: Mapping[int, int]) -> None:
             found = "does not exist" if end is None else f"ends before offset {end}"
             raise BackupError(
                 f"the checkpoint of partition {number} has folded attributions up to offset {offset}, but that "
-                f"partition {found}: it is another log; `freshet rebuild` makes checkpoints of the log that is there"
+                f"partition {found}: it is another log; `freshet rebuild` makes checkpoints of the present log"
             )
 
 
@@ -231,7 +231,7 @@ def _bundle_version(bundle: Path) -> str:
 def _newest_whole(
     load: Callable[[int], Iterable[StoredCheckpoint]], partitions: Collection[int]
 ) -> Iterator[tuple[int, tuple[bytes, int]]]:
-    """Yield, per partition with one, the newest complete checkpoint as a file, and its folded offset."""
+    """Yield each partition that has a checkpoint: its number, the newest complete checkpoint's file, and its offset."""
     for number in sorted(partitions):
         problems = []
         for checkpoint in load(number):

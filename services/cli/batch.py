@@ -1,9 +1,9 @@
-"""One request for each of many users, answers in a Parquet table; an interrupted run continues.
+"""Send one request per user and write the answers to a Parquet table; an interrupted run can be continued.
 
-The gateway answers as for the user: seen items, rules, votes and degradations are the same. All answers of a batch are
-of one model; it ends if the gateway answers from another one. The index is updated meanwhile, and each row names its
-version. Parts of a thousand users are written and renamed; the table is built of them at the end. Calls are background
-work, a few at a time, and are repeated if the gateway is busy.
+The gateway answers as if the user had asked: seen items, rules, votes and degradations are the same. All answers of a
+batch are from one model; the batch ends if the gateway answers from another one. The index may change during the batch,
+so each row names its index version. Each part of a thousand users is written to a file and renamed; at the end the
+parts are joined into the table. Calls are background work, a few at a time, and are repeated if the gateway is busy.
 """
 
 import hashlib
@@ -60,10 +60,10 @@ def run(
     timeout_s: float,
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
-    """Ask for every user; write `out`. `request`: everything but the user. progress: called with the number done.
+    """Send `request`, which names no user, for every user; write `out`. progress: called with the number of users done.
 
-    Returns a summary. Raises: CommandError if another batch is in the same place, the model changed, or the gateway did
-    not answer for a minute: the same command continues later.
+    Returns a summary. Raises: CommandError if `out` has the parts of another batch, if the model changed, or if the
+    gateway was busy for a minute; run the same command again to continue.
     """
     asked = hashlib.sha256(request.SerializeToString(deterministic=True))
     for user in users:
@@ -84,7 +84,7 @@ def run(
 def _ask(
     client: "Client", user: str, request: "gateway_pb2.RecommendRequest", *, timeout_s: float
 ) -> "gateway_pb2.RecommendResponse":
-    """Return the answer for one user; an overloaded gateway's popular items do not count.
+    """Return the answer for one user. A busy gateway answers with popular items; such an answer is asked for again.
 
     Raises: FreshetError; CommandError if the gateway was busy for a minute.
     """
@@ -108,7 +108,7 @@ def _ask(
         if time.monotonic() + wait_s > until:
             raise CommandError(
                 "the gateway has been too busy for a minute",
-                advice="the same command goes on where this one ends",
+                advice="run the same command again: it continues from here",
                 status=ExitStatus.UNAVAILABLE,
             )
         time.sleep(wait_s)

@@ -1,4 +1,4 @@
-"""A candidates process of its own over a bundle, without Kafka, for benchmarks through the wire."""
+"""Starts a separate candidates process on a bundle, without Kafka, for benchmarks over gRPC."""
 
 import os
 import subprocess
@@ -21,9 +21,9 @@ _PATIENCE_S = 600.0
 
 @contextmanager
 def serving(bundle: Path, algorithms: Sequence[str], *, port: int) -> Iterator[Served]:
-    """Start it, wait until it is ready, and end it after the block. Its files are next to the bundle.
+    """Start the process, wait until it is ready, and stop it after the block. Its log is next to the bundle.
 
-    Raises: RuntimeError with its last lines if it ends before it is ready, or takes longer than ten minutes.
+    Raises: RuntimeError with the log's end if the process ends before it is ready, or is not ready in ten minutes.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FRESHET_")} | {
         "FRESHET_BUNDLE": str(bundle),

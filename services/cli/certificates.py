@@ -1,7 +1,7 @@
 """A certificate authority for a small installation: one CA, and a certificate for each process and each operator.
 
 Every certificate names its process, `localhost`, the loopback addresses and the given hosts. The CA's key is needed
-only here; store it where no process runs. It does not know who trusts the CA.
+only here; store it where no process runs. This module does not set who trusts the CA.
 """
 
 import ipaddress
@@ -25,7 +25,7 @@ SERVERS = (*PROCESSES, "kafka", "redis", "inference-server")
 NAMES = (*SERVERS, OPERATOR)
 CA_DAYS = 3650
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-# Clocks differ.
+# A certificate is valid from this long before its creation, because machines' clocks differ.
 _EARLIER = timedelta(minutes=5)
 
 
@@ -71,7 +71,7 @@ class Authority:
     ) -> tuple[bytes, bytes]:
         """Return a certificate and its key in PEM, for clients and, except the operator's, for servers.
 
-        It ends with the CA at the latest.
+        It expires no later than the CA.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -93,7 +93,7 @@ class Authority:
 
 
 def make_certificates(folder: Path, *, hosts: Collection[str] = (), days: int = 365, renew: bool = False) -> datetime:
-    """Write the CA and all certificates into `folder`; return when the first of them ends.
+    """Write the CA and all certificates into `folder`; return the earliest expiry.
 
     renew: new certificates and keys under the existing CA, for the previous and the given hosts.
     Raises: CertificatesError if the folder has certificates and renew is not set, or if it has no CA to renew from.
@@ -166,7 +166,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Replace `path` at once; other users can never read a key."""
+    """Replace `path` atomically; other users can never read a key."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         os.fchmod(file.fileno(), mode)

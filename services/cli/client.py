@@ -1,7 +1,7 @@
-"""The command line's connection to a process, mostly the gateway: one blocking call at a time, failures as sentences.
+"""The command line's connection to a process, mostly the gateway: blocking calls, with errors reported as sentences.
 
-It also parses a shell's notations: a freshness token as `epoch:partition:offset`, `key=value` context, and moments.
-Loads gRPC only for a call. Does not know what an answer means.
+It also parses option values: a freshness token as `epoch:partition:offset`, `key=value` context, and times.
+gRPC is imported only for a call. This module does not interpret answers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ from pathlib import Path
 
 Response = TypeVar("Response")
 
-# The years 1 to 9999, the range of the wire.
+# The years 1 to 9999, the range of a protobuf Timestamp.
 _FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
 
 
@@ -45,7 +45,7 @@ def gateway(target: str, *, is_background: bool = False) -> "Iterator[Client]":
 
 @contextmanager
 def candidates(target: str) -> Iterator["candidates_pb2_grpc.CandidatesServiceStub"]:
-    """A stub of the candidates process at `target` ("host:port"); the channel closes with the block."""
+    """Yield a stub of the candidates process at `target` ("host:port"); the channel closes after the block."""
     from freshet.v1 import candidates_pb2_grpc
 
     from services.platform.config import environment_tls
@@ -63,7 +63,7 @@ def call(
 ) -> Response:
     """Call `method(request)` of a process and translate a failed status into a `CommandError` with advice.
 
-    Calls of the gateway have the API key of FRESHET_API_KEY, if set.
+    Calls to the gateway carry the API key of FRESHET_API_KEY, if set.
     """
     import grpc
     from freshet_client.errors import of_call
@@ -115,7 +115,7 @@ def explain(error: "FreshetError", process: str = "gateway") -> CommandError:
 
 
 def format_token(token: "common_pb2.FreshnessToken") -> str:
-    """`epoch:partition:offset`, as `record` prints it and `recommend --token` takes it."""
+    """Return `epoch:partition:offset`, which `record` prints and `recommend --token` accepts."""
     return f"{token.epoch}:{token.partition}:{token.offset}"
 
 
@@ -172,7 +172,7 @@ def filter_of(
     *,
     exclude_seen: bool = False,
 ) -> "common_pb2.Filter":
-    """Return the filter of the options, lists separated by commas. `where`: as `parse_condition`."""
+    """Return the filter of the options; lists are comma-separated, and `where` has texts for `parse_condition`."""
     from freshet.v1 import common_pb2
 
     from services.contracts.attributes import condition_message
@@ -196,7 +196,7 @@ def put_attribute(item: "events_pb2.Item", name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         allowed = "a number, a date as 2026-01-01, or a string"
         raise usage_error(f"attributes[{name!r}]={value!r:.80} allowed: {allowed}")
-    # A whole number may exceed the range of a float.
+    # By way of text, because float() of an int beyond the range of a float raises OverflowError; a text becomes inf.
     parsed = _parsed(parse_value, value) if isinstance(value, str) else float(str(value))
     set_value(item.attributes[name], parsed)
 
@@ -211,7 +211,7 @@ def _parsed(parse: Callable[[str], Response], text: str) -> Response:
 
 
 def check_k(k: int, most: str = "1000") -> None:
-    """Raises CommandError (usage) for values outside the wire's range; processes check the rest."""
+    """Raises: CommandError (usage) for values outside the request's uint32; the called process checks the limits."""
     if not 0 <= k < 2**32:
         raise usage_error(f"k={k} allowed: 1 to {most}", "--k 10")
 
@@ -231,7 +231,7 @@ def plain(message: "Message", *, without: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def read_titles(bundle: Path) -> dict[str, str]:
-    """Return item id -> title of every item that has one; empty if `bundle` cannot be read (titles are a courtesy)."""
+    """Return item id -> title of every item that has one; empty if `bundle` cannot be read: titles are optional."""
     from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 
     try:

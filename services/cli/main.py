@@ -1,6 +1,6 @@
-"""The entry point `freshet`: collects the commands of `services/cli/commands`, adds no behaviour of its own.
+"""The entry point `freshet`: it collects the commands of `services/cli/commands` and adds no behaviour of its own.
 
-Importing it loads typer and nothing heavy (no PyTorch, gRPC or NumPy): `freshet --help` has to be immediate.
+Importing this module must not load PyTorch, gRPC or NumPy, because `freshet --help` has to be immediate.
 """
 
 import os
@@ -78,8 +78,8 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
-    """What every command shares."""
-    # A proxy of the environment is not used for parts on this machine. gRPC reads these two names, not NO_PROXY.
+    """Prepare every command: local addresses are never called through a proxy."""
+    # gRPC reads these two names, and not NO_PROXY.
     own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     for name in ("no_proxy", "no_grpc_proxy"):
         if (given := os.environ.get(name) or own) != "*":
@@ -133,7 +133,7 @@ app.add_typer(bench.app, rich_help_panel=_MEASURE)
 app.command(
     "loadtest",
     rich_help_panel=_MEASURE,
-    # Everything after the scenario, --help included, is the scenario's.
+    # All arguments after the scenario's name, also --help, are passed to the scenario.
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
 )(loadtest.loadtest)
 

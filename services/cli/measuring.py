@@ -1,7 +1,7 @@
-"""Make a command of a benchmark: its options, a progress line, a page or JSON at the end, errors as sentences.
+"""Turn a benchmark into a command: its options, a progress line, a page or JSON at the end, errors as sentences.
 
 Every `freshet bench <subject>` passes a `Request` to services/offline/evaluation and gets a report of plain values.
-This module does not know the figures.
+This module does not interpret the figures.
 """
 
 import functools
@@ -41,11 +41,10 @@ _SHARED: dict[str, tuple[Any, Any]] = {
 def benchmark(
     app: typer.Typer, name: str, *, less_memory: str = "--quick", wrong: Callable[[dict[str, Any]], str] | None = None
 ) -> Callable[[Callable[..., dict[str, Any]]], Callable[..., None]]:
-    """Register `measure(request, **options) -> report` as the command NAME, with --quick, --out, --seed and --json
-    besides.
+    """Register `measure(request, **options) -> report` as the command `name`; add --quick, --out, --seed and --json.
 
-    `less_memory`: advice if memory is short. `wrong` returns, after the report is shown, what violates an invariant, or
-    "".
+    `less_memory`: advice if memory is short. `wrong` is called after the report is shown; it returns a sentence about
+    the violated invariant, or "".
     """
 
     def register(measure: Callable[..., dict[str, Any]]) -> Callable[..., None]:

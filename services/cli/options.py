@@ -1,6 +1,6 @@
 """Options that commands share, so that each has one name, one environment variable and one help text.
 
-It imports nothing of the local stack, which would make `freshet --help` slow.
+This module does not import services/stack, because that would make `freshet --help` slow.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """The output of commands: exit statuses, errors in one sentence, tables or JSON.
 
 Every command raises `CommandError` for a failure; `reports_errors` turns it into a sentence with the next step on
-stderr (or one JSON object on stdout with `--json`) and the exit status. Knows nothing of gRPC.
+stderr (or one JSON object on stdout with `--json`) and the exit status. This module does not use gRPC.
 """
 
 import functools
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 _options: ContextVar[frozenset[str]] = ContextVar("options of the command that runs", default=frozenset())
-# Control characters except line ends and tabs, and marks of direction.
+# Control characters except line feed and tab, and the marks that change the direction of text.
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -54,7 +54,7 @@ def usage_error(message: str, advice: str = "") -> CommandError:
 
 
 def if_option(name: str, advice: str) -> str:
-    """Return the advice if the running command has the option of this name, "timeout_ms"."""
+    """Return the advice if the running command has the option `name` (for example "timeout_ms"), else ""."""
     return advice if name in _options.get() else ""
 
 
@@ -64,7 +64,7 @@ def sentences(
 ) -> Iterator[None]:
     """Turn Freshet's own exceptions about data, settings, bundles and dependencies into a `CommandError`.
 
-    `failures`: further exceptions whose message is the sentence. Others are bugs and pass.
+    `failures`: further exceptions whose message is the sentence. Other exceptions are bugs and are not caught.
     """
     try:
         yield
@@ -105,7 +105,7 @@ def printable(text: str) -> str:
 def console(*, stderr: bool = False) -> "Console":
     """Return a rich console on stdout (or stderr) that shows ids and titles literally: no markup, no escape sequences.
 
-    Created on use, since importing rich costs more than most commands.
+    rich is imported here, because importing it takes longer than most commands.
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
@@ -119,7 +119,7 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 def table(*columns: str, right: Collection[str] = (), **style: Any) -> "Table":
-    """Return a plain table with these columns; those in `right` are numbers."""
+    """Return a plain table with these columns; those in `right` are right-aligned."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, title_justify="left", **({"header_style": "dim"} | style))
@@ -129,7 +129,7 @@ def table(*columns: str, right: Collection[str] = (), **style: Any) -> "Table":
 
 
 def progress_bar(*, as_json: bool) -> "Progress":
-    """Return a bar with description, count and remaining time; on stderr if stdout is for a machine."""
+    """Return a bar with description, count and remaining time; it is on stderr if stdout has JSON."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -154,9 +154,9 @@ def report(error: CommandError, *, as_json: bool) -> None:
 def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Wrap a typer command: `CommandError` and Ctrl-C become a message and an exit status, never a traceback.
 
-    So do a file or folder that cannot be read or written, and arguments that are not UTF-8. Other exceptions are bugs,
-    with a traceback. The command's own `as_json` option chooses the form. Logs of the code below a command go to
-    stderr: stdout has the command's result.
+    Errors about a file or folder that cannot be read or written, and about arguments that are not UTF-8, do so too.
+    Other exceptions are bugs and keep their traceback. The command's `as_json` option chooses the form. Logs go to
+    stderr, because stdout has the command's result.
     """
 
     @functools.wraps(command)
@@ -193,7 +193,7 @@ def _log_to_stderr() -> None:
         import structlog
     except ModuleNotFoundError:  # `freshet bench gpu` needs no package that logs
         return
-    # The present stderr at each log call: a test's, for one, ends with the test.
+    # sys.stderr is read at each log call, because it may be replaced: a test's stderr closes when the test ends.
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
 
@@ -201,7 +201,7 @@ _UNITS = (("y", 365 * 86400), ("d", 86400), ("h", 3600), ("min", 60))
 
 
 def duration(seconds: float) -> str:
-    """`"3.2 d"`, `"45.0 s"`, `"120 ms"`."""
+    """Return the duration in its largest fitting unit: `"3.2 d"`, `"45.0 s"`, `"120 ms"`."""
     for unit, size in _UNITS:
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"

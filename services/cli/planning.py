@@ -1,8 +1,8 @@
-"""From users, items and rates to processes, cores, memory, partitions, shards and bytes a second: the arithmetic of
-`freshet plan`, with measured unit costs.
+"""The arithmetic of `freshet plan`: estimate processes, cores, memory, partitions, shards and bytes a second.
 
-Estimates: docs/operate/scale.md says which parts were measured, how far predictions were off, and what is extrapolated.
-The costs are those of docs/benchmarks/path.md (processor time) and docs/benchmarks/scale.md (all else), measured once.
+The input is users, items and rates; the unit costs were measured once. docs/operate/scale.md says which parts were
+measured, how far predictions were off, and what is extrapolated. The processor times are those of
+docs/benchmarks/path.md; all other costs are those of docs/benchmarks/scale.md.
 
 Letters: X items in all, n shards of candidates, U users, E events a second, R recommendations a second.
 """
@@ -15,7 +15,7 @@ from services.contracts.processes import PROCESSES
 from services.platform.stream.topic import NUM_PARTITIONS, SAFE_REPLICAS
 from services.stack.ports import PARTS
 
-# Processor milliseconds by process, 8 callers; a Recommend among PATH_ITEMS items.
+# Processor milliseconds by process, with 8 callers: of a Recommend among PATH_ITEMS items, and of an event.
 RECOMMEND_MS = {"gateway": 0.955, "candidates": 1.067, "redis": 0.087}
 EVENT_MS = {
     "gateway": 0.601,
@@ -27,17 +27,18 @@ EVENT_MS = {
     "redis": 0.044,
 }
 PATH_ITEMS = 3_706
-# The gateway's cost of one more call: with two calls minus with one.
+# The gateway's cost of one more shard: its cost of two calls minus that of one.
 FURTHER_SHARD_MS = 0.313
-# Bytes per item: its state; its row of the encoder's table; candidates at a first start, including neighbours, and in
-# steady state; the reranker's and the gateway's, including mapped columns (docs/benchmarks/large-shards.md); ids with
-# their numbers (encoder) and in columns (refresher). MiB of candidates without items.
+# Bytes per item: STATE of its state; TABLE of its row of the encoder's table; CANDIDATES, RERANKER and GATEWAY of these
+# processes, including mapped columns (docs/benchmarks/large-shards.md); NAMES of ids with their numbers (encoder); IDS
+# of ids in columns (refresher). CANDIDATES_BYTES includes neighbours and suffices for a first start and steady state.
+# CANDIDATES_MIB is the memory of candidates without items.
 STATE_BYTES, TABLE_BYTES, CANDIDATES_BYTES, RERANKER_BYTES = 432, 200, 2_412, 484
 GATEWAY_BYTES, NAMES_BYTES, IDS_BYTES = 76, 252, 60
 CANDIDATES_MIB = 158
-# A user of 100 events in Redis: in memory, per write, per read.
+# Bytes of a user with 100 events in Redis: in memory, per write, per read.
 USER_BYTES, WRITTEN_BYTES, READ_BYTES = 11_389, 11_707, 3_065
-# Of key and value, or of request and answer.
+# Bytes of a record's key and value; for a search, of request and answer.
 RECORD_BYTES = {
     "interaction": 111,
     "attribution": 597,
@@ -48,20 +49,21 @@ RECORD_BYTES = {
 }
 # The largest measured catalogue of one process, and the largest error of its predictions.
 MEASURED_ITEMS, LARGEST_ERROR = 10_000_000, 0.39
-# Planned utilisation: half of a core, since arrivals are bursty; four fifths of a machine's memory, since a merge
-# copies and the system needs some.
+# Planned utilisation: half of a core, because arrivals are bursty; four fifths of a machine's memory, because a merge
+# copies data and the operating system needs memory too.
 CORE_SHARE, MEMORY_SHARE = 0.5, 0.8
-# A slower search is split into shards, even if memory suffices for one.
+# If a search takes longer, the catalogue is split into shards, even if one shard fits into memory.
 MAX_SEARCH_MS = 20.0
-# A search by codes takes so many ms, plus so many times the root of the items.
+# A search by codes takes _CODES_MS plus _CODES_ROOT_MS times the square root of the number of items.
 _CODES_MS, _CODES_ROOT_MS = 2.4, 3.23e-3
-# From so many items on candidates loads codes besides `exact` (services/candidates, `auto`).
+# From this many items on, candidates load codes besides `exact` (services/candidates, `auto`).
 CODES_FROM = 100_000
-# A user's history is written to `histories` at most so often (FRESHET_ENCODER_HISTORY_EVERY_S).
+# The shortest time between two writes of a user's history to `histories` (FRESHET_ENCODER_HISTORY_EVERY_S).
 _HISTORY_EVERY_S = 120.0
 # The refreshers' ledger: bytes per interaction that counts (services/refresher).
 _LEDGER_BYTES = 36
-# Besides the bundle's item states (services/refresher, README): P_x d sums of 8 bytes instead of 4, and 232.
+# A refresher's bytes per item (services/refresher, README): the bundle's state; P_x d sums of 8 bytes, which take twice
+# the state's bytes; and 232 more.
 _SUMS_TIMES, _SUMS_BYTES = 3, 232
 _GIB, _MIB, _MB = 2.0**30, 2.0**20, 1e6
 
@@ -146,8 +148,9 @@ def _search_ms(items: float) -> float:
 
 
 def _need(name: str, busy: float, memory_mib: float, *, least: int = 1, follows: float = 0.0) -> Need:
-    """Return the need of processes with a core each. busy: cores of their shared work; follows: share of a core that
-    each spends on the stream in another thread.
+    """Return the need of processes with a core each. busy: cores of the work that they share.
+
+    follows: share of a core that each process spends on the stream, in another thread.
     """
     processes = max(least, math.ceil(busy / CORE_SHARE))
     obstacle = "" if follows <= CORE_SHARE else f"each spends {follows:.1f} cores on following everybody's changes"
@@ -169,7 +172,7 @@ def _gateway(asked: Asked, shards: int) -> Need:
 
 
 def _candidates(asked: Asked, shards: int, search_ms: float) -> Need:
-    """Replicas of every shard. A Recommend costs more than its search: the measured cost minus the measured search."""
+    """Return the need of all shards' replicas. beside_ms: what a Recommend costs besides its search, as measured."""
     beside_ms = max(0.0, RECOMMEND_MS["candidates"] - _search_ms(PATH_ITEMS))
     follows = asked.events_per_s * EVENT_MS["candidates"] / 1000
     busy = asked.recommend_per_s * (search_ms + beside_ms) / 1000
@@ -185,7 +188,10 @@ def _candidates(asked: Asked, shards: int, search_ms: float) -> Need:
 
 
 def _reranker(asked: Asked) -> Need:
-    """Two that follow: only Recommend with rules, and Search, call it. The memory is a bound: it has no codes."""
+    """Return the need of two rerankers, for the stream alone: only Search, and Recommend with rules, call them.
+
+    The memory is an upper bound, because a reranker has no codes.
+    """
     follows = asked.events_per_s * EVENT_MS["reranker"] / 1000
     return _need("reranker", 0.0, CANDIDATES_MIB + RERANKER_BYTES * asked.items / _MIB, least=2, follows=follows)
 
@@ -204,7 +210,7 @@ def _refresher(asked: Asked) -> Need:
 
 
 def _redis(asked: Asked) -> Need:
-    """One copy of the users, on so many nodes that one fits into a machine."""
+    """Return the need of Redis: one copy of the users, split over nodes that each fit into a machine."""
     busy = (asked.recommend_per_s * RECOMMEND_MS["redis"] + asked.events_per_s * EVENT_MS["redis"]) / 1000
     total_gib = asked.users * USER_BYTES / _GIB
     nodes = max(math.ceil(total_gib / (asked.machine_memory_gb * MEMORY_SHARE)), math.ceil(busy / CORE_SHARE), 1)
@@ -217,7 +223,7 @@ def _redis(asked: Asked) -> Need:
 
 
 def _kafka(asked: Asked) -> Need:
-    """Three brokers: each record has one original, the others write copies. Disk cache is extra."""
+    """Return the need of three brokers, which all write every record. The memory for disk cache is not included."""
     busy = SAFE_REPLICAS * asked.events_per_s * EVENT_MS["kafka"] / 1000
     return Need(
         name="kafka",
@@ -228,7 +234,7 @@ def _kafka(asked: Asked) -> Need:
 
 
 def _network(asked: Asked, shards: int, scoring: int) -> dict[str, float]:
-    """Return MB a second by link. scoring: processes that each read every delta; of items, at most one an event."""
+    """Return MB a second by link. scoring: number of processes that read all item deltas, at most one per event."""
     size, events, asks = RECORD_BYTES, asked.events_per_s, asked.recommend_per_s
     histories = min(events, asked.users / _HISTORY_EVERY_S) * size["history"]
     written = events * (size["interaction"] + size["attribution"] + size["item delta"]) + histories
@@ -249,9 +255,7 @@ def _network(asked: Asked, shards: int, scoring: int) -> dict[str, float]:
 
 
 def _growth(asked: Asked) -> dict[str, float]:
-    """Return a day's growth: on Kafka's disks, all copies, of topics without retention; in memory of the refreshers'
-    ledgers.
-    """
+    """Return the GiB per day by which Kafka's disks (all copies, no retention) and the refreshers' ledgers grow."""
     size, day = RECORD_BYTES, 86_400
     bytes_per_s = (
         asked.events_per_s * (size["interaction"] + size["attribution"]) + asked.recommend_per_s * size["exposure"]

@@ -1,6 +1,6 @@
-"""Rows of answers, a Parquet table built of parts: finished parts stay, and the same command continues with the rest.
+"""Write a Parquet table of answers in parts, so that an interrupted command can continue when it is run again.
 
-A part is written under another name and renamed; the table is built of all parts at the end, and they are deleted.
+A part is written under another name and renamed. At the end the parts are joined into the table and deleted.
 """
 
 import json
@@ -17,9 +17,9 @@ from services.offline.backfill.answer_rows import SCHEMA
 
 
 class RowParts:
-    """The folder next to `out` with the parts; it knows their batch.
+    """The folder next to `out` with the parts of one batch.
 
-    batch: identifies the batch, in JSON's types. Raises: CommandError if parts of another one exist.
+    batch: JSON values that identify the batch. Raises: CommandError if the folder has parts of another batch.
     """
 
     def __init__(self, out: Path, batch: Mapping[str, Any]) -> None:

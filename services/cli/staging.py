@@ -1,4 +1,4 @@
-"""Stage a model as a version set; the record, Kafka, Redis and gateways of `freshet model`."""
+"""Stage a model as a version set; find the record, Kafka, Redis and gateways for `freshet model`."""
 
 import os
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def stage_bundle(
 ) -> "VersionSets":
     """Do the work of `freshet model stage`; return the sets afterwards.
 
-    addresses: those of a `VersionSet` whose processes run already.
+    addresses: the fields of `VersionSet` with the addresses of its processes, if they run already.
     """
     from services.cli.asked_gateways import problem_of, wait_for_gateways
     from services.contracts.operation_record import NotKnown
@@ -96,12 +96,12 @@ def control_of(main: "Stack") -> "Control[VersionSets]":
 
 
 def kafka_of(main: "Stack") -> str:
-    """Return the cluster's address, if there is one besides the local stack."""
+    """Return the Kafka address of FRESHET_KAFKA_BOOTSTRAP, else the local stack's."""
     return os.environ.get("FRESHET_KAFKA_BOOTSTRAP") or main.kafka_bootstrap
 
 
 def redis_of(main: "Stack") -> str:
-    """As `kafka_of`."""
+    """Return the URL of FRESHET_REDIS_URL, else the local stack's."""
     return os.environ.get("FRESHET_REDIS_URL") or main.redis_url
 
 
@@ -125,7 +125,7 @@ def gateways_of(named: str, main: "Stack") -> list[str]:
 
 
 def _serving_now(bundle: Path) -> "VersionSet":
-    """Return a stack's present set before the first operation."""
+    """Return the set of the serving bundle, for a stack without any set yet."""
     from services.algorithms.bundles.model_bundle import load_bundle
     from services.contracts.version_sets import VersionSet
 
@@ -136,7 +136,8 @@ def _serving_now(bundle: Path) -> "VersionSet":
 def _checked(bundle: Path, serving: Path) -> str:
     """Return the model version of a bundle that may replace the serving one.
 
-    Raises: BundleError for shapes or checksums that disagree; CommandError for another catalogue's.
+    Raises: BundleError if shapes or checksums disagree; CommandError if the bundle has less than half of the serving
+    model's items, or another max_history or event schema.
     """
     from services.algorithms.bundles.model_bundle import load_bundle
 
@@ -154,7 +155,7 @@ def _checked(bundle: Path, serving: Path) -> str:
             raise CommandError(
                 f"{bundle}: its {what} is not the serving model's ({theirs!r:.60} and {ours!r:.60}); the encoder keeps "
                 "one history for both",
-                advice="train it with the same, or start a stack of its own",
+                advice="train it with the serving model's, or start a separate stack",
             )
     return new.model_version
 

@@ -34,7 +34,7 @@ async def run(settings: CompactSettings) -> None:
     followed = load_settings(LaterWorkersCandidates if settings.worker else CandidatesSettings)
     if not followed.shard.is_all:
         raise ConfigError(
-            f"FRESHET_CANDIDATES_SHARD='{followed.shard}' allowed in a compact process, which has no peers: 0/1"
+            f"FRESHET_CANDIDATES_SHARD='{followed.shard}'; allowed in a compact process: 0/1, the whole catalogue"
         )
     async with opened(followed, health, tracing, max_versions=MAX_VERSIONS) as (candidates, live):
         rerank = Rerank(catalogue=live.catalogue, metrics=RerankerMetrics())

@@ -3,8 +3,8 @@
 The parent process serves nothing. It starts the workers, restarts those that end, and ends them when it ends. Each is a
 whole gateway with candidates and the reranker, on its own core; large files of the bundle are mapped, so the machine
 has them in memory once. No worker listens before all are ready: an early one would get every connection. The first
-worker does tasks that are done once (dead letters, snapshots); all accept each other's signatures. Like gateways, each
-limits an API key's rate separately.
+worker does tasks that are done once (dead letters, snapshots); all accept each other's signatures. Each worker limits
+an API key's rate separately, as several gateways do.
 """
 
 import asyncio
@@ -135,5 +135,5 @@ def _has_signing_key() -> bool:
 
 
 def _ends_with_its_parent() -> None:
-    """Between fork and exec: without its parent, a worker must not occupy the port forever."""
+    """Let the kernel end this worker when its parent ends, so that it frees the port. Runs between fork and exec."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

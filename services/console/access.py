@@ -1,6 +1,7 @@
-"""Who looks: a key per browser, kept in memory, and a client of the gateway for each key.
+"""Access of browsers to the gateway: an API key per browser, in memory only, and a client per key.
 
-The cookie holds a random name of the browser; the key never leaves this process. A restart signs everybody out.
+The cookie has a random id of the browser. The key leaves this process only in calls to the gateway. A restart signs
+everybody out.
 """
 
 from collections import OrderedDict
@@ -26,16 +27,16 @@ class Access:
 
     @property
     def is_signed_in(self) -> bool:
-        """Whether this browser showed a key."""
+        """Whether this browser has signed in with a key."""
         return bool(self._key)
 
     @property
     def client(self) -> AsyncClient:
-        """The gateway, as this browser may call it."""
+        """The client of the gateway with this browser's key."""
         return self._client_of(self._key)
 
     async def problem(self, key: str) -> str:
-        """Why nothing can be asked with this key ("": without one); "" where it can."""
+        """Return why the gateway cannot be called with this key ("": without a key); "" if it can be called."""
         try:
             await self._client_of(key).catalogue(max_categories=1)
         except Unauthenticated:
@@ -49,13 +50,13 @@ class Access:
         return ""
 
     def sign_in(self, key: str) -> None:
-        """This browser's key from now on."""
+        """Set this browser's key."""
         self._keys[app.storage.browser["id"]] = key
         while len(self._keys) > MAX_BROWSERS:
             self._keys.popitem(last=False)
 
     def sign_out(self) -> None:
-        """This browser has no key from now on."""
+        """Remove this browser's key."""
         self._keys.pop(app.storage.browser["id"], None)
 
     @property
@@ -68,7 +69,7 @@ class Access:
             found = AsyncClient(self.settings.gateway, api_key=key or None, tls=self._tls, timeout_s=TIMEOUT_S)
             self._clients[key] = found
             if len(self._clients) > MAX_CLIENTS:
-                # Its calls end with it; whoever has the key gets a new one.
+                # The client is dropped once its calls have ended. The next call with its key makes a new one.
                 self._clients.popitem(last=False)
         self._clients.move_to_end(key)
         return found

@@ -1,4 +1,4 @@
-"""The console's process: its pages on one port, until a signal."""
+"""The console process: serve the pages on one port until a signal."""
 
 import secrets
 from pathlib import Path
@@ -23,7 +23,7 @@ STATIC = Path(__file__).parent / "static"
 
 
 async def run(settings: ConsoleSettings) -> None:
-    """Serve until a signal. Raises: PortTaken. The gateway may be away: pages say so until it comes."""
+    """Serve until a signal. Raises: PortTaken. While the gateway is unavailable, pages report it."""
     check_port_free(settings.host, settings.port)
     tls = settings.tls
     certificates: dict[str, Any] = {} if tls is None else {"ssl_keyfile": tls.key, "ssl_certfile": tls.certificate}
@@ -43,7 +43,7 @@ async def run(settings: ConsoleSettings) -> None:
 
 
 def _application(settings: ConsoleSettings) -> Any:
-    """The pages behind the check of origins. NiceGUI has one application per process."""
+    """Return the pages, with a check of each request's origin. NiceGUI has one application per process."""
     access = Access(settings)
     pages_app.add_static_files("/static", STATIC)
     for page in (sign_in, try_it, user, why, items, live, models, rules, health, experiments, results):

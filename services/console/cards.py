@@ -14,7 +14,7 @@ from services.console.frame import box, button, text
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An item on a card. why: what found it, where it is not the model alone."""
+    """An item on a card. why: what found the item, if it was not the model alone; else ""."""
 
     item_id: str
     title: str = ""
@@ -34,13 +34,13 @@ class _Card:
 
 
 class Cards:
-    """The grid. act: what a button does with an item. similar: shows items like it."""
+    """The grid. act: called with an item and a button's event type. similar: shows items similar to an item id."""
 
     def __init__(self, act: Callable[[Shown, str], Awaitable[None]], similar: Callable[[str], Awaitable[None]]) -> None:
         self._act, self._similar = act, similar
         # Type of event and icon of each button.
         self.actions: Sequence[tuple[str, str]] = ()
-        # The address of the page that says why an item is here.
+        # Returns the address of the page that explains why an item is in the grid.
         self.why: Callable[[str], str] = lambda item_id: ""
         self._grid = box("ol", "cards", aria_label="Items, best first")
         self._empty = text("p", "Nothing is left to answer: take a filter away.", "hint")
@@ -53,17 +53,17 @@ class Cards:
         return len(self._cards)
 
     def title_of(self, item_id: str) -> str:
-        """As a card had it; the id where none did."""
+        """Return the item's title on a card, of now or before; the id if it has none."""
         return self._titles.get(item_id) or item_id
 
     def forbid(self) -> None:
-        """Show on the buttons that nothing may be written."""
+        """Mark the buttons as read-only, since this user may not write events."""
         self._is_read_only = True
         for card in self._cards.values():
             card.element.classes("read-only")
 
     def show(self, items: Sequence[Shown], *, moves: bool) -> None:
-        """These items in this order. moves: say on each card how far it moved."""
+        """Show these items in this order. moves: show on each card how far it moved."""
         wanted = {item.item_id for item in items}
         for item_id in [one for one in self._cards if one not in wanted]:
             self._cards.pop(item_id).element.delete()
@@ -80,7 +80,7 @@ class Cards:
         self._empty.set_visibility(not items)
 
     def add(self, items: Sequence[Shown]) -> None:
-        """Behind those that are there."""
+        """Add these items after the shown ones."""
         for item in items:
             if item.item_id not in self._cards:
                 card = self._cards[item.item_id] = self._make(item)

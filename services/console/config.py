@@ -1,4 +1,4 @@
-"""The console's settings: the shared ones, its port, and the gateway that it asks."""
+"""The console's settings: the shared ones, its port, and the address of the gateway."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -11,17 +11,17 @@ from services.platform.transport import check_address
 
 
 class ConsoleSettings(ProcessSettings):
-    """Variables are named per field."""
+    """Each field names its variable."""
 
     asks_client_certificates: ClassVar[bool] = False
 
     port: int = Field(default=50060, ge=0, le=65535, validation_alias="FRESHET_CONSOLE_PORT")
     gateway: str = Field(default="127.0.0.1:50050", validation_alias="FRESHET_CONSOLE_GATEWAY")
 
-    # Names that browsers reach the console by, commas between them. Empty: those of the loopback address.
+    # Host names of the console that browsers may use, separated by commas. "": those of the loopback address.
     hosts: str = Field(default="", validation_alias="FRESHET_CONSOLE_HOSTS")
 
-    # What `freshet results --publish` writes: one JSON file an experiment.
+    # Folder in which `freshet results --publish` writes one JSON file per experiment.
     results: Path | None = Field(default=None, validation_alias="FRESHET_CONSOLE_RESULTS")
 
     @field_validator("gateway")
@@ -31,16 +31,16 @@ class ConsoleSettings(ProcessSettings):
 
     @property
     def names(self) -> list[str]:
-        """Of `hosts`."""
+        """The names in `hosts`."""
         return [name.strip().lower() for name in self.hosts.split(",") if name.strip()]
 
     @property
     def is_for_this_machine(self) -> bool:
-        """Whether only this machine reaches it, by a proxy neither."""
+        """Whether only this machine reaches the console, directly and without a proxy."""
         return self.is_on_loopback and not self.names
 
     @property
     def gateway_http(self) -> str:
-        """Where the gateway answers JSON by HTTP, as examples say it."""
+        """The gateway's address for JSON over HTTP, for the examples on pages."""
         host, _, port = self.gateway.rpartition(":")
         return f"{'https' if self.tls else 'http'}://{host}:{int(port) + HTTP_STEP}"

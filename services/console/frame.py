@@ -1,6 +1,7 @@
-"""What all pages share: the header, texts and buttons with their own tags, and what a failed call says.
+"""Code that all pages share: the header, texts and buttons with their own tags, and messages of failed calls.
 
-Texts of items and users are set as text, never as HTML, and stand isolated, so that no mark in them turns the line.
+Texts of items and users are set as text, never as HTML. They are isolated, so that no control character in them changes
+the direction of the line.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ Handler = Callable[[], Awaitable[None] | None]
 
 
 def text(tag: str, value: str, classes: str = "", **attributes: str) -> TextElement:
-    """An element with a text."""
+    """Make an element with a text."""
     made = TextElement(tag=tag, text=value)
     if classes:
         made.classes(classes)
@@ -41,7 +42,7 @@ def text(tag: str, value: str, classes: str = "", **attributes: str) -> TextElem
 
 
 def box(tag: str = "div", classes: str = "", **attributes: str) -> Element:
-    """An element for others, a context."""
+    """Make an element that contains others; use it as a context manager."""
     made = ui.element(tag)
     if classes:
         made.classes(classes)
@@ -50,7 +51,7 @@ def box(tag: str = "div", classes: str = "", **attributes: str) -> Element:
 
 
 def button(label: str, act: Handler, *, icon: str = "", classes: str = "button", about: str = "") -> Element:
-    """A button; `about` is read out in place of the label, and shown on hovering."""
+    """Make a button. about: text that screen readers read instead of the label, also shown on hovering."""
     made = box("button", classes, type="button")
     if about:
         made.props.update({"aria-label": about, "title": about})
@@ -64,18 +65,18 @@ def button(label: str, act: Handler, *, icon: str = "", classes: str = "button",
 
 
 def entry(label: str, act: Callable[[str], Any], *, value: str = "", hint: str = "", kind: str = "text") -> Element:
-    """A text field with its label; `act` is called with the text on Enter. value: the text at first."""
+    """Make a text field with a label. act: called with the text on Enter. value: the first text."""
     with box("label", "field"):
         text("span", label, "field-name")
         made = box("input", "input", type=kind, placeholder=hint, autocomplete="off", spellcheck="false")
-    # The attribute. Vue sets the property `value` at each update of the page, which would erase what somebody types.
+    # "^" sets the attribute. Vue sets the property `value` at each update, which would erase what somebody types.
     made.props["^value"] = value
     made.on("keydown.enter", lambda event: act(str(event.args or "")), js_handler="(e) => emit(e.target.value)")
     return made
 
 
 def area(label: str, value: str) -> Element:
-    """A field of several lines with its label. value: the text at first."""
+    """Make a text field of several lines with a label. value: the first text."""
     with box("label", "field"):
         text("span", label, "field-name")
         made = text("textarea", value, "input", rows="16", spellcheck="false")
@@ -83,7 +84,7 @@ def area(label: str, value: str) -> Element:
 
 
 def choice(label: str, options: Sequence[str], value: str, act: Callable[[str], Any], *, empty: str = "") -> Element:
-    """A list to choose from, with its label. empty: the name of the option ""."""
+    """Make a list of options with a label. act: called with the chosen option. empty: label of the option ""."""
     with box("label", "field"):
         text("span", label, "field-name")
         with box("select", "input") as made:
@@ -100,20 +101,20 @@ def fill(field: Element, value: str) -> None:
 
 
 class Notice:
-    """The line that says what went wrong; empty while all is well."""
+    """The line that shows the last failure; hidden if there is none."""
 
     def __init__(self) -> None:
         self._line = text("div", "", "notice", role="alert")
         self._line.set_visibility(False)
 
     def say(self, what: str) -> None:
-        """Show it; "" hides the line."""
+        """Show a message; "" hides the line."""
         self._line.set_text(what)
         self._line.set_visibility(bool(what))
 
     @contextlib.contextmanager
     def failures(self) -> Iterator[None]:
-        """What the gateway refuses is said, and the page stays as it was."""
+        """Show errors of the gateway raised inside the block. The rest of the page stays as it was."""
         try:
             yield
         except Unauthenticated:
@@ -129,7 +130,7 @@ class Notice:
 
 
 def page_frame(access: Access, path: str, title: str) -> Element:
-    """Header and main part; return the main part, a context."""
+    """Make the header and the main part; return the main part, to use as a context manager."""
     ui.page_title(f"{title} · Freshet")
     ui.add_head_html('<link rel="stylesheet" href="/static/console.css"><script src="/static/console.js"></script>')
     ui.query(".nicegui-content").classes("page")
@@ -145,12 +146,12 @@ def page_frame(access: Access, path: str, title: str) -> Element:
                     link.props["aria-current"] = "page"
         if access.is_signed_in:
             button("Sign out", lambda: _sign_out(access), classes="button quiet")
-    # The page itself is <main> already.
+    # A <div>, because NiceGUI already makes the page a <main>.
     return box("div", "main", id="main", tabindex="-1")
 
 
 async def may_ask(access: Access, notice: Notice) -> bool:
-    """Whether this browser may ask the gateway; else it is sent to sign in, or the page says why not."""
+    """Return whether this browser may call the gateway. If not, go to the page to sign in, or show the reason."""
     why = "" if access.is_signed_in else await access.problem("")
     if why == SIGN_IN:
         ui.navigate.to("/sign-in")

@@ -8,12 +8,12 @@ from nicegui.element import Element
 from services.console.frame import Notice, box, button, text
 from services.console.sentences import date_text
 
-# Of each topic.
+# The most dead letters of each topic.
 LETTERS = 20
 
 
 class Letters:
-    """Dead letters, and the way back of each: a look at what a replay would do, then the replay."""
+    """The list of dead letters. Each can be replayed after a preview of the replay."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -24,7 +24,7 @@ class Letters:
             self._list = box("ul", "plain")
 
     async def show(self) -> None:
-        """The newest ones."""
+        """Show the newest dead letters."""
         with self.notice.failures():
             found = await self._client.dead_letters(max_letters=LETTERS)
             older = " Older ones: freshet dead-letters list." if found.has_older else ""
@@ -51,7 +51,7 @@ class Letters:
     async def _replay(self, letter: DeadLetter, rest: Element, *, preview: bool) -> None:
         if letter.position is None:
             return
-        # Emptied first, so that a second click asks nothing; the gateway replays a record once.
+        # The buttons are removed first, so that a second click sends nothing. The gateway replays a record only once.
         rest.clear()
         try:
             found = await self._client.replay_dead_letter(letter.topic, letter.position, preview=preview)

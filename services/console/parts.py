@@ -1,4 +1,4 @@
-"""The parts of the page `Try it` beside the cards: who looks, what is asked for, what was done, what was answered."""
+"""The parts of the page `Try it` other than the cards: user, filters, actions, headline and code."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ _DONE = {"undo": "The undo", "like": "The like", "dislike": "The dislike", "hide
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """The gateway as this tab calls it, and how an example of such a call begins."""
+    """This tab's client, and what example calls contain: `target` in Python, `base` in curl, a key if `with_key`."""
 
     client: AsyncClient
     target: str
@@ -34,7 +34,7 @@ class Asker:
 
 
 class Who:
-    """Whose list it is. become: takes an id, "" for a visitor. invent: makes one."""
+    """The panel that chooses the user. become: changes to a user id ("": a visitor). invent: changes to a new user."""
 
     def __init__(
         self, user_id: str, become: Callable[[str], Awaitable[None]], invent: Callable[[], Awaitable[None]]
@@ -48,7 +48,7 @@ class Who:
             self._said = text("p", self._sentence(user_id), "hint isolated")
 
     def say(self, user_id: str) -> None:
-        """Somebody else begins."""
+        """Show the new user."""
         self._said.set_text(self._sentence(user_id))
         fill(self._field, user_id)
 
@@ -59,7 +59,7 @@ class Who:
 
 
 class Filters:
-    """What to answer. search: takes words. changed: another field of `wanted` changed."""
+    """The panel of words and filters. search: called with the words. changed: called after any other change."""
 
     def __init__(
         self, wanted: Wanted, search: Callable[[str], Awaitable[None]], changed: Callable[[], Awaitable[None]]
@@ -69,7 +69,7 @@ class Filters:
         self._panel = box("section", "panel after", aria_label="What to answer")
 
     def show(self, catalogue: CatalogueDescription | None) -> None:
-        """The fields, with the categories of the catalogue; once."""
+        """Show the fields, with the catalogue's categories. Call it once."""
         with self._panel:
             text("h2", "What to answer")
             hint = "find by words, then Enter"
@@ -79,7 +79,7 @@ class Filters:
             self._range("Variety", "variety", "0.9", "0.1", "0 orders by score alone")
 
     def clear_words(self) -> None:
-        """The list is no longer what was found by words."""
+        """Empty the words: the list is no longer a search result."""
         fill(self._words, "")
 
     def _categories(self, catalogue: CatalogueDescription | None) -> None:
@@ -125,7 +125,7 @@ class Filters:
                 text("span", label)
                 shown = text("span", value)
             slider = box("input", "range", type="range", min="0", max=most, step=step, title=hint)
-            slider.props["^value"] = value  # As `entry` does.
+            slider.props["^value"] = value  # See `entry`.
 
         async def moved(value: str) -> None:
             setattr(self._wanted, name, int(value) if step == "1" else float(value))
@@ -136,7 +136,7 @@ class Filters:
 
 
 class Done:
-    """What the person did in this tab, newest first. undo: takes an event id, and what to do once it is gone."""
+    """The panel of this tab's actions, newest first. undo: takes an event id, and a function to call after the undo."""
 
     def __init__(self, undo: Callable[[str, Callable[[], None]], Awaitable[None]]) -> None:
         self._undo = undo
@@ -146,12 +146,12 @@ class Done:
             self._nothing = text("p", "Nothing yet: like a card.", "hint")
 
     def clear(self) -> None:
-        """Somebody else begins."""
+        """Remove all actions, for a new user."""
         self._lines.clear()
         self._nothing.set_visibility(True)
 
     def add(self, kind: str, name: str, event_id: str) -> None:
-        """One more, which can be undone where it has an id."""
+        """Add an action. It can be undone if it has an event id."""
         self._nothing.set_visibility(False)
         with self._lines:
             line = box("li", "did")
@@ -167,7 +167,7 @@ class Done:
 
 
 class Headline:
-    """What the cards are, and after how long they reflect what was done."""
+    """What the cards are, and how soon they reflected the last action."""
 
     def __init__(self) -> None:
         with box("div", "said"):
@@ -177,7 +177,7 @@ class Headline:
             self._about = text("p", "", "hint")
 
     def name(self, wanted: Wanted, like: str) -> None:
-        """like: the title of the item that the others are like."""
+        """Set the title. like: the title of the item that the others are similar to."""
         if wanted.words:
             self._what.set_text(f"Found for “{wanted.words}”")
         elif wanted.like:
@@ -186,15 +186,15 @@ class Headline:
             self._what.set_text(f"For {wanted.user or 'a visitor'}")
 
     def say(self, about: str) -> None:
-        """A sentence about the answer."""
+        """Show a sentence about the answer."""
         self._about.set_text(about)
 
     def forget_moment(self) -> None:
-        """Nothing was done yet."""
+        """Hide the sentence about the last action."""
         self._moment.set_visibility(False)
 
     def say_moment(self, done: str, milliseconds: float, *, is_fresh: bool) -> None:
-        """done: a type of event, or "undo". is_fresh: the list reflects it."""
+        """Show how soon the list reflected `done`: an event type, or "undo". is_fresh: the list reflects it."""
         name = _DONE.get(done, done)
         late = f"{name} is written, and this list does not reflect it yet."
         self._moment.set_text(f"{name} is in this list, {milliseconds:,.0f} ms later." if is_fresh else late)
@@ -203,13 +203,13 @@ class Headline:
 
 
 class Code:
-    """The list as calls to copy."""
+    """The calls that return this list, to copy."""
 
     def __init__(self, asker: Asker) -> None:
         self._asker, self._box = asker, box("details", "code")
 
     def show(self, wanted: Wanted, session: AsyncSession, count: int) -> None:
-        """Of what is shown now."""
+        """Show the calls for the current list."""
         method, call, request, arguments = call_of(wanted, session, count)
         asker = self._asker
         self._box.clear()

@@ -7,12 +7,12 @@ from nicegui.elements.mixins.text_element import TextElement
 
 from services.console.frame import box, text
 
-# Grey that is read on light and on dark.
+# A grey that is legible on light and dark backgrounds.
 _GREY, _COLOURS = "#7b8f99", ("#1098ad", "#d6861c")
 
 
 def figure(name: str, means: str, points: int, over: str, *, lines: int = 1) -> tuple[TextElement, ui.echart]:
-    """A panel with a figure and its plot of so many points; `over`: their time, in words."""
+    """A panel with a number and a plot of its last `points` values. over: the time that they span, in words."""
     with box("section", "panel", aria_label=name):
         text("h2", name)
         shown = text("p", "–", "figure")
@@ -49,7 +49,7 @@ def _options(lines: int, points: int) -> dict[str, object]:
 
 
 def draw(chart: ui.echart, series: Sequence[Sequence[float]]) -> None:
-    """The newest value at the right edge."""
+    """Draw the values, the newest one at the right edge."""
     for line, values in zip(chart.options["series"], series, strict=True):
         start = chart.options["xAxis"]["max"] - len(values) + 1
         line["data"] = [[start + place, round(value, 3)] for place, value in enumerate(values)]

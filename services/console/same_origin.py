@@ -1,7 +1,8 @@
-"""What every request passes: the page's own origin, and headers that keep the page to itself.
+"""Middleware that checks each request's host and origin, and adds security headers to each response.
 
-A browser sends the session cookie along from any page, and a foreign name may resolve to this machine. So a request
-names a host that the console is known by, and one that changes something comes from a page of that host.
+A browser sends the session cookie from any page, and a foreign host name may resolve to this machine. So each request
+must name one of the console's hosts. A WebSocket, and a request other than GET and HEAD, must not come from a page of
+another host.
 """
 
 from collections.abc import Collection
@@ -9,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-# Vue compiles templates in the browser; nothing is loaded from elsewhere.
+# Vue compiles templates in the browser (`unsafe-eval`). Nothing is loaded from other hosts.
 _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; font-src 'self' data:; connect-src 'self' ws: wss:; "
@@ -23,7 +24,7 @@ _HEADERS = (
 
 
 class SameOrigin:
-    """ASGI middleware. hosts: names that the console is reached by; empty: those of loopback."""
+    """ASGI middleware. hosts: the console's host names; empty: those of the loopback interface."""
 
     def __init__(self, app: Any, hosts: Collection[str] = ()) -> None:
         self._app, self._hosts = app, frozenset(hosts or _LOOPBACK)

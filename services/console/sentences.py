@@ -1,11 +1,11 @@
-"""What an answer says of itself, in sentences."""
+"""Texts about answers, durations and dates."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from freshet_client import Certificate
 
-# Names of `degradations` -> what they mean to who looks.
+# Degradations -> what they mean for the person at the console.
 MEANINGS = {
     "stale_state": "the newest events are not reflected",
     "popular_fallback": "nothing is known of this person, so these are popular items",
@@ -25,7 +25,7 @@ MEANINGS = {
 def about_answer(
     count: int, degradations: Sequence[str], certificate: Certificate | None, milliseconds: float | None
 ) -> str:
-    """How many, how exact, how long, and what is less than it should be."""
+    """A sentence: the number of items, how exact they are, the time that they took, and the degradations."""
     parts = [f"{count} items" if count != 1 else "1 item"]
     if certificate is not None and certificate.kind == "exact":
         parts.append("proven: nothing that is left out scores higher")
@@ -48,10 +48,10 @@ def duration(seconds: float) -> str:
 
 
 def ago(moment: datetime) -> str:
-    """How long it is since then."""
+    """The time since `moment`."""
     return duration(max(0.0, (datetime.now(UTC) - moment).total_seconds()))
 
 
 def date_text(moment: datetime | None) -> str:
-    """Date and time, UTC; "" where there is none."""
+    """The date and time in UTC; "" for None."""
     return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S} UTC"

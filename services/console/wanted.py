@@ -1,4 +1,4 @@
-"""What the page `Try it` asks for: from its address, into its address, and as a call of the gateway."""
+"""What the page `Try it` asks for: read from its address, written to its address, and as a call of the gateway."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from freshet_client import AsyncSession, Filter
 
 @dataclass
 class Wanted:
-    """What the page asks for, as its address says. At most one of `words` and `like` is set."""
+    """What the page asks for, as its address says. If both `words` and `like` are set, `words` counts."""
 
     user: str = ""
     categories: list[str] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Wanted:
 
     @classmethod
     def of(cls, request: Request) -> "Wanted":
-        """What the address says; what cannot be read counts as not there."""
+        """Read the address. Fields that cannot be parsed are ignored."""
         asked = request.query_params
         per_category, variety = asked.get("per_category", ""), asked.get("variety", "")
         return cls(
@@ -45,7 +45,7 @@ class Wanted:
 
 
 def call_of(wanted: Wanted, session: AsyncSession, count: int) -> tuple[str, str, dict[str, object], dict[str, object]]:
-    """The method, the client's method, and what both are given."""
+    """The gateway's method, the client's method, and the arguments of each."""
     user = "" if session.is_visitor else session.user_id
     only = {"allowCategories": wanted.categories} if wanted.categories else {}
     if wanted.words:

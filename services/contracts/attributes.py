@@ -16,7 +16,7 @@ from services.platform.validation import MAX_ID_BYTES, validate_text
 
 Value = float | int | str
 KINDS: dict[type, str] = {float: "number", int: "time", str: "tag"}
-# By number on the wire; the names are values of `Comparison` there.
+# By the number in messages; the texts are the names of `Comparison` values.
 COMPARISONS = {
     number: name.removeprefix("COMPARISON_").replace("_", " ").lower()
     for name, number in common_pb2.AttributeCondition.Comparison.items()

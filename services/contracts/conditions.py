@@ -27,7 +27,7 @@ _ALLOWED = "e.g. price<=20, released>=2026-01-01, language in en,de, language no
 
 
 def parse_condition(text: str) -> ParsedCondition:
-    """Return name, comparison and values. Raises: InvalidRequest with what is allowed."""
+    """Return name, comparison and values. Raises: InvalidRequest with allowed examples."""
     if match := _PRESENCE.fullmatch(text):
         return match[2], "absent" if match[1] else "present", ()
     if match := _ORDERED.fullmatch(text):

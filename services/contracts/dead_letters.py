@@ -1,7 +1,7 @@
 """Dead letters for people: list them, read an original record, and replay it.
 
-A replay counts once. An interaction has its event id, or the one that the encoder gives to a record without one: its
-partition and offset. Records of `attributions` and `search-clicks` are identified by the position in them. A replay
+A replay counts once. An interaction without an event id gets the one that the encoder would give it, made of its
+partition and offset. Records of `attributions` and `search-clicks` contain the position that identifies them. A replay
 that would undo a later change is omitted: the user was forgotten since, or the item was described again since.
 """
 
@@ -52,13 +52,13 @@ _GROUP = "freshet-dead-letters"
 # Records written together; each batch is marked as replayed before the next one is written.
 _TOGETHER = 500
 _NO_TIME = -1
-# Of the dead letters of one topic that `newest` reads.
+# Limits of what `newest` reads of one topic's dead letters.
 _MAX_BYTES, _MAX_S = 8 << 20, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The effect of replaying a dead letter: a record, or (record None) why none. event_id: of an interaction."""
+    """A dead letter's planned replay. record: the one to write; None: see why_not. event_id: an interaction's."""
 
     letter: StoredLetter
     record: Record | None
@@ -68,7 +68,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What became of a replay: the record's new position, or (None) why it was left out."""
+    """A replay's result. written_to: the record's new position, or None. left_out: why it was not written."""
 
     left_out: str
     written_to: Position | None
@@ -76,7 +76,7 @@ class Replayed:
 
 
 class DeadLetters:
-    """Reads and replays over one connection each; call `close` at the end. Raises: DependencyUnavailable."""
+    """Reads and replays dead letters; call `close` at the end. Raises: DependencyUnavailable."""
 
     def __init__(self, bootstrap: Brokers) -> None:
         self._bootstrap = bootstrap
@@ -99,7 +99,7 @@ class DeadLetters:
     def newest(self, topics: Collection[str] = LETTERED) -> tuple[list[StoredLetter], bool]:
         """Return the newest dead letters of these topics, newest first, and whether there are older ones.
 
-        Of each topic at most 8 MiB are read, for at most two seconds.
+        At most 8 MiB of each topic are read, for at most two seconds.
         """
         found: list[StoredLetter] = []
         has_older = False
@@ -165,7 +165,7 @@ class DeadLetters:
         return done
 
     def replay_one(self, topic: str, place: Position, *, preview: bool) -> Replayed:
-        """Replay one of the newest dead letters; with `preview`, only say what would be done.
+        """Replay one of the newest dead letters; with `preview`, write nothing and return what would be done.
 
         Raises: NotFound if it is not among them.
         """
@@ -182,7 +182,7 @@ class DeadLetters:
         """Delete dead letters of forgotten users' interactions; return their number.
 
         The others are first written again at the end, then everything before is deleted. After an interruption the next
-        run finishes: an original counts once for any number of its letters.
+        run finishes; several letters of one original count as one.
         """
         topic, forgotten = INTERACTIONS + SUFFIX, self._forgotten()
         records = self._read_whole(topic)
@@ -221,7 +221,7 @@ class DeadLetters:
         return found
 
     def _newest(self, topic: str, letters: Sequence[StoredLetter]) -> dict[bytes, int]:
-        """Return by key the newest offset behind the first of these letters."""
+        """Return each key's newest offset, reading each partition from the first of these letters on."""
         reader = self._reader(topic)
         backwards = sorted((letter.position for letter in letters), reverse=True)
         first = {place.partition: place.offset for place in backwards}
@@ -271,12 +271,12 @@ def _interaction(letter: StoredLetter, forgotten: Mapping[bytes, Mapping[int, in
     try:
         interaction = decode_interaction(letter.value, letter.headers, letter.key, missing_time_ms=_NO_TIME)
     except InvalidRequest:
-        # Unchanged: a fixed version may read it. Without a key there is no default partition.
+        # Unchanged: a corrected version may read it. Its partition is given: without a key there is no default one.
         return Replay(letter, Record(letter.topic, letter.key, letter.value, letter.headers, at.partition))
     event_id = interaction.event_id or f"{at.partition}-{at.offset}"
     value, headers = letter.value, letter.headers
     if not interaction.event_id or interaction.event_time_ms == _NO_TIME:
-        # The encoder's defaults from the original's position and time.
+        # The encoder's defaults for the original record, from its position and time.
         time_ms = letter.written_ms if interaction.event_time_ms == _NO_TIME else interaction.event_time_ms
         value = encode_interaction(replace(interaction, event_id=event_id, event_time_ms=time_ms))
         headers = [(name, text) for name, text in headers if name.lower() != CONTENT_TYPE]

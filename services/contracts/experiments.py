@@ -1,8 +1,8 @@
 """Experiments: their arms, the assignment of users, and an operator's operations.
 
-The assignment is a pure function of the experiments and the user id (or the visitor's), so every gateway, every reader
-of the log and a notebook compute the same arm. The state is one value; each operation returns the next one or raises.
-Kafka and processes are not known here; `services.contracts.topics.experiments` encodes the values.
+The assignment is a pure function of the experiments, the request's context and the id of the user or visitor, so every
+gateway, every reader of the log and a notebook compute the same arm. The state is one value; each operation returns the
+next one or raises. `services.contracts.topics.experiments` encodes the values for Kafka.
 """
 
 import math
@@ -22,7 +22,7 @@ _WHOLE = 1.0
 MAX_EXPERIMENTS, MAX_ARMS, MAX_RULES = 64, 8, 8
 # The entry of a request's context that identifies a visitor without a user id.
 VISITOR = "visitor"
-# The context's `surface` of the console's looks: results do not count them.
+# The context's `surface` in the console's requests, which results do not count.
 CONSOLE = "console"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _ROUNDING = 1e-9
@@ -31,7 +31,7 @@ _SETTINGS = ("version_set", "rules", "diversity", "max_per_category", "new_item_
 
 
 class State(IntEnum):
-    """The numbers are the wire's."""
+    """An experiment's state, numbered as in `freshet.v1.Experiment.State`."""
 
     CREATED = 1
     RUNNING = 2
@@ -53,7 +53,7 @@ class Arm:
 
     @property
     def has_settings(self) -> bool:
-        """Whether the gateway changes a request for it; another version set changes none."""
+        """Whether the gateway changes the arm's requests; a version set alone changes none."""
         return bool(self.rules or self.diversity or self.max_per_category) or (
             self.new_item_share is not None or self.max_gap is not None
         )
@@ -105,8 +105,8 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """A user's arm of an experiment. `arm` is None for an interleaved one, where both arms make the answer. A tester
-    chose a forced one; results do not count it.
+    """A user's arm of an experiment. arm: None for an interleaved experiment, whose answers come from both arms.
+    is_forced: a tester chose the arm; results do not count the answer.
     """
 
     experiment: Experiment
@@ -162,7 +162,7 @@ class Experiments(Revised):
         return tuple(chosen.values())
 
     def created(self, new: Experiment) -> "Experiments":
-        """Add an experiment on the layer's first free users. Raises: InvalidRequest, PreconditionFailed."""
+        """Add an experiment with the layer's first free share of users. Raises: InvalidRequest, PreconditionFailed."""
         check(new)
         if new.name in self.experiments:
             raise PreconditionFailed(f"experiment {new.name!r} exists: take another name; a result belongs to one name")

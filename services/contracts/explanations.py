@@ -1,6 +1,6 @@
 """The sources of one item's score: the reranker's part and the votes. Plain values, no Protobuf.
 
-Voters are kinds of interactions with ages; no other user is identified.
+Votes are grouped by type of interaction, with ages, so that no other user is identified.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainedPair:
-    """One term of s: gating weight times cosine, and the share of the model's own component in it."""
+    """One term of s: gating weight times cosine. from_model: the part of it that the model's own components make."""
 
     query_component: int
     item_component: int
@@ -21,7 +21,8 @@ class ExplainedPair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainedScore:
-    """s = from_model + from_interactions, the largest pairs first. model_share: lambda of the item's state.
+    """s = from_model + from_interactions. pairs: largest contribution first. model_share: the model's weight (lambda)
+    in the item's state.
 
     rules: indices of the query's rules that name the item.
     """
@@ -50,9 +51,11 @@ class VotingInteractions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemVotes:
-    """An item's vote, in similarity units, and the remembered interactions in it; the rest is from item neighbours.
+    """An item's vote, in similarity units. voters: its part from remembered interactions; the rest is from item
+    neighbours.
 
-    Without a memory there are no neighbours. model_share: lambda of the votes, 1 without memory and neighbours.
+    num_neighbours: number of remembered interactions that were searched for, 0 without a memory. model_share: the
+    model's weight (lambda) against the vote, 1 without a memory and item neighbours.
     """
 
     vote: float

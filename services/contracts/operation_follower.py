@@ -62,8 +62,9 @@ class OperationFollower(TopicFollower, Generic[S]):
         self._handed_over: Operation[S] | None = None
 
     def take(self, records: Sequence[SourceRecord], ends: Mapping[str, int]) -> None:
-        """Apply the operations, and pass the newest state on after all were read. Raises: errors of `changed`; the
-        state is then passed on again.
+        """Apply the operations; once the topic's end is reached, pass on the newest state.
+
+        Raises: errors of `changed`; the state is then passed on again.
         """
         void = self._counted.void
         self._counted.take(records)
@@ -75,11 +76,11 @@ class OperationFollower(TopicFollower, Generic[S]):
             self.caught_up()
 
     def drop(self, topic: str) -> None:
-        """Start again at the first operation; until there is one, the state passed on stays in force."""
+        """Start again without operations; until the first one, the state that was passed on stays in force."""
         self._counted = Counted(self._of.decode)
 
     def caught_up(self) -> None:
-        """Pass a new state on."""
+        """Pass on the newest state if it is new."""
         made = self._counted.last
         if made is not None and made is not self._handed_over:
             log.info("operation", topic=self._of.name, revision=made.after.revision, operation=made.operation)

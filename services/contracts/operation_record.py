@@ -41,7 +41,7 @@ class Control(Generic[S]):
     def write(self, after: S, operation: str, operator: str = "") -> S:
         """Write the next record. operator: "" for the user of this process.
 
-        Raises: Conflict if another operator's came first; DependencyUnavailable if it was not written; NotKnown.
+        Raises: Conflict if another operation came first; DependencyUnavailable if the record was not written; NotKnown.
         """
         made = Operation(
             after=after,
@@ -54,7 +54,7 @@ class Control(Generic[S]):
         try:
             producer.send_many([Record(self._of.name, b"", self._of.encode(made), partition=0)])
         except DependencyUnavailable as exc:
-            failure = exc  # Kafka may still have it
+            failure = exc  # Kafka may have written it nevertheless
         finally:
             producer.close(timeout_s=1.0)
         done = self._read_after(operation)

@@ -1,8 +1,8 @@
 """Topics of operators' operations: each record has the whole state after one operation.
 
 A record is valid if its revision follows that of the last valid record. So if two operators act at once, every reader
-accepts the first one. For this the topic is never compacted; it gets a few records a week. The topics' modules define
-states and encodings.
+accepts the first record. This needs every record: the topic is never compacted; it gets a few records a week. The
+topics' modules define states and encodings.
 """
 
 from collections.abc import Callable, Iterable

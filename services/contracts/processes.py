@@ -1,7 +1,7 @@
 """Freshet's processes, one row each, shared by the launcher, the commands, compose and Prometheus.
 
-docker-compose.yml and deploy/dashboards/prometheus.yml repeat parts of it; tests/contract compares them. Kafka, Redis,
-the inference server and the inside of a process are not known here.
+docker-compose.yml and deploy/dashboards/prometheus.yml repeat parts of it; tests/contract compares them. The table does
+not describe Kafka, Redis, the inference server or the inside of a process.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from types import MappingProxyType
 FULL_CPU_SHARES = 1024  # Docker's default weight of a container
 HTTP_STEP = 30  # from a process' gRPC port to its HTTP port
 BUNDLE, TEXT, CHECKPOINTS = "/bundle", "/text", "/var/lib/freshet/refresher"
-# In containers: digests of API keys, for the gateway; secrets, for the encoder process and people.
+# Folders in containers. KEYS: digests of API keys, for the gateway. SECRETS: for the encoder process and operators.
 KEYS, SECRETS = "/var/lib/freshet/keys", "/var/lib/freshet/secrets"
 
 
@@ -20,10 +20,10 @@ class Process:
     """One process.
 
     memory_mb: resident MiB at most, on the CPU, with a bundle of a few megabytes and no load.
-    holds: a file of the bundle or text bundle -> most multiples of its bytes in memory.
+    holds: a file of the bundle or text bundle -> at most so many times its bytes are in memory.
     options: a setting -> additional MiB if it is not empty.
-    extra: of pyproject.toml's optional dependencies, and the image's target in deploy/Dockerfile.
-    needs: what has to start before it -> whether that has to be healthy.
+    extra: name of its optional dependencies in pyproject.toml, and of the image's target in deploy/Dockerfile.
+    needs: a process or service that has to start before it -> whether that has to be healthy.
     state: folders that it reads or writes, as mounted in a container.
     has_http: whether it also serves JSON over HTTP.
     lag: a description of a freshness metric -> the histogram's name.
@@ -79,7 +79,7 @@ _ROWS = (
     Process(
         name="encoder",
         port=50051,
-        # 256 of them cache keys and values of recent users (FRESHET_ENCODER_CACHE_MIB).
+        # 256 MiB of these cache keys and values of recent users (FRESHET_ENCODER_CACHE_MIB).
         memory_mb=440,
         extra="encode",
         holds={"encoder.onnx": 3},
@@ -94,9 +94,9 @@ _ROWS = (
         extra="serve",
         # Callers wait for answers, not for deltas.
         cpu_shares=FULL_CPU_SHARES // 8,
-        # The bundle's states, and sums of every item in twice their bytes.
+        # The bundle's states, and every item's sums, which take twice as many bytes.
         holds={"item_states.safetensors": 3},
-        # PyTorch 500, MiniLM's weights 95, the fit on 3,000 titles 100.
+        # MiB: PyTorch 500, MiniLM's weights 95, the fit on 3,000 titles 100.
         options={"FRESHET_REFRESHER_TEXT_ENCODER": 700},
         needs={"kafka": True, "redis": True},
         state=(BUNDLE, CHECKPOINTS),
@@ -121,10 +121,10 @@ _ROWS = (
     Process(
         name="generator",
         port=50055,
-        # 165 measured with the demo's bundle and no text bundle.
+        # Measured with the demo's bundle and no text bundle: 165 MiB.
         memory_mb=300,
         extra="generate",
-        # Of a text bundle; most of its phrases is memory-mapped.
+        # Files of a text bundle; most of `phrases` is memory-mapped.
         holds={
             "text_mol/item_states.safetensors": 3,
             "text_mol/encoder.onnx": 1,
@@ -152,7 +152,7 @@ _ROWS = (
     ),
 )
 PROCESSES: Mapping[str, Process] = MappingProxyType({row.name: row for row in _ROWS})
-# Part -> what does not work while it is unavailable.
+# Part -> the effect while it is unavailable.
 EFFECTS: Mapping[str, str] = {
     "kafka": "nothing can be written, and nothing gets newer",
     "redis": "everybody gets popular items, and the stream waits",

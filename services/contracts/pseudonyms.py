@@ -14,14 +14,12 @@ class PseudonymSettings(ProcessSettings):
     """Settings of a process that writes pseudonyms."""
 
     # Key of the hash that replaces user ids in attributions, search clicks and exposures. Keep it secret. On a change,
-    # add
-    # the old one to the encoder's earlier keys until `freshet backfill-attributions --rekey` has run; otherwise records
-    # under
-    # the old key are not found.
+    # add the old key to the encoder's earlier keys until `freshet backfill-attributions --rekey` has run; otherwise
+    # records under the old key are not found.
     pseudonym_key: SecretStr = Field(
         default=SecretStr(DEVELOPMENT_PSEUDONYM_KEY), validation_alias="FRESHET_PSEUDONYM_KEY"
     )
-    # A file with the key, if the variable is not set.
+    # A file with the key, used if FRESHET_PSEUDONYM_KEY is not set.
     pseudonym_key_file: Path | None = Field(default=None, validation_alias="FRESHET_PSEUDONYM_KEY_FILE")
 
     @field_validator("pseudonym_key")

@@ -1,6 +1,6 @@
 """A user's query state as bytes, the same in Redis, on the stream and between processes, and as a Protobuf message.
 
-Scorers convert it to arrays (`unpacked`); everything else passes the bytes on. The numbers' meaning is not known here.
+Scorers convert it to arrays (`unpacked`); everything else passes the bytes on.
 
 Letters: P_q query components, P component pairs, d component width.
 """
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class PackedQueryState:
     """Half-precision little-endian bytes: components row-major (P_q, d), gate (P,) or empty for a plain dot product.
 
-    model_version: of the model that made it; it compares only with item states of the same version. Nothing is checked.
+    model_version: the model that made the state, which matches item states of that model only. Nothing is checked.
     """
 
     model_version: str

@@ -1,4 +1,4 @@
-"""Read a partition from its end backwards, within limits of bytes and time, for people who look."""
+"""Read a partition backwards from its end, within limits of bytes and time, for requests of people."""
 
 import time
 from collections.abc import Iterator
@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from services.platform.stream.ports import Reader
 from services.platform.stream.record import SourceRecord
 
-# Records of a block, and how long one poll waits.
+# Records of a block, and a poll's longest wait (milliseconds).
 _BLOCK, _POLL_MS = 500, 200
 
 
 class Backwards:
     """The newest records of one partition, in blocks; iterate once.
 
-    max_bytes: of keys and values; the block that exceeds it is the last one. max_s: seconds in all. After the
-    iteration, `is_complete` is whether everything up to the partition's first record was read.
+    max_bytes: limit of the bytes of keys and values; the block that exceeds it is the last one. max_s: limit of the
+    total time. is_complete: after the iteration, whether all records back to the partition's first one were read.
     """
 
     def __init__(self, reader: Reader, partition: int, *, topic: str = "", max_bytes: int, max_s: float) -> None:
@@ -35,7 +35,7 @@ class Backwards:
             start = max(first, end - _BLOCK)
             self._reader.assign({partition: start}, self._topic)
             block: list[SourceRecord] = []
-            # Compaction and transactions leave gaps, so the position, not a count, says that the block is read.
+            # Compaction and transactions leave gaps, so the position, not a count, shows the end of the block.
             while self._reader.positions(self._topic)[partition] < end:
                 if time.monotonic() > deadline:
                     return

@@ -1,7 +1,7 @@
 """Records that retract interactions, and the rule of what they cover.
 
 An `Undo` retracts one interaction, a `ForgetUpTo` all of a user up to positions of `interactions`. The order does not
-matter: what they cover is void also if it arrives later. Positions map partition to offset; an absent partition, and
+matter: a covered record is void even if it arrives later. Positions map partition to offset; an absent partition, and
 offset -1, cover nothing. Both kinds are written to `attributions` and `search-clicks`.
 """
 
@@ -65,7 +65,7 @@ def covers(one: UpTo, other: UpTo) -> bool:
 
 
 def furthest(one: UpTo, other: UpTo) -> dict[int, int]:
-    """Return the positions that cover exactly what either covers."""
+    """Return the positions that cover exactly the records that `one` or `other` covers."""
     return {partition: max(one.get(partition, -1), other.get(partition, -1)) for partition in one.keys() | other.keys()}
 
 

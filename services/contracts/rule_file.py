@@ -33,7 +33,7 @@ def read_rules(path: Path) -> list[common_pb2.Rule]:
 
 
 def parse_rules(where: str, written: str) -> list[common_pb2.Rule]:
-    """Return the rules of a file's text; raises as `read_rules`, `where` for the file."""
+    """Return the rules of a file's text. where: the file's name in errors. Raises: InvalidRequest as `read_rules`."""
     try:
         content = yaml.safe_load(written)
     except (yaml.YAMLError, RecursionError) as exc:
@@ -51,7 +51,7 @@ def rules_from(where: str, raw: Any) -> list[common_pb2.Rule]:
 
 
 def rules_text(rules: Iterable[common_pb2.Rule]) -> str:
-    """Return the text of a file with these rules."""
+    """Return these rules as a file's text, the inverse of `parse_rules`."""
     plain = []
     for rule in rules:
         lists = {"item_ids": [*rule.item_ids], "categories": [*rule.categories]}
@@ -63,7 +63,7 @@ def rules_text(rules: Iterable[common_pb2.Rule]) -> str:
 
 
 def where_text(message: common_pb2.AttributeCondition) -> str:
-    """Return a condition as it stands in a file."""
+    """Return a condition as a file has it."""
     values = [read_value(one, "value") for one in message.values]
     return condition_text(message.name, COMPARISONS[message.comparison], values)
 

@@ -14,7 +14,7 @@ from services.platform.errors import PreconditionFailed
 class StoredEvent(NamedTuple):
     """One event of a history. Order: (event_time_ms, partition, offset). id_hash: see `hash_event_id`.
 
-    type, value, exposure_id: of the interaction.
+    type, value, exposure_id: those of the interaction.
     """
 
     event_time_ms: int
@@ -30,8 +30,8 @@ class StoredEvent(NamedTuple):
 class RecentId(NamedTuple):
     """A recent event id (hashed), its record's position, and the record's outcome.
 
-    outcome: the writer's code (0-255), so that a redelivered record is counted as the first time. item_id: of an
-    interaction that counts, to undo it after it left the history; else "".
+    outcome: the writer's code (0-255), so that a redelivered record has the same outcome. item_id: the item of an
+    interaction that counts, so that it can be undone after it left the history; else "".
     """
 
     id_hash: int
@@ -42,8 +42,8 @@ class RecentId(NamedTuple):
 
 
 class PackedHistory(NamedTuple):
-    """A user as stored, not decoded. events, recent: `HistoryEvents` and `RecentIds`, serialised. seen_times_ms: the
-    newest event time of each seen item (joined with NUL); the first one, then differences.
+    """A user's stored history, not decoded. events, recent: serialised `HistoryEvents` and `RecentIds`. seen_item_ids:
+    joined with NUL. seen_times_ms: each seen item's newest event time: the first one, then differences.
     """
 
     positions: Mapping[int, int]
@@ -66,7 +66,7 @@ _T = TypeVar("_T")
 
 
 def pack_events(events: Sequence[StoredEvent]) -> bytes:
-    """Return the format's number, then `HistoryEvents`."""
+    """Return a byte with the format's number, then the serialised `HistoryEvents`; b"" for no events."""
     if not events:
         return b""
     data: bytes = events_message(events).SerializeToString()
@@ -100,7 +100,7 @@ def pack_history(
     recent: Sequence[RecentId],
     seen: Mapping[str, int],
 ) -> PackedHistory:
-    """Return a user as the store dumps it."""
+    """Return a user's history as the state store's `dump` returns it."""
     columns: bytes = events_message(events).SerializeToString()
     return PackedHistory(positions, forgotten, columns, pack_recent(recent), *pack_seen(seen))
 

@@ -1,7 +1,7 @@
 """The reading port over Kafka: assigned partitions, no group membership; the caller tracks progress.
 
-kafka-python hides a lost broker from `poll` (it returns nothing and reconnects), so silence is normal here. Calls that
-need an answer raise DependencyUnavailable after a few seconds. The broker stores committed progress and the
+kafka-python hides a lost broker from `poll` (it returns nothing and reconnects), so an empty poll is no error. Calls
+that need an answer raise DependencyUnavailable after a few seconds. The broker stores committed progress and the
 dead-lettered offset under the reader's group.
 """
 
@@ -50,12 +50,12 @@ class TopicReader:
         dead_letters: BulkProducer | None = None,
         connect: Callable[..., KafkaConsumer] = build_consumer,
     ) -> None:
-        """partitions: of every topic; None: all. makes_topics: create missing topics with these replicas; None: wait
-        for them.
+        """partitions: those to read of every topic; None: all. makes_topics: create missing topics with these replicas;
+        None: wait for them.
 
         window_ms: how long the broker gathers records before it answers. rest_ms: how long it waits for the first one;
-        another request (`bounds`, for example) waits for that answer on its connection. pause_ms: how long records may
-        gather after a read, so that a busy stream takes few turns; the first one after a silence is read at once.
+        another request on that connection (`bounds`, for example) waits for the answer. pause_ms: pause before the next
+        read of a busy stream, so that records gather; after an empty read, the next record is read at once.
         dead_letters: closed with the reader.
         """
         self._bootstrap, self._topics = bootstrap, topics
@@ -104,7 +104,7 @@ class TopicReader:
         return {tp.partition: (firsts[tp], ends[tp]) for tp in wanted}
 
     def offset_at(self, partition: int, time_ms: int) -> int | None:
-        """Return the offset of the first topic's first record that was written at this time or later; None without."""
+        """Return the offset of the first topic's first record written at this time or later; None if there is none."""
         place = TopicPartition(self._topics[0], partition)
         with self._errors() as consumer:
             found = consumer.offsets_for_times({place: time_ms})[place]
@@ -126,12 +126,12 @@ class TopicReader:
                 batches = consumer.poll(timeout_ms=_ASIDE_MS, max_records=1)
                 for tp, batch in batches.items():
                     offset = wanted.pop(tp, -1)
-                    # If the record is missing, Kafka returns the next one, or the topic's first beyond its end.
+                    # If the record is missing, Kafka returns the next one, or beyond the topic's end the first one.
                     if offset >= 0 and batch[0].offset == offset:
                         found[tp.partition] = _record(tp, batch[0])
                     consumer.pause(tp)
                 if not batches and asks:
-                    # Perhaps no record follows: polls do not distinguish an end from a slow broker.
+                    # An empty poll may mean the topic's end or a slow broker: the end offsets tell which.
                     ends, asks = consumer.end_offsets(list(wanted)), False
                     wanted = {tp: offset for tp, offset in wanted.items() if offset < ends[tp]}
                 if wanted and time.monotonic() > deadline:

@@ -1,8 +1,7 @@
 """Version sets: the models, the assignment of users, and an operator's operations.
 
 A set is a bundle and the processes that serve it. The state is one value; each operation returns the next one or
-raises.
-Pure: Kafka, bundles and processes are not known here. `services.contracts.topics.version_sets` encodes the values.
+raises. Pure: no access to Kafka, bundles or processes. `services.contracts.topics.version_sets` encodes the values.
 """
 
 import hashlib
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 from services.contracts.operations import Revised
 from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
 
-# The serving set and one more, because of the memory of each.
+# The serving set and one more: each set takes memory.
 MAX_SETS = 2
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _BITS = 53  # of a double's mantissa
@@ -21,9 +20,9 @@ _BITS = 53  # of a double's mantissa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionSet:
-    """A model by its bundle's folder, as seen by every process that loads it, and the processes that serve it.
+    """A model and the processes that serve it. bundle: its folder, by a path valid in every process that loads it.
 
-    Addresses are host:port; "": the gateway's configured ones.
+    Addresses are host:port; "" stands for the gateway's configured ones.
     """
 
     name: str
@@ -45,8 +44,8 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionSets(Revised):
-    """All sets. before: the serving set before the last promotion, "" for none. salt: of the hash that chooses the
-    canary's users.
+    """All sets. before: the set that served before the last promotion, or "". salt: the salt of the hash that chooses
+    the canary's users.
     """
 
     sets: Mapping[str, VersionSet]
@@ -95,8 +94,8 @@ class VersionSets(Revised):
         return self._next(shadow=self._share_of(name, share))
 
     def canaried(self, name: str, share: float, salt: str) -> "VersionSets":
-        """Serve this share of users by the set; 0 ends it. A continued canary retains its salt, so its users change
-        only by the difference. Raises: as `shadowed`.
+        """Serve this share of users by the set; 0 ends it. A set that is the canary already keeps its salt, so a new
+        share adds or removes only the difference in users. Raises: as `shadowed`.
         """
         chosen = self._share_of(name, share)
         goes_on = self.canary is not None and self.canary.name == name

@@ -1,6 +1,6 @@
 """Convert filters, rules, certificates, freshness and explanations to Protobuf messages and back.
 
-Only this module converts them. Values are those of `services.algorithms`; the gateway checks a request's limits.
+Only this module converts them. The gateway checks a request's limits.
 """
 
 from collections.abc import Iterable, Sequence
@@ -68,7 +68,7 @@ def rules_of(messages: Iterable[common_pb2.Rule]) -> tuple[Rule, ...]:
 
 
 def rule_of(message: common_pb2.Rule, name: str) -> Rule:
-    """Return a rule. name: of its field in errors. Raises: InvalidRequest with the field below it."""
+    """Return a rule. name: the rule's field in errors. Raises: InvalidRequest with the field below it."""
     which = ItemFilter(
         exclude_seen=False,
         allow_item_ids=tuple(message.item_ids),
@@ -94,7 +94,7 @@ def rule_message(rule: Rule) -> common_pb2.Rule:
 
 
 def certificate_message(certificate: Certificate) -> common_pb2.Certificate:
-    """A gap of 0 is proven exact; None is an estimate."""
+    """Return a certificate's message. A gap of 0 means proven exact; None means an estimate."""
     return common_pb2.Certificate(kind=f"KIND_{certificate.kind.upper()}", gap=certificate.gap)
 
 

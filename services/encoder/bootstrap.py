@@ -57,7 +57,7 @@ log = structlog.get_logger()
 # The generated stubs have no types.
 _add_servicer: Any = encoder_pb2_grpc.add_EncoderServiceServicer_to_server
 
-# The broker answers at once when a forget arrives, and otherwise after this time.
+# Timeout of Redis calls for `DescribeUser`.
 DESCRIBE_TIMEOUT_S = 1.0
 # The broker gathers events this long before it answers a fetch: the batching window.
 _WINDOW_MS = 20
@@ -203,7 +203,7 @@ def make_stream(
     """Assemble the stream with the own model; `set_others` adds others. health: set when the stream is ready."""
     outbox = KafkaOutbox(BulkProducer(settings.kafka, client_id="freshet-encoder"), tracing=tracing)
     vocabulary, keys, forgotten = own.vocabulary, pseudonym_keys(settings), Forgotten()
-    # A second reader: lost users' records are read from the beginning.
+    # A second reader of `interactions`, since restoring a lost user reads it from the beginning.
     log_again = _reader(settings, INTERACTIONS, "-restore", max_poll_records=10_000)
     histories = _reader(settings, HISTORIES, "-histories", max_poll_records=2_000)
     keep = WriteHistories(

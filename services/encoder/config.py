@@ -7,7 +7,7 @@ from pydantic import Field, SecretStr, field_validator
 from services.contracts.pseudonyms import PseudonymSettings
 from services.user_state.values import DEFAULT_MAX_SEEN, DEFAULT_TTL_SECONDS
 
-# So that a user's joined pseudonyms fit into an id.
+# With at most this many, a user's joined pseudonyms fit into an id.
 MAX_EARLIER_KEYS = 2
 MAX_SEEN = 19_000
 
@@ -27,9 +27,8 @@ class EncoderSettings(PseudonymSettings):
     )
     # Cache of recent users' keys and values; a full window of 8 blocks at L = 200 has 640 kB.
     cache_mib: int = Field(default=256, ge=0, le=1_000_000, validation_alias="FRESHET_ENCODER_CACHE_MIB")
-    # Least time between two rounds of writing changed histories. A longer time costs less per event, and restoring a
-    # lost
-    # user reads more of the log.
+    # Minimum time between two rounds of writing changed histories. With a longer time each event costs less, but
+    # restoring a lost user reads more of the log.
     history_every_s: float = Field(default=120.0, ge=0.1, le=3600, validation_alias="FRESHET_ENCODER_HISTORY_EVERY_S")
     # Limits of data per user.
     user_ttl_seconds: int = Field(
@@ -39,7 +38,7 @@ class EncoderSettings(PseudonymSettings):
     max_seen_items: int = Field(
         default=DEFAULT_MAX_SEEN, ge=1, le=MAX_SEEN, validation_alias="FRESHET_ENCODER_MAX_SEEN_ITEMS"
     )
-    # Half-life of an event in the popularity of items. A change clears the popularity.
+    # Half-life of an event in the popularity of items. A change of this setting clears the popularity.
     popularity_half_life_hours: float = Field(
         default=7 * 24, ge=0.1, le=10 * 365 * 24, validation_alias="FRESHET_ENCODER_POPULARITY_HALF_LIFE_HOURS"
     )

@@ -1,6 +1,7 @@
 """The thread that applies the stream: acquire partitions, forget, poll, apply, commit; resynchronise after a failure.
 
-It is separate from the event loop, so that gRPC answers during a batch. `handlers/apply_records.py` applies records.
+It is separate from the event loop, so that gRPC calls are answered during a batch. `handlers/apply_records.py` applies
+records.
 """
 
 import time
@@ -39,7 +40,7 @@ class ConsumerLimits:
     max_backoff_s: float = 1.0
     commit_every_s: float = 1.0
     check_every_s: float = 1.0
-    # A scan of all users, a microsecond of Redis each. Evictions trigger a scan at once.
+    # A scan takes a microsecond of Redis per user. Evictions trigger a scan at once.
     look_for_lost_every_s: float = 60.0
     lag_every_s: float = 1.0
 
@@ -53,7 +54,7 @@ class _Shared:
         self._partitions: list[int] | None = None
 
     def follow(self) -> bool:
-        """Release surplus leases and assign the leased partitions; between two turns none is in use.
+        """Release surplus leases and assign the leased partitions. Call it between turns, when no partition is in use.
 
         Returns True if the assignment changed. `resync` then sets the offsets.
         """
@@ -111,7 +112,7 @@ class Consumer(Follower):
         self._stream, self._shared = stream, _Shared(stream, leases)
         self._handler, self._forgets, self._metrics, self._limits = handler, forgets, metrics, limits
         metrics.watch_turns(self.turns)
-        # False while poll position and store may differ, also after an error: the next turn then starts with a resync.
+        # False while the poll position may differ from the store's, also after an error: the next turn then resyncs.
         self._in_step = False
         # During an import only the import writes users.
         self._is_paused = False
@@ -119,7 +120,7 @@ class Consumer(Follower):
         self._committed: dict[int, int] = {}
         self._commit_due, self._check_due = Due(limits.commit_every_s), Due(limits.check_every_s)
         self._look_due = Due(limits.look_for_lost_every_s)
-        # By partition, so that one with rare records is checked before they are applied.
+        # Per partition, so that a partition with rare records is also checked before they are applied.
         self._next_log_check: dict[int, float] = {}
 
     def finish(self) -> None:
@@ -188,7 +189,7 @@ class Consumer(Follower):
         self._metrics.tails_lost.inc(progress.tails_lost - lost_before)
         self._is_paused = progress.is_paused()
         if not self._is_paused:
-            # A log that passed as the same may still have lost records that a forget names.
+            # `resync` found the same log, but it may have lost records that a forget names.
             ends = progress.unknown_logs(self._stream.end_offsets())
             self._metrics.forgets.inc(self._forgets.resync(progress.epoch, ends, progress.watermarks.keys()))
         self._in_step = True
@@ -219,7 +220,7 @@ class Consumer(Follower):
         return total
 
     def _check_store(self, now: float) -> None:
-        """Detect an emptied store, lost users and an import; during an import nothing is polled."""
+        """Detect an emptied store, lost users and an import. During an import the stream is not polled."""
         was_paused, progress = self._is_paused, self._handler.progress
         with self._stepping():
             self._is_paused = progress.is_paused()
@@ -234,7 +235,7 @@ class Consumer(Follower):
             log.info("stream_held" if self._is_paused else "stream_released", watermarks=progress.watermarks)
 
     def _check_log(self, now: float, records: Sequence[SourceRecord]) -> None:
-        """Check, before records are applied, that the topic is the same. An idle stream checks nothing."""
+        """Check, before records are applied, that the topic was not recreated. An idle stream is not checked."""
         partitions = {record.partition for record in records}
         if all(now < self._next_log_check.get(partition, 0.0) for partition in partitions):
             return

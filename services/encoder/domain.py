@@ -15,8 +15,9 @@ from services.user_state.values import UserHistory
 
 @dataclass(frozen=True, slots=True)
 class EncodeJob:
-    """One sequence for the model. Shapes: item_index (n,) dense, with its action if the model reads actions
-    (`algorithms.encoding.actions`), event_time (n,) seconds, oldest first.
+    """One sequence for the model. Shapes: item_index (n,), event_time (n,) in seconds, oldest first.
+
+    item_index: dense indices; combined with the actions if the model reads them (`algorithms.encoding.actions`).
 
     positions: the M positions (increasing, below n) whose states are wanted. user_index: -1 if unknown to training.
     cache_key: 0 or more if the user's next sequence will likely begin like this one; None: do not cache.

@@ -55,7 +55,7 @@ class Vocabulary:
 
 
 def rows_of(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> npt.NDArray[np.int64]:
-    """Return each event's row (n,), item and action; UNKNOWN for items and event types that the encoder ignores."""
+    """Return each event's row (n,), which combines item and action; UNKNOWN if the encoder ignores either."""
     get = vocabulary.item_index.get
     numbers = [get(event[4], UNKNOWN) for event in events]
     if vocabulary.num_item_buckets and (vocabulary.untrained or UNKNOWN in numbers):
@@ -72,8 +72,8 @@ def rows_of(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> npt.NDArra
 
 
 def cache_key(user_id: str) -> int:
-    """Return a user's key in the encoders' caches, 63 bits. A cache entry is compared with the job, so a collision
-    costs time and never gives a wrong state.
+    """Return a user's key in the encoders' caches, 63 bits. The cache compares an entry with the job, so a collision
+    costs time, but never results in a wrong state.
     """
     return int.from_bytes(blake2b(user_id.encode(), digest_size=8, person=b"encoder-cache").digest(), "little") >> 1
 
@@ -121,7 +121,7 @@ def encode_job(
 def user_state(
     vocabulary: Vocabulary, states: EncodedStates, row: int, events: Sequence[StoredEvent]
 ) -> PackedQueryState:
-    """Return the state after `events` for retrieval: the encoder's, moved away from rejected items."""
+    """Return the state after `events` for retrieval: the encoder's state, moved away from rejected items."""
     against = _turned_down(vocabulary, events) if vocabulary.aversion is not None else {}
     if vocabulary.aversion is not None and against:
         gate = None if states.gate is None else states.gate[row]
@@ -142,7 +142,7 @@ def attributed_state(
 
 
 def _turned_down(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> dict[int, float]:
-    """Return rows of items that recent events reject, with weights. An item's newest event counts."""
+    """Return the rows of items that recent events reject, with weights. Only an item's newest event counts."""
     schema, found, spoken = vocabulary.schema, dict[int, float](), set[str]()
     if not any(event.type in schema.can_speak_against for event in events[-WINDOW:]):
         return found

@@ -22,7 +22,7 @@ class _CacheCollector(Collector):
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        """Hit rate = hit / (hit + miss); work left = encoded / (reused + encoded)."""
+        """Yield the metrics. Hit rate = hit / (hit + miss); remaining work = encoded / (reused + encoded)."""
         counts = self._counts()
         for name, text, outcomes in (
             (
@@ -44,7 +44,7 @@ class _CacheCollector(Collector):
 
 
 class EncoderMetrics:
-    """Label values are few and known, apart from partitions and the first event types unknown to the schema."""
+    """Labels have few, fixed values, except partitions and the first event types that the schema does not name."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._figures = figures = Figures(registry)

@@ -67,7 +67,7 @@ class Models:
             self._close(left)
 
     def _opened(self, one: VersionSet) -> Model:
-        """Raises: BundleError; ValueError for a model that does not fit the own one."""
+        """Open a set's model. Raises: BundleError; ValueError for a model that does not fit the own one."""
         model, own = self._open(Path(one.bundle)), self.own.vocabulary
         found = model.vocabulary
         for what, theirs, wanted in (

@@ -1,4 +1,4 @@
-"""A batch's changes of item popularity per partition: pure functions of users' events before and after it."""
+"""Compute a batch's changes of item popularity per partition from users' events before and after it. Pure functions."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,15 +12,15 @@ from services.platform.stream.position import Position
 from services.user_state.merging import Outcome
 from services.user_state.values import PopularityStep
 
-# Outcomes that count. A late event does not: the user's earlier events with the item are unknown.
+# Outcomes that change popularity. A late event does not: the user's earlier events with the item are unknown.
 _TAKEN = (Outcome.APPLIED, Outcome.KEPT_OUT, Outcome.KEPT_OUT_UNSEEN)
 
 
 def popularity_steps(work: Iterable[UserWork], schema: EventSchema, half_life_s: float) -> dict[int, PopularityStep]:
     """Return each partition's added and removed levels.
 
-    Of a user's events with an item, the strongest in the window and the recent ids counts. An undone event is
-    subtracted if the window still had it; otherwise it fades.
+    Of a user's events with an item, only the strongest one in the window and the recent ids counts. An undone event is
+    subtracted if the window still had it; otherwise it stays and decays.
     """
     made: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
     for user in work:
@@ -34,7 +34,7 @@ def popularity_steps(work: Iterable[UserWork], schema: EventSchema, half_life_s:
 def _add_user(
     made: dict[int, tuple[dict[str, float], dict[str, float]]], user: UserWork, schema: EventSchema, half_life_s: float
 ) -> None:
-    # Redelivered records are stored already: the events before the batch have lower offsets.
+    # The history may include redelivered records: only events with lower offsets were there before the batch.
     first = {arrival.partition: arrival.offset for arrival in reversed(user.arrivals)}
     items = {arrival.interaction.item_id for arrival in user.arrivals}
     items.update(undone.item_id for undone in user.merged.undone.values())

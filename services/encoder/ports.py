@@ -1,4 +1,4 @@
-"""Ports of the encoder process, besides topic readers and the state store: other topics, the model.
+"""Ports of the encoder process: other topics, the model. Topic readers and the state store have their own ports.
 
 Each has a real and an in-memory adapter. All raise the errors of `services.platform.errors`. All are synchronous,
 except `UserReader`: the consumer has its own thread, and on-demand encoding runs in the batcher's worker thread.
@@ -25,8 +25,8 @@ class Outbox(Protocol):
         dead_letters: Sequence[DeadLetter],
         clicks: Sequence[ClickRecord] = (),
     ) -> None:
-        """Write all records, in order per item; clicks in the order given; a voided user to every partition of
-        attributions.
+        """Write all records: attributions in order per item, a forget (`ForgetUpTo`) to every partition of
+        `attributions`, and clicks in the order given.
         """
 
     def close(self) -> None:

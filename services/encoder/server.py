@@ -1,4 +1,4 @@
-"""EncoderService: the gRPC edge. Protobuf stops here."""
+"""EncoderService over gRPC. Only this module of the process converts its Protobuf messages."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""The gateway's settings: shared ones, its peers, sizes and times of Recommend and Search, API keys."""
+"""The gateway's settings: shared ones, its peers, limits and preferences of answers, API keys."""
 
 from pathlib import Path
 from typing import ClassVar, Self
@@ -14,7 +14,7 @@ from services.platform.transport import check_address, check_replicas
 
 
 def shard_addresses(value: str) -> list[str]:
-    """Return the addresses of a catalogue's shards, in order. Raises: ValueError with the shard."""
+    """Return the addresses of a catalogue's shards, in order. Raises: ValueError that names the shard."""
     found: list[str] = []
     for number, part in enumerate(value.split(";")):
         if not part.strip():
@@ -30,7 +30,7 @@ def shard_addresses(value: str) -> list[str]:
 
 
 class GatewaySettings(PseudonymSettings):
-    """Each field names its variable; times are milliseconds."""
+    """A field's alias is its environment variable; a time's unit ends the field's name."""
 
     asks_client_certificates: ClassVar[bool] = False
 
@@ -39,17 +39,17 @@ class GatewaySettings(PseudonymSettings):
     http_port: int | None = Field(default=None, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_HTTP_PORT")
     # Allowed origins of browser pages, exact, separated by commas. Empty: none.
     origins: str = Field(default="", validation_alias="FRESHET_GATEWAY_ORIGINS")
-    # For these three: host:port, whose name may resolve to several replicas, or ip:port of each, separated by commas.
+    # The next three: host:port, whose name may resolve to several replicas, or each ip:port, separated by commas.
     encoder_address: str = Field(default="127.0.0.1:50051", validation_alias="FRESHET_ENCODER_ADDRESS")
-    # Of a sharded catalogue: the shards' in order, separated by semicolons.
+    # For a sharded catalogue, the shards' addresses in order, separated by semicolons.
     candidates_address: str = Field(default="127.0.0.1:50052", validation_alias="FRESHET_CANDIDATES_ADDRESS")
     reranker_address: str = Field(default="127.0.0.1:50053", validation_alias="FRESHET_RERANKER_ADDRESS")
     generator_address: str = Field(default="127.0.0.1:50055", validation_alias="FRESHET_GENERATOR_ADDRESS")
-    # Separated by commas: each has some partitions of `attributions`. Only GetFreshness and ForgetUser call them.
+    # Separated by commas; each refresher reads some partitions of `attributions`. Recommend and Search call none.
     refresher_addresses: str = Field(default="127.0.0.1:50054", validation_alias="FRESHET_REFRESHER_ADDRESSES")
-    # For callers without a deadline.
+    # Time for a call without a deadline.
     budget_ms: int = Field(default=2000, ge=10, le=60_000, validation_alias="FRESHET_GATEWAY_BUDGET_MS")
-    # One read of the state store; one call of a peer.
+    # Time limits of one read of the state store, and of one call to a peer.
     state_timeout_ms: int = Field(default=250, ge=1, le=60_000, validation_alias="FRESHET_GATEWAY_STATE_TIMEOUT_MS")
     stage_timeout_ms: int = Field(default=400, ge=1, le=60_000, validation_alias="FRESHET_GATEWAY_STAGE_TIMEOUT_MS")
     # How much one impression lowers its item's score for that user (0: nothing), and its half-life.
@@ -59,7 +59,7 @@ class GatewaySettings(PseudonymSettings):
     impression_half_life_minutes: float = Field(
         default=24 * 60, gt=0, le=30 * 24 * 60, validation_alias="FRESHET_GATEWAY_IMPRESSION_HALF_LIFE_MINUTES"
     )
-    # Standing rules until the first PutRules, a YAML file (docs/guide/rules.md), read at the start. None: none.
+    # A YAML file (docs/guide/rules.md), read at startup: the standing rules until the first PutRules. None: no rules.
     rules: Path | None = Field(default=None, validation_alias="FRESHET_GATEWAY_RULES")
     # Popular items score more for users with fewer items than this (0: for nobody).
     cold_items: int = Field(default=10, ge=0, le=1_000, validation_alias="FRESHET_GATEWAY_COLD_ITEMS")
@@ -69,12 +69,12 @@ class GatewaySettings(PseudonymSettings):
     # Whether answers are written to `exposures`.
     exposures: bool = Field(default=True, validation_alias="FRESHET_GATEWAY_EXPOSURES")
     # Signs tokens that clients return (exposure ids, page tokens): secret, the same in all gateways of an installation.
-    # Empty: a file's, else a random one of this process.
+    # Empty: the key in `signing_key_file`; without a file, a random key of this process.
     signing_key: SecretStr = Field(default=SecretStr(""), validation_alias="FRESHET_GATEWAY_SIGNING_KEY")
     signing_key_file: Path | None = Field(default=None, validation_alias="FRESHET_GATEWAY_SIGNING_KEY_FILE")
     # Permissions of callers (`freshet keys`). None: everyone may call everything, allowed on loopback only.
     api_keys: Path | None = Field(default=None, validation_alias="FRESHET_API_KEYS")
-    # None: stderr.
+    # None: the audit log goes to stderr.
     audit_log: Path | None = Field(default=None, validation_alias="FRESHET_AUDIT_LOG")
 
     @field_validator("generator_address")
@@ -143,7 +143,7 @@ class GatewaySettings(PseudonymSettings):
 
     @property
     def limits(self) -> Limits:
-        """Return these times for the handlers."""
+        """Return the time limits for the handlers."""
         return Limits(
             budget_s=self.budget_ms / 1000,
             state_timeout_s=self.state_timeout_ms / 1000,

@@ -1,7 +1,7 @@
-"""The progress of every part of the system, GetFreshness's answer. Plain values, no Protobuf.
+"""GetFreshness's answer: the progress of every part of the system. Plain values, no Protobuf.
 
-An unavailable offset is UNKNOWN; a part that did not answer is absent, and the report has the degradation that
-Recommend's answers have while that part is unavailable.
+An unavailable offset is UNKNOWN. A part that did not answer is absent; the report then has the degradation that
+Recommend's answers have without that part.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionProgress:
-    """One partition of a topic. applied_offset: the last applied record (-1: none); end_offset: of the next record, so
-    end_offset - 1 - applied_offset records wait.
+    """One partition of a topic. applied_offset: the last applied record's (-1: none). end_offset: the next record's;
+    end_offset - 1 - applied_offset records are not yet applied.
     """
 
     partition: int
@@ -25,7 +25,7 @@ class PartitionProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedIndex:
-    """The present index of candidates or the reranker."""
+    """The index that candidates or the reranker serve now."""
 
     index_version: str
     freshness: IndexFreshness
@@ -34,7 +34,7 @@ class ServedIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemProgress:
-    """What a refresher has of an item. min_users: so many people give a new item a state. reason: why it has none."""
+    """A refresher's data of an item. min_users: users that a new item's state needs. reason: why it has no state."""
 
     num_interactions: int
     num_users: int
@@ -45,8 +45,8 @@ class ItemProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreshnessReport:
-    """The answer. interactions: applied to user states; attributions: folded into item states; a partition without
-    report is left out.
+    """The answer. interactions: progress of applying them to user states. attributions: progress of folding them into
+    item states. A partition without a report is left out.
     """
 
     model_version: str

@@ -25,8 +25,8 @@ _CHECK_S = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetFreshness:
-    """The handler. timeout_s: limit of each part's answer, longer than a stage of Recommend has, since a busy part is
-    not unavailable.
+    """The handler. timeout_s: time limit of each part's answer. It is longer than that of a Recommend stage: a busy
+    part is not unavailable.
     """
 
     ports: Ports
@@ -34,7 +34,7 @@ class GetFreshness:
     timeout_s: float = 1.0
 
     async def __call__(self) -> FreshnessReport:
-        """Return the present positions, versions and degradations."""
+        """Return the current positions, versions and degradations."""
         progress, ends, candidates, reranker, (attributions, all_refreshers) = await asyncio.gather(
             _or_none(self.ports.states.progress()),
             _or_none(self.ports.ends.interactions(self.timeout_s)),

@@ -147,7 +147,7 @@ def answer_message(
 ) -> gateway_pb2.RecommendResponse:
     """Convert an answer. details: of items, if the request wants them."""
     times = answer.stage_times
-    # The numbers are the wire's; the stubs' types want their enum classes, which exist for type checkers only.
+    # Any: the stubs ask for their enum classes, which exist for type checkers only.
     degradations: list[Any] = [int(kind) for kind in answer.degradations]
     message = gateway_pb2.RecommendResponse(
         items=[

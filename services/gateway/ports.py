@@ -33,8 +33,8 @@ class UserStates(Protocol):
     """The user state store (Redis)."""
 
     async def read_user(self, user_id: str, *, with_seen: bool, partition: int | None) -> UserView:
-        """Read in one round trip: state, seen items (if requested), epoch, and a partition's applied watermark: the
-        named one's, else that of the user's home.
+        """Read in one round trip: state, seen items (if requested), epoch, and the applied watermark of `partition`
+        (None: the user's own partition).
         """
 
     async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
@@ -48,11 +48,11 @@ class UserStates(Protocol):
 
 
 class Sessions(Protocol):
-    """Short lists of a user (Redis), which expire. Kinds: those of `services.user_state.layout`."""
+    """Short lists per user (Redis), which expire. `services.user_state.layout` has their kinds."""
 
     async def push(self, kind: str, user_id: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
-        """Prepend an entry. The newest `most` stay; the list expires this long after the last one. False: the user has
-        no history, so nothing is stored.
+        """Prepend an entry, and keep the newest `most`. The list expires `ttl_seconds` after the last push. Returns
+        False if nothing is stored because the user has no history.
         """
 
     async def read(self, user_id: str, wanted: Mapping[str, int]) -> Mapping[str, list[bytes]]:
@@ -60,17 +60,17 @@ class Sessions(Protocol):
 
 
 class Encoder(Protocol):
-    """From histories to query states; it also writes the state store."""
+    """Makes query states of histories. The encoder process also writes the state store."""
 
     async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
         """Return the query state of `history`, oldest first; every event has its time."""
 
     async def describe_user(self, user_id: str, timeout_s: float) -> StoredUser:
-        """Return its and the state store's data of the user, and the offsets of applied forgets."""
+        """Return the user's data in the encoder and the state store, and the offsets of applied forgets."""
 
 
 class Candidates(Protocol):
-    """The search over the catalogue. Item neighbours vote by `seen`."""
+    """The search over the catalogue. Items of `seen` vote for their neighbours."""
 
     async def search(
         self,
@@ -109,7 +109,7 @@ class Candidates(Protocol):
         """Return the votes for the item."""
 
     async def served(self, timeout_s: float) -> ServedIndex:
-        """Return the index of present searches."""
+        """Return the index that searches use now."""
 
 
 class Reranker(Protocol):
@@ -145,7 +145,7 @@ class Reranker(Protocol):
         """
 
     async def served(self, timeout_s: float) -> ServedIndex:
-        """Return the index of present scores."""
+        """Return the index that scores use now."""
 
 
 class TextSources(Protocol):
@@ -171,7 +171,7 @@ class Refreshers(Protocol):
         """Return the data of a user, given as a pseudonym, in each refresher that answers."""
 
     async def item(self, item_id: str, timeout_s: float) -> tuple[Sequence[ItemProgress], bool]:
-        """Return the state of an item in each refresher that answers; one of them at most has interactions."""
+        """Return the item's progress in each refresher that answers; at most one of them has its interactions."""
 
 
 class StreamEnds(Protocol):
@@ -181,7 +181,7 @@ class StreamEnds(Protocol):
         """Return, per partition of `interactions`, the offset of the next record."""
 
     async def attribution_partitions(self, timeout_s: float) -> int:
-        """Return the present number of partitions of `attributions`."""
+        """Return the current number of partitions of `attributions`."""
 
 
 class Log(Protocol[R]):
@@ -192,7 +192,7 @@ class Log(Protocol[R]):
 
 
 class ExposureLog(Protocol):
-    """Exposures (Kafka), for learning from them."""
+    """The log of exposures (Kafka), for writing."""
 
     def append(self, user_id: str, exposure: Exposure) -> None:
         """Enqueue an exposure, written a moment later under the user's pseudonym. Never waits or fails: one that cannot
@@ -231,7 +231,7 @@ class DeadLetterLog(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """One of each, for the handlers."""
+    """The adapters that the handlers use."""
 
     states: UserStates
     sessions: Sessions

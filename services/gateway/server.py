@@ -81,8 +81,9 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         return answer_message(answer, details)
 
     async def _recommended(self, query: RecommendQuery) -> tuple[ServedSet, Recommendation]:
-        """Return the answer by the user's arms, and its set. A list of pages, an answer that later ones exclude, and
-        one with a max gap need a single ranking: they take no part in an interleaved experiment.
+        """Return the answer under the user's arms, and the version set that made it.
+
+        Requests with pages, `not_again` or `max_gap` need a single ranking: no interleaved experiment includes them.
         """
         served, assignments = self.routes.assigned(query.user_id, query.context, query.arms)
         mixed = next((one for one in assignments if one.arm is None), None)
@@ -141,7 +142,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def RecordImpressions(
         self, request: gateway_pb2.RecordImpressionsRequest, context: Any
     ) -> gateway_pb2.RecordImpressionsResponse:
-        """Write which slots of an answer were seen."""
+        """Record which slots of an answer were seen."""
         seen = [Impression(one.position, one.item_id) for one in request.impressions]
         receipts = await self._serving.record_impressions(request.user_id, request.exposure_id, seen)
         return gateway_pb2.RecordImpressionsResponse(receipts=map(receipt_message, receipts))
@@ -213,7 +214,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         return gateway_pb2.GetExposureResponse(answer=shown_message(found, handlers.shown_to.titles))
 
     async def GetHealth(self, request: gateway_pb2.GetHealthRequest, context: Any) -> gateway_pb2.GetHealthResponse:
-        """Return how each part does."""
+        """Return each part's health."""
         return health_message(await self._serving.get_health(request.minutes))
 
     async def ListDeadLetters(
@@ -238,7 +239,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def ChangeVersionSet(
         self, request: gateway_pb2.ChangeVersionSetRequest, context: Any
     ) -> gateway_pb2.ChangeVersionSetResponse:
-        """Take an operator's step with a version set."""
+        """Change a version set for an operator."""
         revision, is_applied = await self.operations.change_set(
             request.change, request.name, request.share, request.expected_revision
         )

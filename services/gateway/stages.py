@@ -1,6 +1,6 @@
 """Calls that an answer can do without: each within its limit and the remaining deadline, behind a circuit breaker.
 
-Recommend and Search share one object, and so the breakers. A failed call returns None; the handler chooses the
+The handlers of a version set share one object, hence its breakers. A failed call returns None; the handler chooses the
 fallback.
 """
 
@@ -41,9 +41,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Sizes and times; seconds."""
+    """Sizes, and times in seconds."""
 
-    # For a caller without a deadline.
+    # Time of a call without a deadline.
     budget_s: float = 2.0
     # One read of the state store; one call of another process.
     state_timeout_s: float = 0.25
@@ -54,12 +54,12 @@ class Limits:
     edit_timeout_s: float = 5.0
     # How long a failed dependency is not called before one call tries it again.
     breaker_s: float = 0.5
-    # Reserved of the deadline for a degraded answer after a stage used up its time.
+    # Part of the deadline reserved for a degraded answer after a stage used up its time.
     answer_reserve_s: float = 0.01
-    # Reserved of the deadline for everything after the wait for a freshness token.
+    # Part of the deadline reserved for everything after the wait for a freshness token.
     token_reserve_s: float = 0.08
     token_poll_s: float = 0.008
-    # Reserved of Search's deadline for the reranker if a user is given: with the above at most a third of it.
+    # Part of Search's deadline reserved for the reranker if a user is given; with `answer_reserve_s` at most a third.
     rerank_reserve_s: float = 0.1
     # K': size of the first stage's pool, at least twice k.
     pool_size: int = 200
@@ -91,13 +91,13 @@ class Work(Generic[Q]):
     seen: Seen = field(default_factory=Seen)
     # Number of the user's items known to the state.
     num_had: int = 0
-    # Of the catalogue, by the shards that answered.
+    # Share of the catalogue in the shards that answered.
     searched_share: float = 1.0
-    # By the passes of all searches.
+    # Items that the passes of all searches examined.
     items_touched: int = 0
     # Discounts of item scores by impressions.
     discounts: Mapping[str, float] = field(default_factory=dict)
-    # Of the state used.
+    # Bucket of the user's absence, for which the state was adjusted.
     absence_bucket: int = 0
     token_honoured: bool = True
 
@@ -126,7 +126,7 @@ class Work(Generic[Q]):
             self.searched_share = min(self.searched_share, found.searched_share)
 
     def end(self) -> float:
-        """Return the total in milliseconds. Raises: DeadlineExceeded if it is too long."""
+        """Return the total time in milliseconds. Raises: DeadlineExceeded if the deadline has passed."""
         now = time.monotonic()
         if now > self.deadline:
             raise DeadlineExceeded("the deadline passed before the answer was ready")
@@ -138,7 +138,7 @@ class FoundState:
     """A user's state and its source, as in `Recommendation`; `stored` if it is the state store's.
 
     last_event_ms: time of its last event, Unix milliseconds. is_whole: it reflects the whole stored history. answered:
-    False if more may be known than was found.
+    False if the state store or the encoder failed, so a state may exist.
     """
 
     query_state: PackedQueryState | None = None
@@ -160,7 +160,7 @@ class FoundState:
 
 
 class Stages:
-    """One per process, called concurrently."""
+    """One per version set, called concurrently."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class Stages:
         return found
 
     def asked_with(self, work: Work[Any], found: FoundState, at_ms: int) -> PackedQueryState | None:
-        """Return the state for all calls: the found one, after its user's absence until `at_ms`."""
+        """Return the state for all calls: the found one, adjusted for its user's absence until `at_ms`."""
         if found.query_state is None:
             return None
         state, work.absence_bucket = after_absence(found.query_state, self._absence, found.last_event_ms, at_ms)
@@ -279,7 +279,7 @@ class Stages:
     async def search(
         self, work: Work[RecommendQuery], state: PackedQueryState, k: int, among: Sequence[str] = ()
     ) -> Ranking | None:
-        """Return the k best of the catalogue, or of these items, whose time belongs to no stage."""
+        """Return the k best of the catalogue, or of the items `among`; the latter's time is not counted in a stage."""
         wanted = replace(work.query.filter, allow_item_ids=tuple(among)) if among else work.query.filter
         max_gap = work.query.max_gap
         ranking = await self._attempt(

@@ -32,7 +32,7 @@ MAX_RULES, MAX_RULE_ITEMS = 8, 1000
 
 
 def check_query(query: RecommendQuery, now_ms: int, kinds: Kinds) -> None:
-    """Raises: InvalidRequest for the first field of `query` that breaks its limit. kinds: of attributes."""
+    """Raises: InvalidRequest for the first field of `query` that breaks its limit. kinds: by attribute."""
     _check_k(query.k)
     _check_asker(query.user_id, query.history)
     if not 0.0 <= query.diversity <= 1.0:  # NaN fails too
@@ -56,7 +56,7 @@ def check_query(query: RecommendQuery, now_ms: int, kinds: Kinds) -> None:
 
 
 def check_rules(rules: Sequence[Rule], kinds: Kinds) -> None:
-    """Raises: InvalidRequest for too many rules, or the first part of one that breaks its limit."""
+    """Raises: InvalidRequest for too many rules, or for the first field of a rule that breaks its limit."""
     if len(rules) > MAX_RULES:
         raise InvalidRequest.of("rules", f"{len(rules)} rules", f"at most {MAX_RULES}")
     for position, rule in enumerate(rules):
@@ -64,7 +64,7 @@ def check_rules(rules: Sequence[Rule], kinds: Kinds) -> None:
 
 
 def check_rule(rule: Rule, field: str, kinds: Kinds) -> None:
-    """Raises: InvalidRequest for the first part of a rule, below `field`, that breaks its limit."""
+    """Raises: InvalidRequest for the first field of a rule that breaks its limit. field: the rule's name in errors."""
     validate_text(f"{field}.name", rule.name, 1, MAX_TYPE_BYTES)
     which = rule.which
     if not (which.allow_item_ids or which.allow_categories or which.where):
@@ -97,7 +97,7 @@ def _check_shown(query: RecommendQuery) -> None:
 
 
 def check_search(query: SearchQuery, kinds: Kinds) -> None:
-    """Raises: InvalidRequest for the first field of `query` that breaks its limit. kinds: of attributes."""
+    """Raises: InvalidRequest for the first field of `query` that breaks its limit. kinds: by attribute."""
     validate_query("query", query.query)
     _check_k(query.k)
     if query.user_id:
@@ -108,7 +108,7 @@ def check_search(query: SearchQuery, kinds: Kinds) -> None:
 
 
 def check_similar(query: SimilarQuery, kinds: Kinds) -> None:
-    """Raises: InvalidRequest for the first field of `query` that breaks its limit. kinds: of attributes."""
+    """Raises: InvalidRequest for the first field of `query` that breaks its limit. kinds: by attribute."""
     validate_id("item_id", query.item_id)
     _check_k(query.k)
     if query.user_id:
@@ -117,7 +117,7 @@ def check_similar(query: SimilarQuery, kinds: Kinds) -> None:
 
 
 def check_explain(query: ExplainQuery, now_ms: int, kinds: Kinds) -> None:
-    """Raises: InvalidRequest for the first field of `query` that breaks its limit. kinds: of attributes."""
+    """Raises: InvalidRequest for the first field of `query` that breaks its limit. kinds: by attribute."""
     validate_id("item_id", query.item_id)
     _check_asker(query.user_id, query.history)
     _check_history(query.history, now_ms)
@@ -184,7 +184,7 @@ def _check_filter(wanted: ItemFilter, kinds: Kinds, field: str = "filter") -> No
         ("allow_categories", wanted.allow_categories, MAX_FILTER_CATEGORIES),
         ("deny_categories", wanted.deny_categories, MAX_FILTER_CATEGORIES),
     ):
-        # A rule's own names are shorter.
+        # A rule's fields have no prefix `allow_`.
         name = f"{field}.{part if field == 'filter' else part.removeprefix('allow_')}"
         if len(texts) > limit:
             raise InvalidRequest.of(name, f"{len(texts)} entries", f"at most {limit} entries")
@@ -220,8 +220,8 @@ def check_interaction(interaction: Interaction, now_ms: int, prefix: str = "inte
 
 
 def with_times(history: Sequence[HistoryEvent], now_ms: int) -> tuple[HistoryEvent, ...]:
-    """Return the history with a time for every event: a missing one is its predecessor's, at the beginning its
-    successor's, and now if no event has one.
+    """Return the history with a time for every event. An event without a time gets its predecessor's; at the beginning,
+    the first known time; and `now_ms` if no event has a time.
     """
     if all(event.event_time_ms is not None for event in history):
         return tuple(history)

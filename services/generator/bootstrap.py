@@ -82,7 +82,7 @@ def load_sources(settings: GeneratorSettings, metrics: GeneratorMetrics) -> tupl
 
 
 class _Loading:
-    """Loads the sources of a text bundle. encoders: to close later."""
+    """Loads the sources of a text bundle. encoders: those loaded; the caller closes them."""
 
     def __init__(self, settings: GeneratorSettings, metrics: GeneratorMetrics, bundle: TextBundle) -> None:
         self._settings, self._metrics, self._bundle = settings, metrics, bundle
@@ -100,7 +100,7 @@ class _Loading:
             log.log(level, "source_not_loaded", source=name, reason=str(exc))
 
     def text(self, categories: Categories, attributes: AttributeTable) -> TextMol:
-        """Load the text source. categories, attributes: of the documents' items, in their order.
+        """Load the text source. categories, attributes: those of the documents' items, in the same order.
 
         Raises: BundleError, ValueError, PreconditionFailed, like every source that fails to load.
         """
@@ -133,7 +133,7 @@ class _Loading:
         )
 
     def _encoder(self, queries: Queries, graph: Graph, *, threads: int) -> TextEncoder:
-        """Return an encoder after one use, because the first search has a deadline.
+        """Return an encoder after one call, which loads the graph. The first search has a deadline.
 
         Raises: PreconditionFailed for an unusable graph.
         """
@@ -155,7 +155,10 @@ def make_servicer(
     next_item: Callable[[], int],
     is_ready: Callable[[], bool],
 ) -> GeneratorServicer:
-    """Return the service over the loaded sources. next_item: of topic `items`. is_ready: whether it may answer."""
+    """Return the service over the loaded sources.
+
+    next_item: returns the next offset of topic `items`. is_ready: whether the service may answer.
+    """
 
     def match(name: str, source: TextSource[Answer] | None) -> Match[Answer]:
         return Match(name, source, reason=sources.reasons.get(name, ""), metrics=metrics, is_ready=is_ready)
@@ -182,7 +185,7 @@ def make_watch(sources: Sources, servicer: GeneratorServicer, metrics: Generator
 
 
 class Ready:
-    """Ready after all named topics were read. Before that it would answer withdrawn items and undone clicks."""
+    """Ready after all named topics were read. Before that, answers could contain withdrawn items and undone clicks."""
 
     def __init__(self, names: set[str], health: HealthState) -> None:
         self._waiting, self._health = names, health
@@ -247,7 +250,7 @@ async def run(settings: GeneratorSettings) -> None:
         if clicks is not None:
             await asyncio.to_thread(clicks.stop)
         if sources.text is not None:
-            with contextlib.suppress(Exception):  # reported when it failed
+            with contextlib.suppress(Exception):  # its failure was reported already
                 await asyncio.to_thread(sources.text.close)
         for encoder in encoders:
             encoder.close()

@@ -1,7 +1,7 @@
 """Follow `search-clicks` from its beginning: the text source's learnt state is stored nowhere else.
 
 A thread decodes a poll's records and applies them as one change. Unreadable and poison records are set aside and
-counted. While Kafka is unavailable it retries, and answers use the last state. The effect of a click is not known here.
+counted. While Kafka is unavailable it retries, and answers use the last state. `TextMol` defines the effect of a click.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,8 @@
 """Natural batching: requests that arrive while one batch is computed form the next.
 
 There is no timer, so a lone request never waits; under load the batches grow. The work runs in a separate thread
-(NumPy, PyTorch and the inference client release the GIL); the event loop only queues. The content of requests is not
-known here.
+(NumPy, PyTorch and the inference client release the GIL); the event loop only queues. This module does not read the
+requests' content.
 """
 
 import asyncio

@@ -41,8 +41,8 @@ class ProcessSettings(TransportSettings):
     compute_threads: int = Field(default=1, ge=1, le=256)
     # RPCs in flight before new ones are rejected with RESOURCE_EXHAUSTED.
     max_in_flight: int = Field(default=512, ge=1, le=100_000)
-    # A gRPC connection is replaced after this time without losing a call; 0: never. A call that arrives while a server
-    # ends is lost. Behind a balancer that removed the server this long before its end, no connection is left by then.
+    # A gRPC connection is replaced after this time; no call is lost. 0: never. A call that arrives while a server ends
+    # is lost, so a load balancer should remove a server this long before its end: then no connection is left.
     connection_seconds: float = Field(default=0.0, ge=0, le=86_400)
     # Seconds for running calls to finish after SIGTERM.
     drain_seconds: float = Field(default=5.0, ge=0, le=300)
@@ -69,7 +69,7 @@ class ProcessSettings(TransportSettings):
 
     @property
     def is_on_loopback(self) -> bool:
-        """Whether only this machine reaches the process."""
+        """Whether only this machine can reach the process."""
         try:
             return self.host == "localhost" or ip_address(self.host).is_loopback
         except ValueError:

@@ -1,7 +1,7 @@
-"""Tracing that is on: exports this process's spans through OpenTelemetry's SDK. Imported only if needed.
+"""Enabled tracing: exports this process's spans through OpenTelemetry's SDK. Imported only if needed.
 
 Spans have names, numbers and status codes. Error texts are left out, since they may quote a caller's input; the log has
-them under the request id. A batch is sampled if a context that it links to was.
+them under the request id. A batch is sampled if it links to a sampled context.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -95,7 +95,7 @@ class ExportedSpans(Tracing):
 
 
 class _Linked(Sampler):
-    """Samples spans that link to sampled ones, and all others as the given sampler."""
+    """Samples every span with links. The given sampler decides about the others."""
 
     def __init__(self, others: Sampler) -> None:
         self._others = others
@@ -110,7 +110,7 @@ class _Linked(Sampler):
         links: Any = None,
         trace_state: Any = None,
     ) -> SamplingResult:
-        """Every link is sampled: contexts that are not do not become links."""
+        """Sample every span with links: only sampled contexts become links."""
         if links:
             return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes)
         return self._others.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)

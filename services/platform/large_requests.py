@@ -1,7 +1,7 @@
 """Process large requests in one thread, so that the event loop answers other calls meanwhile.
 
 Python switches threads every half millisecond (services/platform/process.py). With a single thread, many large
-requests delay the loop no more than one.
+requests delay the loop no more than one does.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 # A request of this size takes some milliseconds to parse and check.
 LARGE_BYTES = 64 * 1024
-# Of the current call's request.
+# Size of the current call's request.
 size_bytes: ContextVar[int] = ContextVar("size_bytes", default=0)
 _AT_ONCE = 64
 _TRIM_AFTER_S = 1.0

@@ -12,8 +12,8 @@ import structlog
 
 from services.platform.rpc import request_context
 
-# At INFO they log every reconnect; their warnings stay. kafka-python logs each rejected connection as an error, several
-# a second while a broker is down; the adapters log it once.
+# At INFO these libraries log every reconnect; their warnings stay. kafka-python logs each rejected connection as an
+# error, several a second while a broker is down; the adapters log it once.
 _QUIET = {
     "kafka": logging.CRITICAL,
     "grpc": logging.WARNING,

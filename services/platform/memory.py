@@ -35,7 +35,7 @@ def require_memory(what: str, needed_bytes: int, *, limit_mb: int, variable: str
 
 
 def give_back_freed() -> None:
-    """Return freed memory to the system: glibc keeps what lies between live pieces."""
+    """Return freed memory to the system: glibc keeps free blocks that lie between allocated ones."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

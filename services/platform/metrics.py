@@ -58,10 +58,9 @@ class Figures:
 def serve_metrics(
     port: int, host: str = "127.0.0.1", registry: CollectorRegistry = REGISTRY, *, tls: Tls | None = None
 ) -> None:
-    """Serve /metrics from a daemon thread. Port 0 serves nothing. tls: accept only clients with a certificate of its
-    CA.
+    """Serve /metrics from a daemon thread. Port 0 serves nothing.
 
-    Raises: PortTaken with the port and its owner.
+    tls: if set, accept only clients with a certificate of its CA. Raises: PortTaken with the port and its owner.
     """
     if port == 0:
         return
@@ -79,8 +78,7 @@ def serve_metrics(
             client_auth_required=True,
         )
         # Handshake on the first read, in the request's own thread. In the accepting thread, a client that connects and
-        # sends
-        # nothing would block all others.
+        # sends nothing would block all others.
         server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
         server.handle_error = _say_refused  # type: ignore[method-assign,assignment]
     except OSError as exc:

@@ -1,9 +1,9 @@
 """Redis clients for a server's or a cluster's URL, with the redis-py commands that Freshet uses.
 
 The scheme selects a cluster: `redis+cluster://HOST:PORT,HOST:PORT`. Clients connect on first use. The cluster clients
-replace redis-py's pipelines, which ask a server for the keys of each script call and retry failed commands one by one:
-minutes while a node is unreachable. These send each node its commands once, raise failures, and then refresh the
-cluster's nodes.
+replace redis-py's pipelines. Those ask a server for the keys of each script call, and retry failed commands one by one,
+which takes minutes while a node is unreachable. These send each node its commands once; after a failure they refresh
+the cluster's nodes and raise.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from redis.retry import Retry
 
 from services.platform.transport import cluster_nodes, node_url
 
-# Exceptions of a client.
+# Exceptions that a client may raise.
 REDIS_ERRORS = (RedisError, RedisClusterException, OSError, TimeoutError)
 _SUMMED = ("evicted_keys", "expired_keys")
 # One retry on a connection that Redis closed while idle. No retry on a timeout, except to ask a cluster's nodes for the
@@ -66,7 +66,7 @@ def open_async_client(url: str, *, timeout_s: float, max_connections: int = 64) 
 
 
 def advice_on(exc: Exception) -> str:
-    """Return what an error implies for FRESHET_REDIS_URL; "" for nothing."""
+    """Return how to correct FRESHET_REDIS_URL after an error; "" if the URL is not the cause."""
     if isinstance(exc, MovedError):
         return "FRESHET_REDIS_URL is redis:// of a cluster's node; allowed: redis+cluster://HOST:PORT,HOST:PORT"
     if isinstance(exc, RedisClusterException) and "Cluster mode is not enabled" in str(exc):
@@ -85,7 +85,7 @@ def _node_options(found: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
 
 
 class _Cluster:
-    """redis-py's cluster client, which connects when constructed; constructed on first use."""
+    """Constructs redis-py's cluster client on first use, because its constructor connects."""
 
     def __init__(self, nodes: list[tuple[str, int]], options: Mapping[str, Any]) -> None:
         self._nodes, self._options = nodes, options
@@ -118,7 +118,7 @@ class _Cluster:
         return _Pipeline(self)
 
     def info(self, section: str = "everything") -> dict[str, Any]:
-        """Return the fullest master's info with the sum of removed keys: a full master rejects writes."""
+        """Return the fullest master's info, since a full one rejects writes, with the removed keys of all summed."""
         masters: Any = self.client().info(section, target_nodes=redis.RedisCluster.PRIMARIES)
         found: list[dict[str, Any]] = list(masters.values())
         fullest = max(found, key=lambda one: one.get("used_memory", 0) / (one.get("maxmemory") or float("inf")))
@@ -183,7 +183,7 @@ class _AsyncCluster:
 
     async def aclose(self) -> None:
         await self._cluster.aclose()
-        # Also while the client is about to refresh its nodes, when its own `aclose` closes nothing.
+        # The client's own `aclose` closes nothing while a refresh of its nodes is pending.
         for kind in ("nodes_cache", "startup_nodes"):
             await self._cluster.nodes_manager.aclose(kind)
 

@@ -1,8 +1,9 @@
-"""OpenTelemetry traces over gRPC and Kafka: on with an OTLP endpoint, otherwise not even imported.
+"""OpenTelemetry traces over gRPC and Kafka, if an OTLP endpoint is set. Otherwise the library is not imported.
 
-An interceptor without effect still costs every RPC some tens of microseconds, so "off" has none. A record carries the
-context of its writer's span in the header `traceparent` (W3C Trace Context); outside producers may set it too. A batch
-of records has one span with links to those contexts. Contexts are texts; only `exported_spans` knows OpenTelemetry.
+An interceptor without effect still costs every RPC some tens of microseconds, so disabled tracing has none. A record
+carries the context of its writer's span in the header `traceparent` (W3C Trace Context); outside producers may set it
+too. A batch of records has one span with links to those contexts. Contexts are texts; only `exported_spans` imports
+OpenTelemetry.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ _NOTHING: Mapping[tuple[int, int], str] = {}
 
 
 class Tracing:
-    """A process's tracing. This class is off; `exported_spans.ExportedSpans` is on.
+    """A process's tracing. This class is disabled tracing; `exported_spans.ExportedSpans` is enabled tracing.
 
     A traceparent is the text of a sampled span's context; "" is none. interceptors: for the server and for client
     channels.
@@ -36,7 +37,7 @@ class Tracing:
         return _NOTHING
 
     def batch(self, name: str, links: Collection[str], **numbers: int) -> AbstractContextManager[str]:
-        """Return a context manager of a new trace's span for a batch; it gives the traceparent.
+        """Return a context manager of a new trace's span for a batch; it yields the span's traceparent.
 
         links: traceparents of the batch's records; without any there is no span. numbers: attributes of the span.
         """
@@ -47,7 +48,7 @@ class Tracing:
         return nullcontext()
 
     def link(self, traceparent: str, name: str) -> None:
-        """Link the current span to the one that made what it uses. name: of what it uses."""
+        """Link the current span to the span whose result it uses. name: the name of that result."""
 
 
 OFF = Tracing()

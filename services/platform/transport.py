@@ -1,6 +1,6 @@
 """Addresses and security of connections: TLS by PEM files, Kafka's SASL, Redis' URL.
 
-The defaults are plaintext, for loopback. It opens no connection; the clients of gRPC, Kafka and Redis use its values.
+The defaults are plaintext, for loopback. This module opens no connection; the clients of gRPC, Kafka and Redis do.
 """
 
 import ssl
@@ -74,7 +74,7 @@ def check_address(value: str) -> str:
 
 
 def check_replicas(value: str) -> str:
-    """Return `value` if it is host:port, or several IP addresses with ports, by commas; else raise ValueError."""
+    """Return `value` if it is host:port, or IP addresses with ports, separated by commas; else raise ValueError."""
     parts = [check_address(part.strip()) for part in value.split(",")]
     if len(parts) > 1:
         for part in parts:
@@ -137,8 +137,7 @@ class TransportSettings(BaseSettings):
     )
 
     # PEM files, all or none. With them a process serves TLS, requires client certificates of the CA, and presents its
-    # own
-    # to its peers.
+    # own certificate to its peers.
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_ca: Path | None = None

@@ -1,4 +1,4 @@
-"""Limits of texts that every edge checks: ids, queries, names.
+"""Limits of texts (ids, queries, names), checked wherever a text enters the system.
 
 An invalid text is an InvalidRequest with the field and what is allowed. The text itself is not repeated, since messages
 are logged.

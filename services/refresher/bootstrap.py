@@ -46,11 +46,11 @@ _add_servicer: Any = refresher_pb2_grpc.add_RefresherServiceServicer_to_server
 _GROUP = "freshet-refresher"
 # Interactions of unknown items, per partition of `attributions`.
 _MAX_PENDING = 65_536
-# Longer than sending a publication takes, so that it is one request and each reader gets it in one answer.
+# Longer than it takes to send a publication. So a publication is one request, and each reader gets it in one answer.
 _LINGER_MS = 50
 _MAX_GATHER_MS = 1_000
-# Bytes of checkpoint parts per fetch, each part at most a megabyte. The client's prefetch at the log's end delays the
-# next read by the wait.
+# Bytes of checkpoint parts per fetch, each part at most a megabyte; and the time that a fetch waits for records. At the
+# log's end the client prefetches, and the next read waits for that fetch.
 _READ_TOGETHER, _PARTS_WAIT_MS = 16 << 20, 10
 _AGAIN_WAIT_MS = 20  # short, because a caller waits for the records
 
@@ -82,7 +82,7 @@ def fold_rules(settings: RefresherSettings, bundle: Bundle) -> Rules:
 
 
 def new_item_policy(settings: RefresherSettings, bundle: Bundle) -> SharePolicy | None:
-    """Return the policy for new items: from the setting, else measured in training; None without either."""
+    """Return the policy for new items: the setting's, else the one measured in training, else None."""
     if settings.new_item_model_weight:
         return SharePolicy.parse(settings.new_item_model_weight)
     length = bundle.manifest.new_item_length
@@ -105,7 +105,7 @@ def kafka_log(settings: RefresherSettings, bundle: Bundle, tracing: Tracing = OF
         )
 
     return KafkaLog(
-        # Reading earlier than publishing only costs an extra turn.
+        # Reading more often than publishing would only cost extra turns.
         reader("freshet-refresher", min(settings.publish_ms, _MAX_GATHER_MS), ATTRIBUTIONS, ITEMS),
         reader("freshet-refresher-again", _AGAIN_WAIT_MS, ATTRIBUTIONS),
         QueryShape(
@@ -149,7 +149,7 @@ def content_states(settings: RefresherSettings, bundle: Bundle) -> ContentStates
 
 
 def checkpoint_topic(settings: RefresherSettings, model_version: str) -> CheckpointTopic:
-    """Return a model's checkpoints: in the topic, and restored ones in a folder. Models share no checkpoint."""
+    """Return a model's checkpoints: those in the topic, and restored ones in a folder. Models share no checkpoint."""
     return CheckpointTopic(
         TopicReader(
             settings.kafka,

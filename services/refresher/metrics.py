@@ -90,5 +90,5 @@ class RefresherMetrics:
         self._figures.turn_age("freshet_refresher_turn_age_seconds", turns)
 
     def rebuilt(self, reason: str) -> None:
-        """Count a rebuild by reason: "no checkpoint", "torn", "other rules", "other topic", ..."""
+        """Count a rebuild by reason: "no checkpoint", "torn checkpoint", "other rules", "other topic", ..."""
         self._rebuilt.labels(reason).inc()

@@ -44,7 +44,7 @@ _add_servicer: Any = reranker_pb2_grpc.add_RerankerServiceServicer_to_server
 def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, CatalogueSnapshots | None]:
     """Load the bundle's items, or the newest snapshot's if the settings name a folder.
 
-    Raises: BundleError for an unusable bundle; MemoryError with both values if it does not fit.
+    Raises: BundleError for an unusable bundle; MemoryError with the required memory and the limit if it does not fit.
     """
     bundle = load_bundle(settings.bundle)
     require_memory(
@@ -63,7 +63,7 @@ def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, Catalogue
 
 
 def make_live(base: Catalogue, limit_mb: int, snapshot: Snapshot | None = None) -> LiveCatalogue:
-    """Return the catalogue with its last versions. It has no search algorithm, since items are looked up by id."""
+    """Return the catalogue, which retains its last versions. It has no algorithms, since items are looked up by id."""
     limit = limit_mb << 20 if limit_mb else available_bytes()
     return LiveCatalogue(base, build=_no_algorithm, max_bytes=limit, max_versions=MAX_VERSIONS, snapshot=snapshot)
 
@@ -100,7 +100,7 @@ async def run(settings: RerankerSettings) -> None:
     async def close() -> None:
         await rerank.close()
         await asyncio.to_thread(follower.stop)
-        with contextlib.suppress(Exception):  # reported when it failed
+        with contextlib.suppress(Exception):  # its failure was reported already
             await asyncio.to_thread(merge.close)
 
     server = RpcServer(

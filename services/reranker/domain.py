@@ -12,13 +12,13 @@ from services.algorithms.scoring.states import QueryStates
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RerankQuery:
-    """One rerank. query: one state.
+    """One request to rerank a pool. query: one state.
 
     bound: no allowed item outside the pool has a higher s; -inf if nothing was left out, None without proof.
-    max_per_category: 0 is no limit. diversity: weight of dissimilarity, 0-1. index_version: of the pool and the bound;
-    "" if unknown. position: of that version, None if unknown. votes: of the first stage, parallel to the pool (empty:
-    none). model_share: lambda of the votes. discounts: subtracted from the final scores, parallel to the pool (empty:
-    none), 0 or more.
+    max_per_category: 0 means no limit. diversity: weight of dissimilarity, 0-1. index_version: the version that made
+    the pool and the bound; "" if unknown. position: that version's position, None if unknown. votes: the first stage's
+    votes, one per item of the pool, or empty. model_share: lambda of the votes. discounts: what is subtracted from the
+    final scores, 0 or more, one per item of the pool, or empty.
     """
 
     query: QueryStates
@@ -39,8 +39,9 @@ class RerankQuery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranked:
-    """The chosen items in display order with final scores: s, or with votes model_share * s + (1 - model_share) * vote,
-    less discounts. The certificate applies to the ranking before rules and diversity.
+    """The chosen items in display order with final scores. A score is s, or with votes model_share * s +
+    (1 - model_share) * vote, less the discount, plus what rules add.
+    The certificate applies to the ranking before rules and diversity.
     """
 
     item_ids: list[str]
@@ -55,7 +56,7 @@ class Ranked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainQuery:
-    """A request to explain an item's score for one query state. max_pairs: 0 is all."""
+    """A request to explain an item's score for one query state. max_pairs: 0 means all pairs."""
 
     query: QueryStates
     model_version: str

@@ -32,9 +32,9 @@ from services.reranker.metrics import RerankerMetrics
 Ruled = Sequence[tuple[Rule, Mask]]
 MAX_K = 1_000
 MAX_POOL = 10_000
-# Pools per turn of the worker thread; more wait, and beyond the queue they are rejected.
+# At most MAX_BATCH pools per turn of the worker thread. At most MAX_QUEUE wait; further ones are rejected.
 MAX_BATCH, MAX_QUEUE = 32, 256
-# How long a pool waits for its version: both processes read the same log, milliseconds apart.
+# How long a pool waits for its version. Both processes apply the same log, some milliseconds apart.
 _VERSION_WAIT_S = 0.01
 _VERSION_CHECK_S = 0.002
 
@@ -177,7 +177,7 @@ class Rerank:
         """Wait a moment for a version that this process has not applied yet."""
         name, position = request.index_version, request.position
         deadline = time.perf_counter() + _VERSION_WAIT_S
-        # Polled, because the writer's thread knows no event loop; a few times at most.
+        # It polls, at most five times, because the thread that applies changes does not notify the event loop.
         while name and self._catalogue.may_come(name, position) and time.perf_counter() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_VERSION_CHECK_S)
 
@@ -228,7 +228,7 @@ class Rerank:
         )
 
     def _version(self, request: RerankQuery) -> tuple[Served, bool]:
-        """Return the version to score with, and whether the pool and its bound are of it."""
+        """Return the version to score with, and whether it made the pool and its bound."""
         if request.index_version:
             return self._catalogue.version_named(request.index_version, request.position)
         served = self._catalogue.served
@@ -272,7 +272,7 @@ def _names(ruled: Ruled, chosen: np.ndarray) -> list[list[str]]:
 
 
 def _scaled(bound: float | None, model_weight: float) -> float | None:
-    """Convert a bound on s to one on model_weight * s: items left out have no vote."""
+    """Convert a bound on s to one on model_weight * s, since left-out items have no vote."""
     if bound is None or math.isinf(bound):
         return bound
     return bound if model_weight == 1.0 else math.nextafter(model_weight * bound, math.inf)

@@ -1,7 +1,7 @@
 """Detached processes that outlive the launcher and are found by pid files.
 
-A pid file has the process's creation time and its id: a recycled id differs and is never signalled. Each child leads
-its own process group, so that its children end with it.
+A pid file has the process's id and its creation time, so a new process with a recycled id is never signalled. Each
+child leads its own process group, so that its children end with it.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ class Children:
         return process
 
     def lower_priority(self, name: str, cpu_shares: int) -> None:
-        """Give the process of that name, a session leader, the niceness of that weight."""
+        """Give the process of that name, and its session, the niceness that corresponds to `cpu_shares`."""
         process = self.find(name)
         if process is not None and cpu_shares < FULL_CPU_SHARES:
             _lower_priority(process.pid, cpu_shares)
@@ -111,7 +111,7 @@ class Children:
         return True
 
     def wait_gone(self, name: str, timeout_s: float) -> bool:
-        """Wait until it has ended, then forget it; False if it is still running after `timeout_s`."""
+        """Wait until the process has ended, then drop its pid file; False if it still runs after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while self.find(name) is not None:
             if time.monotonic() > deadline:
@@ -145,7 +145,10 @@ class _PidFile:
 
 
 def _lower_priority(pid: int, cpu_shares: int) -> None:
-    """Desktop Linux weighs sessions, not processes (autogroup): set both; other systems have no such file."""
+    """Set the niceness of the process and of its session: desktop Linux weighs sessions, not processes (autogroup).
+
+    Other systems have no autogroup file.
+    """
     niceness = min(19, round(math.log(FULL_CPU_SHARES / cpu_shares, _WEIGHT_PER_NICENESS)))
     with contextlib.suppress(OSError):  # it has ended
         os.setpriority(os.PRIO_PROCESS, pid, niceness)

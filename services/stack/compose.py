@@ -1,7 +1,7 @@
 """docker-compose.yml as the launcher reads it: the single source of commands, settings and order.
 
 Containers find each other by service name; here everything is on the loopback address, so `localize` turns
-"kafka:19094" into this stack's address. How parts start is not known here.
+"kafka:19094" into this stack's address. This module starts nothing.
 """
 
 import os
@@ -18,7 +18,8 @@ from services.stack.folders import REPOSITORY
 from services.stack.ports import LOOPBACK, PARTS, Ports
 
 Profile = Literal["split", "compact"]
-# In the gateway's process in a compact stack, where encoding needs no server.
+# In a compact stack, the first ones run in the gateway's process. The second one does not run, since encoding needs no
+# server.
 IN_GATEWAY, NOT_COMPACT = ("candidates", "reranker"), ("inference-server",)
 COMPOSE_FILE = REPOSITORY / "docker-compose.yml"
 _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")

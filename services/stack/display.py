@@ -1,4 +1,4 @@
-"""Show the stack's start: one line per part, with its step and since when.
+"""Show the stack's start: one line per part, with its step and the step's duration.
 
 On a terminal the lines update; elsewhere (a log, CI) each change is one line.
 """
@@ -13,7 +13,7 @@ from services.stack.components.component import Say
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-# Shorter steps show no clock.
+# Steps shorter than this show no clock.
 _SHOW_CLOCK_AFTER_S = 2.0
 _DONE = ("ready", "stopped")
 

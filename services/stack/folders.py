@@ -1,7 +1,7 @@
 """The local stack's folders: state per checkout (.freshet), recipes' results in the user's cache.
 
 A recipe (Kafka's jars, the inference server's environment, a Redis binary) is built once per content of its description
-and shared by every clone; concurrent launchers build it once. What is built is not known here.
+and shared by every clone; concurrent launchers build it once. This module does not depend on what is built.
 """
 
 import fcntl
@@ -44,7 +44,7 @@ class StateFolder:
         return self.root / "data" / name
 
     def make(self) -> None:
-        """Create the folders of every component."""
+        """Create the folders that all components use."""
         for folder in (self.run, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -64,7 +64,7 @@ def cache_root(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def recipe_key(*recipes: Path) -> str:
-    """Return twelve hex digits of the recipes' content, the Python version and the platform."""
+    """Return a hash (twelve hex digits) of the recipes' content, the Python version and the platform."""
     digest = hashlib.sha256(f"{sys.version_info[:2]} {sys.platform} {os.uname().machine}".encode())
     for recipe in recipes:
         digest.update(recipe.read_bytes())

@@ -1,7 +1,7 @@
 """The two lags of the freshness contract, read from the processes' histograms.
 
-Event to user state: the encoder's; event to index: of every process that serves item states. An unavailable process,
-or one that does not measure the lag, has none.
+The encoder measures event to user state; every process that serves item states measures event to index. An unavailable
+process, or one that does not measure the lag, has none.
 """
 
 from collections.abc import Mapping
@@ -64,7 +64,10 @@ def quantile_ms(before: Buckets, after: Buckets, share: float) -> float | None:
 
 
 class Lags:
-    """Reads the histograms at `addresses` (name -> host:port and histogram), and quantiles since its creation."""
+    """Reads the histograms at `addresses` (name -> host:port and histogram).
+
+    since_start: count values since the processes' start, else since the creation of this object.
+    """
 
     def __init__(self, addresses: Mapping[str, tuple[str, str]], *, since_start: bool) -> None:
         self._addresses = addresses
@@ -72,7 +75,7 @@ class Lags:
 
     @classmethod
     def of(cls, ports: "Ports", *, since_start: bool) -> "Lags":
-        """Return those of a local stack; `since_start` counts from the processes' start, else from now."""
+        """Return the lags of a local stack. since_start: as in the class."""
         found = {
             what: (ports.address(f"{row.name}-metrics"), histogram)
             for row in PROCESSES.values()

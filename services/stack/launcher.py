@@ -73,12 +73,13 @@ class Stack:
     ) -> None:
         """Open the stack of `state`, with its recorded ports, bundles and profile unless given here.
 
-        Defaults: bundle: the replacement of `<state>/bundle` by `replace_bundle`, else that; text: `<state>/text` (may
-        be absent); ports: the documented ones; profile: "split"; workers: of a compact stack, one. say(part, doing):
-        reports progress.
+        Defaults: bundle: the last one of `replace_bundle`, else `<state>/bundle`; text: `<state>/text` (may be absent);
+        ports: the documented ones; profile: "split"; workers: one. workers: processes of a compact stack's gateway.
+        say(part, doing): reports progress.
 
-        shards: of the catalogue, each with `replicas` stacks of their own (`shard_stacks`); 1 is none. settings: of its
-        processes, in addition to docker-compose.yml's. console: whether it is a part, default False.
+        shards: number of the catalogue's shards, each with `replicas` stacks of its own (`shard_stacks`); 1 means no
+        shards. settings: settings of its processes, in addition to those of docker-compose.yml. console: whether the
+        console is a part, default False.
         """
         folder = StateFolder(Path(state).resolve())
         noted = Note.read(folder)
@@ -129,7 +130,7 @@ class Stack:
 
     @property
     def console_address(self) -> str:
-        """Return the console's address for browsers; "" if it is not running."""
+        """The console's address for browsers; "" if it is not running."""
         runs = CONSOLE in self._running()
         return f"http{'' if environment_tls() is None else 's'}://{self.address(CONSOLE)}" if runs else ""
 
@@ -167,19 +168,19 @@ class Stack:
         up_together([one for _, one in self.shard_stacks()], ["candidates"], timeout_s=timeout_s)
 
     def use_bundle(self, bundle: Path | str) -> None:
-        """Start parts with another bundle from now on; running parts are unchanged."""
+        """Use another bundle for parts that start from now on. Running parts keep theirs."""
         self.place = replace(self.place, bundle=Path(bundle).resolve())
 
     def use_text(self, text: Path | str) -> None:
-        """Start the generator with another text bundle from now on; a running one is unchanged."""
+        """Use another text bundle when the generator next starts. A running generator keeps its own."""
         self.place = replace(self.place, text=Path(text).resolve())
 
     def use_settings(self, settings: Mapping[str, str]) -> None:
-        """Start processes with these additional settings from now on; running ones are unchanged."""
+        """Use these additional settings for processes that start from now on. Running processes keep theirs."""
         self.place = replace(self.place, settings=settings)
 
     def replace_bundle(self, bundle: Path | str, parts: Iterable[str]) -> None:
-        """Restart these parts with another bundle, one after the other; other parts change at their next start. It
+        """Restart these parts with another bundle, one after the other. Other parts use it from their next start. It
         stays the stack's bundle, also after `down`.
         """
         self.use_bundle(bundle)
@@ -192,7 +193,7 @@ class Stack:
                     one.replace_bundle(self.bundle, [name])
                 continue
             self.stop(name)
-            # Others answer meanwhile, and it may have a long log of changes to read.
+            # Other parts answer meanwhile. The timeout is long, because the part may have many changes to read.
             self.start(name, timeout_s=600.0)
 
     def prepare(self, only: Iterable[str] | None = None) -> None:
@@ -203,9 +204,9 @@ class Stack:
     def up(self, only: Iterable[str] | None = None, *, timeout_s: float = 120.0) -> None:
         """Start the stopped parts of `only` (None: of all parts) and wait until all are healthy.
 
-        Raises: StackError with the part: it cannot be prepared, its port is taken (by whom), there is no memory for the
-        model, it ended (with the end of its log) or it was not healthy within `timeout_s`. Started parts stay; `down`
-        stops them.
+        Raises: StackError with the part, if it cannot be prepared, its port is taken (with the owner), the model does
+        not fit into memory, it ended (with the end of its log), or it was not healthy within `timeout_s`. Parts that
+        started continue to run; `down` stops them.
         """
         wanted = self._known(only)
         with self.place.state.locked():
@@ -238,7 +239,7 @@ class Stack:
         self._stop_together([name], timeout_s)
 
     def kill(self, name: str) -> None:
-        """Send SIGKILL to the part and its children, at once: a crash."""
+        """Send SIGKILL to the part and its children at once, as in a crash."""
         self._children.signal(name, signal.SIGKILL)
         self._children.wait_gone(name, 5.0)
 
@@ -252,7 +253,7 @@ class Stack:
         return stopped
 
     def status(self) -> list[PartStatus]:
-        """Return the status of every part, asked by its own protocol."""
+        """Return the status of every part. Each is probed with its own protocol."""
         return [self._status(name) for name in self.parts]
 
     def versions(self) -> dict[str, str]:
@@ -287,7 +288,7 @@ class Stack:
         healthy: set[str] = set()
         reasons: dict[str, str] = {}
         while len(healthy) < len(wanted):
-            # Kafka formats its folder before it starts: parts without dependencies start first.
+            # Kafka comes last, because it formats its folder before it starts, which would delay the other parts.
             for name in sorted(waiting, key=lambda name: name == "kafka"):
                 needs = self.components[name].service.needs
                 if all(other in (healthy if must else began) for other, must in needs.items() if other in wanted):
@@ -307,12 +308,12 @@ class Stack:
                     reasons[name] = problem
             if time.monotonic() > deadline:
                 name = next(name for name in wanted if name not in healthy)
-                why = reasons.get(name, "it still waited for others")
+                why = reasons.get(name, "the parts that it needs were not ready")
                 raise self._failed(name, f"not ready after {timeout_s:.0f} s: {why}")
             time.sleep(_POLL_S)
 
     def _lower_priority(self, name: str) -> None:
-        """From its first answer on: a start at an eighth of the others' weight took 47 s instead of 17."""
+        """Lower a part's priority once it has answered: a start with an eighth of the weight took 47 s, not 17."""
         self._children.lower_priority(name, self.components[name].service.cpu_shares)
 
     def _spawn(self, name: str) -> None:

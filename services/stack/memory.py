@@ -1,7 +1,7 @@
 """Check before a start whether the bundle fits into the machine's memory.
 
-Measured amounts per part plus what the bundle's files add to each; the estimate is generous. The processes check their
-own part exactly when they load it.
+The estimate adds a measured amount per part and what the bundle's files add to it. It is generous. Each process checks
+its own need exactly when it loads the bundle.
 """
 
 import json
@@ -21,7 +21,7 @@ _ENCODE = frozenset({"encoder", "inference-server"})
 def needed_bytes(
     bundle: Path, parts: Iterable[str], *, text: Path | None = None, settings: Mapping[str, str] = os.environ
 ) -> dict[str, int]:
-    """Return bytes per part for this bundle, the text bundle if there is one at `text`, and the set options.
+    """Return the bytes that each part needs for this bundle, for a text bundle at `text`, and for options that are set.
 
     Raises: StackError if a manifest can't be read.
     """
@@ -39,7 +39,7 @@ def needed_bytes(
 def require_stack_memory(
     bundle: Path, parts: Iterable[str], available: int | None = None, *, text: Path | None = None
 ) -> None:
-    """Raises: StackError with need and available bytes, unless `parts` fit into the available memory."""
+    """Raises: StackError with the needed and the available memory, unless `parts` fit into the available memory."""
     needed = needed_bytes(bundle, parts, text=text)
     have = available_bytes() if available is None else available
     need = sum(needed.values())
@@ -54,7 +54,7 @@ def require_stack_memory(
 
 
 def require_encoder(bundle: Path, parts: Iterable[str]) -> None:
-    """Raises: StackError if parts that encode are to start and the bundle has no ONNX encoder."""
+    """Raises: StackError if one of `parts` encodes and the bundle has no ONNX encoder."""
     if not _ENCODE.intersection(parts) or _ONNX in _file_sizes(bundle):
         return
     if json.loads((bundle / "manifest.json").read_text(encoding="utf-8")).get("encoder", ...) is None:

@@ -11,13 +11,13 @@ from services.stack.errors import StackError
 from services.stack.folders import StateFolder
 from services.stack.ports import LOOPBACK, PARTS, Ports, owner
 
-# By shard, its replicas' ports by name.
+# For each shard, and each of its replicas: the ports by name.
 Shards = list[list[dict[str, int]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """The parameters of the last `up`; None without one."""
+    """The parameters of the last `up`. A field is None if it is not recorded."""
 
     ports: Ports | None = None
     bundle: str | None = None
@@ -89,7 +89,7 @@ def note_file(folder: StateFolder) -> Path:
 
 
 def bundle_file(folder: StateFolder) -> Path:
-    """Return the path of the file with the replacement of `<state>/bundle`."""
+    """Return the path of the file that names the bundle used instead of `<state>/bundle`."""
     return folder.root / "bundle-in-use"
 
 

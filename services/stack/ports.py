@@ -17,7 +17,7 @@ from services.platform.ports import PortTaken, check_port_free
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One part. ports: its main port first, under its own name. stop_s: time to drain after SIGTERM before SIGKILL.
+    """One part. ports: its main port first, under the part's name. stop_s: seconds between SIGTERM and SIGKILL.
 
     memory_mb, holds, options and needs as in `processes.Process`.
     """
@@ -65,14 +65,14 @@ _ROWS = (
         )
         for row in PROCESSES.values()
     ),
-    # It has no gRPC and depends only on the gateway, so that table has no row for it.
+    # The console has no gRPC and depends only on the gateway, so `PROCESSES` has no row for it.
     Part(name=CONSOLE, ports={CONSOLE: 50060}, memory_mb=150, needs_bundle=False),
 )
 PARTS: Mapping[str, Part] = MappingProxyType({row.name: row for row in _ROWS})
 
 
 def stop_order() -> Iterator[list[str]]:
-    """Yield names that may stop together: first those without dependents; the parts they write to are last."""
+    """Yield groups of parts that may stop together. A part stops after all parts that depend on it."""
     left = dict(PARTS)
     while left:
         needed = {other for part in left.values() for other in part.needs}
@@ -87,9 +87,8 @@ DEFAULTS: Mapping[str, int] = MappingProxyType(
     {name: number for part in PARTS.values() for name, number in part.ports.items()}
 )
 _OWNERS = {name: part.name for part in PARTS.values() for name in part.ports}
-# Below the system's ports of outgoing connections (32768-60999 on Linux), and outside of the demo's in tests
-# (tests/e2e).
-# A block's last port is its guard.
+# These ports are below those of outgoing connections (32768-60999 on Linux), and differ from those of the demo in tests
+# (tests/e2e). A block's last port is its guard.
 _FREE_BLOCKS = range(20_000, 27_000, len(DEFAULTS) + 1)
 
 
@@ -123,11 +122,10 @@ class Ports:
 
     @classmethod
     def free(cls) -> "Ports":
-        """Return a block without listeners, not given to any other call until this process ends.
+        """Return a block of ports without listeners. No other call returns it until this process ends.
 
-        Its guard port stays bound, so that concurrent tests don't take each other's ports while the listening part is
-        down.
-        Each process tries blocks in its own order.
+        Its guard port stays bound, so that concurrent tests do not take each other's ports while the parts that listen
+        on them are down. Each process tries blocks in its own order.
         """
         blocks = list(_FREE_BLOCKS)
         random.Random(f"{os.getpid()} {os.urandom(4).hex()}").shuffle(blocks)
@@ -138,7 +136,7 @@ class Ports:
         raise ValueError(f"no block of {len(DEFAULTS)} free ports between 20000 and 27000")
 
     def taken(self, part: str | None = None) -> Iterator[PortTaken]:
-        """Yield a problem per port, of `part` or of all, that has a listener."""
+        """Yield a problem for each port that has a listener, among those of `part` or of all parts."""
         for name, number in self.numbers.items():
             if part is not None and owner(name) != part:
                 continue

@@ -1,4 +1,4 @@
-"""Readiness of parts: one short question in the part's own protocol, not just an open port.
+"""Probe whether parts are ready: one short request in the part's own protocol, not only a connection to its port.
 
 Each probe returns None if the part is ready, else the reason in a few words. services/platform/rpc/health_check.py
 probes Freshet's own processes.
@@ -12,9 +12,9 @@ _METADATA_KEY, _METADATA_VERSION = 3, 1
 
 
 def probe_kafka(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
-    """Request the cluster's metadata: ready when the broker names itself.
+    """Request the cluster's metadata. Kafka is ready when the metadata has a broker.
 
-    Hand-written because kafka-python's clients retry and block for longer than a probe may take.
+    The request is written by hand, because kafka-python's clients retry and block for longer than a probe may take.
     """
     client_id = b"freshet-probe"
     body = struct.pack(">hhih", _METADATA_KEY, _METADATA_VERSION, 1, len(client_id)) + client_id + struct.pack(">i", 0)
@@ -32,7 +32,7 @@ def probe_kafka(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
 
 
 def probe_redis(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
-    """PING; not ready while it reads its file."""
+    """Send PING. Redis is not ready while it loads its file."""
     try:
         with _connect(address, timeout_s) as connection:
             connection.sendall(b"PING\r\n")
@@ -43,7 +43,7 @@ def probe_redis(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
 
 
 def probe_inference_server(address: str, model: str = "encoder", timeout_s: float = TIMEOUT_S) -> str | None:
-    """Server ready and model ready, over gRPC."""
+    """Ask over gRPC whether the server and the model are ready."""
     import grpc
     from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -77,7 +77,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def silence(address: str) -> str | None:
-    """Return why the address cannot be probed yet, at a tenth of the cost of a client."""
+    """Return why no connection to the address is possible; None if one is. Costs a tenth of a client's probe."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=1.0).close()

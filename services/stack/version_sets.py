@@ -1,7 +1,7 @@
 """The processes of further version sets of a local stack: each set is a small stack in `STATE/sets/NAME`.
 
 It has candidates, a reranker and a refresher (and a generator if it has its own texts) on its own ports, and uses the
-stack's Kafka, Redis, encoder and gateway. Starting, memory, logs and stopping are those of a stack.
+stack's Kafka, Redis, encoder and gateway. `Stack` starts and stops it, checks its memory and writes its logs.
 """
 
 import json
@@ -51,7 +51,7 @@ def set_names(main: Stack) -> list[str]:
 
 
 def remove_set(main: Stack, name: str) -> None:
-    """Stop its processes and remove its record and logs."""
+    """Stop the set's processes, and remove its record and logs."""
     find_set(main, name).down()
     shutil.rmtree(_folder(main, name))
 

@@ -77,10 +77,11 @@ class KnownForgets:
     ends: Callable[[], Offsets] = dict
     unreadable: list[ForgetRecord] = field(default_factory=list, init=False)
     named: Mapping[int, int] = field(default_factory=dict, init=False)
-    # The latest forget of each user, as compaction retains it.
+    # The latest forget of each user; compaction retains only that one.
     _latest: dict[str, ForgetRecord] = field(default_factory=dict, init=False)
-    # Records read and not yet compared with the log's ends; whether the last comparison found any beyond them.
+    # Records that are read, but not yet compared with the log's ends.
     _compared_next: list[ForgetRecord] = field(default_factory=list, init=False)
+    # Whether the last comparison found positions beyond the log's ends.
     _was_ahead: bool = field(default=False, init=False)
     # Guards what `of` reads.
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)

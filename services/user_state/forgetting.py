@@ -1,7 +1,7 @@
 """Which users are forgotten, up to which positions, and what remains of them: pure functions and values.
 
-A forget names positions of `interactions`. Records at or below them have no effect, also after redelivery, a rebuild
-or an import. Later records count. Knows neither Kafka nor Redis.
+A forget names positions of `interactions`. Records at or below them have no effect, even after redelivery, a rebuild
+or an import. Later records do. This module uses neither Kafka nor Redis.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,6 +1,7 @@
 """The position of each user's newest record in `histories`: 64 bits of hash and 64 bits of position, in memory.
 
-Two users may share a hash. The reader compares the record's key, and reads the log for the user that the index lost.
+If two users share a hash, the index has only the position of one. The reader compares the record's key, and reads the
+log for the other user.
 """
 
 import numpy as np

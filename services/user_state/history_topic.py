@@ -1,6 +1,6 @@
 """The compacted topic `histories` as its writer uses it: marks, newest records and their positions.
 
-Knows the partitions of this process, not whose history changed or when to write it (`write_histories.py`).
+It serves this process's partitions. `write_histories.py` decides whose history is written, and when.
 """
 
 from collections import Counter
@@ -58,9 +58,8 @@ class HistoryTopic:
     def take(self, partitions: Sequence[int], num_partitions: int) -> dict[int, Mark]:
         """Add partitions and return the newest mark of each that has one. `marks` gets empty marks for them.
 
-        num_partitions: of `interactions`.
-
-        Raises: PreconditionFailed if the topic has another number of partitions; DependencyUnavailable.
+        num_partitions: that of `interactions`. Raises: PreconditionFailed if the topic has another number of
+        partitions; DependencyUnavailable.
         """
         if (found_partitions := self._topic.num_partitions()) != num_partitions:
             raise PreconditionFailed(
@@ -105,7 +104,7 @@ class HistoryTopic:
             self.marks[partition] = mark
 
     def write(self, histories: Mapping[str, PackedHistory | None], homes: Mapping[str, int]) -> list[str]:
-        """Write these users, each to its home partition; None writes a tombstone.
+        """Write each user to its home partition, if that is assigned; None writes a tombstone.
 
         Returns the users whose record was acknowledged without an offset.
 
@@ -130,7 +129,7 @@ class HistoryTopic:
         return unknown
 
     def find(self, user_ids: Collection[str]) -> dict[str, HistoryRecord]:
-        """Return the newest usable record of each of these users, where one exists."""
+        """Return the newest record of each of these users, if it exists and is usable."""
         while self.index():
             pass
         wanted: dict[int, list[tuple[int, str]]] = {}

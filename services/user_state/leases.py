@@ -128,7 +128,7 @@ class RedisLeases:
     def close(self) -> None:
         self._stop.set()
         with self._lock:
-            # As an unfinished release: later answers are ignored.
+            # Later answers are ignored, as during a release.
             self._holding, self._releases = Holding({}), self._releases | 1
         if self._thread is not None:
             self._thread.join(2.0)

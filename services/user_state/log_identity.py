@@ -1,10 +1,10 @@
 """Check that a partition of `interactions` is still the log whose records were applied.
 
-Offsets do not tell: a recreated topic may be longer than the first. kafka-python does not identify topics by id. So
-the progress stores three records of each partition, by offset and digest: the first of this epoch, the newest, and one
-near the newest. The near one advances only after a check found it in place, so it always belongs to the same log as
-the records before it. The newest one shows whether the log lost its end and was overwritten. Knows neither Kafka nor
-Redis.
+Offsets alone cannot show this: a recreated topic may be longer than the first one. kafka-python does not identify
+topics by id. So the progress stores three records of each partition, by offset and digest: the first of this epoch, the
+newest, and one near the newest. The near one advances only after a check found it in place, so it always belongs to the
+same log as the records before it. The newest one shows whether the log lost its end and was overwritten. This module
+uses neither Kafka nor Redis.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -86,7 +86,9 @@ class LogIdentity:
         return "" if found is None else found.text
 
     def came(self, records: Sequence[SourceRecord]) -> None:
-        """Note the records read, in order within each partition. Call `check` first for partitions with anchors."""
+        """Update the anchors by the records read, in order within each partition. For partitions with anchors, call
+        `check` first.
+        """
         latest = {record.partition: record for record in records}
         for partition in latest.keys() - self._anchors.keys():
             first = next(record for record in records if record.partition == partition)
@@ -154,7 +156,7 @@ class LogIdentity:
             raise LostTail(lost)
 
     def keep(self) -> None:
-        """After `LostTail`: the next `resync`, with an emptied store, continues with the logs' first records."""
+        """Call it after `LostTail`: the next `resync`, on an empty store, identifies the logs by first records."""
         self._kept = {p: Anchors(*[anchors.first] * 3) for p, anchors in self._anchors.items()}
 
 

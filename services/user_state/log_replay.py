@@ -24,8 +24,8 @@ class ReplayedUser:
 
 @dataclass(kw_only=True, eq=False)
 class LogReplay:
-    """log: a separate reader of `interactions`. letters: a reader of its dead letters, whose readable records are left
-    out; None leaves out nothing. max_history, schema: of the histories.
+    """log: a separate reader of `interactions`. letters: a reader of its dead letters; a readable record among them is
+    left out; None leaves out nothing. max_history, schema: as in the stream's merges.
     """
 
     log: Reader
@@ -58,8 +58,8 @@ class LogReplay:
             self.letters.close()
 
     def _set_aside(self, keys: Collection[bytes]) -> Mapping[tuple[int, int], bytes]:
-        """Return the values of these keys' dead letters by position: another log may have a good record at the
-        position.
+        """Return the values of these keys' dead letters by position. Callers compare the value too, since another log
+        may have a good record at the position.
         """
         if self.letters is None:
             return {}

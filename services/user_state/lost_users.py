@@ -8,12 +8,12 @@ from services.user_state.restore_users import RestoreUsers
 from services.user_state.stream_progress import StreamProgress
 from services.user_state.values import StoreUsage
 
-# Seconds of a turn for finding lost users.
+# Limit of the seconds that a turn spends on finding lost users.
 _LOOK_S = 0.05
 
 
 class LostUsers:
-    """`find` begins a scan, `turn` continues it. restore: None for a store that loses nobody."""
+    """`find` begins a scan, `turn` continues it. restore: None if the store cannot lose users."""
 
     def __init__(
         self, store: Store, progress: StreamProgress, restore: RestoreUsers | None, clock_ms: Callable[[], int]
@@ -21,15 +21,14 @@ class LostUsers:
         self._store, self._progress, self.restore, self._clock_ms = store, progress, restore, clock_ms
         # The partitions when the progress was last read.
         self._partitions: Collection[int] = ()
-        # The present scan, its start, the earliest start of the next one, and the store's count of removed keys at the
-        # last
-        # start.
+        # The present scan, its start, the earliest start of the next scan, and the store's count of removed keys when
+        # the last scan started.
         self._looking: Iterator[Collection[str]] | None = None
         self._began_ms = self._next_ms = 0
         self._removed = -1
 
     def resynced(self, *, is_new_epoch: bool) -> None:
-        """Note that the progress was read from the store again. Other partitions or a new epoch restart the scan."""
+        """Call it after reading the progress from the store again. Other partitions or a new epoch restart the scan."""
         has_others = self._partitions != set(self._progress.watermarks)
         self._partitions = set(self._progress.watermarks)
         if self.restore is not None and has_others:
@@ -42,8 +41,8 @@ class LostUsers:
     def find(self, *, look: bool) -> StoreUsage:
         """Return the store's usage. Begin a scan if the store removed keys since the last one.
 
-        look: scan in any case, because the store does not count keys that somebody deleted. Raises:
-        DependencyUnavailable.
+        look: begin it in any case, since the store does not count keys that a client deleted.
+        Raises: DependencyUnavailable.
         """
         usage = self._store.usage()
         if self.restore is None or self._looking is not None or self._clock_ms() < self._next_ms:

@@ -5,7 +5,8 @@ The rules:
 - A recent event id at another position is a duplicate.
 - Events are ordered by (event time, partition, offset).
 - A late event is inserted in order if the window reaches back that far; otherwise it is only noted as seen.
-- An event type that the schema excludes from histories changes none; its item is noted as seen if the type says so.
+- An event of a type that the schema excludes from histories changes no history. Its item is noted as seen if the
+  schema says so for the type.
 - An undo removes its event.
 - Records at or below the user's forgotten positions have no effect.
 - Items unknown to the model stay in the history.
@@ -163,9 +164,8 @@ def merge(
     """
     void = forgotten or {}
     result = Merge(recent=list(history.recent), positions=dict(history.positions), sequences=[list(history.events)])
-    # The last index of each id in `recent`, which grows here and is cut at the end. Ids before the window are ignored,
-    # as
-    # if every record had been merged alone.
+    # The last index of each id in `recent`, which grows here and is cut at the end. Ids before its last RECENT_IDS are
+    # ignored, as if every record had been merged alone.
     last_at = {entry.id_hash: at for at, entry in enumerate(history.recent)}
     before: dict[tuple[int, int], int] | None = None
     for number, arrival in enumerate(arrivals):
@@ -218,7 +218,7 @@ def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_hist
         events.append(event)
     else:
         at = bisect_right(events, event[:3], key=_order)
-        # A window that never moved has the whole history, so the events before its first one are known: none.
+        # A window that never moved has the whole history: no event precedes its first one.
         if at == 0 and len(events) >= max_history - max_history // 4:
             return Outcome.LATE
         result.preceding[number] = Prefix(len(result.sequences) - 1, at)
@@ -230,7 +230,7 @@ def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_hist
 
 
 def _keep_out(result: Merge, number: int, event: StoredEvent, max_history: int, kind: EventType) -> Outcome:
-    """Note the history before the event if the event is attributed; the history does not change."""
+    """Store the history before the event in `preceding` if the event is attributed. The history does not change."""
     if kind.is_attributed:
         at = bisect_right(result.events, event[:3], key=_order)
         if at == 0 and len(result.events) >= max_history - max_history // 4:
@@ -240,7 +240,7 @@ def _keep_out(result: Merge, number: int, event: StoredEvent, max_history: int, 
 
 
 def _undo(result: Merge, number: int, id_hash: int) -> Outcome:
-    """Remove an event from the history; if it left the history and its id is recent, only return it as undone."""
+    """Remove an event from the history. If the window no longer has it, but its id is recent, mark it as undone."""
     undone = None
     events = result.events
     at = next((i for i, event in enumerate(events) if event.id_hash == id_hash), None)

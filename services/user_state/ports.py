@@ -60,7 +60,7 @@ class Store(Protocol):
         """Return each partition's progress in this epoch."""
 
     def begin(self, partitions: Sequence[int], epoch: str) -> Mapping[int, Progress]:
-        """Return the same; begin progress where this epoch has none. Raises: Conflict if the epoch is not current."""
+        """Return each partition's progress; begin it if this epoch has none. Raises: Conflict if `epoch` is old."""
 
     def load_users(self, user_ids: Collection[str], epoch: str) -> Mapping[str, UserHistory]:
         """Return the users' histories: empty for an unknown user, marked `is_lost` for a lost one."""
@@ -93,8 +93,8 @@ class Store(Protocol):
     def rewrite(self, updates: Sequence[UserUpdate], epoch: str, forgets: ForgetsApplied | None = None) -> None:
         """Replace everything stored of each user, including states of every model version, atomically per user.
 
-        A user without positions, stored or new, is only erased. forgets: the progress in `forgets`; each user advances
-        it.
+        A user without positions, stored or new, is only erased. forgets: the progress in `forgets`; it advances with
+        each user.
         Raises: Conflict if some users changed meanwhile, or the store has other progress than `forgets`.
         """
 
@@ -105,14 +105,14 @@ class Store(Protocol):
         """Return all users whose home is this partition."""
 
     def seed(self, partition: int, user_ids: Collection[str], epoch: str) -> None:
-        """Add users to the table of their home partition. Users in it do not change; the others are lost."""
+        """Add users to the table of their home partition. Users already in it do not change; others count as lost."""
 
     def forgets_applied(self, reader: str, epoch: str) -> ForgetsApplied:
         """Return `reader`'s progress in `forgets` per home partition in this epoch."""
 
     def note_forgets(self, forgets: ForgetsApplied, offset: int, epoch: str) -> None:
-        """Note that `forgets` is applied up to this offset in its partitions. Raises: Conflict if the store has other
-        progress.
+        """Store that the topic `forgets` is applied up to this offset in the partitions of `forgets`. Raises: Conflict
+        if the store has other progress.
         """
 
     def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:

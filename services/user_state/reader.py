@@ -27,9 +27,9 @@ class StateReader:
     ) -> None:
         """with_traces: states include the span that made them."""
         self._redis = open_async_client(url, timeout_s=timeout_s, max_connections=max_connections)
-        # From the last answer. It determines the homes and rarely changes.
+        # The epoch of the last answer. It determines the homes and rarely changes.
         self._epoch = ""
-        # Home partitions with progress at an earlier read. If it is missing later, the store lost it.
+        # Home partitions that had progress at an earlier read. If the progress is missing later, the store lost it.
         self._applied = set[int]()
         self._script = ""
         self._read_popular = self._redis.register_script(scripts.READ_POPULAR)
@@ -46,7 +46,7 @@ class StateReader:
 
         One round trip; a watermark of another partition needs one more.
         """
-        # Local: a concurrent call may learn of a new epoch while this one waits for an answer of the old one.
+        # A local copy: a concurrent call may set a new epoch while this call waits for an answer in the old one.
         epoch = self._epoch or await self._current_epoch()
         while epoch:
             view, found = await self._read_user(user_id, model_version, with_seen, partition, epoch)
@@ -76,9 +76,8 @@ class StateReader:
         elsewhere: list[bytes | None] | None = None
         with redis_errors():
             if asked != home.partition:
-                # Before the state: a watermark read later could promise an event that the state lacks. It lies in
-                # another slot,
-                # perhaps on another node.
+                # The watermark is read before the state: one read later could cover an event that the state lacks. It
+                # has another slot, perhaps on another node.
                 progress = self._redis.hmget(layout.progress_key(asked), ["epoch", "watermark"])
                 elsewhere = await cast(Awaitable[list[bytes | None]], progress)
             for attempt in (1, 2):

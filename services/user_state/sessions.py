@@ -2,7 +2,7 @@
 
 They lie in the hash slot of the user's other keys. A forget, or emptying the store, removes them too. Only a user with
 a history has lists. All lists together use at most a tenth of Redis' memory (`maxmemory`, else the machine's), so that
-histories have the rest. Losing a list costs one more request. The content of the bytes is not known here.
+histories have the rest. Losing a list costs one more request. This module does not interpret the bytes.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,8 +14,8 @@ from services.user_state.values import redis_errors
 
 # KEYS list, history, sizes. ARGV: entry, most entries, TTL in seconds, number of partitions. Returns 1, 0 without a
 # history, or -1 if the partition's lists exceed their memory.
-# sizes: bytes of all lists of the partition by expiry, in steps of a sixteenth of a list's life. A list expires at the
-# end of a step, so its TTL gives its step.
+# sizes: bytes of all lists of the partition by expiry, in steps of a sixteenth of a list's TTL. A list expires at the
+# end of a step, so its remaining TTL determines its step.
 _PUSH = """
 if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
 local now, step, total = tonumber(redis.call('TIME')[1]), math.ceil(ARGV[3] / 16), #ARGV[1]

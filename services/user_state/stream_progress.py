@@ -1,7 +1,7 @@
 """This process's progress in `interactions`, from the state store: epoch, watermarks, and the identity of the log.
 
-Only the state store has the progress. Kafka's committed offsets serve lag monitoring, and bound the attributions
-published before the state store was lost. Records' contents are not known here.
+Only the state store has the progress. Kafka's committed offsets serve lag monitoring. They also show which attributions
+were published before the state store was lost. This module does not decode records.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -31,8 +31,9 @@ class Advance(NamedTuple):
 class StreamProgress:
     """Caches the state store's progress; `resync` reads it again.
 
-    epoch: the store's. watermarks: of the assigned partitions. tails_lost: number of new epochs because a log had lost
-    its end. model_version: of the process's own model. keep: the durable histories; None for a store that loses nobody.
+    epoch: the store's epoch. watermarks: by assigned partition. tails_lost: number of new epochs because a log had lost
+    its end. model_version: that of the process's own model. keep: the durable histories; None if the store cannot lose
+    users.
     """
 
     def __init__(self, store: Store, keep: WriteHistories | None, model_version: str) -> None:
@@ -40,7 +41,7 @@ class StreamProgress:
         self.epoch = ""
         self.watermarks: dict[int, int] = {}
         self.tails_lost = 0
-        # By home partition: users written since its watermark moved.
+        # By home partition: number of users written since its watermark moved.
         self._unfinished: dict[int, int] = {}
         self._committed: dict[int, int] = {}
         self._identity = LogIdentity()
@@ -52,10 +53,9 @@ class StreamProgress:
         """Read epoch and watermarks from the store and seek the stream there. Return True if the epoch changed.
 
         From now on the stream's present partitions are applied. A store without an epoch gets one, and everything is
-        read from
-        the beginning; offsets committed before yield no attributions again. If a log lost its end, the store is emptied
-        and
-        gets a new epoch too; attributions of that partition are published again (readers deduplicate by position).
+        read from the beginning; records below the committed offsets yield no attributions again. If a log lost its end,
+        the store is emptied and gets a new epoch too; attributions of that partition are published again (readers
+        deduplicate by position).
         Raises: PreconditionFailed if the topic is not the one whose records were applied.
         """
         partitions = stream.partitions()
@@ -100,7 +100,7 @@ class StreamProgress:
         return offset >= self._committed.get(partition, 0)
 
     def came(self, records: Sequence[SourceRecord]) -> None:
-        """Note that records were read; they identify the log."""
+        """Identify the log by these records, which were read from it."""
         self._identity.came(records)
 
     def check_log(self, stream: Reader, partitions: Collection[int]) -> None:
@@ -115,12 +115,14 @@ class StreamProgress:
         return {partition: end for partition, end in ends.items() if partition not in self._identity.partitions}
 
     def check_epoch(self) -> None:
-        """Raises: Conflict if the store lost or changed its epoch, or lost progress; DependencyUnavailable."""
+        """Check the store's epoch and watermarks. Raises: Conflict if they differ from this process's;
+        DependencyUnavailable.
+        """
         epoch = self._store.epoch()
         if epoch != self.epoch:
             raise Conflict(f"the state store's epoch is {epoch}, not {self.epoch}")
         self.check_in_step()
-        # A cluster may lose the list of models alone; a forget would then miss their states.
+        # A cluster may lose only the list of models; a forget would then miss their states.
         self._named.clear()
         self.name_model(self._model_version)
 
@@ -134,7 +136,7 @@ class StreamProgress:
             raise Conflict(f"the state store's watermarks changed: partitions {other}")
 
     def wrote(self, homes: Collection[int]) -> None:
-        """Note written users by their homes, one home per user."""
+        """Count written users by home partition. homes: one per user."""
         for home in homes:
             if home in self._unfinished:
                 self._unfinished[home] += 1
@@ -142,7 +144,8 @@ class StreamProgress:
     def advance(self, applied: Mapping[int, Advance]) -> None:
         """Move watermarks, by partition.
 
-        Raises: Conflict if a watermark differs, or users written since are missing; DependencyUnavailable.
+        Raises: Conflict if a watermark differs, or users written since the last move are missing;
+        DependencyUnavailable.
         """
         self._move(
             [

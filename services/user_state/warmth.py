@@ -1,4 +1,4 @@
-"""How many users have current states of a model: what a promotion of that model requires."""
+"""Measure the share of users with current states of a model. A promotion of the model requires `WARM`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ _ASKED = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Warmth:
-    """active: users with a history. warm: those whose state of the model reflects all of it. made: written now, by
-    `freshet model warm`."""
+    """active: users with a history. warm: those whose state of the model reflects the whole history. made: states that
+    `freshet model warm` wrote."""
 
     active: int
     warm: int
@@ -24,14 +24,14 @@ class Warmth:
 
     @property
     def share(self) -> float:
-        """1 if nobody has a history."""
+        """The share of active users that are warm; 1 if there are no active users."""
         return self.warm / self.active if self.active else 1.0
 
 
 def measure(store: StateWriter, model_version: str) -> Warmth:
     """Measure how many users have current states of a model.
 
-    Raises: PreconditionFailed before anything was applied; DependencyUnavailable.
+    Raises: PreconditionFailed if nothing was applied to the store yet; DependencyUnavailable.
     """
     epoch = current_epoch(store)
     pages = (store.are_whole(users, model_version, epoch) for users in stored_users(store, epoch))
@@ -40,7 +40,7 @@ def measure(store: StateWriter, model_version: str) -> Warmth:
 
 
 def current_epoch(store: StateWriter) -> str:
-    """Return the epoch. Raises: PreconditionFailed before anything was applied."""
+    """Return the epoch. Raises: PreconditionFailed if nothing was applied to the store yet."""
     epoch = store.epoch()
     if epoch is None:
         raise PreconditionFailed("nothing was applied to the state store yet")
@@ -48,7 +48,7 @@ def current_epoch(store: StateWriter) -> str:
 
 
 def stored_users(store: StateWriter, epoch: str) -> Iterator[list[str]]:
-    """Yield the users with a history, some hundred at a time."""
+    """Yield the users with a history, at most `_ASKED` at a time."""
     for partition in range(num_partitions_of(epoch)):
         users = store.user_ids(partition, epoch)
         for start in range(0, len(users), _ASKED):

@@ -1,6 +1,6 @@
 """The port `Store` over Redis, for the encoder's thread.
 
-`layout.py` defines the keys, `stored_values.py` the values. The content of states is not known here.
+`layout.py` defines the keys, `stored_values.py` the values. This module does not interpret the content of states.
 """
 
 import time
@@ -98,7 +98,7 @@ class StateWriter:
         return {p: progress_of(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
 
     def begin(self, partitions: Sequence[int], epoch: str) -> dict[int, Progress]:
-        """Return the partitions' progress, and begin this epoch's in place of another's.
+        """Return the partitions' progress. If a partition has progress of another epoch, replace it by an empty one.
 
         Raises: Conflict if the epoch is not current, or another writer came first.
         """
@@ -119,7 +119,7 @@ class StateWriter:
     def start_new_epoch(self, epoch: str) -> None:
         """Erase all users and replace `epoch` with a new one; do nothing if it is not the current epoch.
 
-        The old epoch stays until the end, so the call can be repeated.
+        The epoch is replaced last, so a call that failed can be repeated.
         """
         with redis_errors():
             if self._redis.get(layout.EPOCH_KEY) != epoch.encode():
@@ -202,7 +202,7 @@ class StateWriter:
                 yield [user.decode() for user in users.keys() - gone]
 
     def usage(self) -> StoreUsage:
-        """Return Redis' memory share and number of removed keys."""
+        """Return the used share of Redis' memory limit, and the number of evicted and expired keys."""
         with redis_errors():
             found = cast(Mapping[str, int], self._redis.info())
         share = found["used_memory"] / found["maxmemory"] if found["maxmemory"] else 0.0
@@ -273,7 +273,10 @@ class StateWriter:
             forgets.texts = texts
 
     def dump(self, user_ids: Collection[str], partitions: Collection[int], epoch: str) -> Dump:
-        """Return these users without states, then the progress of these partitions, in one round trip."""
+        """Return the histories of these users, without states, and the progress of these partitions, in one round trip.
+
+        The progress is read after the histories.
+        """
         homes = [layout.home_of(user_id, epoch) for user_id in user_ids]
 
         def queue(pipeline: Any, sha: str) -> None:
@@ -305,7 +308,7 @@ class StateWriter:
             return sorted({user.decode() for user, _ in pages if user})
 
     def seed(self, partition: int, user_ids: Collection[str], epoch: str) -> None:
-        """Add users to the table of their home partition; a user without other keys is lost, not new.
+        """Add users to the table of their home partition. A user without other keys then counts as lost, not as new.
 
         Raises: Conflict if the partition's progress has another epoch.
         """
@@ -347,7 +350,7 @@ class StateWriter:
         forgets.offsets, forgets.texts = dict.fromkeys(forgets.texts, offset), dict.fromkeys(forgets.texts, after)
 
     def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:
-        """Move watermarks and add counts, once. A step whose from_watermark differs is not applied.
+        """Move watermarks and add counts. A step is not applied if its from_watermark is not the stored watermark.
 
         Raises: Conflict if some step was not applied.
         """

@@ -22,7 +22,7 @@ EVENTS_YAML = "events.yaml"
 DEFAULT_EVENTS = Path(__file__).with_name(EVENTS_YAML)
 MAX_TYPES = 256
 MAX_BYTES = 64 << 10
-# Number of last events searched for rejected items: more than item neighbours vote from.
+# How many of the newest events are searched for rejected items: more than the item neighbours use.
 TURNED_DOWN_EVENTS = 100
 
 
@@ -76,7 +76,7 @@ _FIELDS = {"role": str, "seen": bool, "history": bool, "weight": float, "centre"
 
 @dataclass(frozen=True, kw_only=True)
 class EventSchema:
-    """`types` by name; `other` for every other type."""
+    """Event types by name; `other` is the meaning of all other types."""
 
     types: Mapping[str, EventType]
     other: EventType
@@ -102,7 +102,7 @@ class EventSchema:
         )
 
     def speaks_against(self, name: str, value: float) -> bool:
-        """Whether an event of this type, which the schema names, and value has a negative weight."""
+        """Whether the schema names this type and an event of this value has a negative weight."""
         return name in self.can_speak_against and self.feedback.weight(name, value) < 0
 
     def turned_down(self, events: Sequence[tuple[str, tuple[str, float]]]) -> list[str]:
@@ -156,7 +156,7 @@ def default_schema() -> EventSchema:
 
 
 def with_lines(text: str, lines: Mapping[str, str]) -> str:
-    """Return the text of an `events.yaml` with other lines for some of its types, by name."""
+    """Return the text of an `events.yaml` in which `lines` replace or add the lines of these types."""
     kept = [line for line in text.splitlines() if line.strip().partition(":")[0] not in lines]
     begin = kept.index("types:") + 1
     return "\n".join([*kept[:begin], *(f"  {line}" for line in lines.values()), *kept[begin:], ""])

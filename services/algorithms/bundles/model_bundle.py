@@ -1,6 +1,6 @@
 """The model bundle: one directory that training writes and every process loads.
 
-It checks files, checksums and shapes; a mismatch is an error with the file and both values. It needs only NumPy, Arrow
+Loading checks files, checksums and shapes; a mismatch is an error with both values. It needs only NumPy, Arrow
 and safetensors, no PyTorch or ONNX, so processes that need only item ids stay small. Arrays are read on first use;
 large ones are memory-mapped (`tensor_file.py`).
 
@@ -273,9 +273,9 @@ class Bundle:
 
 @dataclass(frozen=True, kw_only=True)
 class BundleContent:
-    """Training's output to be written: shapes, arrays and columns, in dense-index order.
+    """The content of a bundle to write: shapes, arrays and columns, in dense-index order.
 
-    encoder None and weights empty: imported embeddings. events_yaml: the event schema unless it is the default.
+    encoder is None and weights is empty for imported embeddings. events_yaml: the event schema, None for the default.
     attributes: columns of `attributes.ARROW_TYPES`.
     """
 
@@ -336,8 +336,8 @@ def write_bundle(path: Path | str, content: BundleContent) -> Bundle:
 def add_files(path: Path | str, sources: Mapping[str, Path]) -> Bundle:
     """Add derived files (the exported encoder, the inference server's folder) to a bundle and list them.
 
-    Each is written under another name and renamed, then the manifest. The model version does not change, since the
-    files are derived from the model.
+    Each file is written under another name and renamed; then the manifest is. The model version does not change,
+    because the files are derived from the model.
     """
     root = Path(path)
     manifest = Manifest.read(root / MANIFEST)

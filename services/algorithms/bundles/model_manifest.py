@@ -1,7 +1,7 @@
 """The manifest of a model bundle: the model's shapes and its files.
 
-Strictly typed: an unknown, missing or out-of-range field is an error with its name, because a process that guesses
-shapes fails later, elsewhere. The files' content is not known here.
+An unknown, missing, mistyped or out-of-range field is an error with the field's name, because a process that guesses
+shapes fails later, elsewhere. This module does not read the files that the manifest lists.
 """
 
 import json
@@ -19,7 +19,7 @@ HEAD_KINDS = ("mol", "dot")
 OUTPUT_NORMS = ("length", "layer")
 QUERY_ACTIVATIONS = ("silu", "gelu")
 
-# The JSON types of a field's type; an integer is a float, too; true is not a number.
+# The JSON types allowed for a field's type. An integer is allowed for a float; true is no number.
 _JSON_TYPES: dict[Any, tuple[type, ...]] = {
     int: (int,),
     float: (int, float),
@@ -46,12 +46,12 @@ def _require_positive(owner: str, values: Mapping[str, float]) -> None:
 class EncoderShape:
     """The encoder's weights and inputs. width: D; d_qk, d_v: per head.
 
-    num_item_buckets: rows of the item embedding, after the items', for items unknown to training
-    (`algorithms.encoding.item_buckets` assigns them); 0 without.
-    norm_epsilon: added to a variance inside a block. output_norm: states are divided by their "length", or "layer"
-    normalised. residual_of_norm: a SASRec block in the authors' form, which normalises only the query and adds the
-    attention to it. The authors' models have 1e-6, "layer" for a mixture, and true.
-    actions: names of the action embedding's rows, from row 1 (`algorithms.encoding.actions`); none without.
+    num_item_buckets: the item embedding's rows for items unknown to training, after the items' own rows
+    (`algorithms.encoding.item_buckets` assigns them); 0 if there are none.
+    norm_epsilon: added to a variance inside a block. output_norm: "length" divides states by their length, "layer"
+    applies layer normalisation. residual_of_norm: a SASRec block in the authors' form, which normalises only the query
+    and adds the attention to it. The authors' models have 1e-6, "layer" for a mixture, and true.
+    actions: names of the action embedding's rows, from row 1 (`algorithms.encoding.actions`); empty if it has none.
     """
 
     kind: str
@@ -92,7 +92,7 @@ class EncoderShape:
 class HeadShape:
     """The head's weights: P_q, P_x, d, and for a mixture the widths of gate and MLPs.
 
-    query_activation: of the query projection's hidden layer: "silu" (SwiGLU) or "gelu" (GeGLU).
+    query_activation: the activation of the query projection's hidden layer, "silu" (SwiGLU) or "gelu" (GeGLU).
     """
 
     kind: str
@@ -129,7 +129,7 @@ class HeadShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeighbourShape:
-    """Item neighbours: N of each item; the user's r-th last item counts decay^r.
+    """Item neighbours: each item has `num_neighbours`, and the user's r-th last item has weight decay^r.
 
     model_share: lambda; a final score is model_share * s + (1 - model_share) * vote.
     """
@@ -150,8 +150,7 @@ class AbsenceShape:
     """The buckets of the time since a user's last event (`algorithms.encoding.absence`).
 
     Bucket 0 is below `floor_seconds`; bucket b > 0 begins at floor_seconds * 2^(b - 1). The last of 18 buckets begins
-    at
-    2.1 years.
+    at 2.1 years.
     """
 
     floor_seconds: int = 1024
@@ -173,10 +172,10 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """`manifest.json`. data: what the model was trained on, metrics: its quality; both are for people.
+    """`manifest.json`. data: what the model was trained on. metrics: its quality. The version depends on neither.
 
-    encoder: None for imported embeddings. new_item_length: the length of a new item's components, where a trained
-    item's are 1; None if not measured. It is measured on the model, and not part of its version. neighbours: None if
+    encoder: None for imported embeddings. new_item_length: the length of a new item's components (a trained item's
+    have length 1), None if not measured. It is measured on the model, and not part of its version. neighbours: None if
     the model scores alone. absence: None if it ignores the time since the last event.
     """
 

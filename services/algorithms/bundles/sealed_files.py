@@ -1,7 +1,6 @@
 """Folders that list each file with size and checksum, and are renamed into place as a whole.
 
-Shared by the model bundle and the text bundle, with the formats of tables and gates. What the files mean is not known
-here.
+The model bundle and the text bundle share this module, which also has the file formats of tables and gates.
 """
 
 import errno
@@ -43,8 +42,8 @@ def file_entry(path: Path) -> FileEntry:
 
 
 def save_tensors(arrays: dict[str, Any], path: Path) -> None:
-    """Write a safetensors file readable by everyone who may enter its folder. The library's own mode is for the owner
-    only, and a container runs as another user.
+    """Write a safetensors file readable by everyone who may enter its folder. The library makes the file
+    readable by its owner only, and a container runs as another user.
     """
     save_file(arrays, path)
     path.chmod(path.parent.stat().st_mode & 0o666)
@@ -78,7 +77,7 @@ def read_table(path: Path) -> pa.Table:
         raise BundleError(f"{path} cannot be read ({exc})") from exc
     for name in table.column_names:
         column = table.column(name)
-        # Without pyarrow.compute, which takes 10 MB of every process.
+        # pyarrow.compute is not used: importing it takes 10 MB of memory in every process.
         inner = [chunk.values for chunk in column.chunks] if pa.types.is_list(column.type) else []
         if column.null_count or any(chunk.null_count for chunk in inner):
             raise BundleError(f"{path}: column {name} holds nulls; allowed: none")

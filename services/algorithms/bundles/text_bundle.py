@@ -1,8 +1,8 @@
 """The text bundle: one directory with everything for text queries.
 
 Parts: the documents (item ids and texts), the word list, `text_mol/` (text encoder, document states, pair gate),
-`phrases/` (phrase encoder, vocabulary, output layer, shortlist, trie, identifiers, read by their own modules). It
-checks files, checksums and whether the parts match; a mismatch is an error with both values. No PyTorch.
+`phrases/` (phrase encoder, vocabulary, output layer, shortlist, trie, identifiers, read by their own modules). Loading
+checks files, checksums and whether the parts match; a mismatch is an error with both values. It needs no PyTorch.
 
 Letters: X documents, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -66,8 +66,7 @@ TEXT_STATES = f"{TEXT_MOL}/item_states.safetensors"
 TEXT_PAIR_GATE = f"{TEXT_MOL}/pair_gate.safetensors"
 PHRASE_ENCODER = f"{PHRASES}/encoder.onnx"
 # Derived from the parts, so not part of the version: the inference server's model folders, and both encoders' graphs
-# with
-# int8 matrices (`int8/<part>.onnx`, or one for both).
+# with int8 matrices (`int8/<part>.onnx`, or one for both).
 INFERENCE_SERVER = "inference_server"
 INT8 = "int8"
 SHARED_INT8 = f"{INT8}/shared.onnx"
@@ -152,8 +151,8 @@ class TextBundle:
 
     @cached_property
     def item_states(self) -> ItemStates:
-        """The documents' states of the text MoL, memory-mapped: components (X, P_x, d), no own gate."""
-        self.text_mol  # noqa: B018 - refuses where there is none
+        """The text MoL's document states, memory-mapped: components (X, P_x, d), without an item gate."""
+        self.text_mol  # noqa: B018 - raises BundleError if there is none
         return read_item_states(self.path / TEXT_STATES)
 
     @cached_property
@@ -175,7 +174,7 @@ class TextBundle:
 
     @property
     def shared_int8_graph(self) -> Path | None:
-        """The int8 graph of both encoders with an output per part, by its name; None if the bundle has none."""
+        """The int8 graph of both encoders, with one output named after each part; None if the bundle has none."""
         return self._derived(SHARED_INT8)
 
     def _derived(self, name: str) -> Path | None:
@@ -210,7 +209,7 @@ def add_text_files(
 ) -> TextBundle:
     """Add derived files (the inference server's model folders, int8 graphs) to a text bundle; its version stays.
 
-    metrics: added to the bundle's.
+    metrics: added to the bundle's metrics.
     Raises: BundleError for a file that is not derived, since it would change the version.
     """
     root = Path(path)
@@ -228,8 +227,8 @@ def add_text_files(
 class TextBundleWriter:
     """Collects parts in a temporary folder; sealing renames it into place. Without sealing nothing changes.
 
-    If a text bundle of the same documents and word list is at `path`, its parts stay, so the two models may be trained
-    one after the other; one of other documents is replaced.
+    If `path` has a text bundle of the same documents and word list, its parts are copied, so the two models may be
+    trained one after the other. A bundle of other documents is replaced.
     """
 
     def __init__(
@@ -289,7 +288,7 @@ class TextBundleWriter:
         width: int,
         max_tokens: int,
     ) -> None:
-        """Add the phrase model. files: by name below `phrases/`, with `encoder.onnx`. The rest: PhrasesPart.
+        """Add the phrase model. files: by name below `phrases/`, with `encoder.onnx`. The rest: see PhrasesPart.
 
         Raises: ValueError if `encoder.onnx` is missing.
         """
@@ -330,7 +329,7 @@ class TextBundleWriter:
         return load_text_bundle(self._target, verify=False)
 
     def _fresh(self, part: str) -> None:
-        """Return an empty folder for a part, without files of older trainings."""
+        """Make an empty folder for a part; remove an older one."""
         folder = self._aside / part
         if folder.exists():
             shutil.rmtree(folder)

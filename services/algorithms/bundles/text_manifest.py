@@ -1,7 +1,7 @@
 """The manifest of a text bundle: its parts, what must match, and its files.
 
-Strictly typed, as the model bundle's: an unknown, missing or out-of-range field is an error with its name. The files'
-content is not known here.
+As in the model bundle, an unknown, missing, mistyped or out-of-range field is an error with the field's name. This
+module does not read the files that the manifest lists.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -26,8 +26,8 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextMolPart:
-    """A text encoder with its documents' states. tokenizer: fingerprint of the word list of its training. max_tokens:
-    most tokens of a query, with [CLS] and [SEP].
+    """A text encoder with its documents' states. tokenizer: fingerprint of the word list that it was trained with.
+    max_tokens: the most tokens of a query, with [CLS] and [SEP].
     """
 
     head: HeadShape
@@ -43,7 +43,7 @@ class PhrasesPart:
     """A phrase model and its data for generation.
 
     tokenizer: fingerprint of the query's word list. vocabulary, vocabulary_size: fingerprint and size V of the output
-    layer's phrase vocabulary. positions: s. width: D.
+    layer's phrase vocabulary. positions: the number s of scored positions. width: D.
     """
 
     tokenizer: str

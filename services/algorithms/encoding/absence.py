@@ -1,10 +1,10 @@
 """The effect on a query state of the time since the user's last event.
 
 The seconds from a user's last event to the request fall into B buckets. Bucket 0 is everything below the floor, so that
-states do not change within a session; each further bucket is twice as wide as the one before. Each bucket has a learned
-row that is added to the state's components and gate. Bucket 0 changes no bit of a state.
+states do not change within a session. Bucket 1 begins at the floor, and each further one at twice the previous start.
+Each bucket has a learned row that is added to the state's components and gate. Bucket 0 changes no bit of a state.
 
-It acts on finished states, so encoders and histories are not known here (decision 076).
+The effect is applied to finished states; no encoder or history is needed (decision 076).
 
 Letters: B buckets, n states, P_q query components, P pairs, d component width.
 """
@@ -38,7 +38,7 @@ def buckets_of(seconds: IntArray, shape: AbsenceShape) -> IntArray:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AbsenceRows:
-    """A model's learned rows of absences. Equal only to itself.
+    """A model's learned row of each absence bucket. Instances are compared by identity.
 
     Shapes: components (B, P_q, d), gate (B, P), or None for a dot product; row 0 is zero.
     Raises: ValueError for shapes that disagree and values that are not allowed.
@@ -58,7 +58,7 @@ class AbsenceRows:
                 raise ValueError(
                     f"absence.{name} holds NaN, infinite values or a first row; allowed: finite, row 0 zero"
                 )
-        self.shape  # noqa: B018 - which checks itself
+        self.shape  # noqa: B018 - AbsenceShape checks its values
 
     @property
     def shape(self) -> AbsenceShape:
@@ -69,12 +69,11 @@ class AbsenceRows:
         return bucket_of(seconds, self.shape)
 
     def apply(self, states: QueryStates, bucket: int | IntArray) -> QueryStates:
-        """Return the n states as of a request in this bucket, or in these buckets (n,), in half precision as stored
-        states.
+        """Return the n states for a request in this bucket, or in these buckets (n,), rounded to half precision like
+        stored states.
 
         A component c becomes (c + row) / |c + row|, a zero component stays zero; a gate becomes gate + row. States of
-        bucket
-        0 are returned unchanged. The result of a state does not depend on the other states.
+        bucket 0 are returned unchanged. The result of a state does not depend on the other states.
         Cost: 17 microseconds for one state of 4 x 50 on one Xeon core.
         """
         if bucket == 0 if isinstance(bucket, int) else not bucket.any():
@@ -93,7 +92,7 @@ class AbsenceRows:
         self, components: npt.NDArray[np.floating], gate: npt.NDArray[np.floating] | None, bucket: int | IntArray
     ) -> tuple[HalfArray, HalfArray | None]:
         """Return the components and gates of `apply`; the gate is unchanged if the model has no rows for it."""
-        # In float64, so that a processor's order of additions does not affect the rounded result.
+        # Float64: the order of additions, which differs between processors, does not affect the rounded result.
         moved = np.add(components, self.components[bucket], dtype=np.float64)
         lengths = np.sqrt(np.einsum("npd,npd->np", moved, moved))[..., None]
         moved *= components.any(axis=-1, keepdims=True) / np.maximum(lengths, _TINY)

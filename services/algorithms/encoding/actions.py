@@ -1,7 +1,7 @@
-"""Actions as the encoder's input: the row of an action embedding that is added to the item's.
+"""Actions as the encoder's input: a row of the action embedding is added to the item's embedding.
 
-An action is a type, or, if the type's weight depends on a value, a type at one of five levels of that weight: stars
-from 1 to 5 are "rating -2" to "rating +2". A bundle's manifest lists the actions of its training; all others have row
+An action is an event type. If its weight depends on a value, it is a type at one of five levels of that weight: 1 to 5
+stars are "rating -2" to "rating +2". A bundle's manifest lists the actions of its training; all others have row
 0, which adds nothing. A negative event is encoded only if its action has a row: row 0 would make it positive.
 
 Item and action are one number, item + action * STRIDE, so that code that stores, pads or compares sequences ignores
@@ -13,9 +13,9 @@ from functools import lru_cache
 
 from services.algorithms.bundles.event_schema import EventSchema, EventType
 
-# Above every dense index and item bucket.
+# More than every dense index and item bucket.
 STRIDE = 1 << 32
-# Levels of a value on each side of the neutral one.
+# Levels on each side of the neutral level.
 LEVELS = 2
 # Actions with fewer training events get no row.
 MIN_EVENTS = 100
@@ -33,14 +33,14 @@ def action_name(schema: EventSchema, kind: str, value: float) -> str:
 
 
 class Actions:
-    """The rows of one model's action embedding, by a schema. names: of rows 1, 2, ...
+    """The rows of one model's action embedding. names: the actions of rows 1, 2, ...
 
     row(type, value): 0 for an action unknown to training, -1 if the encoder does not read the event.
     """
 
     def __init__(self, schema: EventSchema, names: Sequence[str]) -> None:
         self._schema, self._rows = schema, {name: row for row, name in enumerate(names, 1)}
-        # Stars have few values; the cache bounds the others.
+        # Ratings have few values. The cache size is bounded because other types may have many.
         self.row = lru_cache(maxsize=4096)(self._find)
 
     def _find(self, kind: str, value: float) -> int:

@@ -1,8 +1,8 @@
 """The window rule: which of a user's events the encoder reads, in training and in serving.
 
 A history grows event by event. When it reaches L events, the oldest L/4 are dropped and the rest is encoded again.
-Between two drops a causal encoder only appends, so encoding only the new events is exact. All users of histories
-(stream, request, training, evaluation) use this module.
+Between two drops a causal encoder only appends, so encoding only the new events is exact. All code that encodes
+histories (stream, request, training, evaluation) uses this module.
 
 Letters: L = max_history, n events of a user. Windows are half-open ranges of events, oldest first.
 """
@@ -16,7 +16,7 @@ Event = TypeVar("Event")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """One range to encode: events [start, stop); it gives the states from event `first_state` on.
+    """One range to encode: events [start, stop). It yields the states after events from `first_state` on.
 
     The state after event j is the encoder's output at position j - start, for first_state <= j < stop.
     """

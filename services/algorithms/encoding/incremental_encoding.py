@@ -61,7 +61,7 @@ class CacheCounts:
 class _Cached:
     """The events under one cache key, their attention keys and values per block, and the states after the last event.
 
-    The first `length` of the C places are used. The others have the position _UNUSED_POSITION, to which no event attends.
+    The first `length` of the C places are used. The others have position _UNUSED_POSITION, to which no event attends.
     """
 
     def __init__(self, shapes: Shapes, places: int) -> None:

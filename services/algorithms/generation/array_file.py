@@ -1,7 +1,6 @@
-"""Array files of the generation side: safetensors with a format number and a checksum inside.
+"""Array files for generation: safetensors with a format number and a checksum inside.
 
-A trie file that is truncated or of another version must be rejected without a manifest; processes share the mapped
-pages. What the arrays mean is not known here.
+So a file that is truncated or of another version is rejected without a manifest. Processes share the mapped pages.
 """
 
 import hashlib

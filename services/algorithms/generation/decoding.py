@@ -6,7 +6,7 @@ sum_i log P~_pi(i)(d^i), plus log P~_t([PAD]) at the positions without a token. 
 map, token i at position i: the objective of training, and the ablation.
 
 The score of a found identifier is exact. A beam limits the searched part of the trie, and `bound` limits the scores of
-the rest. Shortlists, weights and text are not known here.
+the rest.
 
 Letters: s positions, U tokens scored, K results.
 """
@@ -29,7 +29,7 @@ MODES: tuple[Mode, ...] = ("permutation", "fixed")
 class Decoded:
     """Best first, ties by identifier: identifiers (n,) int32, scores (n,) float64 natural logarithms, n at most K.
 
-    No missing identifier of the given tokens scores above `bound`; -inf: the beam omitted none.
+    No identifier that the beam omitted scores above `bound`; -inf: the beam omitted none.
     """
 
     identifiers: npt.NDArray[np.int32]
@@ -63,8 +63,7 @@ def decode(
     """Return the `results` best identifiers whose tokens are all among `tokens`.
 
     Shapes: scores (s, U) float32, tokens (U,) ascending, the first of them [PAD]; allowed (X,) over the rows of
-    `items`:
-    an identifier needs at least one allowed item.
+    `items`: an identifier needs at least one allowed item.
     Raises: ValueError if shapes differ, a score is not finite, or the trie has identifiers longer than s.
     Cost:   per position, the children of at most `beams` nodes.
     """

@@ -1,7 +1,6 @@
 """From the phrase encoder's output to identifiers and items: shortlist, scores, permutation decoding, in one call.
 
-Every answer is an identifier of the trie, since decoding walks the trie. The next query sees inserts and deletes. The
-origin of x and the meaning of item rows are not known here.
+Every answer is an identifier of the trie, since decoding walks the trie. The next query sees inserts and deletes.
 
 Letters: s positions, D width, U union, V vocabulary size, X items, K results.
 """
@@ -31,7 +30,7 @@ _WIDEN = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratorSettings:
-    """k: number of joined sets; nodes per level; and whether tokens may come in any order."""
+    """sets: number k of joined sets. beams: nodes per level. mode: whether tokens may come in any order."""
 
     sets: int = 5
     beams: int = 256
@@ -68,7 +67,7 @@ class Generated:
 class Generator:
     """The parts for decoding, checked against each other. Thread-safe.
 
-    token_rows (V,): the parts' row of each token of the vocabulary, if it is not the token's number (locality.py).
+    token_rows (V,): the row of each token in the parts (locality.py); None if it is the token's number.
     """
 
     output_layer: OutputLayer

@@ -2,7 +2,7 @@
 
 An item may have several identifiers, and an identifier several items (equal titles). Text and item rows are two flat
 memory-mapped arrays with boundaries; identifiers added while serving are in separate lists. Item rows are positions in
-the caller's item table; that table, tokens and scores are not known here.
+the caller's item table.
 
 Letters: I identifiers, X items.
 """
@@ -30,8 +30,8 @@ class IdentifierTable:
     """Identifiers 0 to I - 1: text and item rows. Thread-safe."""
 
     def __init__(self, letters: npt.NDArray[np.uint8], letter_offsets: Offsets, rows: Rows, row_offsets: Offsets):
-        """UTF-8 text, concatenated with I + 1 boundaries, and item rows likewise. Raises: ValueError if their numbers
-        differ.
+        """Take concatenated UTF-8 texts with I + 1 boundaries, and item rows likewise. Raises: ValueError for invalid
+        boundaries, unequal numbers or a negative row.
         """
         for name, flat, offsets in (("letters", letters, letter_offsets), ("rows", rows, row_offsets)):
             if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != len(flat) or (np.diff(offsets) < 0).any():
@@ -70,7 +70,7 @@ class IdentifierTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the file's part."""
+        """Bytes of the identifiers that the file has."""
         items = self._items
         return self._letters.nbytes + self._letter_offsets.nbytes + items.rows.nbytes + items.offsets.nbytes
 
@@ -86,7 +86,7 @@ class IdentifierTable:
         return self._items
 
     def add(self, text: str, item_rows: Sequence[int]) -> int:
-        """Add an identifier and return its number, the next one; also for a further identifier of an item.
+        """Add an identifier and return its number, the next one. The items may have other identifiers.
 
         Raises: ValueError for no items or a negative row.
         """
@@ -97,7 +97,7 @@ class IdentifierTable:
             number = len(self)
             used = len(self._added_texts)
             begin = int(self._added_offsets[used])
-            # Room grows by half, and writes never reach a reader's slice.
+            # The arrays grow by half, and writes never change the part that a reader's slice covers.
             self._added_rows = _with_room(self._added_rows, begin + len(rows))
             self._added_offsets = _with_room(self._added_offsets, used + 2)
             self._added_rows[begin : begin + len(rows)] = rows
@@ -112,7 +112,7 @@ class IdentifierTable:
             return number
 
     def save(self, path: Path) -> None:
-        """Write the table. Raises: ValueError after additions: they are replayed, as the trie's are."""
+        """Write the table. Raises: ValueError after additions: the caller replays them, as for the trie."""
         if self._added_texts:
             raise ValueError(f"{len(self._added_texts)} identifiers were added; only a built table is saved")
         arrays = (self._letters, self._letter_offsets, self._items.rows, self._items.offsets)

@@ -1,9 +1,8 @@
-"""A vocabulary order in which the phrases of one shortlist are adjacent.
+"""An order of the vocabulary in which the phrases of one shortlist are adjacent.
 
 A shortlist's 25,000 rows are scattered over gigabytes; each costs a page walk and opens a memory row. If phrases that
 are adjacent in a shortlist are adjacent in memory, the same rows cost less than half (2.1 ms against 5.4 of processor
-time for 25,000 of 5 million int8 rows in runs of 25). Only the generator's internal numbering of phrases changes. Only
-sets and vectors are known here.
+time for 25,000 of 5 million int8 rows in runs of 25). Only the generator's internal numbering of phrases changes.
 
 Letters: V vocabulary size, m vectors, r tokens of a set, D width.
 """
@@ -21,8 +20,7 @@ def locality_order(centers: npt.NDArray[np.float32], sets: Tokens, *, num_tokens
 
     Shapes: centers (m, D), sets (m, r), most probable first. A token's home is the set with its best rank (the first of
     equals). Homes are ordered so that similar vectors are near, tokens of a home by rank. Tokens in no set come last,
-    in
-    their order.   Cost: m r operations.
+    in their order. Cost: m r operations.
     """
     chain = _chain(centers)
     home = np.full(num_tokens, len(sets), dtype=np.int64)

@@ -1,8 +1,7 @@
 """The output layer's weights: a row per phrase, in int8 or half precision, memory-mapped, scored row by row.
 
 log P~_t(v | q) = <x_t, w_v>: training drives the partition sum to 1 (loss l3), so no sum over the vocabulary is needed.
-Five million rows of 384 take 1.9 GB in int8, and a shortlist reads 25,000 of them. The choice and meaning of rows are
-not known here.
+Five million rows of width 384 take 1.9 GB in int8, and a shortlist reads 25,000 of them.
 
 Letters: V vocabulary size, D width, s positions, U requested tokens.
 """
@@ -32,8 +31,8 @@ class OutputLayer:
 
     @classmethod
     def from_weights(cls, weights: Floats, *, precision: Literal["int8", "float16"] = "int8") -> Self:
-        """Build from float32 (V, D). int8: one step per row, so a score's error is at most ||x||_1 step / 2 plus the
-        query's own rounding. Raises: ValueError for no rows, other precisions, or a weight that is not finite.
+        """Build from float32 (V, D). int8: each row has its own step, so a score's error is at most ||x||_1 step / 2
+        plus the query's rounding. Raises: ValueError for no rows, other precisions, or a weight that is not finite.
         """
         if weights.ndim != 2 or 0 in weights.shape:
             raise ValueError(f"weights have shape {weights.shape}; allowed: (V, D), both at least 1")

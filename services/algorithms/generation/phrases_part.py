@@ -1,7 +1,7 @@
 """The `phrases/` part of a text bundle: a generator, its vocabulary and the encoder, written and read together.
 
-A mismatch of vocabulary, weights, trie and identifiers is an error with both values; each file's own reader rejects a
-truncated one. Encoders and tokens are not known here.
+A mismatch of vocabulary, weights, trie and identifiers is an error with both values; each file's reader rejects a
+truncated file.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class PhraseParts:
 
 
 def save_phrases(folder: Path, parts: PhraseParts, encoder: Path) -> dict[str, Path]:
-    """Write all files but the encoder's graph into `folder`; return the path of each by name, for `add_phrases`.
+    """Write all files except the encoder into `folder`; return all paths by name, for `add_phrases`.
 
     Raises: ValueError for a trie or identifiers that changed after they were built.
     """

@@ -1,8 +1,8 @@
 """The phrases to score: m vectors c_i, each with its r most probable phrases (PIXAR, section 4.2).
 
 A query's x_0 selects the k vectors with the largest products; the union of their sets is scored at every position. It
-always contains the padding token, which scores every answer shorter than s. Training of the vectors
-(services/offline/training/phrases) is not known here.
+always contains the padding token, which every answer shorter than s needs for its score. The vectors are trained in
+`services/offline/training/phrases`.
 
 Letters: m vectors, r tokens of a set, k joined sets, U union, D width, V vocabulary size.
 """
@@ -25,7 +25,7 @@ _NAMES = ("centers", "sets", "num_tokens")
 
 
 class Shortlist:
-    """Immutable, so thread-safe."""
+    """The vectors and their sets. Immutable, so thread-safe."""
 
     def __init__(self, centers: Floats, sets: Tokens, *, num_tokens: int) -> None:
         """Shapes: centers (m, D) float32, sets (m, r) int32 of tokens below V = `num_tokens`. Raises: ValueError."""
@@ -44,7 +44,7 @@ class Shortlist:
         return self.centers.nbytes + self.sets.nbytes
 
     def tokens(self, x0: Floats, k: int) -> Tokens:
-        """x0 (D,) -> the union of the k nearest sets and the padding token: (U,) int32, sorted, unique.
+        """Return the union of the k nearest sets to x0 (D,) and the padding token: (U,) int32, sorted, unique.
 
         k above m takes all sets. Ties of products are resolved to the lower number. Raises: ValueError for another
         width, k below 1, or a value that is not finite.

@@ -1,8 +1,8 @@
 """The trie of all document identifiers: mapped from a file, changed while it serves.
 
-The file's trie is immutable. Inserted identifiers are in separate small tries, which are merged as they grow, and
-deleted ones in a list that searches check; the next query sees both. The file has only the large trie; the caller
-replays changes. Scores, items and text are not known here.
+The file's trie is immutable. Inserted identifiers are in separate small tries, which are merged as they grow. Deleted
+identifiers are marked in an array that searches check. The next query sees both. Changes are not saved: the caller
+replays them.
 
 Letters: I identifiers, n tokens of an identifier, N nodes.
 """
@@ -23,15 +23,14 @@ from services.algorithms.ops.trie_search import MAX_POSITIONS, Ints, TrieArrays,
 PADDING = 0
 VERSION = 1
 
-# A part at least an eighth of the one before it is merged into that: most inserts rebuild a handful of identifiers, and
-# a
-# search walks few parts.
+# A part is merged into the previous one if it has at least an eighth of its identifiers. So most inserts rebuild few
+# identifiers, and a search walks few parts.
 _MERGE_AT = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TrieView:
-    """A search's snapshot: parts, and which identifiers are deleted (len: ids up to the highest one)."""
+    """A search's snapshot: parts, and whether each identifier is deleted, up to at least the highest one."""
 
     parts: tuple[TrieArrays, ...]
     deleted: npt.NDArray[np.bool_]

@@ -2,7 +2,7 @@
 
 Two levels: a word is cut into parts, each distinct word once; a text is cut into phrases, and into words at their
 parts' cost. Encoding takes the cheapest way with all pieces. Fitting a vocabulary tries many ways with some pieces
-hidden, so the matches of pieces are found once. Pieces are known by number only.
+hidden, so the matches of pieces are found once. Pieces are numbers here.
 
 Letters: T texts, N words of all of them, F distinct words with flags, M characters of those, C pieces.
 """
@@ -21,8 +21,8 @@ Shown = npt.NDArray[np.bool_]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
     """One way for every text. Shapes: steps (N,): words taken at once, 0 if the way does not stop here; phrases (N,):
-    the piece of each step of two or more. Of the distinct words' ways, flat in order: parts: the piece, or -1 for a
-    character written as bytes; characters; part_form. costs (F,): tokens of each distinct word.
+    the piece of each step of two or more. For all parts of the distinct words, in order: parts: the piece, or -1 for a
+    character written as bytes; characters: the first symbol; part_form: the word. costs (F,): tokens of each word.
     """
 
     steps: npt.NDArray[np.int32]
@@ -46,7 +46,7 @@ class Lattice:
     counts: Integers
 
     def cheapest(self, shown: Shown | None = None) -> Way:
-        """Return the fewest tokens per text; among equals the largest sum of counts, then the longest piece first."""
+        """Return the way with the fewest tokens per text; ties: the largest sum of counts, then the longest step."""
         num_forms = len(self.letters.starts) - 1
         parts, phrases = _visible(self.parts, shown), _visible(self.phrases, shown)
         single = parts[:, 0]

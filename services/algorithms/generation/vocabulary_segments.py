@@ -2,7 +2,7 @@
 
 First, matching finds the pieces that begin at each position (a walk over sorted edges of a trie, one level at a time
 for all positions). Then dynamic programming runs over the positions. Where no piece crosses a position, the sequence is
-split, so it runs over the short stretches in between, all in parallel. Texts and characters are not known here.
+split, so it runs over the short stretches in between, all in parallel.
 
 Letters: N symbols of all sequences together, L longest piece, V pieces, S stretches.
 """
@@ -127,7 +127,7 @@ def fewest(matches: Matches, unit_costs: Integers, unit_gains: Integers, counts:
 
 
 def flat(sequences: Sequence[Sequence[int]]) -> tuple[Integers, Integers]:
-    """Sequences as flat symbols and starts (one more than sequences)."""
+    """Return sequences as flat symbols, and their starts (one more than sequences)."""
     starts = np.zeros(len(sequences) + 1, dtype=np.int64)
     np.cumsum([len(one) for one in sequences], out=starts[1:])
     symbols = np.fromiter(chain.from_iterable(sequences), dtype=np.int64, count=int(starts[-1]))

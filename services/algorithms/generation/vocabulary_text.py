@@ -2,7 +2,7 @@
 
 A joint is a space or nothing between two words. The usual joint follows from the adjacent characters (no space before a
 comma, one between two letters). Only an unusual joint is recorded, as a flag of the word after it. So words and flags
-restore the text exactly, and most words need no second form. Vocabularies are not known here.
+restore the text exactly, and most words need no second form.
 
 Letters: T texts, N words of all texts together.
 """
@@ -89,7 +89,7 @@ def is_alphanumeric(character: str) -> bool:
 
 @dataclass(kw_only=True, slots=True)
 class Words:
-    """Numbers of words in order of first occurrence, after those of `known`, which stay."""
+    """Numbers words in order of first occurrence. The words of `known` come first and keep their numbers."""
 
     known: "Words | None" = None
     _ids: dict[str, int] = field(default_factory=dict)
@@ -165,9 +165,9 @@ def spelled(forms: Sequence[Piece]) -> Cut:
 
 
 def word_ends(symbols: Symbols, alphanumeric: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return whether a word boundary follows each position (N,): "vitamin b12" has none between b and 12. alphanumeric
-    (N,):
-    whether the word there is letters or digits.
+    """Return whether a word boundary follows each position (N,): "vitamin b12" has none between b and 12.
+
+    alphanumeric (N,): whether the word there is letters or digits.
     """
     ends = np.ones(len(symbols), dtype=bool)
     ends[:-1] = ~(((symbols[1:] & 1) == 1) & alphanumeric[1:] & alphanumeric[:-1])

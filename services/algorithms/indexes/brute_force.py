@@ -2,8 +2,8 @@
 
 Exact means: the top K of s in float64 over the stored states. A fast pass over everything finds the K-th score; items
 within its error bound are re-evaluated in float64, and scores that float64 cannot distinguish are ordered by item id.
-On a card this is the exact mode: its pass over everything costs as much as bounds would (see
-docs/decisions/010-gpu.md).
+On a card this is the exact mode: there, bounds would cost as much as its pass over everything
+(docs/decisions/010-gpu.md).
 
 Letters: B queries, X items, K results. Cost: one pass over the allowed items, then float64 on K and a few more.
 """
@@ -28,7 +28,7 @@ class BruteForce(ScoredIndex):
         return self.passes.run(queries, allowed, *self.steps(k), self._answer)
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """Return the `size` best by the fast pass, and a bound on the rest."""
+        """Return the `size` best items of the fast pass, and a bound on the scores of the rest."""
         self.check(queries, size, allowed)
         return self.passes.best_of_all(queries, size, allowed)
 

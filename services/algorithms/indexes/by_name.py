@@ -1,6 +1,6 @@
 """Algorithms by their names in requests, settings and tables: "exact", "top_k_avg(4000)".
 
-One place for the names and the meaning of their sizes, for pasting a benchmark's row into a setting.
+Requests, settings and benchmark tables use the same names, so a name can be copied from a table into a setting.
 """
 
 import re
@@ -27,8 +27,7 @@ _NOTHING: dict[str, tuple[str, ...]] = {"": ()}
 _POOL: dict[str, tuple[str, ...]] = {"N": ("pool_size",)}
 _POOL_AND_CELLS = {**_POOL, "N,C": ("pool_size", "visit")}
 
-# Name -> (constructor, how its sizes are written and which arguments they are). N: pool size; C: visited cells, default
-# all.
+# Name -> (constructor, notation of the sizes -> constructor arguments). N: pool size; C: visited cells, default all.
 _ALGORITHMS: dict[str, tuple[Callable[..., Index], dict[str, tuple[str, ...]]]] = {
     "brute_force": (BruteForce, _NOTHING),
     "exact": (Exact, _NOTHING),
@@ -43,8 +42,7 @@ _ALGORITHMS: dict[str, tuple[Callable[..., Index], dict[str, tuple[str, ...]]]] 
     "anisotropic": (Anisotropic, _POOL_AND_CELLS),
 }
 _CODED: tuple[Callable[..., Index], ...] = (Quantized, QuantizedTangents, Anisotropic)
-# Algorithms of a card. "exact" and "brute_force" are the same there: the certified pass over everything is its exact
-# mode.
+# Algorithms that a card supports. "exact" and "brute_force" are the same there.
 _ON_A_CARD = ("brute_force", "exact", "top_k_avg", "top_k_per_embedding", "combined_top_k")
 MAX_SIZE = 1_000_000
 
@@ -58,7 +56,7 @@ class Algorithm:
 
     @property
     def text(self) -> str:
-        """Return it as written: "combined_top_k(50,500)"."""
+        """Return the name with its sizes: "combined_top_k(50,500)"."""
         return f"{self.name}({','.join(map(str, self.sizes))})" if self.sizes else self.name
 
     @property
@@ -92,8 +90,9 @@ def make_index(
     coder: Coder = vectors_coded,
     codebooks: Codebooks | None = None,
 ) -> Index:
-    """Build an algorithm over prepared items. coder: codes them if the algorithm searches codes; codebooks: for product
-    codes.
+    """Build an algorithm over prepared items.
+
+    coder: codes the items if the algorithm searches codes. codebooks: for product codes.
 
     Raises: ValueError for an empty index, for a mixture if the algorithm needs plain dot products, or for missing
     codebooks.
@@ -120,7 +119,7 @@ def make_indexes(
     coder: Coder = vectors_coded,
     codebooks: Codebooks | None = None,
 ) -> dict[str, Index]:
-    """Build each by its name as written; those that differ only in sizes share their codes. The rest: `make_index`."""
+    """Build each algorithm, by `text`; those that differ only in sizes share their codes. The rest: `make_index`."""
     made: dict[str, Index] = {}
     coded: dict[str, TangentIndex] = {}
     for one in algorithms:

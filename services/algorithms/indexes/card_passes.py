@@ -1,8 +1,8 @@
 """The passes over item states on a torch device, see `passes.py`: NumPy in, NumPy out, the same certificates.
 
-On a CUDA card, scores and first passes run in the kernels of `ops/`, in half precision with a certified error and
-float64 for scores within it; small batches replay CUDA graphs. With device "cpu" the same steps run on plain PyTorch,
-for tests without a card. Several algorithms share one `CardPasses`.
+On a CUDA card, scores and first passes run in the kernels of `ops/`, in half precision with a certified error, then in
+float64 for scores that this error cannot separate. Small batches replay CUDA graphs. With device "cpu" the same steps
+run on plain PyTorch, for tests without a card. Several algorithms share one `CardPasses`.
 
 Letters: B queries, X items, P component pairs, d component width, K results.
 """
@@ -32,8 +32,8 @@ from services.algorithms.scoring.states import FloatArray, QueryStates
 class CardRequest:
     """B queries as given and as prepared on the device, and the mask of their allowed items: (1 or B, X) uint8 there.
 
-    plain: without the fast path of lists. capacity: room for float64, 0 for the default by K. The device reports
-    `overflowed`, lists to repeat with `plain`, and `evaluated`, the needed and the available room.
+    plain: do not use the fast path of lists. capacity: the number of items that float64 can score, 0 for the default by
+    K. overflowed: reported by the device; lists to repeat with `plain`. evaluated: needed and available capacity.
     """
 
     queries: QueryStates
@@ -59,7 +59,7 @@ class CardPasses:
         Raises: ValueError for ranks that repeat.
         """
         self.scorer = scorer
-        # Ranks as a permutation 0..X-1, whatever distinct numbers are given.
+        # Distinct ranks become a permutation of 0..X-1.
         order = np.argsort(check_tie_ranks(tie_ranks, scorer.num_items))
         self.ranks = np.empty_like(order)
         self.ranks[order] = np.arange(len(order))
@@ -104,8 +104,8 @@ class CardPasses:
         return CardRequest(queries=queries, prepared=prepared, allowed=allowed, mask=mask, started=started)
 
     def _found(self, request: CardRequest, key: Hashable, steps: Callable[[CardRequest], Found]) -> Found:
-        """Run steps, and repeat them with more room or without the fast path if the device reports it."""
-        # The needed room of a catalogue is remembered.
+        """Run steps; repeat them with more capacity or without the fast path if the device reports the need."""
+        # Start with the capacity that earlier searches with this key needed.
         request = replace(request, capacity=self._capacities.get(key, 0))
         while True:
             once = partial(_once, request, steps)
@@ -142,7 +142,7 @@ class CardPasses:
         return _CardMeans(self, vectors)
 
     def lists(self, request: CardRequest, items: torch.Tensor, vectors: torch.Tensor, size: int) -> Lists:
-        """Return the best by vectors (B, Q, d), by the kernels if half precision can represent them: lists (B, L)."""
+        """Return the best items by vectors (B, Q, d), as lists (B, L). Kernels are used if half precision suffices."""
         order, fused = (self.device_ranks, self.row_of_rank), request.prepared.half_fits
         found = best_of_groups(items, vectors, *order, size, request.mask, fused=fused, plain=request.plain)
         request.overflowed.append(found.overflowed)
@@ -161,7 +161,7 @@ class CardPasses:
         self, request: CardRequest, pool: torch.Tensor | None, k: int
     ) -> tuple[DeviceAnswer, torch.Tensor | None]:
         """Return the answer, and the size of each pool."""
-        # On trained states about twice the answer is within the error.
+        # On trained states, about 2 k items are within the error.
         capacity = request.capacity or min(_power_of_two(4 * k), self.num_items)
         prepared, mask = request.prepared, request.mask
         answer = exact_answer(self.scorer, prepared, self.device_ranks, pool, mask, k=k, capacity=capacity)
@@ -169,17 +169,17 @@ class CardPasses:
         return answer, None if pool is None else (pool >= 0).sum(dim=1)
 
     def best_of_all(self, queries: QueryStates, size: int, allowed: Mask | None) -> Pool:
-        """Use exact scores, as the fast pass has only bounds."""
+        """Use exact scores, because the fast pass has only bounds."""
         key = ("best of all", size)
         top = self.run(queries, allowed, key, lambda request: self.top_k(request, None, size), self.rescored)
-        # Scores that float64 cannot distinguish were made equal to the largest: no omitted one is above it.
+        # Scores that float64 cannot distinguish were set to their largest, so no omitted score is above this bound.
         bounds = top.scores[:, -1] + 2 * self.scorer.error_bounds_float64(queries)
         if size >= self.num_items:
             bounds = np.full(len(queries), -np.inf)
         return Pool(item_indices=top.item_indices, scores=top.scores, bounds=bounds, passes=top.passes)
 
     def rescored(self, request: CardRequest, found: tuple[DeviceAnswer, torch.Tensor | None]) -> Rescored:
-        """One graph runs all passes of a search: "full" has their time, the others the touched items."""
+        """One graph runs all passes of a search, so "full" has the time of all; each pass has its own touched items."""
         answer, pool = found
         kth_scores = self.fetch(answer.kth_scores)
         scored = np.full(len(kth_scores), self.num_items, dtype=np.int64) if pool is None else self.fetch(pool)
@@ -197,9 +197,9 @@ class CardPasses:
 
 
 class _CardMeans:
-    """Means (X, 1, d), in half precision where it is used, and radii (X,)."""
+    """Means (X, 1, d), in half precision if the scorer uses it, and radii (X,)."""
 
-    unit = 2.0**-22  # a float32 sum, truncating, per term: see mol_scores/kernel_error.py
+    unit = 2.0**-22  # error per term of a truncating float32 sum, see mol_scores/kernel_error.py
 
     def __init__(self, passes: CardPasses, vectors: FloatArray) -> None:
         half = passes.scorer.half
@@ -241,7 +241,7 @@ def _once(
     request: CardRequest, steps: Callable[[CardRequest], Found], prepared: DeviceQueries
 ) -> tuple[CardRequest, Found, torch.Tensor]:
     """Run steps over prepared queries; return the request, and the device's report: which lists overflowed, then the
-    largest need of each room.
+    largest needed capacity of each `evaluated`.
     """
     asked = replace(request, prepared=prepared, overflowed=[], evaluated=[])
     found = steps(asked)

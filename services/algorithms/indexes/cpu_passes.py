@@ -29,7 +29,7 @@ from services.algorithms.ops.mol_scores import MolScorer, rounding
 from services.algorithms.ops.top_rows import top_rows
 from services.algorithms.scoring.states import FloatArray, QueryStates
 
-_SCORE_BYTES = 64 << 20  # of a group of queries; at least one query's scores
+_SCORE_BYTES = 64 << 20  # scores of a group of queries; a group has at least one query
 # Scoring gathered rows costs each query separate tiles: 1.15 to 1.3 times as much per item (8x8x32, B 32 and 1).
 _GATHERED_SHARE = 0.75
 
@@ -116,9 +116,8 @@ class CpuPasses:
         touched = np.empty(len(queries), dtype=np.int64)
         for part in self._parts(queries, allowed):
             touched[part.queries] = part.scores.shape[1]
-            # BLAS adds up a dot product (P = 1) in an order that depends on the batch: possible results are scored
-            # again by the
-            # kernel, item by item. Both are within `error` of the exact score.
+            # BLAS sums a dot product (P = 1) in an order that depends on the batch, so the kernel scores possible
+            # results again, item by item. Both scores are within `error` of the exact one.
             dots = self.scorer.num_pairs == 1
             found = top_rows(part.scores, size + 1, (4 if dots else 0) * error[part.queries], part.allowed)
             near = found if part.rows is None else [part.rows[rows] for rows in found]
@@ -143,7 +142,7 @@ class CpuPasses:
 
     @property
     def _storage(self) -> Storage:
-        """The storage of means: one component per item is its own mean."""
+        """The storage of means: float32 if the mean is the item's only component."""
         return "bfloat16" if self.scorer.num_item_components > 1 else "float32"
 
     def _top_k_of_all(self, queries: QueryStates, k: int, allowed: Mask | None) -> Rescored:
@@ -154,7 +153,8 @@ class CpuPasses:
         scores: list[FloatArray] = []
         touched = np.empty(len(queries), dtype=np.int64)
         for part in self._parts(queries, allowed):
-            # The K-th exact score is at least kth - error, so scores that reach it are at least kth - 2 error here.
+            # The K-th exact score is at least kth - error, so every item that reaches it has a float32 score of at
+            # least kth - 2 error.
             found = top_rows(part.scores, k, reach[part.queries], part.allowed)
             pools += [rows if part.rows is None else part.rows[rows] for rows in found]
             scores += [row[rows] for row, rows in zip(part.scores, found, strict=True)]
@@ -171,8 +171,8 @@ class CpuPasses:
     def _parts(self, queries: QueryStates, allowed: Mask | None) -> Iterator[_Part]:
         """Yield float32 scores, a bounded group of queries at a time.
 
-        A selective filter gathers and scores the few items that pass; otherwise all are scored and then masked. A plain
-        dot product (P = 1) is so cheap that gathering never pays.
+        With a selective filter, only the items that pass are gathered and scored; else all are scored, then masked. A
+        plain dot product (P = 1) is so cheap that gathering is never faster.
         """
         if allowed is not None and self.scorer.num_pairs > 1:
             passing = np.atleast_2d(allowed).sum(axis=1)
@@ -207,7 +207,7 @@ class _CpuMeans:
         return self._items.nbytes
 
     def best(self, request: CpuRequest, size: int) -> Lists:
-        # One more coordinate for the items' radii, ignored by the average.
+        # The items have one more coordinate, their radius; its weight in the average is 0.
         extended = np.zeros((len(request.queries), 1, self._items.width), dtype=np.float32)
         extended[:, 0, :-1] = self.average(request)
         return _lists(self._items, request, extended, size)
@@ -226,7 +226,7 @@ class _CpuMeans:
 
 
 def _lists(items: GroupedTopK, request: CpuRequest, vectors: FloatArray, size: int) -> Lists:
-    """Return the best by vectors (B, Q, d), a list for each and each component of the items: lists (B, L)."""
+    """Return the best items by vectors (B, Q, d), one list per vector and item component: lists (B, L)."""
     started = time.perf_counter()
     best = items.search(vectors, size, request.allowed)
     lists = (len(vectors), vectors.shape[1] * items.num_groups)

@@ -1,8 +1,8 @@
-"""The common passes of the algorithms over item states, for CPU and card.
+"""The passes over item states that several algorithms share, for CPU and GPU.
 
-`BruteForce`, `TopKAvg`, `TopKPerEmbedding` and `CombinedTopK` are written once, over this protocol. `CpuPasses` runs
-the compiled kernels, `CardPasses` those of a torch device. Rows and scores stay where the states are, in arrays of
-their own kind (`Array`), until `fetch`; between two waits, a card runs one CUDA graph.
+`BruteForce`, `TopKAvg`, `TopKPerEmbedding` and `CombinedTopK` use only this protocol. `CpuPasses` runs the compiled
+kernels, `CardPasses` those of a torch device. Rows and scores stay on the device of the states, as `Array`, until
+`fetch`. Between two waits for results, a GPU runs one CUDA graph.
 
 Letters: B queries, X items, P component pairs, Q query components, d component width, n results per list, K results.
 """
@@ -18,7 +18,7 @@ from services.algorithms.indexes.protocol import Indices, Mask, Pool, Scores
 from services.algorithms.indexes.rescoring import Rescored
 from services.algorithms.scoring.states import FloatArray, QueryStates
 
-Array = Any  # NumPy's on the CPU, tensors on a card
+Array = Any  # NumPy arrays on the CPU, tensors on a GPU
 Request = Any  # B queries and their mask in the implementation's form, with `queries` as given
 Found = TypeVar("Found")
 Answer = TypeVar("Answer")
@@ -26,10 +26,10 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lists:
-    """The best n of each list of B queries, best first, equal scores by rank, padded with -1 and -inf.
+    """The n best items of each of L lists for B queries, best first, equal scores by rank, padded with -1 and -inf.
 
-    Shapes: rows and scores (B, L, n); following (B, L): the best omitted score, -inf without one. seconds: of the pass
-    on the CPU; a card's passes are timed as one, see `CardPasses.rescored`.
+    Shapes: rows and scores (B, L, n); following (B, L): the best omitted score, -inf without one. seconds: duration
+    of the pass on the CPU; the passes of a GPU are timed together, see `CardPasses.rescored`.
     """
 
     rows: Array
@@ -49,20 +49,23 @@ class Means(Protocol):
         """The relative error of one term of a sum."""
 
     def best(self, request: Request, size: int) -> Lists:
-        """Return the `size` allowed items with the best products of means: a list (B, 1)."""
+        """Return the `size` allowed items whose means have the largest dot products: one list per query, (B, 1)."""
 
     def average(self, request: Request) -> Scores:
-        """Return the queries' mean components as `best` reads them: (B, d)."""
+        """Return the queries' mean components, rounded as in `best`: (B, d)."""
 
     def at(self, rows: Indices) -> tuple[FloatArray, FloatArray]:
         """Return means (..., d) and radii (...) of some items."""
 
     def largest(self, vectors: FloatArray, allowed: Mask) -> Scores:
-        """Return the largest product of vectors (n, Q, d + 1) with an item's mean and radius; allowed (n, X): (n,)."""
+        """Return, for each row of vectors (n, Q, d + 1), its largest product with an allowed item's mean and radius.
+
+        allowed: (n, X). Returns: (n,).
+        """
 
 
 class Passes(Protocol):
-    """X items, where their states are, and `ranks` (X,) for ties. Thread-safe."""
+    """Passes over X items, on the device of their states. ranks (X,): the order of equal scores. Thread-safe."""
 
     ranks: Indices
 
@@ -87,21 +90,22 @@ class Passes(Protocol):
     ) -> Answer:
         """Return `then(request, steps(request))` for checked queries.
 
-        A card may repeat `steps`, and may replay them for an equal `key`, if not None: they must depend only on the
-        request and the key, and never wait. Their results are valid inside `then`.
+        On a GPU, `steps` may run again, and a recorded run may be replayed for an equal `key` that is not None. So
+        `steps` must depend only on the request and the key, and must not wait for results. Its results are valid only
+        inside `then`.
         """
 
     def pairs(self, request: Request, size: int) -> Lists:
         """Return the `size` allowed items with the best cosines of each pair: lists (B, P)."""
 
     def cosine_errors(self, request: Request) -> Scores:
-        """Return bounds on the errors of these cosines: (B, P)."""
+        """Return bounds on the errors of the cosines of `pairs`: (B, P)."""
 
     def round_means(self, means: npt.NDArray[np.float64]) -> FloatArray:
-        """Return means as they will be stored."""
+        """Return means, rounded as `means` stores them."""
 
     def means(self, vectors: FloatArray) -> Means:
-        """Prepare rounded means and radii, which come last: vectors (X, 1, d + 1)."""
+        """Prepare vectors (X, 1, d + 1): rounded means, with the radius as the last coordinate."""
 
     def pool(self, request: Request, rows: Sequence[Array]) -> Array:
         """Return every row of the lists `rows` (B, L, n) once: pools for `top_k`."""
@@ -116,4 +120,4 @@ class Passes(Protocol):
         """Return the result of `top_k`."""
 
     def fetch(self, array: Array) -> npt.NDArray[Any]:
-        """Return an array as NumPy's."""
+        """Return a NumPy array."""

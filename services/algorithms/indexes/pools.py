@@ -1,7 +1,7 @@
-"""The common part of the pool heuristics: lists from one pass over the items, and the answer by full scores within a
-pool, with its certificate. Pools of any size up to the lists' depth can be cut from them.
+"""The common part of the pool heuristics. One pass over the items makes lists; the answer is the top K of a pool.
 
-A scan is separate from the answer, so that a larger pool of the same queries needs no second pass over the items.
+Pools of any size up to the lists' depth can be cut from the lists. The pool's items get full scores, and the answer a
+certificate. A scan is separate from the answer, so that a larger pool of the same queries needs no second pass.
 
 Letters: B queries, X items, K results, N pool size (items per list of the scan).
 """
@@ -30,7 +30,7 @@ from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
-Depths = tuple[int, ...]  # of the lists of each kind
+Depths = tuple[int, ...]  # one depth for each kind of list
 
 
 class PoolScan(Protocol):
@@ -86,7 +86,7 @@ class PooledIndex(ScoredIndex, ABC):
         )
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """Return the top `k` by s of a pool of at least N and k items, and its possible gap."""
+        """Return the top `k` by s of a pool of at least max(N, k) items, with certificates."""
         self.check(queries, k, allowed)
         return self._search(queries, k, allowed, self.depths(k))
 
@@ -103,7 +103,7 @@ class PooledIndex(ScoredIndex, ABC):
         return (depth,)
 
     def deeper(self, depths: Depths, k: int) -> Depths | None:
-        """Return the depths needed if a pool has fewer than `k` items; None: deeper lists have no more."""
+        """Return the next depths if a pool has fewer than `k` items; None: deeper lists have no more items."""
         return None
 
     @abstractmethod
@@ -131,7 +131,10 @@ class PooledIndex(ScoredIndex, ABC):
         return (self, depths, k), steps
 
     def _search(self, queries: QueryStates, k: int, allowed: Mask | None, depths: Depths) -> TopK:
-        """Search with lists of `depths`, and deeper for queries with a short pool; each query as if alone."""
+        """Search with lists of `depths`, and again with deeper lists for queries whose pool has fewer than `k` items.
+
+        The answer of a query does not depend on the other queries.
+        """
 
         def answer(request: Request, found: tuple[tuple[Lists, ...], Any]) -> tuple[TopK, Indices]:
             scan, rescored = self.scanned(request, found[0], depths), self.passes.rescored(request, found[1])

@@ -1,8 +1,8 @@
 """The protocol of a top-K index: `search` for the answer with its certificate, `first_stage` for a pool.
 
 Item indices are dense row numbers; callers map them to item ids. Scores and gaps are in similarity units s = tau * phi.
-A filter is a mask applied inside the scan: fewer than K allowed items make a shorter answer, never a padded or a wrong
-one.
+A filter is a mask applied inside the scan. With fewer than K allowed items the answer is shorter; it never has items
+that are not allowed.
 
 Letters: B queries, X items, K results, N pool size.
 """
@@ -59,7 +59,7 @@ def certificate(*, bound: float | None, kth_score: float | None) -> Certificate:
     if bound == -math.inf:
         return EXACT
     if kth_score is None:
-        return ESTIMATE  # the answer lacks items, not only better ones
+        return ESTIMATE  # the answer has fewer than K items, so there is no K-th score to compare with
     if bound < kth_score:
         return EXACT
     # An omitted item that ties with the K-th could be before it by id, so equality does not prove exactness.
@@ -126,7 +126,7 @@ class Index(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the items."""
+        """Bytes of the items and of the index's own structures."""
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """Return the top `k` of s among the allowed items. allowed: (X,) or (B, X), None for all.
@@ -140,7 +140,7 @@ class Index(Protocol):
 
 @runtime_checkable
 class GapIndex(Protocol):
-    """An index that does less work for an answer with a gap."""
+    """An index that can do less work if the answer may have a gap."""
 
     def search_within(self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
         """Search as `Index.search`; no omitted item scores more than `max_gap` (at least 0) above the K-th result."""
@@ -166,9 +166,9 @@ def check_request(*, k: int, allowed: Mask | None, num_queries: int, num_items: 
 
 
 def check_tie_ranks(tie_ranks: npt.NDArray[np.integer] | None, num_items: int) -> Indices:
-    """Return the rank of each item's id in id order (X,), for ties; default the row number.
+    """Return each item's rank by id (X,), which orders equal scores; default: the row number.
 
-    Ascending ranks, such as a catalogue's, are neither hashed nor copied: `exact` checks the same ones eight times.
+    Ascending ranks, such as a catalogue's, are not passed to `np.unique`: `exact` checks the same ranks eight times.
     """
     if num_items < 1:
         raise ValueError("the index is empty: num_items=0 allowed: at least 1")
@@ -192,7 +192,10 @@ def asked_again(
     allowed: Mask | None,
     ask: Callable[[QueryStates, Mask | None], Answer],
 ) -> Answer:
-    """Return `answer` with the queries `short` (b,) replaced by the result of `ask`, of equal width and passes."""
+    """Return `answer` with the results of queries `short` (b,) replaced by those of `ask`.
+
+    `ask` must return the same width and passes.
+    """
     if not len(short):
         return answer
     others = ask(queries.take(short), allowed if allowed is None or allowed.ndim == 1 else allowed[short])

@@ -86,13 +86,14 @@ def finish(
 
 
 def within_reach(scores: npt.NDArray[np.float32], k: int, error: float) -> Indices:
-    """Return positions (n,) that may be among the top `k` if each score (X,) has an error up to `error`; never one at
-    -inf.
+    """Return positions (n,) that may be among the top `k` if each score (X,) has an error up to `error`.
+
+    A position with score -inf is not returned.
     """
     k = min(k, len(scores))
     kth = float(np.partition(scores, len(scores) - k)[len(scores) - k])
     if kth == -np.inf:
         return np.flatnonzero(scores > -np.inf)
     # The K-th exact score is at least kth - error, so scores that reach it are at least kth - 2 error here.
-    with np.errstate(over="ignore"):  # below every float32, all may be among the best
+    with np.errstate(over="ignore"):  # a limit below every float32 keeps all positions
         return np.flatnonzero(scores >= np.nextafter(np.float32(kth - 2 * error), np.float32(-np.inf)))

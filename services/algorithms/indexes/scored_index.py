@@ -31,8 +31,8 @@ class ScoredIndex:
     ) -> None:
         """Prepare X items. tie_ranks (X,): each item's position in id order (default the row number).
 
-        A MolScorer is shared, not copied, as are passes, which have their own ranks. Only the four algorithms over
-        `passes` accept a card's. Raises: ValueError for an empty index or shapes that disagree.
+        A MolScorer or Passes is shared, not copied; Passes have their own ranks. Only the four algorithms that use
+        nothing but `passes` accept those of a GPU. Raises: ValueError for an empty index or shapes that disagree.
         """
         if isinstance(items, ItemStates):
             items = MolScorer(items, pair_gate)
@@ -49,7 +49,7 @@ class ScoredIndex:
 
     @property
     def row_codes(self) -> Mapping[str, RowCodes]:
-        """The searched codes of X items, by their keys; most algorithms have none."""
+        """The codes of X items that searches read, by key; most algorithms have none."""
         return {}
 
     @property

@@ -2,14 +2,15 @@
 
 Its certificate uses that phi's pairs are the outer product of components (arXiv:2407.15462, equation 2). With the
 item's mean component g-bar and radius rho_x = max_p ||g_p - g-bar||, every pair's cosine is at most
-<f_pq, g-bar> + ||f_pq|| rho_x, hence s is at most the item's *reach*, the largest of these over p_q. It is useful if an
-item's components are close; if it is no better than the norms alone, the answer is an estimate.
+<f_pq, g-bar> + ||f_pq|| rho_x, hence s is at most the item's *reach*, the largest of these over p_q. The reach is
+useful if an item's components are close; if it is no better than the norms alone, the answer is an estimate.
 
 The bound on omitted items is computed in steps, each of which usually makes the next unnecessary:
-1. *Witnesses*: the reach of the few best items beyond the pool. At the norms' bound: an estimate, and the end.
-2. *Free*: <f_pq, g-bar> is at most the average score plus Delta ||g-bar|| with Delta = max ||f_pq - f-bar||, and the
-average score of an omitted item at most the best omitted one: no scan at all.
-3. *Scan*: the largest reach outside the pool, P_q times the work of the heuristic, by the same grouped scan.
+1. *Witnesses*: the reach of the few best items beyond the pool. If it is at the bound by norms, the answer is an
+estimate and no scan follows.
+2. *Free*: <f_pq, g-bar> is at most the average score plus Delta ||g-bar|| with Delta = max ||f_pq - f-bar||, and an
+omitted item's average score is at most the best omitted one. This needs no scan.
+3. *Scan*: the largest reach outside the pool, by the same grouped scan. It costs P_q times the first pass.
 
 Means are stored in bfloat16 if P_x > 1: radii are measured from the stored means, so the proof stays valid.
 
@@ -28,13 +29,14 @@ from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scor
 from services.algorithms.scoring.states import FloatArray, QueryStates
 
 _WITNESSES = 32  # items beyond the pool whose reach is computed first
-# Components converted to float64 together: 1 MB stays in cache (at 109,739 x 4 x 768: 17 s with 1.6 GB at once).
+# Floats of components converted to float64 at once: 1 MB stays in cache. (For 109,739 x 4 x 768 components, 1.6 GB at
+# once took 17 s.)
 _FLOATS_AT_ONCE = 1 << 17
-_FAN = 17  # directions of (Delta, ||f||) for which the farthest item is known
+_FAN = 17  # directions of (Delta, ||f||) for which the largest value over all items is precomputed
 
 
 class TopKAvg(PooledIndex):
-    """The N best by averaged components, reordered by s. Certificate: bounded by the design's radius bound."""
+    """The N best by averaged components, reordered by s. Certificate: bounded by the items' radii."""
 
     name = "top_k_avg"
 
@@ -58,8 +60,9 @@ class TopKAvg(PooledIndex):
         return AverageScan(self.passes, self._averages, request, lists[0], min(depths[0], self.num_items))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """Return the `size` best by averaged components: scores mean over p_q of <f_pq, g-bar>, and the bound on the
-        rest.
+        """Return the `size` best by averaged components, and the bound on the rest.
+
+        A score is the mean over p_q of <f_pq, g-bar>.
         """
         self.check(queries, size, allowed)
 
@@ -112,8 +115,7 @@ class AverageScan:
         bounds = np.where(free < trivial, free, np.nan)
         bounds[left_out == -np.inf] = -np.inf
         # A scan pays if it may prove that no omitted item reaches the K-th score, or if there is no bound yet. Without
-        # a K-th
-        # score the tightest bound is wanted.
+        # a K-th score, the tightest bound is wanted.
         hopeful = witnessed + error < np.where(np.isnan(bounds) | (kth_scores is None), trivial, wanted)
         open_ = (left_out > -np.inf) & ~(free < wanted) & hopeful
         chosen = np.flatnonzero(open_)
@@ -193,7 +195,7 @@ class _Averages:
 
 
 def _round_up(values: Scores) -> FloatArray:
-    """Return non-negative values as float32, not below the values that float64 rounded."""
+    """Return non-negative values as float32, rounded up by more than their float64 rounding error."""
     return (values * (1 + 2.0**-23)).astype(np.float32)
 
 

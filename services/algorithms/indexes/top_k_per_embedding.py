@@ -1,8 +1,8 @@
 """TopKPerEmbedding(N): the union of the N best items of every component pair, then full scores within it.
 
 From arXiv:2407.15462, section 3.2. An omitted item is in none of the lists, so its cosine of pair p is at most t_p, the
-(N + 1)-th best: s <= max_p t_p, and less by the bound on its gate weights (gate_bounds.py). The paper's own Theorem 2,
-phi of the (N + 1)-th items, is no bound (counterexample in the tests).
+(N + 1)-th best. So s <= max_p t_p, and a bound on its gate weights (gate_bounds.py) lowers this. The paper's Theorem 2,
+phi of the (N + 1)-th items, is not a bound (counterexample in the tests).
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d width, K results, N per pair.
 Cost: X P d multiply-adds per query, then full scores on N to N P items. Memory: only the scorer's.
@@ -54,15 +54,15 @@ class TopKPerEmbedding(PooledIndex):
         return self._gate_bounds.upper_bounds(request.queries, thresholds + self.passes.cosine_errors(request))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """Return a pool of `size`: the lists down to one common depth, then some of the next depth by cosine.
+        """Return a pool of `size` items: the lists down to one common depth, then the best of the next depth by cosine.
 
-        Scores are an item's best cosine among the pairs that listed it.
+        An item's score is its best cosine among the pairs that list it.
         """
         self.check(queries, size, allowed)
         return self._first_stage(queries, size, allowed, -(-2 * size // self.scorer.num_pairs))
 
     def _first_stage(self, queries: QueryStates, size: int, allowed: Mask | None, depth: int) -> Pool:
-        """Use lists of `depth`, four times as deep for queries with a short union."""
+        """Use lists of `depth`, and four times the depth for queries whose union has fewer than `size` items."""
 
         def cut(request: Request, lists: tuple[Lists, ...]) -> tuple[Pool, Indices]:
             scan = PairScan(self, request, lists[0])
@@ -130,7 +130,7 @@ class PairScan:
         return self.bounds_at(np.full(len(self._request.queries), size, dtype=np.int64))
 
     def bounds_at(self, sizes: Indices) -> Scores:
-        """Return bounds on items outside each query's union of its own number of best per pair: sizes (B,) -> (B,)."""
+        """Return bounds on items outside the union of each query's `sizes` best items per pair: (B,) -> (B,)."""
         started = time.perf_counter()
         bounds = self._index.upper_bounds(self._request, self._thresholds(sizes))
         self.seconds += time.perf_counter() - started

@@ -1,6 +1,6 @@
-"""Attributes of items as columns: a table's, possibly a file's memory, and those of changing items.
+"""Attributes of items as columns: a fixed table, possibly in mapped memory of a file, and rows of changing items.
 
-A tag is stored as a code per attribute. `rules.attributes` defines the entry for a missing value.
+Tags are stored as codes; each attribute has its own codes. `rules.attributes` defines the entry for a missing value.
 
 Letters: n items, m requested rows.
 """
@@ -81,7 +81,10 @@ class AttributeTable:
         return type(self)(kinds=self.kinds, columns=columns, tags=self.tags, num_items=len(wanted))
 
     def recoded(self, codes: dict[str, dict[str, int]]) -> Columns:
-        """Return the columns with tags as in `codes`, which gets missing ones; copied only if codes differ."""
+        """Return the columns with tag codes from `codes`; missing tags are added to it.
+
+        Columns are copied only if their codes differ.
+        """
         columns = dict(self.columns)
         for name, tags in self.tags.items():
             known = codes.setdefault(name, {})
@@ -99,8 +102,9 @@ def no_attributes(num_items: int) -> AttributeTable:
 
 
 class AttributeRows:
-    """The attributes of changing items, by row: those of a table, uncopied, and later ones. One writer, any number of
-    readers.
+    """The attributes of changing items, by row: those of a table, not copied, and later changes.
+
+    One writer, any number of readers.
     """
 
     def __init__(self, table: AttributeTable, items: Rows) -> None:
@@ -108,7 +112,7 @@ class AttributeRows:
         self.kinds, self._table, self._items = table.kinds, table, items
         self._codes = {name: {tag: code for code, tag in enumerate(tags)} for name, tags in table.tags.items()}
         self._is_table = bool(np.array_equal(items, np.arange(table.num_items)))
-        # The written rows, and each row's place among them, -1: none.
+        # The written entries, and each row's index in them; -1: none.
         self._put, self._num_put = np.empty(0, row_type(table.kinds)), 0
         self._places = np.full(len(items) if table.kinds else 0, -1, np.int32)
         self._num_rows = len(items)
@@ -132,13 +136,13 @@ class AttributeRows:
         self._num_rows = max(self._num_rows, row + 1)
 
     def mask(self, where: Sequence[Condition], rows: Rows | None = None) -> Mask:
-        """Return which items meet all conditions (at least one): of all rows, or of the given m (m,).
+        """Return which rows meet all conditions, at least one: all rows, or the given `rows` (m,).
 
         A row without an item meets none. Raises: ValueError as `Condition.check`.
         """
         for one in where:
             one.check(self.kinds)
-        num_rows, places, put = self._num_rows, self._places, self._put  # the last written first
+        num_rows, places, put = self._num_rows, self._places, self._put  # in the reverse order of `put`'s writes
         columns, codes, items = self._table.columns, self._codes, self._items
         of_nothing = all(one.holds(None) for one in where)
         if rows is None:
@@ -192,7 +196,7 @@ def encoded(values: Values, kinds: Kinds, codes: dict[str, dict[str, int]]) -> t
 
 
 def _decoded(entries: Values, kinds: Kinds, tags: Mapping[str, Sequence[str]]) -> dict[str, Value]:
-    """Return one item's values of its entries; absent ones are left out."""
+    """Return one item's values from its entries, without the absent ones."""
     found: dict[str, Value] = {}
     for name, value in entries.items():
         if value == value and value != absent(DTYPES[kinds[name]]):  # NaN is not itself
@@ -208,7 +212,7 @@ def taken(column: Column, rows: Rows) -> Column:
 
 
 def stored(table: pa.Table) -> dict[str, pa.Array]:
-    """Return columns of `ARROW_TYPES` in the format of an items' file: tags as codes, and absent values below nulls."""
+    """Return columns of `ARROW_TYPES` in the items file's format: tags as codes, the absent value stored at nulls."""
     columns = {}
     for name in table.column_names:
         array = _whole(table.column(name))
@@ -233,7 +237,7 @@ def _filled(array: pa.Array) -> pa.Array:
 
 
 def _column(name: str, array: pa.Array, dtype: np.dtype[Any]) -> Column:
-    """Return the entries of an array over its memory. Raises: ValueError unless exactly the nulls are absent values."""
+    """Return an array's entries, not copied. Raises: ValueError unless nulls, and only nulls, hold the absent value."""
     validity, data = array.buffers()
     column = np.frombuffer(data, dtype)[array.offset : array.offset + len(array)]
     is_null = np.zeros(len(array), dtype=bool)
@@ -243,5 +247,6 @@ def _column(name: str, array: pa.Array, dtype: np.dtype[Any]) -> Column:
     if dtype.kind == "f" and (np.isinf(column) | (np.isnan(column) & ~is_null)).any():
         raise ValueError(f"{name} holds NaN or infinite numbers; allowed: finite ones, or null")
     if (wrong := np.flatnonzero(is_absent(column) != is_null)).size:
-        raise ValueError(f"{name} row {wrong[0]} holds {column[wrong[0]]}; allowed: null over {absent(dtype)}, or more")
+        found = f"{name} row {wrong[0]} holds {column[wrong[0]]}"
+        raise ValueError(f"{found}; allowed: {absent(dtype)} at nulls, and only there")
     return column

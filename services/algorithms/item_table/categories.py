@@ -47,7 +47,7 @@ class CategoryLists:
         return tuple(self.codes[self.offsets[row] : self.offsets[row + 1]].tolist())
 
     def having(self, codes: Sequence[int], num_codes: int) -> Mask:
-        """Return which rows have any of these codes (n,). num_codes: of all codes."""
+        """Return which rows have any of these codes (n,). num_codes: the number of all codes."""
         is_wanted = np.zeros(num_codes, dtype=bool)
         is_wanted[list(codes)] = True
         before = np.concatenate([[0], np.cumsum(is_wanted[self.codes])])
@@ -68,7 +68,7 @@ class Categories(Sequence[tuple[str, ...]]):
         offsets, codes = lists.offsets, lists.codes
         is_one = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(codes)
         if not is_one or (offsets[1:] < offsets[:-1]).any():
-            raise ValueError(f"category lists of {len(codes)} codes whose offsets are not of them, from 0, in order")
+            raise ValueError(f"category offsets do not ascend from 0 to the number of category codes, {len(codes)}")
         if len(codes) and not 0 <= int(codes.min()) <= int(codes.max()) < len(names):
             raise ValueError(f"category codes {codes.min()} to {codes.max()}; there are {len(names)} names")
         self.lists, self.names = lists, list(names)

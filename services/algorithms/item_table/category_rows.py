@@ -15,12 +15,14 @@ Rows = npt.NDArray[np.int32]
 
 
 class CategoryRows:
-    """The rows of each category, ascending. Removed rows stay until they are half of them, so readers check each row's
-    own categories. Arrays are replaced or appended to, never overwritten, so that others may read.
+    """The rows of each category, ascending, in an array of the bundle's rows and a list of later ones.
+
+    Removed rows stay until they are more than half, so readers must check each row's own categories. Arrays are never
+    overwritten, so other threads may read them.
     """
 
     def __init__(self, categories: Categories, rows: Rows) -> None:
-        """rows (n,): of each item of the bundle."""
+        """rows (n,): the row of each item of the bundle."""
         lists = categories.lists
         members = np.repeat(rows, lists.offsets[1:] - lists.offsets[:-1])
         members = members[np.lexsort((members, lists.codes))]
@@ -30,7 +32,7 @@ class CategoryRows:
         self._left: dict[str, set[int]] = {}
 
     def of(self, name: str) -> tuple[Rows, list[int]]:
-        """Return all rows of the category, and some former ones: of the bundle's items, and later ones."""
+        """Return the category's rows and some removed ones: those of the bundle's items, and those added later."""
         return self._bundled.get(name, np.zeros(0, np.int32)), self._joined.get(name, [])
 
     def has(self, name: str) -> bool:

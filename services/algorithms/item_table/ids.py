@@ -1,7 +1,7 @@
 """Item ids as a column that finds an id's row by hash, without a dictionary.
 
 Hashes are 64 bits, valid in this process only, never stored. A dictionary of ten million ids takes 1.5 GB and blocks
-the interpreter lock while it is built; sorted hashes take 12 bytes an id, and 8 more if the index needs them by row.
+the interpreter lock while it is built; sorted hashes and rows take 12 bytes an id, and hashes by row 8 more.
 
 Letters: n ids, m requested ids.
 """
@@ -69,18 +69,21 @@ class ItemIds(Mapping[str, int]):
         return row
 
     def get(self, item_id: str, default: Any = None) -> Any:
-        """Return the row, or `default`: 3 us. Use `find` for many ids, and a dictionary for hundreds per event."""
+        """Return the row, or `default`, in 3 us.
+
+        Use `find` for many ids at once, and a dictionary for hundreds of lookups per event.
+        """
         row = self._row(item_id)
         return default if row < 0 else row
 
     @property
     def nbytes(self) -> int:
-        """Bytes of this process, with everything prepared, without strings of a file."""
+        """Bytes of the hashes and rows in this process once all are computed, without the strings."""
         return len(self) * (2 * _HASH.itemsize + _row_type(len(self)).itemsize)
 
     @lazy_property
     def hashes(self) -> Hashes:
-        """(n,)"""
+        """The hash of each id (n,)."""
         if "_by_hash" not in self.__dict__:
             return hash_ids(self.strings)
         in_order, rows = self._by_hash
@@ -90,7 +93,7 @@ class ItemIds(Mapping[str, int]):
 
     @lazy_property
     def _by_hash(self) -> tuple[Hashes, npt.NDArray[np.signedinteger[Any]]]:
-        """Hashes in order, and the row of each."""
+        """The sorted hashes, and the row of each."""
         hashes = self.hashes if "hashes" in self.__dict__ else hash_ids(self.strings)
         order = np.argsort(hashes, kind="stable")
         return hashes[order], order.astype(_row_type(len(self)))
@@ -125,7 +128,7 @@ class ItemIds(Mapping[str, int]):
         )
 
     def rows_of(self, others: "ItemIds") -> Indices:
-        """Return the rows here of all others (m,), -1 for unknown ones."""
+        """Return this column's row of each id of `others` (m,), -1 for unknown ones."""
         if self.strings == others.strings:
             return np.arange(len(self))
         parts = range(0, len(others), _FOUND)
@@ -141,7 +144,7 @@ class ItemIds(Mapping[str, int]):
         return self._among_equal(item_id, at) if at < len(hashes) and hashes[at] == wanted else -1
 
     def _among_equal(self, item_id: str, at: int) -> int:
-        """Return the row of an id among those of equal hash at a position, -1 if it is none of them."""
+        """Return the row of an id among the equal hashes that begin at position `at`, -1 if it is not there."""
         hashes, order = self._by_hash
         wanted = hashes[at]
         while at < len(order) and hashes[at] == wanted:

@@ -1,7 +1,7 @@
 """Strings as a column: their concatenated UTF-8 and the end of each one, in arrays that may be memory-mapped.
 
-A Python string takes 60 bytes and a reference; a column of ten million ids of 12 bytes takes 16 bytes an id, of a file
-that the processes of one machine share. Each access makes a new string.
+A Python string takes 60 bytes and a reference. In a column of ten million 12-byte ids, an id takes 16 bytes, and the
+processes of one machine share the mapped file. Each access makes a new string.
 
 Letters: n strings, m requested rows.
 """
@@ -16,7 +16,7 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 
 _DECODED = 65_536  # strings decoded at a time: some megabytes
-_FEW = 16  # handled one by one, since NumPy's calls take longer
+_FEW = 16  # fewer rows are handled one by one, because NumPy calls take longer
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 
 
@@ -112,7 +112,7 @@ class Strings(Sequence[str]):
 
     @property
     def lengths(self) -> Indices:
-        """Bytes of each (n,)."""
+        """The number of bytes of each string (n,)."""
         return np.diff(self.ends, prepend=np.zeros(1, self.ends.dtype)).astype(np.int64)
 
     def take(self, rows: npt.NDArray[np.integer[Any]] | Sequence[int]) -> list[str]:
@@ -130,7 +130,7 @@ class Strings(Sequence[str]):
         return _together(parts)
 
     def are(self, rows: Indices, wanted: Sequence[str]) -> bool:
-        """Whether the strings of m rows are these; many are compared without decoding."""
+        """Whether the strings of m rows equal `wanted`; for many rows they are compared without decoding."""
         if len(rows) < _FEW:
             return self.take(rows) == list(wanted)
         data, ends = self._gathered(rows)
@@ -141,7 +141,7 @@ class Strings(Sequence[str]):
         return bool(ends.tolist() == list(accumulate(lengths)))
 
     def starting(self, rows: Indices, prefix: bytes) -> npt.NDArray[np.bool_]:
-        """Return which strings of m rows begin with lower-case `prefix`, ASCII letters in either case: (m,)."""
+        """Return which strings of m rows begin with lower-case `prefix`, ignoring the case of ASCII letters: (m,)."""
         starts = np.where(rows > 0, self.ends[rows - 1], 0).astype(np.int64)
         passes = self.ends[rows] - starts >= len(prefix)
         found = _LOWER[self.data[starts[passes, None] + np.arange(len(prefix))]]
@@ -156,7 +156,7 @@ class Strings(Sequence[str]):
             data = self.data[first : first + int(ends[-1])]
             begins = np.concatenate([[0], ends[:-1]])
             inside = begins[begins < ends]
-            # No string begins inside a character of the one before.
+            # No string may begin inside a character that starts in the string before.
             is_whole = (data[inside] & 0xC0 != 0x80).all() and _is_utf8(data.tobytes())
             if not is_whole:
                 wrong = next(
@@ -174,7 +174,7 @@ class Strings(Sequence[str]):
         return np.argsort(strings, kind="stable")
 
     def is_ascending(self) -> bool:
-        """Whether each string comes after the one before: by code points, which equals by bytes."""
+        """Whether the strings strictly ascend by code points; UTF-8 bytes have the same order."""
         for start in range(0, len(self), _DECODED):
             rows = np.arange(start, min(start + _DECODED + 1, len(self)))
             data, ends = self._gathered(rows)

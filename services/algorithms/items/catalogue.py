@@ -32,9 +32,9 @@ class Catalogue:
     """X items of one model, in the bundle's order.
 
     user_component: the query component that identifies the user, None if the model has none. is_normalised: whether
-    components have at most length 1; imported embeddings need not. version: the index version if known; a part has that
-    of the whole. rows: the row of each id. voting: ids of the rows that neighbours refer to: the whole model's, also in
-    a part.
+    components have at most length 1; imported embeddings may be longer. version: the index version if known; a part has
+    the version of the whole catalogue. rows: the row of each id. voting: ids of the rows that neighbours refer to; a
+    part has the ids of the whole catalogue.
     """
 
     model_version: str
@@ -74,7 +74,7 @@ class Catalogue:
         return len(self.item_ids)
 
     def part(self, rows: Indices) -> "Catalogue":
-        """Return a copy of some rows; item neighbours still vote among all."""
+        """Return a catalogue of copies of some rows; its neighbours and `voting` are those of the whole catalogue."""
         return replace(
             self,
             version=self.index_version,
@@ -91,8 +91,9 @@ class Catalogue:
 
 
 def catalogue_from_bundle(bundle: Bundle, rows: Indices | None = None) -> Catalogue:
-    """Return a bundle's items, or those of some rows; only their states are checked and loaded. Raises: BundleError if
-    its files disagree.
+    """Return a bundle's items, or those of some rows; states of other rows are neither checked nor loaded.
+
+    Raises: BundleError if its files disagree.
     """
     encoder = bundle.manifest.encoder
     has_users = encoder is not None and encoder.uses_user_index
@@ -129,8 +130,9 @@ def _catalogue(bundle: Bundle, user_component: int | None, rows: Indices | None)
 def required_bytes(manifest: Manifest, *, parts: int = 1) -> int:
     """Return the bytes of a catalogue of this shape, or of one of its `parts`, before any array is read.
 
-    Components once (mapped), the gate twice (mapped and transposed), averaged components, the file of items, hashes of
-    ids; voters' ids; neighbours with weights and a row, for all items in each part.
+    Counted are components once (mapped), the gate twice (mapped and transposed), averaged components, the items file
+    and the hashes of ids. With neighbours, each part also has id objects, and the neighbours of all items with their
+    weights and one row number.
     """
     head = manifest.head
     gate = 2 * head.num_pairs if head.is_mixture else 0

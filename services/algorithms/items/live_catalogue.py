@@ -3,7 +3,7 @@
 It puts a mutable index over a bundle's items and applies the stream's changes to it: an item's present state, whether
 it is served, its title. Before any change the version has the bundle's index version as its name. Names are compared,
 never parsed; positions order versions. The last versions stay available, so that a reranker can score with the version
-of a pool. Streams and clocks are not known here: the caller gives positions, marks and times.
+of a pool. The caller passes positions, marks and times; this module reads no stream and no clock.
 
 Letters: n items of a change, P_x item components, P = P_q * P_x pairs, d component width.
 """
@@ -33,13 +33,15 @@ from services.algorithms.rules.filters import ItemFilter, ListedItems, Mask, pas
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates, check_sizes
 
 NO_CHANGE = -1  # the position before any change
-# For requests that name a version: two seconds at 30 batches a second; named versions arrive within milliseconds.
+# A request may name an earlier version. 64 versions are two seconds at 30 batches a second; such requests arrive
+# within milliseconds.
 MAX_VERSIONS = 64
-_UNTOUCHED = (math.nan, 0)  # the evidence of an item in its bundle's state, in a snapshot
+_UNTOUCHED = (math.nan, 0)  # what a snapshot stores as evidence of an item in its bundle's state
 
 
 class ItemChange(Protocol):
-    """An item's refreshed state, or its removal (`dropped`): it returns to the bundle's state, or disappears.
+    """An item's refreshed state, or its removal (`dropped`): a bundle's item returns to the bundle's state.
+    Any other dropped item disappears.
 
     components (P_x, d); gate (P,) or None; model_share: lambda, 0 for an item outside the bundle.
     """
@@ -77,8 +79,8 @@ class Description(Protocol):
 class Served:
     """One version: its name, its position with that position's mark, and its freshness.
 
-    newest_recorded_ms: when its newest interaction was recorded, Unix milliseconds; lag_s: seconds from then until it
-    was served. None before any interaction.
+    newest_recorded_ms: when its newest interaction was recorded, Unix milliseconds; lag_s: seconds from then until this
+    version was served. Both are None before any interaction.
     """
 
     name: str
@@ -114,7 +116,7 @@ class LiveCatalogue:
         snapshot: Snapshot | None = None,
     ) -> None:
         """Start from the bundle's items or from a snapshot of their later states. build, max_bytes: as in MutableIndex.
-        The items withdrawn at the snapshot have to be described again.
+        A snapshot does not store which items were withdrawn: the caller must describe them again.
 
         Raises: SnapshotError for a snapshot of other items; IndexFullError without enough room; ValueError if states
         and gates disagree, and the errors of `build`.
@@ -138,7 +140,7 @@ class LiveCatalogue:
             self._start_from(snapshot, build, max_bytes)
 
     def _start_from(self, snapshot: Snapshot, build: Build, max_bytes: int | None) -> None:
-        """Make the snapshot's coded items, or all of them, the main segment, and apply the others as changes."""
+        """Make a main segment of the snapshot's items with codes, or of all if none has, and insert all other items."""
         stored, base, items = StoredChanges.of(snapshot, self.base), self.base, snapshot.items
         count = snapshot.codes.num_rows or len(items)
         rows = base.rows.rows_of(items.ids)
@@ -146,7 +148,7 @@ class LiveCatalogue:
         main = rows[:count]
         batch = ItemBatch(
             item_ids=base.rows if is_base and count == len(rows) else items.ids.first(count),
-            # If equal to the bundle's, use those: processes share them.
+            # Use the bundle's states if they are equal, because processes share their memory.
             states=(base.states if is_base else items.states).take(slice(0, count)),
             categories=self._categories.take(main),
             attributes=base.attributes.take(main),
@@ -176,12 +178,13 @@ class LiveCatalogue:
 
     @property
     def served(self) -> Served:
-        """The newest version; after a merge the same content, searched faster."""
+        """The newest version. A merge keeps its content and makes searches faster."""
         return self._merged(self._kept[-1])
 
     def version_named(self, name: str, position: int | None = None) -> tuple[Served, bool]:
-        """Return (the version of that name, True), or (the one nearest to the position, or the newest without one,
-        False).
+        """Return (the version of that name, True).
+
+        If it is not available, return (the version nearest to `position`, or the newest if that is None, False).
         """
         versions = self._kept
         for served in reversed(versions):
@@ -192,14 +195,14 @@ class LiveCatalogue:
         return self._merged(min(versions, key=lambda served: abs(served.position - position))), False
 
     def may_come(self, name: str, position: int | None = None) -> bool:
-        """Whether the version of that name may arrive soon: its position is after the newest one, or not given."""
+        """Whether the version is missing but may arrive soon: its position is after the newest one, or not given."""
         versions = self._kept
         return all(served.name != name for served in versions) and (
             position is None or position > versions[-1].position
         )
 
     def is_hidden(self, item_id: str) -> bool:
-        """Whether the item is not served now, whatever an older version says."""
+        """Whether the item is not served now, even if an older version contains it."""
         description = self._described.get(item_id)
         return description is not None and not description.is_served
 
@@ -208,7 +211,7 @@ class LiveCatalogue:
         if self.is_hidden(item_id):
             return "is withdrawn or not available"
         if item_id in self._described:
-            return "has no state yet: nobody has taken it since it was put, and no text speaks for it"
+            return "has no state yet: it has had no interaction since it was put, and no state was made from its text"
         return "is no item of this index"
 
     def categories_of(self, item_ids: Sequence[str]) -> list[Sequence[str]]:
@@ -277,7 +280,7 @@ class LiveCatalogue:
 
         mark: distinguishes the batch from one of equal position in another log; part of the name.
         A version has the newest `newest_recorded_ms` so far, with its lag.
-        Raises: ValueError for a repeated id; IndexFullError, and then nothing has changed.
+        Raises: ValueError for a repeated id; IndexFullError without enough room, and nothing changes.
         """
         misfits = [one.item_id for one in changes if not one.dropped and not self._fits(one)]
         states = {one.item_id: _state(one) for one in changes if not one.dropped and one.item_id not in misfits}
@@ -305,7 +308,7 @@ class LiveCatalogue:
     def describe(self, descriptions: Sequence[Description]) -> None:
         """Apply titles, categories, attributes, withdrawals and returns; the last description of an item counts.
 
-        A withdrawn item keeps its state and still learns. Positions and names of versions stay.
+        A withdrawn item keeps its state, and refreshed states of it are kept. Positions and names of versions stay.
         Raises: IndexFullError without room for returning items; then only the withdrawals are applied.
         """
         newest = {one.item_id: one for one in descriptions}
@@ -345,7 +348,7 @@ class LiveCatalogue:
             self._publish_again()
 
     def reset(self) -> None:
-        """Return to the bundle's states: the positions so far are invalid."""
+        """Return to the bundle's states and forget earlier versions: their positions are invalid."""
         with self._writing:
             refreshed = list(self._evidence)
             back = {item_id: self.base.states_of([item_id]) for item_id in refreshed if item_id in self.base.rows}
@@ -431,7 +434,7 @@ class LiveCatalogue:
         self._kept = (*others[max(0, len(others) - self._max_versions + 1) :], served)
 
     def _publish_again(self) -> None:
-        """Publish the same position with other visible items."""
+        """Publish the present index version again at the same position."""
         before = self._kept[-1]
         self._publish(before.position, before.newest_recorded_ms, before.lag_s, before.mark)
 
@@ -453,7 +456,7 @@ class LiveCatalogue:
             self._aside[item_id] = find_items(self.index.version, [item_id]).states()
 
     def _states_of(self, item_ids: Sequence[str]) -> dict[str, ItemStates]:
-        """Return the items' present states, from the index, aside or the bundle; items without a state are left out."""
+        """Return the items' present states from the index, `_aside` or the bundle, without items that have no state."""
         states: dict[str, ItemStates] = {}
         for item_id in item_ids:
             found = find_items(self.index.version, [item_id])

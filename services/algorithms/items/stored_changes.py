@@ -41,7 +41,7 @@ class StoredChanges:
         """Read without translating errors. Raises: the errors of inconsistent arrays."""
         details, columns, items = snapshot.manifest.said, snapshot.columns, snapshot.items
         if not all(isinstance(item_id, str) for item_id in details["aside"]):
-            raise SnapshotError("aside holds what is no item id")
+            raise SnapshotError("aside contains a value that is not an item id")
         position, newest_recorded_ms, mark = details["position"], details["newest_recorded_ms"], details["mark"]
         if type(position) is not int or type(newest_recorded_ms) not in (int, NoneType) or type(mark) is not str:
             raise SnapshotError(f"it says {position=}, {newest_recorded_ms=}, {mark=}")

@@ -1,7 +1,7 @@
 """BERT's encoder (such as MiniLM's) in plain PyTorch.
 
-Layers run by range, so that training may cache the outputs of the lower ones, and aggregation tokens may join at any
-layer. Files, tokenizers (text_model_folder.py) and the use of the outputs are not known here.
+A caller runs a range of layers, so that training can cache the outputs of the lower layers and add aggregation tokens
+before any layer. text_model_folder.py reads the files and has the tokenizer.
 
 Letters: B texts, L positions, D width.
 """
@@ -60,7 +60,7 @@ class _BertLayer(nn.Module):
 class BertBody(nn.Module):
     """BERT with layers that run by range: learned positions, a norm after every sum.
 
-    half_precision: layers multiply in bfloat16 (training on a processor made for it); outputs are float32.
+    half_precision: layers multiply in bfloat16 (for training on a processor that supports it); outputs are float32.
     """
 
     half_precision: bool = False

@@ -1,7 +1,7 @@
 """A local folder of a BERT encoder (such as MiniLM) in the usual format: config.json, model.safetensors, vocab.txt.
 
-Unknown fields are rejected by name, because a model that loads and is wrong costs more than one that fails to load.
-No pickled weights.
+Fields with unsupported values are rejected by name, because a wrong model that loads costs more than one that fails to
+load. Pickled weights are not read.
 
 Letters: n, B texts, L tokens of the longest, D width.
 """
@@ -75,7 +75,7 @@ def load_body(folder: Path) -> BertBody:
 
 
 class FolderEmbedder:
-    """Mean-pooled unit vectors of a model folder, as sentence encoders are published."""
+    """Embeds texts by a model folder as mean-pooled unit vectors, like published sentence encoders."""
 
     def __init__(self, folder: Path, *, max_tokens: int = 256) -> None:
         """Load a model. Raises: ValueError as `load_body` and `WordPieces.read` do."""
@@ -124,7 +124,10 @@ def mean_of_tokens(hidden: Tensor, real: Tensor) -> Tensor:
 
 
 def _filled(folder: Path, body: BertBody, names: Mapping[str, str], weights: Mapping[str, Tensor]) -> BertBody:
-    """Return the body with all parameters loaded. names: our name -> theirs, whole, or ending in a dot for a module."""
+    """Return the body with all parameters loaded.
+
+    names: our parameter name to the file's; names that end in a dot stand for all parameters of a module.
+    """
     found = {}
     for own, parameter in body.state_dict().items():
         module = own[: own.rindex(".") + 1] if "." in own else own

@@ -1,7 +1,7 @@
 """The compiled CPU kernels, built at installation: one library per op and instruction set.
 
 An op's `cpu.cpp` exports plain C functions; the op declares their argument types and calls them (ctypes releases the
-interpreter lock meanwhile). Ops are not known here.
+interpreter lock during the call). This package does not depend on any op.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ def address(array: npt.NDArray[np.generic] | None) -> ctypes.c_void_p:
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return zeros that begin on a cache line, so that vectors in rows of whole lines never cross one."""
+    """Return zeros that begin on a cache line: in rows of whole lines, a SIMD vector then never crosses a line."""
     size = np.dtype(dtype).itemsize * math.prod(shape)
     space = np.zeros(size + _CACHE_LINE, dtype=np.uint8)
     start = -space.ctypes.data % _CACHE_LINE

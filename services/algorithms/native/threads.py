@@ -1,7 +1,7 @@
-"""The number of threads of a kernel call: a process-wide count, and one for a background thread.
+"""The number of threads of a kernel call: a process-wide count, or 1 for a background thread.
 
-A kernel starts its threads itself, by the count it is given. NumPy's BLAS has its own threads, whose count the
-environment sets before NumPy is imported (OPENBLAS_NUM_THREADS); nothing here changes it.
+A kernel starts as many threads as its caller passes. NumPy's BLAS has its own threads, whose count the environment sets
+before NumPy is imported (OPENBLAS_NUM_THREADS); this module does not change it.
 """
 
 import os
@@ -17,7 +17,10 @@ _process_count: int | None = None
 
 
 def compute_threads() -> int:
-    """Return the threads for a kernel called from this thread: OMP_NUM_THREADS, or one per core, until it is set."""
+    """Return the number of threads for a kernel called from this thread.
+
+    Until a count is set, it is OMP_NUM_THREADS or, without that, one per core.
+    """
     if _counts.here is not None:
         return _counts.here
     return _process_count if _process_count is not None else _default_count()

@@ -1,9 +1,9 @@
-"""States of untouched items, predicted from their texts by ridge regression onto known items' states.
+"""States of items without interactions, predicted from their texts by ridge regression onto known items' states.
 
 A linear map takes an item's content vector (its title's, from a sentence encoder) to the deviation of its components
-from the catalogue's mean. Each interaction in training counts once, since states of rarely used items are mostly noise.
-Regression shrinks predictions towards the mean state, which scores below most items for every user. So the prediction
-gives only the direction; the length is that of known items.
+from the catalogue's mean. An item's weight in the fit is its number of training interactions, because states of rarely
+used items are mostly noise. Regression shrinks predictions towards the mean state, which scores below most items for
+every user. So the prediction gives only the direction; the length is that of known items.
 
 The fit and its evaluation are in closed form: each known item is predicted by the fit without it, from the same
 decomposition, and the ridge with the best directions is chosen. If these are not better than chance, new items get the

@@ -27,9 +27,9 @@ def to_multiples(values: npt.NDArray[np.floating], bits: int) -> Doubles:
 
 
 def spare_bits(largest_sum: float, used: int) -> int:
-    """Return the most bits below one that a factor may have so that sums stay exact.
+    """Return the most fractional bits that a factor may have so that sums stay exact.
 
-    largest_sum: bounds the sum of absolute products. used: the other factor's bits below one.
+    largest_sum: an upper bound on the sum of absolute products. used: the other factor's fractional bits.
     """
     return MANTISSA_BITS - 1 - used - max(0, math.ceil(math.log2(max(largest_sum, 1.0))))
 

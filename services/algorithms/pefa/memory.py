@@ -1,9 +1,9 @@
-"""The interactions that PEFA-XL remembers: those surviving interactions whose ids have the smallest hashes.
+"""The interactions that PEFA-XL remembers: the survivors (not removed) whose ids have the smallest hashes.
 
-The content is a function of the surviving set, whatever the order of additions and removals: a bounded uniform sample.
+The content depends only on the set of survivors, not on the order of additions and removals: a bounded uniform sample.
 Besides the `capacity` visible entries there is a reserve; a removed visible entry is replaced from it. Rejected entries
-are lost. When removals have used up the reserve, surviving entries are missing: `wants_refill` is true, and a second
-memory is filled from all survivors. Until then the memory has exactly the survivors below a bound.
+are not stored. When removals have used up the reserve, survivors are missing: `wants_refill` is true, and a second
+memory is filled from all survivors. Until then the memory has exactly the survivors whose hash is below a bound.
 
 Letters: P_q query components, d component width.
 """
@@ -76,7 +76,8 @@ class QueryMemory:
         self._order: list[tuple[int, str]] = []
         self._by_user: dict[str, set[str]] = {}
         self._bound = _NO_BOUND
-        self._changed: dict[str, MemoryEntry | None] = {}  # visible entries before the first change not yet taken
+        # Changed entries as they were at the last `take_changes`; None: not visible then.
+        self._changed: dict[str, MemoryEntry | None] = {}
 
     def __len__(self) -> int:
         """Number of visible entries."""
@@ -108,7 +109,7 @@ class QueryMemory:
     def admits(self, entry_id: str) -> bool:
         """Whether `add` would store this entry. Call it before building one, since most are rejected.
 
-        A rejected entry counts as offered: afterwards the memory knows that survivors are missing.
+        A rejection for lack of room lowers the bound, as in `add`, so that `wants_refill` counts the entry as missing.
         """
         if entry_id in self._entries:
             return False
@@ -206,7 +207,7 @@ class QueryMemory:
 
     @property
     def bound(self) -> int | None:
-        """The hash below which all survivors are here; None: all survivors are."""
+        """All survivors whose hash is below this are here; None: all survivors are here."""
         return self._bound if self._bound < _NO_BOUND else None
 
     @classmethod
@@ -228,7 +229,7 @@ class QueryMemory:
         return out
 
     def _end_at(self, bound: int) -> None:
-        """Remove entries from this hash on. Entries of equal hash go together, so "below the bound" is exact."""
+        """Remove all entries whose hash is at least `bound`, so that entries of equal hash are removed together."""
         self._bound = bound
         while self._order and self._order[-1][0] >= bound:
             self._take_out(len(self._order) - 1)

@@ -1,8 +1,8 @@
 """The weight of feedback, and its share in an item's state.
 
 `FeedbackPolicy` turns an interaction's type and value into a weight. `SharePolicy` turns an item's evidence and
-coherence into lambda, the model's share (1 = model only). Both have a text form, for pasting a benchmark's row into a
-setting. Policies are evaluated elsewhere, on held-out time (closed forms: share_choice.py).
+coherence into lambda, the model's share (1 = model only). Both have a text form, so that a benchmark's row can be used
+as a setting. Offline evaluation compares policies on held-out time; share_choice.py has closed forms.
 """
 
 import math
@@ -49,7 +49,7 @@ class FeedbackPolicy:
     other: TypeWeight = TypeWeight()
 
     def weight(self, interaction_type: str, value: float) -> float:
-        """Return one interaction's weight; one of weight 0 is not folded. Raises: ValueError for a value of NaN."""
+        """Return one interaction's weight; weight 0 means it is not added to sums. Raises: ValueError for value NaN."""
         if math.isnan(value):
             raise ValueError("value=nan allowed: a number")
         rule = self.types.get(interaction_type, self.other)
@@ -159,7 +159,7 @@ FROZEN = SharePolicy(kind="fixed", least=1.0)
 PAPER = SharePolicy(kind="fixed", least=0.5)
 """Equation 8 with the paper's usually best lambda (its Table 4)."""
 DEFAULT_SHARE = SharePolicy(prior=3.0, least=0.9)
-"""For items known to the model: it predicts better than the states of their users.
+"""For items known to the model: the model predicts better than the states of the items' users.
 
 8x4x64 model of MovieLens-1M, 3,987 queries of other users, hit rate@10 and MRR: frozen .1710 and .0771, this .1737 and
 .0779, the paper's .5 .1540 and .0715, prior 10 without a floor .1542 and .0702. A weak model gains from lower floors.

@@ -1,7 +1,7 @@
 """Item states as served: the model's, moved towards the states of the item's users (PEFA-XS).
 
-g' = lambda g + (1 - lambda) Pi(sum), per component, with Pi(v) = v / ||v|| and Pi(0) = 0 with lambda = 1. It is not
-renormalised afterwards, and the gate stays the item's own, so that shares of model and memory stay defined.
+g' = lambda g + (1 - lambda) Pi(sum), per component, with Pi(v) = v / ||v||; a zero sum has Pi(0) = 0 and lambda = 1. g'
+is not renormalised, and the gate stays the item's own, so that the shares of model and memory stay defined.
 
 Letters: n items, P_x item components, P pairs, d component width.
 """

@@ -1,7 +1,7 @@
 """The length of new items' components, in closed form, from held-out scores or from the sums. Training computes it for
 its model and stores it in the bundle (services/offline/training/new_items.py).
 
-The caller chooses the held-out interactions and the measure of a ranking; grids are the evaluation's.
+The caller chooses the held-out interactions and the measure of a ranking. Offline evaluation searches grids.
 
 Letters: n interactions, or items; P_x item components, d their width.
 """
@@ -37,21 +37,18 @@ def new_item_share_from_sums(
 ) -> SharePolicy:
     """Return the policy under which new items score like trained ones, in closed form from known items' sums.
 
-    <g, sum> adds up the similarity of an item's trained state with its users' (the sum contains the pair weights),
-    ||sum||
-    that of a new item's direction. Their ratio over all items is the length of a new item's components. Measured: .46
-    to
-    .49 for the 8x4x64 model of MovieLens-1M, where .5 to .55 is best; .78 to .85 for 4x2x32, where .8 to .9 is. Items
-    of
-    few interactions are too similar to their own sums, so only items of at least `_ENOUGH` count; with fewer than
-    `_ITEMS` of them the result is `NEW_ITEM_SHARE`.
+    <g, sum> adds up the similarities of an item's trained state to its users' states (the sum contains the pair
+    weights); ||sum|| adds up those of a new item's direction. Their ratio over all items is the length of a new item's
+    components. Measured: .46 to .49 for the 8x4x64 model of MovieLens-1M, where .5 to .55 is best; .78 to .85 for
+    4x2x32, where .8 to .9 is best. Items with few interactions are too similar to their own sums, so only items with at
+    least `_ENOUGH` count; with fewer than `_ITEMS` of them the result is `NEW_ITEM_SHARE`.
 
-    Shapes: known (n, P_x, d): bundle states of n items known to the model; said: the sums of the same items.
+    Shapes: known (n, P_x, d): bundle states of n items known to the model; observed: their sums.
     Raises: ValueError for shapes that disagree.
     """
     if known.components.shape != observed.sums.shape:
         raise ValueError(
-            f"known has shape {known.components.shape} and said.sums {observed.sums.shape}; expected one shape"
+            f"known has shape {known.components.shape} and observed.sums {observed.sums.shape}; expected one shape"
         )
     enough = observed.counts >= _ENOUGH
     sums = observed.sums[enough]

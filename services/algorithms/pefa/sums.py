@@ -1,7 +1,8 @@
 """Each item's sum of contributions, in integers: any order of additions and removals gives the same bits.
 
 So a fold equals the batch computation over the surviving interactions, a forgotten user leaves no trace, and two
-processes can compare 16 bytes. The caller computes contributions and weights, and voids interactions that arrive later.
+processes can compare 16 bytes. The caller computes contributions and weights, and rejects interactions that arrive
+after their removal.
 
 Letters: n interactions or requested items, P_x item components, d component width.
 """
@@ -40,8 +41,8 @@ Times = Callable[[str], npt.NDArray[np.int64]]
 @dataclass(slots=True)
 class _Item:
     """An item's row, the time of its newest interaction, and an order-independent hash of all times.
-    seconds: those times, ascending, unless another object has them. hash: its last computed part of the digest, 0
-    before.
+    seconds: all times, ascending; empty if another object stores them. hash: the item's part of the digest as last
+    computed, 0 before that.
     """
 
     row: int
@@ -88,7 +89,7 @@ class _Delta:
         distinct, starts = np.unique(rows[order], return_index=True)
         sums = np.add.reduceat(contributions[order], starts, axis=0)
         totals = np.add.reduceat(weights[order], starts)
-        # A wrapped sum is far above every allowed total.
+        # These totals may have wrapped; `_MOST` is above every allowed total.
         totals[np.add.reduceat(weights[order].astype(np.float64), starts) > _MOST] = _MOST
         return cls(distinct, sums, totals, np.diff(np.append(starts, len(rows))))
 
@@ -97,8 +98,8 @@ class ItemSums:
     """Fixed-point sums of P_x components of width d by item id. Not safe for concurrent writers."""
 
     def __init__(self, *, num_components: int, width: int, times: Times | None = None) -> None:
-        """times: for a caller that has the interactions; called after an item's newest interaction was removed, without
-        that one. None: the times are stored here, 8 bytes each.
+        """times: given by a caller that stores the interactions. It is called after the newest interaction of an item
+        was removed, and returns the times of the others. None: the times are stored here, 8 bytes each.
         """
         for name, value in (("num_components", num_components), ("width", width)):
             if value < 1:
@@ -111,7 +112,7 @@ class ItemSums:
         self._counts = np.zeros(_FIRST_ROWS, dtype=np.int64)
         self._free: list[int] = []
         self._used = 0
-        # The sum of the items' hashes, and the items that changed since theirs were computed.
+        # The sum of the items' hashes, and the items that changed since their hash was computed.
         self._mix = 0
         self._unhashed: set[str] = set()
 
@@ -185,8 +186,8 @@ class ItemSums:
     ) -> None:
         """Remove n interactions, given exactly as added; all or none.
 
-        Raises: ValueError for shapes that disagree, and for an interaction that is not here (unverifiable if another
-        object stores the times; then its owner guarantees it).
+        Raises: ValueError for shapes that disagree, and for an interaction that is not here. If another object stores
+        the times, the second cannot be checked fully, and the caller must ensure it.
         """
         fixed, seconds = self._checked(item_ids, contributions, weights, event_seconds)
         rows = np.empty(len(item_ids), dtype=np.int64)

@@ -29,7 +29,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate,
 # 64, one core of a busy machine: 0.9 ms a query and 0.3 s to build; the library's defaults (4 bits of half the width,
 # 227 cells) 14 ms and 5 s; all vectors 23 ms. On 4,000: 0.13 ms.
 _CELLS = 64
-_SCANNED = 512  # up to so many vectors a scan is as fast
+_SCANNED = 512  # for up to this many vectors, scanning all of them is as fast
 _OBJECT_BYTES = 340  # an entry's id, numbers and entries in tables as Python objects, measured 320
 _ATTEMPTS = 100
 
@@ -90,7 +90,7 @@ class VotingIndex:
 
     @property
     def memory(self) -> Memory:
-        """Bytes of the vectors; entries take `bytes_per_entry` less those."""
+        """Memory of the vectors. `bytes_per_entry` also counts the other data of an entry."""
         return self.index.memory
 
     @property
@@ -115,7 +115,7 @@ class VotingIndex:
             batch = ItemBatch(
                 item_ids=[entry.entry_id for entry in upserts], states=ItemStates(components=vectors[:, None])
             )
-        # A vote exists before its vector can be found and until it no longer can; `neighbours` handles the rest.
+        # A voter is added before its vector can be found, and removed after its vector; `_nearest` handles the rest.
         before = {entry.entry_id: self._voters.get(entry.entry_id) for entry in upserts}
         self._voters.update({entry.entry_id: _voter(entry) for entry in upserts})
         try:
@@ -178,7 +178,7 @@ class VotingIndex:
             ]
             if sum(map(len, found)) == sum(map(len, answer.item_ids)):
                 break
-            # An entry was removed since the search, whose version is outdated: search the newest one.
+            # An entry was removed after the search began: search again in the newest version.
         return found
 
     def _vectors(self, components: npt.NDArray[np.floating]) -> FloatArray:
@@ -212,7 +212,7 @@ def _voter(entry: MemoryEntry) -> Voter:
 
 
 def _build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
-    """Build an exact index: every vector, or codes with a proven bound and float64 for the undecided ones."""
+    """Build an exact index: a scan of every vector, or codes with a proven bound, and float64 for undecided vectors."""
     del pair_gate
     if items.num_items <= _SCANNED:
         return {"nearest": BruteForce(items)}

@@ -29,7 +29,7 @@ Mask = npt.NDArray[np.bool_]
 MAX_ATTRIBUTES = 32
 MAX_CONDITIONS = 32
 MAX_CONDITION_VALUES = 1_000
-_FEW = 8  # compared one by one
+_FEW = 8  # up to this many values are compared one by one
 
 
 class Kind(StrEnum):
@@ -133,7 +133,7 @@ class Condition:
             )
 
     def holds(self, value: Value | None) -> bool:
-        """Whether it is true for one item; None: the item lacks the attribute."""
+        """Whether the condition is true for one item; None: the item lacks the attribute."""
         if value is None:
             return self.comparison in (Comparison.NONE_OF, Comparison.ABSENT)
         match self.comparison:
@@ -146,7 +146,7 @@ class Condition:
         return bool(_ORDERED[self.comparison](value, self.values[0]))
 
     def mask(self, column: Column, codes: Mapping[str, int]) -> Mask:
-        """Return where it is true in a column (n,) whose tags have these codes: (n,)."""
+        """Return where the condition is true in a column (n,) whose tags have these codes: (n,)."""
         match self.comparison:
             case Comparison.ONE_OF | Comparison.NONE_OF:
                 known = [codes.get(value, -1) if isinstance(value, str) else value for value in self.values]
@@ -173,7 +173,7 @@ def is_absent(column: Column) -> Mask:
 
 
 def mask_of(where: Sequence[Condition], columns: Columns | npt.NDArray[np.void], codes: Codes) -> Mask:
-    """Return the items (n,) that meet all conditions; there is at least one, and each is checked."""
+    """Return which of n items meet all conditions: (n,). There is at least one, and `Condition.check` accepts each."""
     passes, *others = (one.mask(columns[one.name], codes.get(one.name, {})) for one in where)
     for mask in others:
         passes &= mask

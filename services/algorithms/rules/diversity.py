@@ -42,10 +42,9 @@ def select(
     """Return the positions of at most `k` chosen items, in display order.
 
     scores (n,): best first; ties keep the pool's order. components (n, P_x, d): required if `diversity`, the weight w
-    in
-    [0, 1], is above 0. categories: of each item; max_per_category: 0 is no limit. caps: which items (n,), and the most
-    of them. pins: which items (n,), and the position, from 1, of the first one that the limits admit; of two pins of a
-    position the first counts.
+    in [0, 1], is above 0. categories: of each item; max_per_category: 0 is no limit. caps: a mask of items (n,), and
+    how many of them may be chosen. pins: a mask of items (n,), and the position, from 1, of the first of them that the
+    limits admit; of two pins at one position the first counts.
     Raises: ValueError with the field that is out of range or missing.
     Cost: O(K n P_x d) with diversity, O(n) without.
     """

@@ -23,7 +23,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """which: the items that match all of its ids, categories and conditions. One of the effects is not 0."""
+    """which: the items that match all its ids, categories and conditions. One of boost, bury, pin and cap is not 0."""
 
     name: str
     which: ItemFilter
@@ -47,7 +47,8 @@ def bound_with_boosts(bound: float | None, boosts: Sequence[tuple[float, float |
     """Return a bound of the final scores of all items outside the pool and every boost's search.
 
     bound: of the pool. boosts: what each adds, above 0, and the bound of the search among its items; None: no proof.
-    For every least bound the most is added by all boosts whose own bound is no lower.
+    An item's s is at most the least bound of its boosts. For each least bound, the largest sum is that of all boosts
+    whose own bound is not lower.
     """
     if bound is None:
         return None

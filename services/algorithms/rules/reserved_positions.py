@@ -30,7 +30,7 @@ class Slots:
 
 
 def draw_slots(k: int, num_new: int, share: float, rng: Random) -> Slots:
-    """Fill k positions, or as many as there are ordinary items; new items get at most the first `MAX_POSITIONS`."""
+    """Fill k positions; new items can only get the first `MAX_POSITIONS` of them."""
     taking = min(k, MAX_POSITIONS)
     chances = _counts(taking, num_new, share)
     drawn = rng.choices(list(chances), weights=list(chances.values()))[0]

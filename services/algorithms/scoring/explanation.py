@@ -66,7 +66,7 @@ def score_parts(
 
 
 def _own(query: QueryStates, item: ItemStates, base: ItemStates | None, model_share: float) -> Doubles:
-    """Return the part of the model's own components in each cosine (P,). Untouched components are all the model's."""
+    """Return the model's part of each cosine (P,); for a component equal to the bundle's, that is the whole cosine."""
     if base is None:
         return np.zeros(query.components.shape[1] * item.components.shape[1])
     untouched = (item.components[0] == base.components[0]).all(axis=1)

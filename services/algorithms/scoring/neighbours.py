@@ -1,8 +1,8 @@
 """Item neighbours: items that are close to each other in users' histories vote for a user's next item.
 
 A bundle may have them in addition to its model (`voted_answers.py` merges votes and preserves certificates). A click
-changes the votes at once: each request computes them from the user's last items. How they were learned, and item ids,
-are not known here.
+changes the votes at once: each request computes them from the user's last items. Training learns the neighbours; this
+module works on rows, not on item ids.
 
 Letters: X items, N neighbours of an item, n voted items.
 """
@@ -52,9 +52,8 @@ class ItemNeighbours:
     def votes(self, recent: Sequence[int] | Rows, left_out: Sequence[int] | Rows) -> tuple[Rows, FloatArray]:
         """Return the votes of a user's last items: rows (n,) and votes (n,) in (0, 1], best first, at most MAX_VOTED.
 
-        recent: distinct rows, newest first; WINDOW of them count. The neighbours of the item at index r get decay^r
-        times
-        their weights; sums are divided by the largest. Rows in `left_out` get none.
+        recent: distinct rows, newest first; WINDOW of them count. The neighbours of the item at index r get
+        decay^r times their weights; sums are divided by the largest. Rows in `left_out` get no vote.
         Cost: WINDOW * N weights, sorted by item.
         """
         recent = np.asarray(recent[:WINDOW], dtype=np.int64)

@@ -60,8 +60,8 @@ def pack_query_state(queries: QueryStates, query: int = 0) -> tuple[bytes, bytes
 def after_absence(state: S, rows: AbsenceRows | None, last_event_ms: int, at_ms: int) -> tuple[S, int]:
     """Return the state for a request at `at_ms`, given the last event's time (both Unix milliseconds), and the bucket.
 
-    It is the unchanged state within a session, before the event, and for a model without rows. An attribution, which
-    records the state of a possible request, is computed here from the same bytes.
+    The state is unchanged within a session, before the event, and for a model without rows. Attribution, which records
+    the state that a request would have had, calls this too, with the same bytes.
     Values are not checked. Raises: ValueError if a size disagrees.
     """
     bucket = 0 if rows is None else rows.bucket_of((at_ms - last_event_ms) // 1000)

@@ -15,9 +15,8 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 
-# Components have length 1, 0 if absent, or less than 1 for refreshed items; rounding to half precision and float32
-# makes
-# at most this of 1. Imported embeddings have any length up to the limit of a query's values in half precision.
+# Components have length 1, 0 if absent, or less than 1 for refreshed items; after rounding to half precision and
+# float32 a length of 1 is at most MAX_LENGTH. Imported embeddings may have any length up to half precision's limit.
 MAX_LENGTH, MAX_OWN_LENGTH = 1.001, 65_504.0
 # Limit of gate values of queries and items: half precision's largest number.
 MAX_GATE = 65_504.0

@@ -46,8 +46,8 @@ def joined_answer(
 ) -> ScoredItems:
     """Return the top `k` of the final scores, from the top of s (n' items with scores and certificate) and the votes.
 
-    That top must have `k` items besides those with a negative vote, or all allowed ones: then items omitted by s cannot
-    belong to the answer if it was exact.
+    The top of s must have `k` items without a negative vote, or all allowed items. If it is exact, no item that it
+    omits can then belong to the answer, except voted ones.
     """
     ids, scores, proof = found
     joining = _joining(catalogue, served, queries, query, ids, votes, wanted)

@@ -1,12 +1,13 @@
 """BM25 over the items' words: a bm25s index, and a small delta of later changes.
 
 It is the baseline that finds an item by its exact words, and the first source to have a new item, since it needs no
-model. Rows are the caller's items; their meaning and whether they are served are not known here.
+model. A row is an item of the caller, who decides whether it is served.
 
-Changes: a put or withdrawn row is dead in the bm25s index; a put row lives in the delta. Its scores use the index's
-statistics (mean length, document frequencies), so that both are comparable; the frequency of a word unknown to the
-index comes from the delta. When the delta has half as many slots as the index has rows (256 at least), one new index
-replaces both: n new rows cost three times their building, whatever the batches.
+A put or withdrawn row is masked out in the bm25s index; a put row is added to the delta. Scores of the delta use the
+index's statistics (mean length, document frequencies), so that scores of both are comparable; the frequency of a word
+unknown to the index comes from the delta. When the delta has more than half as many slots as the index has rows, and
+more than 256, one new index replaces both. So n new rows cost three times the build of their index, for any batch
+sizes.
 
 Letters: R rows, T words of a query, n slots of the delta.
 """
@@ -31,8 +32,7 @@ _K1, _B = 1.2, 0.75
 _MERGE_ROWS, _MERGE_SHARE = 256, 2
 _WORD_BYTES = 160  # a word's string and its two dictionary entries, measured 131 on MovieLens-1M's titles
 # Scripts without spaces are cut into characters; \w includes digits and underscores, since titles contain years and
-# code
-# names.
+# code names.
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0e7f"
 _WORDS = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 _ACCENTS = re.compile("[\u0300-\u036f]")
@@ -49,7 +49,7 @@ def words_of(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """The bm25s index of these documents; `tokens` stay for the next building."""
+    """The bm25s index of these documents; `tokens` are kept for the next build."""
 
     model: bm25s.BM25 | None
     vocabulary: Mapping[str, int]
@@ -140,7 +140,7 @@ class _Serving:
 
 
 class LexicalIndex:
-    """Finds rows by words. Any number of searches while one thread changes it; a search reads one version."""
+    """Finds rows by words. Any number of threads may search while one changes the index; a search reads one version."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         """Row i has the words of text i; no query finds a text without words.
@@ -158,7 +158,7 @@ class LexicalIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of postings, words, and each document's words for the next building."""
+        """Bytes of postings, words, and each document's words for the next build."""
         serving = self._serving
         delta = sum(found.nbytes + values.nbytes + _WORD_BYTES for found, values in serving.delta.postings.values())
         return serving.index.nbytes + serving.is_dead.nbytes + delta
@@ -167,7 +167,7 @@ class LexicalIndex:
         """Replace texts of rows (rows beyond the last are new) and withdraw rows; later searches see it.
 
         Raises: ValueError for a negative row, or one that is both put and withdrawn.
-        Cost:   30 microseconds for each row put; occasionally that of building everything.
+        Cost:   30 microseconds for each row put; sometimes also a full build.
         """
         rows = [*put, *withdrawn]
         if rows and min(rows) < 0:

@@ -1,7 +1,7 @@
 """Reciprocal rank fusion: combine several rankings by ranks alone.
 
 Sources of different kinds (log probabilities, cosines, BM25) have incomparable scores, and a source may be missing;
-ranks are always comparable. What the sources are, and why one is missing, is not known here.
+ranks are always comparable. This module does not know what the sources are, or why one is missing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 CONSTANT = 10.0
-"""Cormack et al. used 60 for rankings of a thousand; in short ones it lets two low ranks beat a first one. MRR@10 of
-Search's sources, 30 items each, on the 500 pseudo queries over MovieLens-1M's titles used to choose it: .825 with 60,
-.872 with 10.
+"""Cormack et al. used 60 for rankings of 1000 items. In short rankings, 60 lets two low ranks beat one first rank.
+
+10 was chosen by MRR@10 of Search on 500 pseudo queries over MovieLens-1M's titles, with 30 items from each source:
+.825 with 60, .872 with 10.
 """
 
 _RANK_FIRST = itemgetter(1, 0)
@@ -29,9 +30,8 @@ class Fused:
 def reciprocal_rank_fusion(rankings: Mapping[str, Sequence[str]], *, constant: float = CONSTANT) -> list[Fused]:
     """Fuse rankings of item ids (best first) by source: an item's score is the sum of 1 / (constant + rank).
 
-    Best first; ties by the best single rank, then by item id, so that the order of sources is irrelevant. An id
-    repeated
-    by a source counts at its first rank.
+    The result is sorted best first; ties are broken by the best single rank, then by item id, so the order of sources
+    is irrelevant. If a source repeats an id, its first rank counts.
     Raises: ValueError for a constant that is negative or not finite.
     Source: Cormack, Clarke, Buettcher, "Reciprocal Rank Fusion outperforms Condorcet and individual rank learning
     methods", SIGIR 2009, section 1.

@@ -1,8 +1,8 @@
 """BERT's uncased word pieces without PyTorch: from a query to the input of the text encoders.
 
-A text becomes lower case without accents, split at punctuation, then into the longest known pieces of each word. Both
-encoders of a text bundle read these ids; the list's fingerprint identifies the word list of a model's training. Models
-and other files are not known here.
+The text is lower-cased, stripped of accents and split at punctuation; each word is split into the longest known pieces.
+Both encoders of a text bundle read these ids. The fingerprint shows whether a model was trained with this word list.
+This module knows no models and no files except `vocab.txt`.
 
 Letters: B texts, L tokens of the longest of them.
 """
@@ -20,10 +20,10 @@ Tokens = npt.NDArray[np.int64]
 
 MAX_TOKENS = 256
 _LONGEST_WORD = 100
-# A process meets new words for as long as it runs: beyond this many, all cached ones are dropped.
+# New words arrive as long as a process runs: when the cache has this many, it is cleared.
 _REMEMBERED_WORDS = 200_000
-# Only as much of a text is read as can fill the tokens: no word piece of BERT's lists is longer, and white space hardly
-# ever is. So a huge text costs no more than its beginning.
+# A text is cut to this many characters per token, so a huge text costs no more than its beginning. No word piece of
+# BERT's lists is longer than this, and a run of white space rarely is.
 _CHARACTERS_PER_TOKEN = 64
 _SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
 
@@ -57,9 +57,7 @@ class WordPieces:
         return len(self._ids)
 
     def token_ids(self, text: str, *, max_tokens: int = MAX_TOKENS) -> list[int]:
-        """Return the ids of [CLS], the text's pieces, [SEP]; at most `max_tokens`. A text without words gives only the
-        two.
-        """
+        """Return the ids of [CLS], the text's pieces and [SEP]: at most `max_tokens`, and at least [CLS] and [SEP]."""
         wanted = max_tokens - 2
         pieces: list[int] = []
         for word in _words(text[: _CHARACTERS_PER_TOKEN * max_tokens]):
@@ -119,7 +117,7 @@ def _words(text: str) -> list[str]:
 
 
 def _is_punctuation(char: str, kind: str) -> bool:
-    # BERT treats every ASCII mark as punctuation, also Unicode's symbols ("$", "+").
+    # BERT treats every ASCII mark as punctuation, also those that Unicode classifies as symbols ("$", "+").
     return kind.startswith("P") or (char.isascii() and char.isprintable() and not char.isalnum() and char != " ")
 
 

@@ -1,5 +1,6 @@
-"""`freshet backfill-attributions`: write attributions of every interaction again, next to the live system: another
-model's, or the live model's under another key of pseudonyms.
+"""`freshet backfill-attributions`: write attributions for all past interactions, while the live system runs.
+
+They are another model's, or, with `--rekey`, the live model's under another pseudonym key.
 """
 
 from dataclasses import asdict

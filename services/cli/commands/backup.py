@@ -1,6 +1,6 @@
 """`freshet backup DIR` and `freshet restore DIR`: bundle, refresher checkpoints and positions as one set.
 
-It only connects the local stack's folders, Redis, Kafka and the set itself.
+This module only connects the local stack's folders, Redis and Kafka with services/cli/backup.py.
 """
 
 import asyncio
@@ -96,9 +96,9 @@ def restore(
 ) -> None:
     """Verify a backup and install it; the refreshers then continue from its positions.
 
-    The command refuses, naming both values, if a file is missing, added or altered, if a bundle or checkpoint is of
-    another model or moment, if the log (where Kafka answers) ends before a checkpoint's position, or while the stack's
-    processes run.
+    The command refuses, and says why, if a file is missing, added or altered, if a bundle or checkpoint is of another
+    model or moment, if Kafka answers and its log ends before a checkpoint's position, or while the stack's processes
+    run.
 
     Example:  freshet down && freshet restore backups/monday && freshet up
 
@@ -117,7 +117,7 @@ def restore(
             running = [part.name for part in stack.status() if part.running and PARTS[part.name].needs_bundle]
             if running:
                 raise CommandError(
-                    f"{', '.join(running)} of {state} run and hold what would be replaced",
+                    f"{', '.join(running)} of {state} run and use the files that would be replaced",
                     advice=f"freshet down --state {state}",
                     status=ExitStatus.UNAVAILABLE,
                 )

@@ -114,8 +114,8 @@ def replay(
 ) -> None:
     """Write records to their topic again, with the same key, value and headers.
 
-    An interaction counts once however often it is replayed: it has its event id, or gets one from its position. Records
-    that were replayed before, whose user was forgotten, or whose key has a newer record are left out.
+    An interaction counts once however often it is replayed: it keeps its event id, or gets one from its position. A
+    record is left out if it was replayed before, if its user was forgotten, or if its key has a newer record.
 
     Example:  freshet dead-letters replay interactions:3:17
 
@@ -133,7 +133,7 @@ def replay(
         if not dry_run and count and not yes:
             if as_json or not sys.stdin.isatty():
                 raise usage_error(
-                    "replaying writes to a live topic and nobody is here to be asked",
+                    "replaying writes to a live topic, and there is no terminal to ask for confirmation",
                     "the same with --dry-run, then with --yes",
                 )
             _show_plan(planned)

@@ -58,7 +58,7 @@ def demo(
         with_console=with_console,
     )
     display = Display(console(stderr=as_json))
-    # If a supervisor ends the demo, it stops its stack as after Ctrl-C.
+    # SIGTERM, for example from a supervisor, stops the demo and its stack like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _sentences(state / "logs"):
         summary = run_demo(wanted, display)
@@ -75,7 +75,7 @@ def demo(
 
 @contextmanager
 def _sentences(logs: Path) -> Iterator[None]:
-    """Turn the steps' exceptions into a sentence and an exit status; any other one is a bug, with its traceback."""
+    """Turn known exceptions into a sentence and an exit status; any other exception, a bug, keeps its traceback."""
     import freshet_client
 
     from services.algorithms.bundles.model_manifest import BundleError
@@ -92,7 +92,7 @@ def _sentences(logs: Path) -> Iterator[None]:
         (StreamStalledError, logged, ExitStatus.FAILED),
         (FreshetError, logged, ExitStatus.UNAVAILABLE),
         (BundleError, "name another --state, or move what is there", ExitStatus.FAILED),
-        # Errors of data sets and settings: the message names field, value and allowed.
+        # Errors of data sets and settings: the message names the field, its value and the allowed values.
         (ValueError, "", ExitStatus.USAGE),
     )
     try:

@@ -1,4 +1,4 @@
-"""`freshet evaluate`, `compare` and `inspect`: a bundle's quality, the better of two, and a bundle's content."""
+"""`freshet evaluate`, `compare` and `inspect`: measure a bundle, compare two bundles, and show a bundle's content."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,7 +86,7 @@ def compare(
     """Compare two bundles of one catalogue on events that neither was trained on: by how much they differ, and where.
 
     Differences are paired by event, with 95 % intervals over users. A kind of event is marked if its difference is
-    significant (5 %, Holm's correction). Twenty users follow side by side: their history, their next items, and both
+    significant (5 %, Holm's correction). Then twenty users are shown, with their history, their next item and both
     lists.
 
     Example:  freshet compare .freshet/bundle .freshet/next --data ml-1m

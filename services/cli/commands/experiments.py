@@ -132,7 +132,7 @@ def current_experiments(control: "Control[Experiments]") -> "Experiments":
 
 
 def operated(operation: "Callable[[Experiments], Experiments]", description: str, state: Path) -> "Experiments":
-    """Apply the operation and return the new state. Raises: as the operation and `Control.write`."""
+    """Apply the operation and return the new state. Raises: what the operation and `Control.write` raise."""
     control = control_of_experiments(state)
     return control.write(operation(current_experiments(control)), description)
 

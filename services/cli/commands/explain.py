@@ -1,7 +1,7 @@
-"""`freshet explain USER ITEM`: where one score comes from, in words, bars and a table.
+"""`freshet explain USER ITEM`: show where one score comes from, in words, bars and a table.
 
-The model's part, the part of later interactions with the item (PEFA-XS), and the votes of remembered interactions
-(PEFA-XL), which are shown as kinds and ages, never as people. Does not know how the parts were computed.
+A score has three parts: the model's, that of later interactions with the item (PEFA-XS), and the votes of remembered
+interactions (PEFA-XL). Votes are shown by kind and age, without user ids. The gateway's Explain returns the parts.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """`freshet forget USER`: remove a user from all that learned from the user's events, and report what was removed.
 
-It first shows the user's data, asks, then removes. The gateway decides what forgetting means; this only shows its
-report.
+It first shows what would be removed, asks for confirmation, then removes. The gateway does the work; this module only
+shows its report.
 """
 
 import sys
@@ -37,7 +37,7 @@ def forget(
     """Forget a user exactly: history, seen items, states, and contributions to item states and memory.
 
     Later events count again. The removal is final, so the command shows what it would remove and asks first. Exit
-    status 0: every process has applied it. 3: the time ran out before (it will still be applied). 1: you answered no.
+    status 0: every process has applied it. 3: the time ran out first; it will still be applied. 1: you answered no.
 
     Example:  freshet forget 42 --preview
 
@@ -58,7 +58,7 @@ def forget(
         if not yes:
             if as_json or not sys.stdin.isatty():
                 raise usage_error(
-                    "forgetting is final and nobody is here to be asked",
+                    "forgetting is final, and there is no terminal to ask for confirmation",
                     f"freshet forget {user} --preview, then freshet forget {user} --yes",
                 )
             _show(ask(only_preview=True), user=user, preview=True, as_json=False)

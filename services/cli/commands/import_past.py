@@ -1,4 +1,4 @@
-"""`freshet import`: past interactions into the stream and the state store, before going live."""
+"""`freshet import`: write past interactions into the stream and the state store, before going live."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated

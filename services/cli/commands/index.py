@@ -76,7 +76,7 @@ def index(
 
 
 def _codebooks(items: "ItemStates") -> "Codebooks | None":
-    """Return codebooks; None if PyTorch is not installed: no other algorithm needs them."""
+    """Return codebooks for `anisotropic`, the only algorithm that needs them; None if PyTorch is not installed."""
     try:
         from services.offline.training.codebooks.inverted_file import catalogue_codebooks
     except ModuleNotFoundError as error:

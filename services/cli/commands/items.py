@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(name="items", help="Add, change and withdraw items.", no_args_is_help=True)
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
-# Items per request: the largest, of 17 kB, are then within its 4 MB.
+# Items per request. An item has at most 17 kB, so a request stays below its limit of 4 MB.
 _BATCH = 200
 # The beginning of the gateway's error for one item of a request.
 _REFUSED = re.compile(r"items\[(\d+)\]")
@@ -95,7 +95,7 @@ def withdraw(
 
 
 def _write(named: "dict[str, events_pb2.Item]", *, gateway: str, timeout_ms: int, as_json: bool, done: str) -> None:
-    """named: each item by its name in errors, its id or "items.jsonl:7"."""
+    """Write the items. named: maps the name of an item in error messages (its id, or "items.jsonl:7") to the item."""
     from freshet.v1 import gateway_pb2
 
     names, messages, written = list(named), list(named.values()), 0
@@ -117,7 +117,7 @@ def _write(named: "dict[str, events_pb2.Item]", *, gateway: str, timeout_ms: int
 
 
 def _read(path: Path) -> "Iterator[tuple[str, events_pb2.Item]]":
-    """Yield the file's items, each with file and line. Raises CommandError (usage) naming line and field."""
+    """Yield "file:line" and item for each item of the file. Raises: CommandError (usage) naming line and field."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -162,5 +162,5 @@ def _item(line: str, *, where: str) -> "events_pb2.Item":
 
 
 def _is_tag(value: object) -> bool:
-    """Whether this is a JSON string that is no date: "7" is a tag there, as 7 is a number."""
+    """Whether `value` is a JSON string other than a date. It stays a string then: "7" is not the number 7."""
     return isinstance(value, str) and not _DATE.match(value)

@@ -38,7 +38,7 @@ def logs(
 
 
 def _files(state: Path) -> Iterator[tuple[str, Path]]:
-    """Yield each log by its part's name, for a shard or a version set followed by its name."""
+    """Yield name and path of each log. The name is the part's, followed by that of its shard or version set, if any."""
     yield from ((path.stem, path) for path in sorted(state.glob("logs/*.log")))
     for pattern in ("shards/*/logs/*.log", "sets/*/stack/logs/*.log"):
         for path in sorted(state.glob(pattern)):
@@ -46,7 +46,7 @@ def _files(state: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _tail(name: str, path: Path, lines: int, *, alone: bool) -> int:
-    """Show the last lines; returns the file's end."""
+    """Show the last lines; return the file's size."""
     size = path.stat().st_size
     with path.open("rb") as file:
         file.seek(max(0, size - _TAIL_BYTES))
@@ -56,7 +56,7 @@ def _tail(name: str, path: Path, lines: int, *, alone: bool) -> int:
 
 
 def _after(name: str, path: Path, read: int, *, alone: bool) -> int:
-    """Show the whole lines after `read`; returns their end. A shorter file has been started again."""
+    """Show the complete lines after byte `read`; return their end. A file shorter than `read` is new: start at 0."""
     size = path.stat().st_size
     if size == read:
         return read

@@ -39,7 +39,7 @@ app = typer.Typer(
 # A gateway closes the connections of a removed set after five seconds.
 _LAST_CALLS_S = 6.0
 _GO_BY_S = 10.0
-# The processes of a set of its own in a stack, in their order of switching to another set.
+# The processes that each version set of a stack has for itself, in the order in which they load another bundle.
 _OF_A_SET = ("refresher", "reranker", "candidates")
 
 Name = Annotated[str, typer.Argument(help="The set's name.")]
@@ -71,8 +71,9 @@ def stage(
 ) -> None:
     """Load a set next to the serving one, in every process; it answers no user yet.
 
-    On a local stack its candidates, reranker and refresher are started, if there is enough memory. Elsewhere start them
-    yourself and give their addresses. From then on the encoder makes states and attributions for both sets.
+    On a local stack the command starts the set's candidates, reranker and refresher, if there is enough memory.
+    Elsewhere start them yourself and give their addresses. From then on the encoder makes states and attributions for
+    both sets.
 
     Example:  freshet model stage next --bundle .freshet/next
     """
@@ -106,7 +107,7 @@ def warm(
     state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compute the set's states of all users with a history, and its attributions of interactions before its staging.
+    """Compute the set's states of all users with a history, and its attributions of interactions before it was staged.
 
     Meanwhile the encoder handles new events, so one run is enough. You may interrupt it: the next call continues. It
     uses idle processor time only, at most the given share of one core.
@@ -159,7 +160,7 @@ def shadow(
     gateways: Gateways = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """Send this share of requests to the set, too, after their answers; `freshet model list` compares the two.
+    """Also send this share of requests to the set, after they are answered; `freshet model list` compares the answers.
 
     Example:  freshet model shadow next 20%
     """
@@ -266,7 +267,7 @@ def retire(
             current_experiments(control_of_experiments(state)).check_no_arm(name)
             after = _operated(lambda sets: sets.retired(name), f"retire {name}", main, gateways)
         if after.serving in local and name not in local:
-            # Only now, because nobody can roll back to these processes' set any more.
+            # Replace the bundle only now: before, a rollback could still need the set that these processes serve.
             parts = _OF_A_SET if main.profile == "split" else ()
             try:
                 with showing(None if as_json else console(stderr=True)) as say:
@@ -343,7 +344,7 @@ def _operate(
 def _operated(
     operation: "Callable[[VersionSets], VersionSets]", description: str, main: "Stack", gateways: str
 ) -> "VersionSets":
-    """Apply the operation, and wait until every gateway applies it."""
+    """Write the operation, and wait until every gateway applies it."""
     from services.cli.asked_gateways import wait_for_gateways
 
     control = control_of(main)

@@ -1,4 +1,4 @@
-"""`freshet quickstart`: a first answer within a minute, and the effect of one event on it.
+"""`freshet quickstart`: show a first answer within a minute, and the effect of one event on it.
 
 It starts the smallest system that answers: the compact profile without refresher and generator, in its own state
 folder. The model is trained once and stored in the user's cache.
@@ -73,8 +73,9 @@ def quickstart(
 
 @contextmanager
 def _model(state: Path, say: "Say") -> Iterator[Path]:
-    """Yield the folder of the trained bundle, which exists when the block ends. Training runs in its own process: it
-    frees PyTorch's memory at its end, and Kafka starts meanwhile.
+    """Yield the folder of the trained bundle, which exists after the block.
+
+    Training runs in a separate process, so that Kafka can start meanwhile and PyTorch's memory is freed at the end.
     """
     from services.algorithms.bundles import model_manifest
     from services.offline import quickstart as training
@@ -112,7 +113,7 @@ def _last_line(log: Path) -> str:
 
 
 def _ask(stack: "Stack", began: float) -> dict[str, Any]:
-    """As a new user: like three items and ask, like another one and ask again."""
+    """Act as a new user: like three items, request recommendations, like another item and request them again."""
     from services.algorithms.bundles.model_bundle import load_bundle
 
     bundle = load_bundle(stack.bundle, verify=False)
@@ -153,7 +154,7 @@ def _rows(answer: "Recommendation", titles: Mapping[str, str]) -> list[dict[str,
 
 
 def _choose(bundle: "Bundle") -> tuple[list[str], str]:
-    """Return three popular items that share a category, and a popular one with none of theirs."""
+    """Return three popular items that share a category, and a popular item with none of their categories."""
     by_popularity = [int(item) for item in (-bundle.counts).argsort(kind="stable")]
     categories = [set(of_item) for of_item in bundle.categories]
     # The rarest category of the most popular item is the most specific taste.
@@ -201,7 +202,7 @@ def _print(result: Mapping[str, Any], stack: "Stack", state: Path) -> None:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]] | None = None) -> Any:
-    """With `before`, also show each item's rank there."""
+    """Return the table of `rows`; with `before`, also each item's rank there."""
     earlier = {row["item_id"]: str(rank) for rank, row in enumerate(before or (), start=1)}
     shown = table("", "title", "score", *(["rank before"] if before else []), right=("", "score", "rank before"))
     for rank, row in enumerate(rows, start=1):

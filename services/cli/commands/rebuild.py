@@ -1,6 +1,6 @@
-"""`freshet rebuild`: fold every attribution from zero, and compare with the running refresher; or start a new model.
+"""`freshet rebuild`: fold every attribution again, then compare with the running refresher or write checkpoints.
 
-services/offline/backfill/rebuild.py folds; this has the bar, the comparison and the exit status.
+services/offline/backfill/rebuild.py folds; this module shows progress, compares and sets the exit status.
 """
 
 from pathlib import Path
@@ -28,11 +28,11 @@ def rebuild(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compute the refresher's sums from the whole stream of attributions and print their digests. Processes may run.
+    """Compute the refresher's sums from the whole stream of attributions and print their digests, while all runs.
 
     For the running refresher's own bundle the digests are compared: the exit status is 1 if one differs at the same
-    position. For another bundle, or if no refresher runs, the result is written as checkpoints, from which a refresher
-    of that bundle continues (`freshet backfill-attributions` writes its attributions first).
+    position. For another bundle, or if no refresher runs, the result is written as checkpoints. A refresher of that
+    bundle continues from them. Run `freshet backfill-attributions` first: it writes another model's attributions.
 
     Example:  freshet rebuild
 
@@ -76,7 +76,7 @@ def rebuild(
     if any(row["equal"] is False for row in rows):
         raise CommandError(
             "a live digest differs from the rebuild's at the same position",
-            advice="stop the refresher and run `freshet rebuild`: the result is kept, and it goes on from there",
+            advice="stop the refresher and run `freshet rebuild`: a refresher continues from the written checkpoints",
         )
 
 

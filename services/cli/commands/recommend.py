@@ -1,7 +1,7 @@
-"""`freshet recommend`: the top K for a user, or for a sequence of items given on the command line.
+"""`freshet recommend`: the top K for a user, for a sequence of items given on the command line, or for many users.
 
-Shows titles if the bundle is on this machine, and the answer's provenance: model, index, the state's age and stream
-position, certificate, degradations, and milliseconds by stage.
+The command shows titles if the bundle is on this machine, and the answer's provenance: model, index, the state's age
+and stream position, certificate, degradations, and milliseconds by stage.
 """
 
 import time
@@ -111,7 +111,7 @@ def recommend(
 
 
 def _not_again(answers: int, minutes: int) -> "gateway_pb2.NotAgain | None":
-    """None if nothing is to be excluded."""
+    """Return the request's field; None if nothing is to be excluded."""
     from freshet.v1 import gateway_pb2
 
     return gateway_pb2.NotAgain(answers=answers, minutes=minutes) if answers or minutes else None

@@ -1,6 +1,6 @@
 """`freshet record` and `freshet undo`: write one interaction through the gateway, or undo one.
 
-Prints the event id (reuse it to repeat the command safely) and the freshness token for `recommend --token`.
+Both print the event id (reuse it to repeat the command safely) and the freshness token for `recommend --token`.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""`freshet repartition`: change the number of partitions of `interactions`, with each user's events in one of them."""
+"""`freshet repartition`: change the number of partitions of `interactions`. A user's events stay in one partition."""
 
 import shutil
 from typing import Annotated
@@ -32,7 +32,7 @@ def repartition(
     running = [part.name for part in stack.status() if part.running and part.name not in ("kafka", "redis")]
     if running:
         raise CommandError(
-            f"{', '.join(running)} would write meanwhile",
+            f"{', '.join(running)} must be stopped first: only Kafka and Redis may run",
             advice="freshet down && freshet up --only kafka,redis",
         )
     with sentences(), progress_bar(as_json=as_json) as bar:

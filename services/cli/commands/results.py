@@ -1,4 +1,4 @@
-"""`freshet results`: compare the arms of an experiment from the log, with the certainty of each difference."""
+"""`freshet results`: compare the arms of an experiment from the log, with an interval for each difference."""
 
 import json
 from datetime import timedelta
@@ -49,8 +49,9 @@ def results(
 ) -> None:
     """Show which arm is better, with intervals that stay valid however often you look.
 
-    A user counts once, when the horizon after the first exposure is over. Metrics and arms are corrected together. If
-    the numbers of users do not match the arms' shares, no difference is shown, because users of one arm are lost.
+    A user counts once, when the horizon after the first exposure is over. P-values are corrected over all metrics and
+    arms together. If the numbers of users do not match the arms' shares, users of one arm are lost or counted twice, so
+    no difference is shown.
 
     Example:  freshet results diversity --metric click --metric purchase:value
 

@@ -1,4 +1,4 @@
-"""`freshet retrain`: train a new model from the log, and install it only if it may replace the serving one."""
+"""`freshet retrain`: train a new model, and write it to the output folder only if it passes the comparison."""
 
 import shutil
 from pathlib import Path
@@ -40,13 +40,13 @@ def retrain(
     state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train on events until a day ago, judge the old and the new model on the last day, and write the new one if it
+    """Train on events until a day ago, compare the old and the new model on the last day, and write the new one if it
     passes.
 
     The new model is rejected (exit status 1) if it may lose more than 5 % of the hits, is significantly worse in a
-    stratum (new users, new items, short histories, ...), or costs half as much again; it is then written to
-    OUT.held-back. The data may be an archive of `freshet archive` or any other table. An interrupted run continues; a
-    finished run does nothing when repeated. The manifest names its data.
+    stratum (new users, new items, short histories, ...), or costs half as much again. A rejected model is written to
+    OUT.held-back. The data may be an archive of `freshet archive` or any other table. An interrupted run continues when
+    repeated; a finished run does nothing. The manifest names its data.
 
     Example:  freshet archive .freshet/archive && freshet retrain --data .freshet/archive --stage
     """
@@ -73,18 +73,18 @@ def retrain(
     if not report["gate"]["passes"]:
         raise CommandError(
             f"held back: {'; '.join(report['gate']['held_back'])}",
-            advice=f"the serving model goes on; the new one lies in {report['bundle']}",
+            advice=f"the serving model is unchanged; the new one is in {report['bundle']}",
         )
 
 
 def _staged(report: dict[str, Any], serving: Path, state: Path, *, as_json: bool) -> str:
-    """Return the name of the set that now has the model."""
+    """Stage the new model, unless a set has it; return the set's name."""
     from services.cli.staging import set_of, stage_bundle
 
     version = report["model_version"]
     if found := set_of(version, state):
         return found
-    # A copy, because the next model that passes replaces this one.
+    # The set gets a copy, because the next model that passes replaces this bundle.
     folder = state / "models" / version
     if not folder.exists():
         shutil.copytree(report["bundle"], folder)

@@ -1,4 +1,4 @@
-"""`freshet score`: the top K of all users, from the log, next to the live system."""
+"""`freshet score`: compute the top K of all users from the log, while the live system runs."""
 
 import hashlib
 import secrets
@@ -35,17 +35,17 @@ def score(
 ) -> None:
     """Score all users from the log of interactions: the items that the gateway would answer, without calling it.
 
-    Only Kafka has to run. Histories are made by the live consumer's code, encoded here, and searched exactly over the
-    catalogue as it is served now: refreshed, new and withdrawn items included; item neighbours and remembered
-    interactions vote according to FRESHET_CANDIDATES_VOTE_. Items that users have seen are left out. Rows are those of
-    `freshet recommend --batch`, by partition and id; index_version names the catalogue.
+    Only Kafka has to run. The live consumer's code makes the histories, and this command encodes them. It searches
+    exactly over the catalogue that is served now, with its refreshed, new and withdrawn items. Item neighbours and
+    remembered interactions vote according to FRESHET_CANDIDATES_VOTE_. Items that users have seen are left out. The
+    rows have the columns of `freshet recommend --batch`, sorted by partition and id; index_version names the catalogue.
 
     Rows lack what the gateway adds: popular items for users without a state (no items here, `no_state`), the boost of
     popular items for users with fewer items than FRESHET_GATEWAY_COLD_ITEMS (`popular_not_boosted`), standing rules,
-    positions for new items, impressions. States differ from stored ones by a rounding of half precision at most.
+    positions for new items, impressions. States differ from stored ones at most by one rounding to half precision.
 
-    After an interruption run the same command again: finished partitions stay as they were computed, unless --as-of
-    names a moment.
+    After an interruption run the same command again: finished partitions are not computed again. Without --as-of the
+    others are computed as of the later time.
 
     Example:  freshet score --out scores.parquet --k 50
 
@@ -110,7 +110,7 @@ def _say(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
 
 
 def _by_partition(encoder: "EncoderSettings", users: Sequence[str]) -> dict[int, list[str]]:
-    """Return every partition of the log, with the users whose home it is."""
+    """Return every partition of the log, with the given users whose events are in it."""
     from services.encoder.bootstrap import kafka_stream
     from services.platform.stream.kafka import partition_for
 

@@ -1,6 +1,7 @@
 """`freshet search`: the top K for words, for everybody or for a user, with the sources of each item.
 
-Prints degradations and each source's time. Search learns from chosen results: record one with `freshet record --query`.
+The command prints degradations and each source's time. Search learns from chosen results: `freshet record --query`
+records one.
 """
 
 import time

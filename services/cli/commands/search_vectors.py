@@ -1,6 +1,6 @@
-"""`freshet search-vectors`: the top K for a query vector, from a candidates process directly.
+"""`freshet search-vectors`: the top K for a query vector, directly from a candidates process.
 
-For external embeddings and for tests of one algorithm: it shows scores, certificate, and the passes with their
+Use it for external embeddings and for tests of one algorithm. It shows scores, the certificate, and each pass with its
 milliseconds and items touched.
 """
 
@@ -84,7 +84,7 @@ def search_vectors(
 
 
 def _read_vector(path: Path, row: int) -> "npt.NDArray[np.float32]":
-    """Return row `row` of a .npy file, (d,); it is sent in half precision, like all query states."""
+    """Return row `row` of a .npy file, (d,). Its values must fit half precision, in which query states are sent."""
     import numpy as np
 
     try:

@@ -29,9 +29,9 @@ def shard_snapshots(
 ) -> None:
     """Make the snapshots that the shards' processes would make, so that their first start does not read whole topics.
 
-    Use it for another number of shards, or for new machines. A process uses its snapshot within 12 hours. With --on
-    each shard is a task with one core and the shard's memory, and DIR is a folder that all nodes and those processes
-    share. The processes must not write there meanwhile.
+    Use it before you change the number of shards or the machines. A process uses a snapshot that is at most 12 hours
+    old. With --on each shard is a task with one core and the shard's memory, and DIR is a folder that all nodes and the
+    processes share. The processes must not write there meanwhile.
 
     Example:  freshet shard-snapshots /shared/snapshots --shards 4
 

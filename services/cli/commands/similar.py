@@ -27,7 +27,7 @@ def similar(
     timeout_ms: options.TimeoutMs = 2000,
     as_json: options.AsJson = False,
 ) -> None:
-    """List the items most similar to one item, exactly, over the present index with new items.
+    """List the items most similar to one item, by an exact search of the present index, which includes new items.
 
     Example:  freshet similar 1193 --k 5
     """

@@ -1,6 +1,6 @@
-"""`freshet up`, `down`, `status`, `doctor` and `serve`: the local stack by hand.
+"""`freshet up`, `down`, `status`, `doctor` and `serve`: commands for the local stack.
 
-Each is a thin layer over services/stack: options in, a table or JSON out, an exit status by outcome.
+Each command reads options, calls services/stack, prints a table or JSON, and sets the exit status.
 """
 
 import importlib
@@ -159,8 +159,8 @@ def doctor(
 ) -> None:
     """Explain what keeps the stack from running, or from running well: the problem, its effect, the next command.
 
-    It checks settings, parts, ports, machine and bundle; of running parts the model's version, topics, Redis and lag;
-    then expiry dates. It changes nothing. The exit status is 1 if something needs attention.
+    It checks settings, parts, ports, machine and bundle. For running parts it checks model versions, topics, Redis and
+    lag. Last it checks expiry dates. It changes nothing. The exit status is 1 if it finds an error.
 
     Example:  freshet doctor
     """
@@ -183,7 +183,7 @@ def doctor(
                 text.append(f"\nnext: {finding.advice}", style="bold")
             shown.add_row(Text(finding.severity, style=_STYLES[finding.severity]), finding.about, text)
         console().print(shown)
-        console().print("nothing is in the way" if not errors else f"{errors} to mend")
+        console().print("no errors found" if not errors else f"{errors} to fix")
     if errors:
         raise typer.Exit(int(ExitStatus.FAILED))
 
@@ -198,7 +198,7 @@ def serve(
     """
     if process not in PROCESSES:
         raise usage_error(f"process={process!r} allowed: {', '.join(PROCESSES)}", "freshet serve gateway")
-    # Like the launcher: one compute thread, set before any library reads it.
+    # One compute thread, as the launcher sets; it must be set before a library reads these variables.
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, os.environ.get("FRESHET_COMPUTE_THREADS", "1"))
     raise typer.Exit(importlib.import_module(f"{PROCESSES[process].module}.__main__").main())

@@ -1,4 +1,4 @@
-"""`freshet train` and `freshet export`: from interactions to a model bundle, and its encoder as ONNX."""
+"""`freshet train` and `freshet export`: train a model bundle on interactions, and write its encoder as ONNX."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -65,9 +65,9 @@ def train(
 ) -> None:
     """Train a model and write its bundle; print positions/s, time by part, memory, and hit rates.
 
-    With head `auto` it first trains the mixture for a third of the epochs and every other candidate for the same
-    processor time. It chooses the one that validates best as served, with item neighbours, or the cheapest to serve if
-    no difference is significant; then it trains that one for as long as the mixture would take, and prints the reason.
+    With head `auto` it first trains the mixture for a third of the epochs, and every other head for the same processor
+    time. It chooses the head that validates best as served, with item neighbours; if no difference is significant, the
+    head that is cheapest to serve. Then it trains that head for as long as the mixture would take, and prints why.
 
     Example:  freshet train --preset quick
 

@@ -1,4 +1,4 @@
-"""`freshet train-text`: a text bundle for a model bundle's catalogue, from which the generator answers words."""
+"""`freshet train-text`: train a text bundle for a model bundle's catalogue; the generator answers queries with it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,7 +75,7 @@ def everything(
     device: DeviceOption = "cpu",
     as_json: options.AsJson = False,
 ) -> None:
-    """Both models of a text bundle, one after the other.
+    """Train both models of a text bundle, one after the other.
 
     Example:  freshet train-text all --bundle .freshet/bundle --out .freshet/text
     """

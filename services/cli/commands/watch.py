@@ -1,7 +1,7 @@
 """`freshet watch`: the freshness of all parts, live in the terminal.
 
-Two sources: the gateway's GetFreshness (versions, positions, unavailable parts), and the lag histograms on the
-processes' metrics ports. Quantiles cover the time since the watch began; with --once, since the processes started.
+The data come from the gateway's GetFreshness (versions, positions, unavailable parts) and from the lag histograms on
+the processes' metrics ports. Quantiles cover the time since the watch began; with --once, since the processes started.
 """
 
 import time
@@ -104,7 +104,7 @@ def as_dict(report: "gateway_pb2.GetFreshnessResponse", lags: "Lags") -> dict[st
 
 
 def view(facts: dict[str, Any]) -> "RenderableType":
-    """Return one observation for people."""
+    """Return one observation as a table for the terminal."""
     from rich.console import Group
     from rich.text import Text
 

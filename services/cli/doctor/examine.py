@@ -1,7 +1,7 @@
-"""Explain what keeps the stack from running, or from running well: each finding with why it matters and what to type.
+"""Find what keeps the stack from running, or from running well. A finding says why it matters and what to type.
 
-In the order in which a person would look: settings, parts, ports, the machine, the bundle; of running parts versions,
-topics, Redis, lag; then expiry. Changes nothing, and starts nothing that lasts.
+The checks run in the order in which a person would look: settings, parts, ports, the machine, the bundle; then, for
+running parts, versions, topics, Redis and lag; then expiry. They change nothing and leave no process behind.
 """
 
 import os
@@ -37,16 +37,14 @@ def examine(stack: Stack) -> list[Finding]:
     try:
         running = Running.of(stack)
     except ConfigError:
-        # The certificates, which every check of a part needs; they are among the findings.
+        # Every check of a part needs the certificates. look_at_settings has already reported what is wrong with them.
         return findings
     for check in (look_at_parts, _ports, _machine, _memory, _recipes, _bundle, _data, look_at_running, look_at_expiry):
         try:
             findings.extend(check(running))
         except (OSError, ValueError, StackError, CommandError, FreshetError, psutil.Error) as exc:
             about = check.__name__.removeprefix("look_at").strip("_")
-            findings.append(
-                error(about, f"could not be looked at: {exc}", "what is wrong there stays unseen", "freshet status")
-            )
+            findings.append(error(about, f"this check failed: {exc}", "problems there are not found", "freshet status"))
     return findings
 
 
@@ -57,8 +55,8 @@ def _ports(running: Running) -> Iterator[Finding]:
         yield error(
             f"port {problem.port}",
             f"taken by {owner}",
-            "the part whose port it is cannot start",
-            "freshet up --port-offset 1000, or stop whoever has it",
+            "the part that needs this port cannot start",
+            "freshet up --port-offset 1000, or stop the process that uses it",
         )
     if not taken:
         yield fine("ports", "free, or held by the stack")
@@ -69,12 +67,12 @@ def _machine(_: Running) -> Iterator[Finding]:
     if sys.version_info[:2] == (3, 11):
         yield fine("Python", found)
     else:
-        yield error("Python", found, "it is tested with 3.11 alone", "make setup PYTHON=python3.11")
+        yield error("Python", found, "Freshet is tested only with 3.11", "make setup PYTHON=python3.11")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cores >= 2:
         yield fine("cores", str(cores))
     else:
-        yield warning("cores", str(cores), "latencies are stated for two", "nproc, and give it another core")
+        yield warning("cores", str(cores), "documented latencies need two", "nproc, and add another core")
 
 
 def _disk(about: str, folder: Path) -> Finding:
@@ -147,7 +145,7 @@ def _data(_: Running) -> Iterator[Finding]:
     yield warning(
         "data",
         "no MovieLens set found here",
-        "training downloads one, else the simulator serves",
+        "training downloads one, or uses the simulator if it cannot",
         "export FRESHET_DATA=/the/folder/that/has/one",
     )
 

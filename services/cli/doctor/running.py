@@ -1,6 +1,7 @@
-"""`freshet doctor` on running parts: their models and lag; Kafka's topics and Redis' memory.
+"""The checks of `freshet doctor` on running parts: their models and lag, Kafka's topics and Redis' memory.
 
-A part counts if it answers at the stack's address, whoever started it: containers publish the same ports.
+A part counts as running if it answers at the stack's address, also if this stack did not start it: containers publish
+the same ports.
 """
 
 import shlex
@@ -15,7 +16,7 @@ from services.platform.turn_clock import STUCK_S
 from services.stack.folders import DEFAULT_STATE
 from services.stack.launcher import PartStatus, Stack
 
-# The RPC by which a process tells its model's version.
+# The RPC that returns the version of a process's model.
 _TELLS = {
     "refresher": "GetStatus",
     "candidates": "GetIndexInfo",
@@ -28,7 +29,7 @@ _NEARLY_FULL = 0.85
 
 @dataclass(frozen=True)
 class Running:
-    """The parts of a stack as found. answers: name -> None if ready, else why not; absent: the others."""
+    """The parts of a stack. answers: name of a running part -> None if ready, else why not; absent: the other parts."""
 
     stack: Stack
     statuses: Mapping[str, PartStatus]
@@ -42,7 +43,7 @@ class Running:
         for name in statuses.keys() - answers.keys():
             if any(stack.ports.taken(name)):
                 problem = stack.components[name].probe(stack.place)
-                # Only a process of Freshet explains why it is not serving.
+                # NOT_SERVING comes from a process of Freshet; other problems may come from a foreign process.
                 if problem is None or "NOT_SERVING" in problem:
                     answers[name] = problem
         return cls(stack, statuses, answers)
@@ -110,20 +111,20 @@ def _versions(running: Running) -> Iterator[Finding]:
         return
     found = ", ".join(f"{name}: {version}" for name, version in versions.items())
     if len(set(versions.values())) > 1:
-        why = "a process refuses what another model made: popular items for everybody"
+        why = "a process rejects the states of another model, so users get popular items"
         yield error("model", found, why, running.restart_command)
         return
     (version,) = set(versions.values())
     noted = _bundle_version(running.stack)
     if noted not in (None, version):
-        why = "what was trained since is served by nobody"
+        why = "the newer model is not served"
         yield warning("model", f"{version} runs, {noted} is in the bundle", why, running.restart_command)
         return
     yield fine("model", f"{version} in {', '.join(versions)}")
 
 
 def _version(running: Running, name: str) -> str | None:
-    """Return the model's version; None if the process does not tell it, because the gateway has another key, say."""
+    """Return the model's version; None if the call fails, for example because the gateway rejects the API key."""
     import importlib
 
     from services.cli.client import call
@@ -181,8 +182,8 @@ def _topics(running: Running) -> Iterator[Finding]:
     except KafkaError as exc:
         raise OSError(f"Kafka does not list its topics: {exc}") from exc
     if missing:
-        why = "who writes to them waits; processes make them when they start"
-        yield error("topics", f"not there: {', '.join(missing)}", why, running.restart_command)
+        why = "writes to them wait; processes create missing topics when they start"
+        yield error("topics", f"missing: {', '.join(missing)}", why, running.restart_command)
     else:
         yield fine("topics", f"all {len(TOPICS)} are there")
 
@@ -198,12 +199,12 @@ def _store(running: Running) -> Iterator[Finding]:
         raise OSError(f"Redis does not tell its memory: {exc}") from exc
     policy, limit = info["maxmemory_policy"], info["maxmemory"]
     if policy != "noeviction":
-        why = "when Redis is full, histories are taken away"
+        why = "when Redis is full, it evicts histories"
         advice = f"{cli} config set maxmemory-policy noeviction"
         yield error("Redis", f"maxmemory-policy is {policy}", why, advice)
     share = info["used_memory"] / limit if limit else 0.0
     if share > _NEARLY_FULL:
-        why = "full, it refuses writes and the stream waits"
+        why = "when Redis is full, it refuses writes and the stream waits"
         advice = f"{cli} config set maxmemory {2 * limit}, and FRESHET_REDIS_MAXMEMORY for its next start"
         yield error("Redis", f"uses {share:.0%} of its memory limit", why, advice)
     elif policy == "noeviction":
@@ -211,14 +212,14 @@ def _store(running: Running) -> Iterator[Finding]:
 
 
 def _loops(running: Running, name: str) -> Iterator[Finding]:
-    """Check a process's loops by its metrics."""
+    """Check a process's loops, index and lag by its metrics."""
     from services.stack.lag import read_samples
 
     address, log = running.stack.address(f"{name}-metrics"), running.log_command(name)
     try:
         samples = read_samples(address)
     except OSError as exc:
-        yield warning(f"metrics of {name}", f"no answer at {address} ({exc})", "no alert sees it", log)
+        yield warning(f"metrics of {name}", f"no answer at {address} ({exc})", "alerts get no data from it", log)
         return
 
     def figure(suffix: str) -> float:
@@ -227,7 +228,7 @@ def _loops(running: Running, name: str) -> Iterator[Finding]:
     unnamed = {one.labels["type"]: one.value for one in samples if one.name == "freshet_encoder_unknown_types_total"}
     if unnamed:
         names = ", ".join(f"{kind} ({count:,.0f})" for kind, count in sorted(unnamed.items()))
-        why = "neutral by default: no history keeps them, nothing is learnt"
+        why = "unknown types are neutral: histories do not keep them, and nothing is learnt from them"
         yield warning("types of events", f"not in the event schema: {names}", why, "freshet train --events events.yaml")
 
     failures, age_s = figure("turn_failures"), figure("turn_age_seconds")

@@ -1,6 +1,6 @@
-"""`freshet doctor` on settings outside the stack: variables that processes reject, certificates and keys that expire.
+"""The checks of `freshet doctor` on settings: variables that processes reject, certificates and keys that expire.
 
-It reads the environment as a process would at its start, and shows no secret: errors mask them.
+They read the environment as a process does at its start. They show no secrets, because error texts mask them.
 """
 
 import difflib
@@ -16,7 +16,7 @@ from services.contracts.processes import PROCESSES, Process
 from services.platform.config import ConfigError, ProcessSettings, environment_tls, load_settings
 
 SOON = timedelta(days=14)
-# Variables of commands, the compose files and tests, not of a process.
+# Variables that only commands, the compose files or tests read.
 _OTHERS = (
     *("API_KEY", "CANDIDATES", "CHAOS_BUNDLE", "CHAOS_NEXT", "DATA", "GATEWAY", "GATEWAYS"),
     *("MAVEN_REPOSITORY", "REDIS_MAXMEMORY", "STATE"),
@@ -36,7 +36,7 @@ def settings_of(row: Process) -> type[ProcessSettings]:
 
 
 def variables_of(settings: type[ProcessSettings]) -> set[str]:
-    """Return the names of its variables."""
+    """Return the names of the environment variables that `settings` reads."""
     aliases = {name: field.validation_alias for name, field in settings.model_fields.items()}
     return {alias if isinstance(alias, str) else f"FRESHET_{name.upper()}" for name, alias in aliases.items()}
 
@@ -65,20 +65,20 @@ def look_at_settings() -> Iterator[Finding]:
     for name, (close, *_) in ((name, found) for name, found in meant.items() if found):
         yield warning(
             "settings",
-            f"nobody reads {name}; {close} is a setting",
-            "the default counts in its place",
+            f"no process reads {name}; did you mean {close}?",
+            f"the default of {close} is used instead",
             f'export {close}="${name}"; unset {name}',
         )
     if not refused and not any(meant.values()):
-        yield fine("settings", "every process takes them")
+        yield fine("settings", "every process accepts them")
 
 
 def look_at_expiry(running: Running) -> Iterator[Finding]:
     """Check the certificates named in the environment, and the gateway's API keys."""
     tls = environment_tls()
     if tls is not None:
-        yield from _certificate(tls.certificate, "nobody believes it any more: processes do not reach each other")
-        yield from _certificate(tls.ca, "every certificate of it ends with it")
+        yield from _certificate(tls.certificate, "processes that use an expired certificate cannot call each other")
+        yield from _certificate(tls.ca, "certificates of an expired CA are not valid")
     named = os.environ.get("FRESHET_API_KEYS")
     path = Path(named) if named else running.stack.place.state.root / "api-keys.json"
     if path.exists():
@@ -106,7 +106,7 @@ def _keys(path: Path) -> Iterator[Finding]:
         if key.expires is not None:
             roles = " ".join(f"--role {role}" for role in sorted(key.roles))
             advice = f"freshet keys create {key.id}-2 {roles} --days 90 --file {path}, then give it to the callers"
-            yield _ending(f"API key {key.id}", key.expires, "whoever shows it is refused", advice)
+            yield _ending(f"API key {key.id}", key.expires, "the gateway rejects calls with an expired key", advice)
     yield fine("API keys", f"{len(keys)} in {path}")
 
 

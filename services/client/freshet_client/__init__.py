@@ -1,4 +1,4 @@
-"""Client of Freshet's gateway: recommendations, search and explanations out, interactions in.
+"""Client of Freshet's gateway: reads recommendations, search results and explanations, and writes interactions.
 
     from freshet_client import Client
 
@@ -8,7 +8,7 @@
         for item in session.recommend(k=3).items:
             print(item.item_id, item.score)
 
-`Client` blocks and may be shared by threads, `AsyncClient` is for asyncio, `freshet_client.testing` has an in-memory
+`Client` blocks, and threads may share it. `AsyncClient` is for asyncio. `freshet_client.testing` has an in-memory
 gateway for tests. Every error is a `FreshetError`.
 """
 

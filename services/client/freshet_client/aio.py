@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 
 class AsyncGrpcTransport:
-    """As `GrpcTransport`. The channel is made by the first call, since it belongs to that call's event loop."""
+    """As `GrpcTransport`. The first call makes the channel, because a channel belongs to one event loop."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -70,7 +70,7 @@ class AsyncGrpcTransport:
         self._stub: Any = None
 
     async def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """The answer's message. Raises: FreshetError."""
+        """Send the request and return the answer's message. Raises: FreshetError."""
         deadline = time.monotonic() + timeout_s
         try:
             return await self._send(method, request, timeout_s, timeout_s)

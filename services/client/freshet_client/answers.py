@@ -1,7 +1,7 @@
-"""What a gateway answers, as plain values with the field names of `gateway.proto`.
+"""A gateway's answers as plain values, with the field names of `gateway.proto`.
 
-An answer of a newer gateway may say more: fields that this client does not know are left out, and a degradation or a
-kind that it does not know is named by its number ("degradation_99").
+A newer gateway may send fields that this client does not know: they are left out. A degradation or a kind that it does
+not know is named by its number ("degradation_99").
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime
 
 @dataclass(frozen=True)
 class FreshnessToken:
-    """A moment of one user's own stream, given by a receipt. As text it is `epoch:partition:offset`."""
+    """The stream position of a user's event, given by a receipt. As text it is `epoch:partition:offset`."""
 
     epoch: str
     partition: int
@@ -36,7 +36,7 @@ class FreshnessToken:
 
 @dataclass(frozen=True)
 class Receipt:
-    """An event that is durable: its id, and the token that asks for an answer which reflects it."""
+    """A durable event's id, and the token to send with a request whose answer must reflect the event."""
 
     event_id: str
     token: FreshnessToken
@@ -55,9 +55,9 @@ class Certificate:
     """How far an answer may be from the exact top k.
 
     `kind` is "exact", "bounded" (no left-out item scores more than `gap` above the k-th) or "estimate" (no proof; `gap`
-    is None). `gap` is in similarity units, 0 to 2. `asked_gap`: the request's `max_gap`; `items_touched`: how many
-    items the searches looked at for it. `interleaved`: the answer is drafted from the rankings of an experiment's two
-    arms and is the top k of neither.
+    is None). `gap` is in similarity units, 0 to 2. `asked_gap`: the request's `max_gap`. `items_touched`: how
+    many items the searches read for this answer. `interleaved`: the answer is drafted from the rankings of an
+    experiment's two arms and is the top k of neither.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class ScoredItem:
     """An item and its score.
 
     `source` says what proposed and scored it: "mol", "first_stage", "popular", or "new" in a reserved position. `rules`
-    are those that changed its score or its place. `title` and `categories`: where the call said `with_details`.
+    changed its score or its position. `title` and `categories` are empty unless the call set `with_details`.
     """
 
     item_id: str
@@ -88,8 +88,12 @@ class ScoredItem:
 
 @dataclass(frozen=True)
 class IndexFreshness:
-    """How new the index is: its last change (an offset of `index-deltas`), when the broker took the newest interaction
-    behind it, and the seconds from there to being served; None where there is none."""
+    """How new the index is.
+
+    `deltas_offset`: the last applied offset of `index-deltas`, -1 before any. `newest_recorded_time`: when the broker
+    received the newest interaction that the index reflects. `lag_seconds`: from then until the index served it. Both
+    are None before any interaction.
+    """
 
     deltas_offset: int
     newest_recorded_time: datetime | None
@@ -98,7 +102,7 @@ class IndexFreshness:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Milliseconds by stage; `transport_ms` is everything that no stage owns."""
+    """Milliseconds by stage; `transport_ms` is the time outside all stages."""
 
     queue_ms: float
     encode_ms: float
@@ -110,8 +114,8 @@ class StageTimes:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The user's arm of a running experiment, "" where the answer is interleaved from both arms. `share`: the
-    probability that a user of the experiment has this arm."""
+    """The user's arm of a running experiment, "" if the answer interleaves both arms. `share`: the probability that a
+    user of the experiment has this arm."""
 
     experiment: str
     arm: str
@@ -122,12 +126,12 @@ class Assignment:
 class Provenance:
     """Where an answer comes from.
 
-    `state_source` is "stored" (state from the stream), "stored_history" (made of the stored history for this answer),
+    `state_source` is "stored" (state from the stream), "stored_history" (encoded now from the stored history),
     "request" (from the request's history), "page" (of a kept list) or "none" (popular items). `state_age_seconds` and
-    `state_position` are None without a stored state. `index_version` is opaque: compare it for equality alone.
-    `searched_share` is below 1 where a shard did not answer. `absence_bucket`: how long the user had been away, 0 below
-    the model's floor. `assignments`: the arms of experiments that the answer was made by.
-    `rules_revision`: of the standing rules, 0 for those of the gateway's file.
+    `state_position` are None without a stored state. `index_version` is opaque: only compare it for equality.
+    `searched_share` is below 1 if a shard did not answer. `absence_bucket`: the bucket of the user's absence, 0
+    below the model's floor. `assignments`: the experiment arms that this answer follows. `rules_revision`: the revision
+    of the standing rules, 0 for the rules in the gateway's file.
     """
 
     model_version: str
@@ -146,12 +150,12 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The top k items, best first, and what the answer says of itself.
+    """The top k items, best first, and how the answer was made.
 
-    `degradations` names each way in which the answer is less than it should be ("popular_fallback", "not_fresh", ...).
-    `token_honoured` is False where the answer does not reflect the request's token. `exposure_id` names the answer in
-    what is recorded later. `next_page_token` is empty where no further page is kept. `warnings` name categories of the
-    filter that no item has, here and in the other answers.
+    `degradations` names each way in which the answer is degraded ("popular_fallback", "not_fresh", ...).
+    `token_honoured` is False if the answer does not reflect the request's token. Interactions recorded later name the
+    answer by `exposure_id`. `next_page_token` is empty if no further page is kept. `warnings` name categories of the
+    filter that no item has; other answers have them too.
     """
 
     items: tuple[ScoredItem, ...]
@@ -180,7 +184,7 @@ class SourceRank:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """An item found by words. `score` is comparable within one answer; `identifier` is the phrase that found it."""
+    """An item found by a query. `score` is comparable within one answer; `identifier` is the phrase that found it."""
 
     item_id: str
     title: str
@@ -191,7 +195,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class SourceTime:
-    """How long a search source took; `failure` is empty where it answered."""
+    """How long a search source took; `failure` is empty if it answered."""
 
     source: str
     milliseconds: float
@@ -200,7 +204,7 @@ class SourceTime:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """The top k items for words, best first; `model_version` is empty without a user."""
+    """The top k items for a query, best first; `model_version` is empty without a user."""
 
     results: tuple[SearchResult, ...]
     text_version: str
@@ -243,7 +247,7 @@ class SimilarAnswer:
 class PairContribution:
     """One term of the similarity: a query component and an item component, `contribution` = `weight` * `cosine`.
 
-    `from_model` is what the model's own components make of it; the rest comes from refreshed ones.
+    `from_model` is the part that comes from the model's own components; the rest comes from refreshed ones.
     """
 
     query_component: int
@@ -258,7 +262,7 @@ class PairContribution:
 class ExplainedSimilarity:
     """The model's part of a score: `score` = `from_model` + `from_interactions`.
 
-    `model_share` is the weight of the model in the item's state, `num_interactions` what stands behind the rest.
+    `model_share` is the model's weight in the item's state; `num_interactions` interactions made the rest of it.
     """
 
     score: float
@@ -273,7 +277,7 @@ class ExplainedSimilarity:
 
 @dataclass(frozen=True)
 class VotingInteractions:
-    """Remembered interactions of one type that voted for the item, gathered: count, ages and what they add."""
+    """The remembered interactions of one type that voted for the item: their count, ages and total vote."""
 
     type: str
     count: int
@@ -304,7 +308,7 @@ class PastInteraction:
 
 @dataclass(frozen=True)
 class ExplainedRule:
-    """A rule that names the item: what it adds to the score, the position that it pins (0: none), its cap (0: none)."""
+    """A rule that matches the item: what it adds to the score, its pinned position (0: none) and its cap (0: none)."""
 
     name: str
     adds: float
@@ -316,8 +320,9 @@ class ExplainedRule:
 class Explanation:
     """Why an item has its score for a user.
 
-    `score` = model_share * similarity + (1 - model_share) * vote; the three shares add up to 1. `history` is what the
-    state rests on, newest first, at most 10. `state_source` "none": nothing is known of the user, there is no score.
+    `score` = model_share * similarity + (1 - model_share) * vote; the three shares add up to 1. `history` has the
+    newest interactions that the state reflects, newest first, at most 10. If `state_source` is "none", nothing is
+    known of the user, and there is no score.
     """
 
     score: float
@@ -336,8 +341,8 @@ class Explanation:
 
 @dataclass(frozen=True)
 class ForgetReport:
-    """What was found of a user, what is left, and whether every process has applied the removal; what stays elsewhere,
-    where and until when, in sentences."""
+    """What was found of a user, what is left, and whether every process has applied the removal. `remains`: sentences
+    that say which data stays elsewhere, where and until when."""
 
     forget_id: str
     found: Mapping[str, int]
@@ -348,7 +353,7 @@ class ForgetReport:
 
 @dataclass(frozen=True)
 class PartitionProgress:
-    """How far a partition is read; `end_offset` is -1 where it could not be asked."""
+    """How far a partition is read; `end_offset` is -1 if the broker did not return it."""
 
     partition: int
     applied_offset: int
@@ -357,7 +362,7 @@ class PartitionProgress:
 
 @dataclass(frozen=True)
 class FreshnessReport:
-    """How far every part of the system is: `interactions` applied to user states, `attributions` folded into items."""
+    """How far each part has read: `interactions` into user states, `attributions` into items."""
 
     model_version: str
     index_version: str

@@ -1,4 +1,4 @@
-"""Each call of the gateway, for both clients: the method, the request, and how to read the answer. Sends nothing."""
+"""The gateway's calls, for both clients: method, request and how to read the answer. This module sends nothing."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from freshet_client.wire import read, write
 
 T = TypeVar("T")
 
-# Of one request; the gateway takes no larger one.
+# Limits of one request; the gateway refuses a larger one.
 MAX_ENTRIES, MAX_BYTES = 1000, 4 * 1024 * 1024
-# Of a request, beside its entries: tag and length of an entry, user id, exposure id.
+# Upper bounds: tag and length of an entry; the request's other fields (user id, exposure id).
 _ENTRY_BYTES, _REST_BYTES = 8, 1024
 
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """One call; `field` is the answer's that is read, all of it where empty."""
+    """One call; `field` names the field of the answer to read, "" for the whole answer."""
 
     method: str
     request: Any
@@ -70,18 +70,18 @@ def _call(method: str, request: Any, field: str = "", **fields: Any) -> Call[Any
 
 
 def recommend(user_id: str, k: int, options: Any) -> Call[Recommendation]:
-    """`options`: of RecommendOptions."""
+    """The top k items for a user; `options` are those of RecommendOptions."""
     return _call("Recommend", gateway_pb2.RecommendRequest(), user_id=user_id, k=k, **options)
 
 
 def search(query: str, k: int, user_id: str, wanted: Filter | None) -> Call[SearchAnswer]:
-    """The best items for words."""
+    """The best items for a query."""
     request = gateway_pb2.GatewayServiceSearchRequest()
     return _call("Search", request, query=query, k=k, user_id=user_id, filter=wanted)
 
 
 def similar(item_id: str, k: int, user_id: str, wanted: Filter | None) -> Call[SimilarAnswer]:
-    """The items most like one."""
+    """The items most similar to one."""
     request = gateway_pb2.GatewayServiceSimilarRequest()
     return _call("Similar", request, item_id=item_id, k=k, user_id=user_id, filter=wanted)
 
@@ -95,7 +95,7 @@ def explain(
 
 
 def record(interactions: Sequence[Interaction]) -> Iterator[Call[list[Receipt]]]:
-    """As many calls as the size of a request asks for."""
+    """Write interactions, in as many calls as the request limits require."""
     for part in _parts(gateway_pb2.RecordInteractionsRequest, "interactions", interactions):
         yield Call("RecordInteractions", part, "receipts")
 
@@ -103,14 +103,14 @@ def record(interactions: Sequence[Interaction]) -> Iterator[Call[list[Receipt]]]
 def record_impressions(
     user_id: str, exposure_id: str, impressions: Sequence[Impression]
 ) -> Iterator[Call[list[Receipt]]]:
-    """As many calls as the size of a request asks for."""
+    """Write impressions, in as many calls as the request limits require."""
     for part in _parts(gateway_pb2.RecordImpressionsRequest, "impressions", impressions):
         part.user_id, part.exposure_id = user_id, exposure_id
         yield Call("RecordImpressions", part, "receipts")
 
 
 def put_items(items: Sequence[Item], fields: Sequence[str]) -> Iterator[Call[int]]:
-    """As many calls as the size of a request asks for."""
+    """Write items, in as many calls as the request limits require."""
     for part in _parts(gateway_pb2.PutItemsRequest, "items", items):
         write(part, {"fields": fields})
         yield Call("PutItems", part, "num_written")
@@ -127,7 +127,7 @@ def forget_user(user_id: str, preview: bool) -> Call[ForgetReport]:
 
 
 def freshness() -> Call[FreshnessReport]:
-    """How far every part of the system is."""
+    """How far each part of the system has read."""
     return _call("GetFreshness", gateway_pb2.GetFreshnessRequest())
 
 
@@ -166,7 +166,7 @@ def exposure(user_id: str, exposure_id: str) -> Call[ShownAnswer]:
 
 
 def health(minutes: int) -> Call[HealthReport]:
-    """How each part does."""
+    """The state of each part."""
     return _call("GetHealth", gateway_pb2.GetHealthRequest(), minutes=minutes)
 
 
@@ -203,9 +203,9 @@ def put_rules(wanted: Sequence[Rule], expected_revision: int) -> Call[Changed]:
 
 
 def _parts(request: Any, field: str, entries: Sequence[Any]) -> Iterator[Any]:
-    """Requests with the entries in their order, each within the limits. All entries are read before the first is sent.
+    """Requests with the entries in their order, each within the limits. All entries are checked before any request.
 
-    Raises: InvalidArgument for an entry that is wrong by type, TooLarge for one that fits no request.
+    Raises: InvalidArgument for an entry of a wrong type, TooLarge for one that fits no request.
     """
     if not entries:
         raise InvalidArgument(f"{field}=none allowed: at least 1")

@@ -1,4 +1,4 @@
-"""Where a gateway is and how it is called: target, options, TLS, API key. Shared by the sync and the async client."""
+"""A gateway's endpoint: target, options, TLS and API key. The sync and the async client share this module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import grpc
 from freshet_client.errors import InvalidArgument
 
 _ALLOWED = "host:port, such as 127.0.0.1:50050, [::1]:50050 or dns:///gateway:50050; commas between IP addresses"
-# A gateway that restarts is found again within a second; gRPC's own backoff grows to two minutes.
+# The client reconnects within a second to a gateway that restarts; gRPC's default backoff grows to two minutes.
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5000),
@@ -26,10 +26,10 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class Tls:
-    """Encrypt the connection. Each is PEM, as bytes or as the path of a file.
+    """Encrypt the connection. Each field is PEM, as bytes or as the path of a file.
 
-    `ca`: whom to trust; None is gRPC's own list of authorities. `certificate` and `key`: this client's, where the
-    gateway asks for one.
+    `ca`: the trusted authorities; None is gRPC's own list. `certificate` and `key`: this client's, if the gateway
+    requires a client certificate.
     """
 
     ca: bytes | str | Path | None = None
@@ -37,7 +37,7 @@ class Tls:
     key: bytes | str | Path | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """For a channel. Raises: InvalidArgument naming what is missing or cannot be read."""
+        """The credentials for a channel. Raises: InvalidArgument naming what is missing or cannot be read."""
         if (self.certificate is None) != (self.key is None):
             raise InvalidArgument("tls.certificate and tls.key: one of them is missing; allowed: both or neither")
         ca, key, certificate = (_pem(name, getattr(self, name)) for name in ("ca", "key", "certificate"))
@@ -64,11 +64,11 @@ class Endpoint:
 
     @classmethod
     def of(cls, target: str, *, api_key: str | None, tls: Tls | None, is_background: bool) -> Endpoint:
-        """Raises: InvalidArgument for what is no target or no API key."""
+        """Raises: InvalidArgument for an invalid target or API key."""
         checked, hosts = _checked(target)
         options: list[tuple[str, Any]] = [*_OPTIONS, ("grpc.service_config", service_config())]
         if all(_is_loopback(host) for host in hosts):
-            # A proxy of the environment leads elsewhere, and this machine needs none.
+            # Ignore the environment's HTTP proxy: it cannot reach this machine's loopback.
             options.append(("grpc.enable_http_proxy", 0))
         metadata = []
         if api_key is not None:
@@ -81,12 +81,12 @@ class Endpoint:
 
 
 def service_config() -> str:
-    """The published gRPC service config: which calls are repeated, how often, and how large a request may be."""
+    """The published gRPC service config: which calls are retried, how often, and the largest request."""
     return (files("freshet_client") / "service_config.json").read_text(encoding="utf-8")
 
 
 def _checked(target: str) -> tuple[str, list[str]]:
-    """The target as gRPC wants it, and the hosts in it; none where another resolver finds them."""
+    """The target in gRPC's syntax, and its hosts; the loopback address stands for `unix:` and `xds:` targets."""
     if not isinstance(target, str) or not target or target.startswith(("http:", "https:", "grpc:")) or " " in target:
         raise InvalidArgument.of("target", target, _ALLOWED)
     if target.startswith(("unix:", "xds:", "ipv4:", "ipv6:")):

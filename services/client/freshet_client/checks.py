@@ -1,4 +1,4 @@
-"""The gateway's limits of a request, as the one in memory (`testing`) checks them. Each raises InvalidArgument."""
+"""The gateway's limits on requests, checked by the in-memory gateway (`testing`). Each raises InvalidArgument."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ _DAY_S = 24 * 3600
 
 
 def check_k(k: int) -> None:
-    """How many items."""
+    """Check the number of items."""
     if not 1 <= k <= 1000:
         raise InvalidArgument.of("k", k, "1-1000")
 
 
 def check_id(name: str, text: str) -> None:
-    """An id of a user, an item or an event."""
+    """Check the id of a user, an item or an event."""
     check_text(name, text, 1, 128)
     if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in text):
         raise InvalidArgument.of(name, "text with control characters", "no control characters")
 
 
 def check_text(name: str, text: str, least: int, most: int) -> None:
-    """A text of so many bytes."""
+    """Check that a text has `least` to `most` bytes."""
     size = len(text.encode())
     if not least <= size <= most:
         raise InvalidArgument.of(name, f"text of {size} bytes", f"{least}-{most} bytes of UTF-8")
 
 
 def check_shown(request: Any) -> None:
-    """What a Recommend says of pages, answers before and the rest."""
+    """Check the fields of a Recommend that the other checks do not cover."""
     if not 0.0 <= request.diversity <= 1.0:
         raise InvalidArgument.of("diversity", request.diversity, "0-1")
     if request.HasField("max_gap") and not 0.0 <= request.max_gap < math.inf:
@@ -57,7 +57,7 @@ def check_shown(request: Any) -> None:
 
 
 def check_interaction(one: Any, prefix: str) -> None:
-    """One of a batch; `prefix` names it."""
+    """Check one interaction; errors put `prefix` before its field names."""
     for name in ("user_id", "item_id"):
         check_id(prefix + name, getattr(one, name))
     check_text(f"{prefix}type", one.type or "interaction", 1, 64)

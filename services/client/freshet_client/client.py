@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMEOUT_S = 5.0
-# After a refused connection, gRPC answers that error to every call until it connects again, half a second later: longer
-# than the service config's repeats take. A call waits this long for a connection, within its deadline, before it fails.
+# After a refused connection, gRPC fails every call until it reconnects half a second later; the service config's
+# retries end before that. A call waits this long for a connection, within its deadline, before it fails.
 RECONNECT_S = 1.0
 
 
@@ -76,7 +76,7 @@ class GrpcTransport:
         self._stub = gateway_pb2_grpc.GatewayServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """The answer's message. Raises: FreshetError."""
+        """Send the request and return the answer's message. Raises: FreshetError."""
         deadline = time.monotonic() + timeout_s
         try:
             return self._send(method, request, timeout_s, timeout_s)
@@ -101,7 +101,7 @@ class GrpcTransport:
         except grpc.RpcError as error:
             raise of_call(error, target=endpoint.target, timeout_s=timeout_s) from error
         except ValueError as error:
-            # gRPC's word for a channel that is closed.
+            # gRPC raises this for a closed channel.
             raise FreshetError(f"the client of {endpoint.target} is closed") from error
 
     def close(self) -> None:
@@ -113,10 +113,10 @@ class Client:
     """A connection to one gateway, or to several of one installation.
 
     `target`: "host:port", an IPv6 address in brackets, or "dns:///name:port" for all addresses of a name. `api_key`
-    goes with each call. `tls`: None is plaintext. `timeout_s`: the deadline of a call that has none of its own.
+    is sent with each call. `tls`: None is plaintext. `timeout_s`: the deadline of calls without their own.
     `is_background`: nobody waits for the answers, so the gateway gives them at most half of its capacity.
 
-    Calls that may be repeated are, by the gateway's published service config, within the deadline. Every method raises
+    Retriable calls are retried within the deadline, by the gateway's published service config. Every method raises
     a FreshetError. Raises: InvalidArgument for a target, key or certificate that cannot be used.
     """
 
@@ -134,7 +134,7 @@ class Client:
 
     @classmethod
     def over(cls, transport: Any, timeout_s: float = TIMEOUT_S) -> Self:
-        """A client of something else than a channel: `freshet_client.testing` has one."""
+        """A client over another transport than gRPC, such as the one in `freshet_client.testing`."""
         made = cls.__new__(cls)
         made._transport, made._timeout_s = transport, timeout_s
         return made
@@ -152,9 +152,9 @@ class Client:
         self._transport.close()
 
     def session(self, user_id: str = "", *, not_again: NotAgain | None = None) -> Session:
-        """One user's visit: what is recorded shows in what is recommended next. Empty: a visitor without an id.
+        """One user's visit: recommendations reflect what was recorded before. An empty `user_id` is a visitor.
 
-        `not_again`: leave out what was shown, from the first answer on.
+        `not_again`: leave out items that earlier answers showed.
         """
         from freshet_client.session import Session
 
@@ -175,7 +175,7 @@ class Client:
         filter: Filter | None = None,
         timeout_s: float | None = None,
     ) -> SearchAnswer:
-        """The top k items for words; ordered for a user, too, where one is given."""
+        """The top k items for a query; `user_id` also orders them for that user."""
         return self._run(calls.search(query, k, user_id, filter), timeout_s)
 
     def similar(
@@ -187,7 +187,7 @@ class Client:
         filter: Filter | None = None,
         timeout_s: float | None = None,
     ) -> SimilarAnswer:
-        """The top k items most like one item; what the user has seen is left out, where one is given."""
+        """The top k items most like one item; `user_id` leaves out the items that this user has seen."""
         return self._run(calls.similar(item_id, k, user_id, filter), timeout_s)
 
     def explain(
@@ -206,8 +206,8 @@ class Client:
     def record(self, *interactions: Interaction, timeout_s: float | None = None) -> list[Receipt]:
         """Write interactions; each is durable when its receipt is returned. Receipts are in the interactions' order.
 
-        More than one request holds are sent as several, one after the other, each with the deadline. A failure says in
-        `receipts` what was acknowledged before; recording the same objects again counts each once.
+        Interactions that exceed one request are sent in several, one after the other, each with the deadline. A failure
+        has the receipts acknowledged before it in `receipts`. Recording the same objects again counts each once.
         """
         return self._run_all(calls.record(interactions), timeout_s)
 
@@ -218,14 +218,14 @@ class Client:
         return self._run_all(calls.record_impressions(user_id, exposure_id, impressions), timeout_s)
 
     def undo(self, user_id: str, event_id: str, *, timeout_s: float | None = None) -> Receipt:
-        """Take one event of a user back; an id that the user has no event of changes nothing."""
+        """Undo one event of a user; an event id that the user does not have changes nothing."""
         return self._run(calls.undo(user_id, event_id), timeout_s)
 
     def put_items(self, items: Iterable[Item], *, fields: Sequence[str] = (), timeout_s: float | None = None) -> int:
-        """Add items, change them, withdraw them or bring them back; returns how many were written.
+        """Add, change, withdraw or restore items; returns how many were written.
 
-        `fields`: write only these of each item, all of which the catalogue must know: "title", "categories",
-        "available", "withdrawn", "attributes", or "attributes.NAME" for one. Empty: each item is whole.
+        `fields`: write only these fields of each item, and only items that the catalogue has: "title", "categories",
+        "available", "withdrawn", "attributes", or "attributes.NAME" for one. Empty: replace each item.
         """
         return sum(self._run(one, timeout_s) for one in calls.put_items(list(items), fields))
 
@@ -234,7 +234,7 @@ class Client:
         return self._run(calls.forget_user(user_id, preview), timeout_s)
 
     def freshness(self, *, timeout_s: float | None = None) -> FreshnessReport:
-        """How far every part of the system is."""
+        """How far each part of the system has read."""
         return self._run(calls.freshness(), timeout_s)
 
     def catalogue(self, *, max_categories: int = 0, timeout_s: float | None = None) -> CatalogueDescription:
@@ -242,7 +242,7 @@ class Client:
         return self._run(calls.catalogue(max_categories), timeout_s)
 
     def exposures(self, user_id: str, *, max_answers: int = 0, timeout_s: float | None = None) -> ShownAnswers:
-        """The newest answers that a user got (role support): 1-100, 0 is 20."""
+        """The newest answers that a user got (role support). `max_answers`: 1-100, 0 is 20."""
         return self._run(calls.exposures(user_id, max_answers), timeout_s)
 
     def exposure(self, user_id: str, exposure_id: str, *, timeout_s: float | None = None) -> ShownAnswer:
@@ -250,21 +250,21 @@ class Client:
         return self._run(calls.exposure(user_id, exposure_id), timeout_s)
 
     def health(self, *, minutes: int = 0, timeout_s: float | None = None) -> HealthReport:
-        """How each part does now, and by the minute in the newest minutes (0-1,440)."""
+        """The state of each part now, and by the minute for the newest `minutes` (0-1,440)."""
         return self._run(calls.health(minutes), timeout_s)
 
     def dead_letters(self, topic: str = "", *, max_letters: int = 0, timeout_s: float | None = None) -> DeadLetterList:
-        """The newest dead letters of a topic, or of each (role operator): 1-200 of each, 0 is 50."""
+        """The newest dead letters of a topic, "" for all (role operator). `max_letters` of each: 1-200, 0 is 50."""
         return self._run(calls.dead_letters(topic, max_letters), timeout_s)
 
     def replay_dead_letter(
         self, topic: str, position: StreamPosition, *, preview: bool = False, timeout_s: float | None = None
     ) -> ReplayedLetter:
-        """Write a dead letter's record again, once (role operator); `preview`: only say so."""
+        """Write a dead letter's record again, once (role operator). `preview`: only return what would happen."""
         return self._run(calls.replay_dead_letter(topic, position, preview), timeout_s)
 
     def get_item(self, item_id: str, *, timeout_s: float | None = None) -> ItemReport:
-        """What the catalogue says of an item, and how far a new one is. Raises NotFound."""
+        """An item's catalogue entry, and the interactions since training. Raises: NotFound."""
         return self._run(calls.get_item(item_id), timeout_s)
 
     def list_items(
@@ -279,15 +279,15 @@ class Client:
     ) -> ItemPage:
         """A page of the catalogue: 1-1,000 items (0 is 50) whose id or title begins with `prefix`, of one category.
 
-        The most popular come first, or new items with `newest_first`. A page may have fewer items, even none, with
-        more to come: go on until `next_page_token` is empty.
+        The most popular come first, or new items with `newest_first`. A page may have fewer items, or none, before the
+        last page: continue until `next_page_token` is empty.
         """
         return self._run(calls.list_items(prefix, category, newest_first, page_size, page_token), timeout_s)
 
     def user(
         self, user_id: str, *, max_events: int = 0, skip_events: int = 0, timeout_s: float | None = None
     ) -> UserReport:
-        """What is stored of a user (role support): 1-1,000 events (0 is 100), newest first, behind `skip_events`."""
+        """What is stored of a user (role support): 1-1,000 events (0 is 100), newest first, after `skip_events`."""
         return self._run(calls.user(user_id, max_events, skip_events), timeout_s)
 
     def version_sets(self, *, timeout_s: float | None = None) -> VersionSets:
@@ -305,7 +305,7 @@ class Client:
     ) -> Changed:
         """Take a step with a staged set (role operator); `roll_back` takes no name, `shadow` and `canary` a share.
 
-        Conflict if `expected_revision` is not the present one, PreconditionFailed for what must be done first.
+        Raises: Conflict if `expected_revision` is not current, PreconditionFailed if another step must come first.
         """
         return self._run(calls.change_version_set(change, name, share, expected_revision), timeout_s)
 
@@ -314,11 +314,11 @@ class Client:
         return self._run(calls.rules(), timeout_s)
 
     def put_rules(self, rules: Sequence[Rule], *, expected_revision: int, timeout_s: float | None = None) -> Changed:
-        """Replace all standing rules (role operator); Conflict if `expected_revision` is not the present one."""
+        """Replace all standing rules (role operator); Conflict if `expected_revision` is not current."""
         return self._run(calls.put_rules(rules, expected_revision), timeout_s)
 
     def call(self, method: str, request: Any, *, timeout_s: float | None = None) -> Any:
-        """Call a method of GatewayService with its Protobuf request (`freshet.v1`); the answer's message."""
+        """Call a method of GatewayService with its Protobuf request (`freshet.v1`); returns the answer's message."""
         return self._transport.call(method, request, self._timeout_s if timeout_s is None else timeout_s)
 
     def _run(self, one: calls.Call[T], timeout_s: float | None) -> T:

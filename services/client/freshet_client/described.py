@@ -1,4 +1,4 @@
-"""What a gateway says of its catalogue, its users and its parts, as plain values with `gateway.proto`'s field names."""
+"""A gateway's reports on catalogue, users and parts, as plain values with `gateway.proto`'s field names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from freshet_client.requests import Item, Rule
 
 @dataclass(frozen=True)
 class CategoryCount:
-    """A category and how many items it has, withdrawn ones too."""
+    """A category and its number of items, withdrawn ones included."""
 
     name: str
     items: int
@@ -38,8 +38,8 @@ class EventTypeMeaning:
 
 @dataclass(frozen=True)
 class CatalogueDescription:
-    """What the catalogue holds: `categories` are the largest of `num_categories`; `event_types` those that the bundle
-    names, every other one being neutral."""
+    """What the catalogue holds. `categories`: the largest of `num_categories`. `event_types`: those that the bundle
+    names; events of other types are neutral."""
 
     model_version: str
     items: int
@@ -52,7 +52,7 @@ class CatalogueDescription:
 
 @dataclass(frozen=True)
 class DescribedItem:
-    """An item of the catalogue, whole. `is_trained`: training knew it. `first_seen`: when a new one was described."""
+    """A whole catalogue item. `is_trained`: training knew it. `first_seen`: when a new item was first described."""
 
     item: Item
     is_trained: bool
@@ -61,9 +61,10 @@ class DescribedItem:
 
 @dataclass(frozen=True)
 class ItemProgress:
-    """What interactions since training say of an item: `num_users` people, and a new item needs `min_users`.
+    """An item's interactions since training, by `num_users` users. A new item needs `min_users` users.
 
-    `is_published`: answers use a refreshed state of it, or one of its texts. `reason`: why it has none of interactions.
+    `is_published`: answers use a state made from its interactions or its text. `reason`: why no state is made from its
+    interactions.
     """
 
     num_interactions: int
@@ -75,7 +76,7 @@ class ItemProgress:
 
 @dataclass(frozen=True)
 class ItemReport:
-    """What the catalogue says of one item. `progress` is None where its refresher did not answer."""
+    """What the catalogue says of one item. `progress` is None if its refresher did not answer."""
 
     item: DescribedItem
     progress: ItemProgress | None
@@ -84,7 +85,7 @@ class ItemReport:
 
 @dataclass(frozen=True)
 class ItemPage:
-    """A page of the catalogue; `next_page_token` is empty at the end, and only there."""
+    """A page of the catalogue; `next_page_token` is empty only on the last page."""
 
     items: tuple[DescribedItem, ...]
     next_page_token: str
@@ -92,7 +93,7 @@ class ItemPage:
 
 @dataclass(frozen=True)
 class StoredEvent:
-    """An event of a user's stored history; `role` as in EventTypeMeaning, by type and value."""
+    """An event of a user's stored history. `role`: as in EventTypeMeaning, but the value counts, too."""
 
     item_id: str
     title: str
@@ -104,9 +105,9 @@ class StoredEvent:
 
 @dataclass(frozen=True)
 class UserReport:
-    """What is stored of a user: events, newest first, of `num_events` in all.
+    """What is stored of a user: a part of the `num_events` events, newest first.
 
-    `state_position` and `state_time` are None where `model_version` has no state of the user.
+    `state_position` and `state_time` are None if `model_version` has no state of the user.
     """
 
     events: tuple[StoredEvent, ...]
@@ -120,10 +121,10 @@ class UserReport:
 
 @dataclass(frozen=True)
 class PartHealth:
-    """One part: why it is not ready ("" if it is), what does not work while it is not, and columns by the minute.
+    """One part's state, and a value for each minute.
 
-    `calls`, `failed` and `degraded` are counts, the latter of the gateway's answers; times are milliseconds; `lag` is
-    in `lag_unit`, -1 where it is not known.
+    `problem`: why it is not ready, "" if it is. `effect`: what does not work while it is not ready. `degraded` counts
+    the gateway's degraded answers. `lag` is in `lag_unit`, -1 if unknown.
     """
 
     name: str
@@ -142,8 +143,8 @@ class PartHealth:
 
 @dataclass(frozen=True)
 class HealthReport:
-    """How each part does, since the gateway's process started (`since`). `last_minute_seconds`: how much of the last
-    minute is over."""
+    """The state of each part since the gateway's process started (`since`). `last_minute_seconds`: how many seconds of
+    the last minute have passed."""
 
     since: datetime | None
     first_minute: datetime | None
@@ -153,7 +154,7 @@ class HealthReport:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """An unusable record: where it is, when it was written, why it is a dead letter, and where its replay is."""
+    """An unusable record: its position, when and why it became a dead letter, and the position of its replay."""
 
     topic: str
     position: StreamPosition | None
@@ -164,7 +165,7 @@ class DeadLetter:
 
 @dataclass(frozen=True)
 class DeadLetterList:
-    """Newest first. `has_older`: older ones were not looked at."""
+    """Dead letters, newest first. `has_older`: older ones were not read."""
 
     letters: tuple[DeadLetter, ...]
     has_older: bool
@@ -172,8 +173,8 @@ class DeadLetterList:
 
 @dataclass(frozen=True)
 class ReplayedLetter:
-    """Why a record was not written again ("" if it was, or would be), where it was written, and an interaction's event
-    id."""
+    """The result of a replay. `left_out`: why the record was not written, "" if it was, or would be. `event_id`: the
+    interaction's, if the record is one."""
 
     left_out: str
     written_to: StreamPosition | None
@@ -182,8 +183,8 @@ class ReplayedLetter:
 
 @dataclass(frozen=True)
 class StandingRules:
-    """The standing rules: put `revision` times, 0 for those of the gateway's file. `problems`: which ones the serving
-    model does not apply, and why."""
+    """The standing rules. `revision`: how often they were put, 0 for the rules in the gateway's file. `problems`: which
+    rules the serving model does not apply, and why."""
 
     revision: int
     rules: tuple[Rule, ...]
@@ -192,7 +193,7 @@ class StandingRules:
 
 @dataclass(frozen=True)
 class Changed:
-    """An operator's change: the new revision, and whether the gateway that took it applies it already."""
+    """An operator's change: the new revision, and whether the gateway that received it already applies it."""
 
     revision: int
     is_applied: bool
@@ -221,8 +222,9 @@ class SetShare:
 
 @dataclass(frozen=True)
 class ShadowReport:
-    """A shadow's answers beside those that went out: `overlap` is the mean share of items in both, `score_shift` the
-    mean of its best score less the answer's; of `taken` items each answer had so many."""
+    """A shadow's answers compared with the sent ones. `overlap`: the mean share of items in both. `score_shift`: the
+    mean of its best score less the sent answer's. `taken`: items that these users took next; `taken_from_answer` and
+    `taken_from_shadow`: how many of them each answer contained."""
 
     requests: int
     skipped: int
@@ -238,7 +240,7 @@ class ShadowReport:
 
 @dataclass(frozen=True)
 class HeldSet:
-    """A set at a gateway: ready, or the `problem`; how many answers it gave; its report where it is the shadow."""
+    """A set at a gateway: ready, or its `problem`; how many answers it gave; its report if it is the shadow."""
 
     set: VersionSet
     ready: bool
@@ -261,7 +263,7 @@ class VersionSets:
 
 @dataclass(frozen=True)
 class ShownItem:
-    """An item of an answer; `title` as it is now, `source`: what found it."""
+    """An item of an answer. `title`: the current one. `source`: what found it."""
 
     item_id: str
     title: str
@@ -271,7 +273,7 @@ class ShownItem:
 
 @dataclass(frozen=True)
 class ShownAnswer:
-    """An answer that a user got, by "recommend", "search" or "similar", as the topic `exposures` has it."""
+    """A user's answer as recorded in the topic `exposures`. `surface`: "recommend", "search" or "similar"."""
 
     exposure_id: str
     shown_time: datetime | None

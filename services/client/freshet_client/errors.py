@@ -1,6 +1,6 @@
-"""What can go wrong, as one tree: every error of this package is a `FreshetError`.
+"""The errors, as one tree: every error of this package is a `FreshetError`.
 
-A gateway's status becomes one of these; what the client itself refuses is an `InvalidArgument` before anything is sent.
+A gateway's status becomes one of these. A request that the client itself refuses raises `InvalidArgument`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from freshet_client.answers import Receipt
 
-# As the gateway writes it: "k=0 allowed: 1-1000"; some refusals name no value: "page_token: altered; allowed: ...".
+# The gateway's format: "k=0 allowed: 1-1000", or without a value: "page_token: altered; allowed: ...".
 _REFUSAL = re.compile(
     r"(?P<field>[A-Za-z_][\w.]*(?:\[[^\]]*\][\w.]*)*)(?:=(?P<value>.*?)|:.*?;)? allowed: (?P<allowed>.*)", re.DOTALL
 )
@@ -22,9 +22,9 @@ class FreshetError(Exception):
     """Base of all errors of this package.
 
     `message` says what happened. `status` is the gRPC status code's name. `retriable`: the same call may succeed later;
-    `retry_after_s` says when the gateway asks to be called again, None where it does not. `request_id` finds the call
-    in the gateway's log; it is empty where no gateway answered. `target`: what was called, empty where nothing was.
-    `receipts`: of a batch, those that were acknowledged.
+    `retry_after_s`: the delay that the gateway asks for, or None. `request_id` identifies the call in the gateway's
+    log; it is empty if no gateway answered. `target`: the called address, empty if nothing was called. `receipts`:
+    those of a batch's acknowledged events.
     """
 
     status = "UNKNOWN"
@@ -40,7 +40,7 @@ class FreshetError(Exception):
 
 
 class InvalidArgument(FreshetError):
-    """The request is wrong whatever the gateway's state. `field`, `value` and `allowed` are texts, empty if unknown."""
+    """The request is wrong in any state of the gateway. `field`, `value` and `allowed` are texts, empty if unknown."""
 
     status = "INVALID_ARGUMENT"
 
@@ -77,13 +77,14 @@ class PermissionDenied(FreshetError):
 
 
 class NotFound(FreshetError):
-    """The item of `similar` or a named version does not exist. New users and events with unknown items are no error."""
+    """An item, a version set or an exposure that the call names does not exist. New users and events with unknown items
+    are no error."""
 
     status = "NOT_FOUND"
 
 
 class PreconditionFailed(FreshetError):
-    """The request is valid and something has to be done first; a list of pages that has ended is one."""
+    """The request is valid, but something must be done first. A further page of an ended list is such a request."""
 
     status = "FAILED_PRECONDITION"
 
@@ -116,7 +117,7 @@ class Unavailable(FreshetError):
 
 
 class Unreachable(Unavailable):
-    """No gateway was reached. `why`: "nothing" answers there, "TLS" or "HTTP/1.1" where the two ends do not agree."""
+    """No gateway was reached. `why`: "nothing" if nothing answers, "TLS" or "HTTP/1.1" if the protocols differ."""
 
     def __init__(self, message: str, why: str = "nothing") -> None:
         super().__init__(message)
@@ -157,7 +158,7 @@ _BY_STATUS: dict[str, type[FreshetError]] = {
 
 
 def of_call(error: Any, *, target: str, timeout_s: float) -> FreshetError:
-    """The error for gRPC's error of a call to `target`."""
+    """Convert gRPC's error of a call to `target`."""
     metadata = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
     status, details = error.code().name, str(error.details() or error.code().name)
     request_id, after_ms = metadata.get("x-request-id", ""), metadata.get("retry-after-ms", "")
@@ -170,7 +171,7 @@ def of_call(error: Any, *, target: str, timeout_s: float) -> FreshetError:
     elif request_id:
         found = _BY_STATUS.get(status, InternalError)(details)
     else:
-        # No gateway said so: gRPC did, here.
+        # The error comes from this process's gRPC, not from a gateway.
         found = _of_grpc(status, details, target)
     found.request_id, found.target = request_id, target
     found.retry_after_s = int(after_ms) / 1000 if after_ms.isdecimal() else None

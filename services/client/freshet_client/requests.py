@@ -1,4 +1,4 @@
-"""What a client asks with: plain values, checked by the gateway. Their fields have the names of `gateway.proto`."""
+"""Requests as plain values, with the field names of `gateway.proto`. The gateway checks them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Value = float | str | datetime
 Comparison = Literal["at_most", "at_least", "below", "above", "one_of", "none_of", "present", "absent"]
 """How a `Condition` compares."""
 SetChange = Literal["shadow", "canary", "promote", "roll_back", "retire"]
-"""A step with a version set: ask it beside, let it answer a share or all, go back, remove it."""
+"""A step with a version set: compare it with the sent answers, serve a share of users or all, roll back, remove it."""
 
 
 def new_event_id() -> str:
@@ -28,8 +28,8 @@ class Interaction:
     """One thing that a user did with an item.
 
     `type` is what happened ("click", "rating", "purchase", ...), `value` its strength in the type's own unit. Without
-    `event_time` the gateway's clock counts, so that a wrong clock here changes nothing. `event_id` makes a repeated
-    write count once; each object has its own. `query`: the words that led to the item (type "search_click").
+    `event_time` the gateway sets it from its own clock. With the same `event_id` a repeated write counts once; each
+    object has its own. `query`: the words that led to the item (type "search_click").
     `exposure_id`: the answer that showed the item.
     """
 
@@ -67,9 +67,9 @@ class Condition:
 class Filter:
     """Which items may be answered; the answer is still the best k of them.
 
-    `exclude_seen`: leave out what the user has interacted with; None is the gateway's default, which is true but for
-    `search`. An item needs one of `allow_item_ids` and of `allow_categories` where they are given, none of the denied
-    ones, and all conditions in `where`.
+    `exclude_seen`: leave out items that the user has interacted with; None is the gateway's default, which is true
+    except for `search`. An item must match one of `allow_item_ids` and one of `allow_categories`, if they are given,
+    none of the denied ids and categories, and all conditions in `where`.
     """
 
     exclude_seen: bool | None = None
@@ -82,10 +82,10 @@ class Filter:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a request changes of the ranking: one of `boost`, `bury`, `pin`, `cap` for the items that are named.
+    """A change of the ranking: one of `boost`, `bury`, `pin` and `cap`, for the items that match.
 
-    `boost` and `bury` add to and take from the score; the best of the items stands at position `pin`, from 1; at most
-    `cap` of them are answered.
+    `boost` adds to the score, and `bury` subtracts from it. The best of the items is put at position `pin`, from 1. At
+    most `cap` of the items are answered.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class NotAgain:
-    """Leave out the items of the user's last answers: so many (0-50), or of so many minutes (0-1,440), or both."""
+    """Leave out items of the user's last `answers` answers (0-50), or of the last `minutes` (0-1,440), or both."""
 
     answers: int = 0
     minutes: int = 0
@@ -116,9 +116,9 @@ class Impression:
 
 @dataclass(frozen=True)
 class Item:
-    """An item of the catalogue, whole: a write replaces what the catalogue says of it.
+    """An item of the catalogue with all its fields: a write replaces the stored item.
 
-    `available` False keeps the item's state and answers it to nobody; `withdrawn` takes it out until it is put again.
+    `available` False keeps the item's state, but no answer contains it. `withdrawn` removes it until it is put again.
     """
 
     item_id: str
@@ -130,17 +130,17 @@ class Item:
 
 
 class RecommendOptions(TypedDict, total=False):
-    """What `recommend` takes beside user and k, by keyword; the defaults change nothing.
+    """The keywords of `recommend` other than user and k. The defaults change nothing.
 
     `filter`: which items may be answered. `history`: used instead of the stored one, oldest first, at most 1,000
     events. `context`: device, surface, ...; it is kept with the exposure and changes no answer. `freshness_token`:
-    answer from a state at least so fresh, or say that it is not (`token_honoured`). `max_per_category`: at most so many
-    items of a category. `diversity`: 0 orders by score alone, towards 1 prefers unlike items. `query`: words that the
-    user looks with. `page_depth`: keep a ranked list of so many items for further pages. `page_token`: answer a further
-    page. `not_again`: leave out what was shown. `rules`: at most 8. `as_of`: when the request is made, for replays by
-    operators. `max_gap`: the largest gap of the certificate that is wanted, 0 for exact. `arms`: experiment -> arm in
-    place of the user's own, for operators. `with_details`: titles and categories of the items, too.
-    `without_standing_rules`: `rules` stand in place of the standing ones, for operators.
+    answer from a state that reflects this token, else `token_honoured` is False. `max_per_category`: the most items of
+    one category. `diversity`: 0 orders by score alone; towards 1, dissimilar items are preferred. `query`: the user's
+    search words. `page_depth`: keep a ranked list of this many items for further pages. `page_token`: answer a further
+    page. `not_again`: leave out items that were shown. `rules`: at most 8. `as_of`: the request's time, for replays by
+    operators. `max_gap`: the largest allowed gap of the certificate, 0 for exact. `arms`: experiment -> arm, instead
+    of the user's own, for operators. `with_details`: also titles and categories of the items.
+    `without_standing_rules`: `rules` replace the standing ones, for operators.
     """
 
     filter: Filter | None

@@ -1,8 +1,7 @@
-"""One user's visit: it carries the freshness token, the page, what was shown and under which exposure.
+"""One user's visit: it carries the freshness token, the page, and the shown items with their exposures.
 
-What is recorded in a session shows in its next answer, or the answer says that it does not (`token_honoured`). Calls of
-one session run one after the other, from whichever threads they come. A session lives in memory and ends with its
-object.
+The next answer reflects what a session recorded, or its `token_honoured` is False. Calls of one session run one after
+the other, also from several threads. A session is kept only in memory.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ if TYPE_CHECKING:
     from freshet_client.aio import AsyncClient
     from freshet_client.client import Client
 
-# The gateway's limits: denied items of a request, events of a history, items that it remembers of an answer.
+# The gateway's limits: denied items of a request, events of a history, remembered items of an answer.
 _MAX_DENIED, _MAX_HISTORY, _MAX_ITEMS = 10_000, 1_000, 200
 _MAX_ANSWERS = 50
-# Items of which the session knows the exposure.
+# The most items whose exposure the session remembers.
 _MAX_EXPOSED = 10_000
 
 
 @dataclass
 class _List:
-    """A ranked list that is shown page by page. `token` is empty where the gateway keeps no list."""
+    """A ranked list that is shown page by page. `token` is empty if the gateway keeps no list."""
 
     k: int
     depth: int
@@ -50,11 +49,11 @@ class _List:
 
 
 class _State:
-    """What a session remembers, and what its requests say of it. Knows no transport."""
+    """What a session remembers, and the request fields made from it. It sends nothing."""
 
     def __init__(self, user_id: str, not_again: NotAgain | None) -> None:
         self.is_visitor = not user_id
-        # A visitor's calls belong together, and nothing is ever recorded under this id.
+        # One id for all calls of this visitor. Nothing is recorded under it.
         self.user_id = user_id or f"visitor-{uuid.uuid4().hex}"
         self.not_again = not_again
         self.token: FreshnessToken | None = None
@@ -65,7 +64,7 @@ class _State:
         self._answers: deque[tuple[float, list[str]]] = deque(maxlen=_MAX_ANSWERS)
 
     def recommend_options(self, options: RecommendOptions, denied: Sequence[str] = ()) -> RecommendOptions:
-        """The call's own options with what the session adds."""
+        """The call's own options and those that the session adds."""
         filled: RecommendOptions = {"freshness_token": self.token, "not_again": self.not_again, **options}
         denied = [*denied, *self._recent_items(filled.get("not_again"))]
         if self.is_visitor:
@@ -78,8 +77,8 @@ class _State:
         return filled
 
     def _recent_items(self, asked: NotAgain | None) -> list[str]:
-        """Items of this session's answers that are not to come again, newest first: the gateway remembers answers to
-        users with a stored history alone."""
+        """Shown items to leave out, newest answer first. The gateway remembers answers only for users
+        with a stored history."""
         if asked is None:
             return []
         since = time.monotonic() - 60 * asked.minutes
@@ -105,13 +104,13 @@ class _State:
         self.pages = _List(k, depth, options, answer.next_page_token, answer.item_ids) if depth > k else None
 
     def page(self, k: int | None) -> tuple[int, RecommendOptions]:
-        """What the next page is asked with."""
+        """The number of items and the options for the next page."""
         pages = self.pages
         assert pages is not None
         if pages.token:
             details = pages.options.get("with_details", False)
             return k or pages.k, {"page_token": pages.token, "not_again": self.not_again, "with_details": details}
-        # No list is kept: the best of what this one has not shown.
+        # No list is kept: ask for the best items that were not shown.
         left = pages.depth - len(pages.shown)
         options: RecommendOptions = {**pages.options, "page_depth": 0}
         return min(k or pages.k, left), self.recommend_options(options, pages.shown)
@@ -127,27 +126,27 @@ class _State:
         return answer if answer.items else None
 
     def interaction(self, item_id: str, **fields: Any) -> Interaction:
-        """Names the exposure that showed the item, if one did."""
+        """Make an interaction that names the exposure that showed the item, if any."""
         exposure_id, _ = self.exposed.get(item_id, ("", 0))
         given = {name: value for name, value in fields.items() if value is not None}
         return Interaction(self.user_id, item_id, exposure_id=exposure_id, **given)
 
     def keep(self, done: Interaction) -> None:
-        """Into a visitor's own history, oldest first."""
+        """Add to a visitor's own history, oldest first."""
         at = done.event_time or datetime.now(timezone.utc)
         self.history.append(HistoryEvent(done.item_id, at, done.type, done.value))
         self.history.sort(key=lambda event: event.event_time.timestamp() if event.event_time else 0.0)
         del self.history[:-_MAX_HISTORY]
 
     def recorded(self, receipt: Receipt) -> Receipt:
-        """The newest token of the user's own partition; one of another epoch or partition replaces it."""
+        """Keep the receipt's token if it is newer, or of another epoch or partition."""
         new, old = receipt.token, self.token
         if old is None or (new.epoch, new.partition) != (old.epoch, old.partition) or new.offset > old.offset:
             self.token = new
         return receipt
 
     def impressions(self, item_ids: Sequence[str]) -> dict[str, list[Impression]]:
-        """By exposure. Raises: PreconditionFailed for an item that the session did not show."""
+        """Group items by exposure. Raises: PreconditionFailed for an item that the session did not show."""
         found: dict[str, list[Impression]] = {}
         for item_id in dict.fromkeys(item_ids):
             if item_id not in self.exposed:
@@ -160,14 +159,14 @@ class _State:
 
 
 class _Session:
-    """What both sessions show of their state."""
+    """The properties of both sessions."""
 
     def __init__(self, user_id: str, not_again: NotAgain | None) -> None:
         self._state = _State(user_id, not_again)
 
     @property
     def user_id(self) -> str:
-        """The user's id, or a random one of this visit that nothing is recorded under."""
+        """The user's id, or a random one for this visit under which nothing is recorded."""
         return self._state.user_id
 
     @property
@@ -177,12 +176,12 @@ class _Session:
 
     @property
     def token(self) -> FreshnessToken | None:
-        """Of the newest write in this session."""
+        """The token of the newest write in this session."""
         return self._state.token
 
     @property
     def exposure_id(self) -> str:
-        """Of the latest answer; empty before the first."""
+        """The exposure of the latest answer; empty before the first."""
         return self._state.exposure_id
 
     @property
@@ -201,9 +200,9 @@ class Session(_Session):
     def recommend(
         self, k: int = 10, *, timeout_s: float | None = None, **options: Unpack[RecommendOptions]
     ) -> Recommendation:
-        """The top k items, from a state that reflects what was recorded here, or the answer says that it does not.
+        """The top k items. `token_honoured` is False if they do not reflect what this session recorded.
 
-        With `page_depth` above k, `next_page` goes on with the list.
+        With `page_depth` above k, `next_page` continues the list.
         """
         with self._lock:
             filled = self._state.recommend_options(options)
@@ -212,8 +211,8 @@ class Session(_Session):
             return answer
 
     def next_page(self, k: int | None = None, *, timeout_s: float | None = None) -> Recommendation | None:
-        """The next items of the list, None after its end. Pages of a kept list repeat nothing; a list that the gateway
-        does not keep (of a visitor, of a new user) goes on with the best of what was not shown.
+        """The next items of the list, None after its end. Pages of a kept list repeat nothing. If the gateway keeps no
+        list (of a visitor or a new user), a page has the best items that were not shown.
 
         Raises: PreconditionFailed for a list that has ended (after 15 minutes, or four newer ones); recommend again.
         """
@@ -240,9 +239,9 @@ class Session(_Session):
         context: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Receipt | None:
-        """Write what the user did with an item, as the answer to the exposure that showed it; the fields are
-        Interaction's. Give `event_id` where you repeat a failed write. A visitor's goes into the session's history, and
-        there is no receipt."""
+        """Write what the user did with an item, with the exposure that showed it. The fields are Interaction's. Pass
+        `event_id` to repeat a failed write. A visitor's interaction goes into the session's history, without a
+        receipt."""
         with self._lock:
             fields = {"type": type, "value": value, "event_time": event_time, "event_id": event_id, "query": query}
             done = self._state.interaction(item_id, context=context, **fields)
@@ -252,13 +251,13 @@ class Session(_Session):
             return self._state.recorded(self._client.record(done, timeout_s=timeout_s)[0])
 
     def undo(self, event_id: str, *, timeout_s: float | None = None) -> Receipt:
-        """Take one event of the user back; the next answer reflects that. Raises: PreconditionFailed for a visitor."""
+        """Undo one event of the user; the next answer reflects that. Raises: PreconditionFailed for a visitor."""
         with self._lock:
             _refuse_visitor(self)
             return self._state.recorded(self._client.undo(self.user_id, event_id, timeout_s=timeout_s))
 
     def seen(self, *item_ids: str, timeout_s: float | None = None) -> list[Receipt]:
-        """Say which of the items that this session answered came onto the screen; nothing is written of a visitor.
+        """Record which items of this session's answers the user saw; nothing is written for a visitor.
 
         Raises: PreconditionFailed for an item that was not shown here.
         """

@@ -1,4 +1,4 @@
-"""Protobuf messages to plain values and back, by the names of the fields: a dataclass takes what it has fields for."""
+"""Converts Protobuf messages to plain values and back, by field name. Fields that a dataclass lacks are left out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from freshet_client.errors import InvalidArgument
 
 T = TypeVar("T")
 
-# Message names that differ from the dataclass's.
+# Messages whose dataclass has another name, or is not in `answers`.
 _CLASSES: dict[str, Any] = {
     "InteractionReceipt": answers.Receipt,
     "RecommendResponse": answers.Recommendation,
@@ -109,7 +109,7 @@ def _attribute_value(value: Any) -> Any:
 
 
 def enum_name(enum: Any, number: int) -> str:
-    """The value's name in lower case without the enum's; "degradation_99" for one that this client does not know."""
+    """The value's name in lower case, without the enum's name; for example "degradation_99" for an unknown value."""
     prefix = f"{enum.name.upper()}_"
     known = enum.values_by_number.get(number)
     return known.name[len(prefix) :].lower() if known is not None else f"{prefix.lower()}{number}"
@@ -144,7 +144,7 @@ def _set(message: Any, field: Any, value: Any, path: str) -> None:
             else:
                 _attempt(target.append, one, f"{path}[{position}]", _allowed(field))
     else:
-        # A message without fields is there all the same.
+        # A nested message without fields is still set.
         part = getattr(message, field.name)
         part.SetInParent()
         _fill(part, value, path)
@@ -172,7 +172,7 @@ def _set_map(message: Any, field: Any, value: Any, path: str) -> None:
 
 
 def _fill(part: Any, value: Any, path: str) -> None:
-    """A nested message."""
+    """Fill a nested message."""
     name = part.DESCRIPTOR.name
     if name == "Timestamp":
         _attempt(part.FromDatetime, value, path, "a datetime")

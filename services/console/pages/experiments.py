@@ -1,4 +1,4 @@
-"""Experiments: their list, a new one, start and stop, and what two arms answer to the same people."""
+"""The page Experiments: list, create, start, stop and remove them, and compare what two arms answer to a user."""
 
 import asyncio
 from functools import partial
@@ -33,7 +33,7 @@ def add(access: Access) -> None:
 
 
 def settings_of(arm: events_pb2.Arm) -> str:
-    """What an arm sets, in words."""
+    """Return an arm's settings as a text."""
     said = [f"{field.name} {value:g}" for field, value in arm.ListFields() if field.name in _NUMBERS]
     said += [f"model {arm.version_set}"] if arm.version_set else []
     said += [f"rule {rule.name}" for rule in arm.rules]
@@ -44,7 +44,7 @@ _NUMBERS = ("diversity", "max_per_category", "new_item_share", "max_gap")
 
 
 class Experiments:
-    """One tab's page."""
+    """The page in one browser tab."""
 
     def __init__(self, client: AsyncClient, name: str) -> None:
         self._client, self._name, self._revision = client, name, 0
@@ -59,7 +59,7 @@ class Experiments:
             button("Create", self._create, icon="add")
 
     async def begin(self) -> None:
-        """Ask, and show."""
+        """Request the experiments and show them."""
         with self.notice.failures():
             found = await self._client.call("ListExperiments", gateway_pb2.ListExperimentsRequest())
             self._revision = found.revision
@@ -111,7 +111,7 @@ class Experiments:
             await self._change(create=experiment_message(new))
 
     async def _change(self, **change: Any) -> None:
-        """Change one experiment, as this page last saw them all."""
+        """Change one experiment. The gateway refuses if experiments changed since this page last read them."""
         with self.notice.failures():
             request = gateway_pb2.ChangeExperimentRequest(expected_revision=self._revision, **change)
             await self._client.call("ChangeExperiment", request)
@@ -154,7 +154,7 @@ def _ids(items: tuple[ScoredItem, ...]) -> list[str]:
 
 
 def _side(arm: str, user_id: str, items: tuple[ScoredItem, ...], others: tuple[ScoredItem, ...]) -> None:
-    """One arm's list; an item that the other arm does not answer is marked."""
+    """Show one arm's list. An item that the other arm does not answer is marked."""
     with box("div", "stack"):
         text("p", arm, "field-name")
         with box("ol", "plain"):

@@ -1,4 +1,4 @@
-"""Health: which parts are ready, what is wrong and what to do, each part by the minute, and dead letters."""
+"""Health: each part's state, the next step for a part that is not ready, charts by the minute, and dead letters."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ from services.console.sentences import ago, date_text
 
 PATH = "/health"
 EVERY_S, HOUR = 2.0, 60
-# Who an answer and an event pass.
+# The parts that an answer and an event pass through.
 LANES = {
     "An answer": ("gateway", "redis", "candidates", "reranker", "generator"),
     "An event": ("kafka", "encoder", "refresher"),
@@ -35,7 +35,7 @@ FIGURES = (
 
 
 class Watch:
-    """Looks for all pages of a key: one every two seconds however many look, and none while nobody does."""
+    """Shares one health report among all tabs of a key: fetched at most every two seconds, only while a tab is open."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client, self._lock = client, asyncio.Lock()
@@ -70,7 +70,7 @@ def add(access: Access) -> None:
 
 
 class Health:
-    """The parts of one tab's page."""
+    """One tab's page."""
 
     def __init__(self, watch: Watch, notice: Notice) -> None:
         self._watch, self._notice, self._chosen = watch, notice, "gateway"
@@ -85,14 +85,14 @@ class Health:
         self._since = text("p", "", "hint")
 
     async def tick(self) -> None:
-        """Ask, and draw."""
+        """Fetch the report and draw it."""
         with self._notice.failures():
             try:
                 self._report = await self._watch.look()
             except Unreachable:
                 if self._report is None:
                     raise
-                # What was seen last, with the gateway as it is.
+                # Keep the last report, with the gateway marked as not ready.
                 away = partial(replace, ready=False, problem="it does not answer the console")
                 parts = [away(one) if one.name == "gateway" else one for one in self._report.parts]
                 self._report = replace(self._report, parts=tuple(parts))
@@ -163,19 +163,19 @@ class Health:
 
 
 def _rate(part: PartHealth, report: HealthReport) -> float:
-    """Calls a second in the last whole minute, or in the first one so far."""
+    """Calls a second in the last whole minute; before one is whole, in the current minute."""
     if len(part.calls) > 1:
         return part.calls[-2] / 60
     return part.calls[0] / max(1.0, report.last_minute_seconds) if part.calls else 0.0
 
 
 def _shares(part: PartHealth) -> list[float]:
-    """By the minute, in percent of the calls."""
+    """The percentage of failed and degraded calls in each minute."""
     columns = zip(part.calls, part.failed, part.degraded, strict=True)
     return [100.0 * min(1.0, (failed + degraded) / max(1, calls)) for calls, failed, degraded in columns]
 
 
 def _advice(part: PartHealth) -> str:
-    """The next command: a part without an answer is started, the reason of another one is looked for."""
+    """The command to run next: start the part if it does not answer, else look for the reason."""
     is_away = "answer" in part.problem
     return f"freshet up --only {part.name}" if is_away else "freshet doctor"

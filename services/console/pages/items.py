@@ -1,6 +1,6 @@
-"""Items: find an item, see what the catalogue has of it, change it, withdraw it or bring it back.
+"""Items: find an item, see its catalogue entry, change it, withdraw it or restore it.
 
-Saving writes only the fields that this tab changed, so two tabs that edit one item lose nothing.
+Saving writes only the fields that this tab changed, so two tabs can edit different fields of one item.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def add(access: Access) -> None:
 
 
 class Items:
-    """One tab's page. Its address has the fields."""
+    """One tab's page. Its address contains the search fields."""
 
     def __init__(self, access: Access, item: str, prefix: str, category: str, newest: str) -> None:
         self._client, self._item_id, self._token = access.client, item, ""
@@ -100,7 +100,7 @@ class Items:
                 text("span", name, "tag isolated")
 
     async def _show_item(self) -> None:
-        """Ask for the item, and show it as it is now."""
+        """Fetch the item and show it."""
         found = await self._client.get_item(self._item_id)
         item, self._before, self._inputs = found.item.item, found.item.item, dict[str, Element]()
         self._side.clear()
@@ -162,7 +162,7 @@ class Items:
         return float(value) if kind == "number" else datetime.fromisoformat(value).replace(tzinfo=UTC)
 
     async def _put(self, changes: dict[str, Any]) -> None:
-        """Write these fields alone, and show the item as it is then."""
+        """Write only these fields, then show the item."""
         if not changes:
             self._said.set_text("Nothing was changed.")
             return
@@ -201,7 +201,7 @@ def _marks(one: DescribedItem) -> list[str]:
 
 
 def _way(one: DescribedItem, progress: ItemProgress | None) -> str:
-    """How far the item is, in a sentence."""
+    """A sentence that says whether answers can contain the item, and why."""
     if one.is_trained:
         since = f" {progress.num_interactions:,} interactions since then refine it." if progress is not None else ""
         return f"The model knows it from training.{since}"

@@ -1,4 +1,4 @@
-"""Live: how many events come, how many wait, how soon the index has them; a sample a second while somebody looks."""
+"""Live: the event rate, the events that wait, and the index's lag, sampled each second while a tab is open."""
 
 import asyncio
 import time
@@ -22,8 +22,10 @@ KEPT, EVERY_S, _OVER = 120, 1.0, "two minutes"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """At one moment: events that the stream has in all, and that are applied; how old the newest one was when the index
-    had it (None: none yet); what is degraded."""
+    """The stream at one moment: how many events were written and applied, and what is degraded.
+
+    `index_lag_s`: the age of the newest event in the index when the index began to serve it (None: no event yet).
+    """
 
     at_s: float
     written: int
@@ -33,7 +35,7 @@ class Sample:
 
     @classmethod
     def of(cls, report: FreshnessReport, at_s: float) -> "Sample | None":
-        """None where the end of the stream could not be asked."""
+        """None if the end of the stream is unknown."""
         if not report.interactions or any(one.end_offset < 0 for one in report.interactions):
             return None
         return cls(
@@ -46,7 +48,7 @@ class Sample:
 
 
 def rates(samples: Sequence[Sample]) -> list[tuple[float, float]]:
-    """Events written and applied a second, between each two samples."""
+    """Events written and applied a second, between consecutive samples."""
     return [
         (
             max(0.0, (later.written - earlier.written) / (later.at_s - earlier.at_s)),
@@ -57,7 +59,7 @@ def rates(samples: Sequence[Sample]) -> list[tuple[float, float]]:
 
 
 class Watch:
-    """Samples for all pages of a key: one question a second however many look, and none while nobody does."""
+    """Shares the samples among all tabs of a key. It asks at most once a second, and only if a tab is open."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client, self._lock = client, asyncio.Lock()
@@ -115,7 +117,7 @@ class Live:
         self._total = text("p", "", "hint")
 
     async def tick(self) -> None:
-        """Ask, and draw."""
+        """Fetch the samples and draw them."""
         with self._notice.failures():
             self._draw(await self._watch.look())
 

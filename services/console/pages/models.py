@@ -1,4 +1,4 @@
-"""Models: which version set answers whom, how a shadow compares, and an operator's steps, each with a second look."""
+"""Models: which version set answers which users, a shadow's comparison, and an operator's steps with confirmation."""
 
 from functools import partial
 
@@ -47,7 +47,7 @@ class Models:
         calls_to_copy(Asker.of(access), "GetVersionSets", "version_sets")
 
     async def begin(self) -> None:
-        """Ask, and show."""
+        """Fetch the version sets and show them."""
         with self.notice.failures():
             self._show(await self._client.version_sets())
 
@@ -128,7 +128,7 @@ class Models:
         self._second.set_visibility(False)
 
     async def _take(self, change: SetChange, name: str, share: float) -> None:
-        # Emptied first, so that a second click cannot ask again; the revision refuses a step on what is no longer so.
+        # Closed first, so that a second click cannot ask again. The gateway refuses a step with an old revision.
         self._close()
         with self.notice.failures():
             done = await self._client.change_version_set(
@@ -141,7 +141,7 @@ class Models:
 
 
 def part_of(name: str, found: VersionSets) -> str:
-    """What a set answers, in a sentence."""
+    """A sentence that says which users or requests a set answers."""
     if name == found.serving:
         share = found.canary.share if found.canary else 0.0
         return f"Answers {percent(1 - share)} of users." if share else "Answers everybody."
@@ -157,7 +157,7 @@ def part_of(name: str, found: VersionSets) -> str:
 
 
 def percent(share: float) -> str:
-    """A share, to three digits."""
+    """A share in percent, with three digits."""
     return f"{100 * share:.3g}%"
 
 

@@ -1,6 +1,6 @@
-"""Results of an experiment: by arm, over time, with intervals, whole or for a part of the answers.
+"""Results of an experiment: by arm and over time, with intervals, for all answers or a part of them.
 
-The page shows the file that `freshet results --publish` wrote, and how old it is. Who may list experiments may see it.
+The page shows the file that `freshet results --publish` wrote, and its age. A key that may list experiments may see it.
 """
 
 import json
@@ -48,7 +48,7 @@ class Results:
         self._body = box("div", "wide")
 
     async def begin(self) -> None:
-        """Ask, and show what changed."""
+        """Fetch the experiments and the published results; draw again if they changed."""
         with self.notice.failures():
             found = await self._client.call("ListExperiments", gateway_pb2.ListExperimentsRequest())
             names = [one.name for one in reversed(found.experiments)]
@@ -99,7 +99,7 @@ class Results:
 
 
 def read_results(folder: Path | None, name: str) -> Any:
-    """Return the document of an experiment; None where there is none."""
+    """Return an experiment's published results, or None."""
     path = None if folder is None else folder / f"{name}.json"
     return json.loads(path.read_bytes()) if path is not None and path.exists() else None
 
@@ -142,7 +142,7 @@ def _verdict(row: dict[str, Any], arm: str, control: str, is_broken: bool) -> st
 
 
 def _remarks(one: dict[str, Any], *, is_part: bool) -> list[str]:
-    """What limits these results."""
+    """Sentences below the table: the preference, and the limits of these results."""
     said = []
     if one["is_ratio_broken"]:
         said.append("The arms' users do not fit their shares: users of one arm are lost. No difference is shown.")

@@ -1,4 +1,4 @@
-"""Rules: the standing rules, an editor, and what they would change for up to ten users before they are saved."""
+"""Rules: the standing rules, an editor, and a preview of the edited rules for up to ten users."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -58,7 +58,7 @@ class Rules:
         self._tried = box("div", "wide")
 
     async def begin(self) -> None:
-        """Ask, and show."""
+        """Fetch the rules and show them."""
         with self.notice.failures():
             found = await self._client.rules()
             with self._body:
@@ -99,7 +99,7 @@ class Rules:
                 button("Save for all users", self._save, icon="save", classes="button strong")
 
     async def _typed(self) -> tuple[Sequence[Rule], list[str]] | None:
-        """The rules and users that the fields say; None after the notice said what is wrong."""
+        """Return the rules and users in the fields. If the rules cannot be read, show a notice and return None."""
         script = f"[getElement({self._text.id}).value, getElement({self._field.id}).value]"
         written, users = await ui.run_javascript(script)
         ui.run_javascript(f"freshet.address({in_script({'users': users} if users.strip() else {})})")

@@ -1,4 +1,4 @@
-"""Try it: a user's list as cards. What the user does changes it, and the page says after how long."""
+"""Try it: a user's list as cards. The user's actions change the list, and the page shows the delay."""
 
 import secrets
 import time
@@ -19,7 +19,7 @@ from services.console.wanted import Wanted
 
 PATH = "/"
 PAGE, MOST, MAX_CATEGORIES = 12, 96, 200
-# Names of what proposed an item, where it is not the model alone; and of what found one by words.
+# Labels of the sources that proposed an item (none for the model alone), and of those that found it by words.
 SOURCES = {"mol": "", "first_stage": "first stage"}
 FOUND_BY = {"text_mol": "meaning", "lexical": "words", "mol": "taste"}
 
@@ -36,7 +36,7 @@ def add(access: Access) -> None:
 
 
 class TryIt:
-    """One tab's page. Its calls run one after the other: a click during a call does nothing."""
+    """One tab's page. One call runs at a time: a click during a call does nothing."""
 
     def __init__(self, asker: Asker, wanted: Wanted) -> None:
         self.wanted, self._asker, self._is_busy = wanted, asker, False
@@ -59,7 +59,7 @@ class TryIt:
                 self._code = Code(asker)
 
     async def begin(self) -> None:
-        """The first list."""
+        """Show the first list."""
         with self.notice.failures():
             catalogue = await self._asker.client.catalogue(max_categories=MAX_CATEGORIES)
             known = {one.type for one in catalogue.event_types}
@@ -88,7 +88,7 @@ class TryIt:
         await self._show(is_new=True)
 
     async def _act(self, item: Shown, kind: str) -> None:
-        """Write what was done, then show the list that reflects it."""
+        """Record the action, then show the list that reflects it."""
         began = time.perf_counter()
 
         async def record() -> None:
@@ -109,7 +109,7 @@ class TryIt:
             gone()
 
     async def _show(self, *, is_new: bool = False, since: float = 0.0, done: str = "") -> None:
-        """Ask again, with as many cards as there are. since: when the person acted, by the performance counter."""
+        """Fetch the list again, with as many cards as are shown. since: `time.perf_counter()` at the user's action."""
         count = PAGE if is_new else max(PAGE, min(MOST, len(self._cards)))
 
         async def ask() -> None:
@@ -161,7 +161,7 @@ class TryIt:
         self._more.set_visibility(self._session.has_next_page and len(self._cards) < MOST)
 
     async def _alone(self, act: Callable[[], Awaitable[None]]) -> bool:
-        """Run it unless another one runs. Whether it worked."""
+        """Run `act` unless a call runs. Return whether it succeeded."""
         if self._is_busy:
             return False
         self._is_busy, worked = True, False

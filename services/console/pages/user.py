@@ -1,4 +1,4 @@
-"""User: what is stored of somebody, the list that they get now, and how to forget them."""
+"""User: what is stored about a user, the user's list now, and how to forget the user."""
 
 from fastapi import Request
 from freshet_client import ForgetReport, FreshetError, StoredEvent, UserReport
@@ -12,7 +12,7 @@ from services.console.sentences import ago, date_text
 PATH = "/user"
 PAGE, LIST, SHOWN, NAMED = 50, 10, 5, 3
 ROLES = {"positive": "spoke for it", "negative": "spoke against it", "exposure": "was shown it", "neutral": ""}
-# Names of what a forget finds -> what it is.
+# Kinds of data that a forget finds -> their labels.
 FOUND = {
     "history_events": "events in the history",
     "seen_items": "seen items",
@@ -46,7 +46,7 @@ class User:
         self._body = box("div", "columns")
 
     async def begin(self) -> None:
-        """Ask, and show."""
+        """Fetch the report, the list and the newest answers, and show them."""
         if not self._user_id:
             return
         with self.notice.failures():
@@ -152,7 +152,7 @@ class User:
                 button("Forget all of it", self._forget_now, icon="delete_forever", classes="button danger")
 
     async def _forget_now(self) -> None:
-        # Emptied first: neither a second click nor the browser's way back can ask again.
+        # Cleared first, so that neither a second click nor the browser's Back button can ask again.
         self._forget.clear()
         with self._forget:
             text("p", "Being forgotten …", "hint")

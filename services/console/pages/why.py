@@ -1,4 +1,4 @@
-"""Why: what an item's score for a user is made of, its place in the list, or what keeps it out."""
+"""Why: the parts of an item's score for a user, and its rank in the list or the reason for its absence."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from services.console.sentences import duration
 
 PATH = "/why"
 DEPTH, MAX_PAIRS = 1_000, 12
-# What parts a score has: its class on the page, its name, and what it means.
+# The parts of a score: CSS class, name and meaning.
 PARTS = (
     ("model", "Model", "what training learned of people and items"),
     ("refreshed", "Since training", "what people did with this item since training"),
@@ -23,14 +23,14 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class ItemRank:
-    """Where the item stands in the user's list (0: nowhere), in a sentence."""
+    """The item's rank in the user's list (0: not in it), and a sentence about it."""
 
     rank: int
     sentence: str
 
 
 async def place_of(client: AsyncClient, user_id: str, item_id: str) -> ItemRank:
-    """Ask for the list, then for the item alone, until it is clear what keeps it out."""
+    """Ask for the list, then for the item alone, then with seen items, until the reason for its absence is clear."""
     context = {"surface": "console"}
     ranked = (await client.recommend(user_id, DEPTH, context=context)).item_ids
     if item_id in ranked:
@@ -78,11 +78,11 @@ class Why:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the address names both."""
+        """Whether the address names a user and an item."""
         return bool(self._user_id and self._item_id)
 
     async def begin(self) -> None:
-        """Ask, and show."""
+        """Fetch the item's rank and score, and show them."""
         with self.notice.failures():
             place = await place_of(self._client, self._user_id, self._item_id)
             try:

@@ -65,9 +65,9 @@ def ensure_topics(
     """Create missing topics and return their names. Blocks: call it from a thread.
 
     The cluster's size is the number of running brokers, or of those in `bootstrap` if there are more.
+
     Raises: DependencyUnavailable if the broker cannot be reached or refuses, or while fewer brokers run than replicas
-    are
-    wanted; PreconditionFailed for contradictory replicas.
+    are wanted; PreconditionFailed for contradictory replicas.
     """
     try:
         admin = KafkaAdminClient(
@@ -122,7 +122,7 @@ def _create(
     try:
         response = admin.create_topics(wanted, timeout_ms=timeout_ms)
     except TopicAlreadyExistsError:
-        return  # another process was first; topics that it did not create show at the next call
+        return  # another process was first; the next call creates topics that are still missing
     for name, code, *rest in response.topic_errors:
         error = for_code(code)
         if error not in (NoError, TopicAlreadyExistsError):

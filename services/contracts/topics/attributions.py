@@ -13,7 +13,7 @@ from services.contracts.retraction import ForgetUpTo, OfInteraction, Undo, write
 from services.platform.stream.topic import FOREVER, Topic
 
 ATTRIBUTIONS = "attributions"
-# Needed for rebuilds: forgotten or undone interactions are read again, and a new memory is filled.
+# Kept for rebuilds: after a forget or an undo, and for a new memory, records are read again.
 TOPIC = Topic(name=ATTRIBUTIONS, settings=FOREVER, has_dead_letters=True)
 
 

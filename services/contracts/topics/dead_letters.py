@@ -1,7 +1,7 @@
 """The dead-letter topics: unusable records with their bytes, headers and the reason.
 
 A dead letter has the original key, value and headers, and in further headers the reason and the source. Replays are
-noted in the same topic, in records without a value. The writers are not known here.
+noted in the same topic, in records without a value.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,8 +32,8 @@ def dead_letter_topic(topic: Topic) -> Topic:
 def dead_letter(dead: DeadLetter) -> Record:
     """Return the record to write.
 
-    An oversized record is cut, with its original size: a dead letter that cannot be sent would stop the stream. The
-    source position refers to the whole record.
+    An oversized record is cut, and its original size is added: a dead letter that cannot be sent would stop the stream.
+    The source position refers to the whole record.
     """
     record = dead.record
     key, value = record.key or b"", record.value or b""
@@ -63,8 +63,8 @@ def dead_letter(dead: DeadLetter) -> Record:
 class StoredLetter:
     """A stored dead letter.
 
-    topic, position: of the original. written_ms: when the original was written, or else dead-lettered. is_whole: key,
-    value and headers are complete. replayed_to: the position of the record's replay.
+    topic, position: the original's. written_ms: when the original was written; if unknown, when it was dead-lettered.
+    is_whole: key, value and headers are complete. replayed_to: the position of the record's replay.
     """
 
     topic: str
@@ -106,7 +106,7 @@ def stored_letters(records: Iterable[SourceRecord]) -> list[StoredLetter]:
                 key=record.key or b"",
                 value=record.value or b"",
                 headers=[(name, text or b"") for name, text in record.headers if not name.startswith(_OURS)],
-                # The refresher stores no bytes of a readable record.
+                # The refresher's dead letters of readable records have no key and value.
                 is_whole=_CUT not in ours and bool(record.key or record.value),
             )
         except (KeyError, ValueError):

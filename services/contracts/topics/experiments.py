@@ -1,7 +1,7 @@
 """The topic `experiments`: all experiments and their states, one complete record per operation.
 
 `freshet experiments` writes it; gateways and `freshet results` read it in full. `services.contracts.operations` decides
-which records are valid. An experiment starts in the stream at the position of its record here.
+which records are valid. A record has the times at which each experiment was started and stopped.
 """
 
 from freshet.v1 import events_pb2

@@ -23,10 +23,10 @@ TOPIC = Topic(name=EXPOSURES, settings={"retention.ms": str(90 * _DAY_MS)})
 class Exposure:
     """One answer.
 
-    Columns of its n slots, best first: item_ids, scores, sources, propensities (n,), the last empty if each is 1.
-    surface: "recommend", "search" or "similar". shown_ms: Unix milliseconds. context: of the request. absence_bucket:
-    of the query state. assignments: the answer's (experiment, arm, share). teams (n,): of an interleaved answer, 0 for
-    the first arm's pick, 1 for the second's; else empty. rules_revision: of the standing rules.
+    Columns of its n slots, best first: item_ids, scores, sources, propensities (n,); propensities are empty if each is
+    1. surface: "recommend", "search" or "similar". shown_ms: Unix milliseconds. context: the request's. absence_bucket:
+    the query state's. assignments: the answer's (experiment, arm, share). teams (n,): in an interleaved answer, 0 for
+    the first arm's pick, 1 for the second's; else empty. rules_revision: the standing rules'.
     """
 
     exposure_id: str

@@ -1,7 +1,7 @@
 """The topic `forgets`: users to forget, up to which positions; limits and encoding.
 
-The gateway writes it, each encoder process reads it in full. An InvalidRequest has the field and what is allowed, not
-the user's id, since messages are logged.
+The gateway writes it; each encoder process reads it in full. An InvalidRequest names the field and the allowed values,
+not the user's id, since messages are logged.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ TOPIC = Topic(name=FORGETS, num_partitions=1, settings=COMPACTED, has_dead_lette
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
-    """All interactions of a user at or below these positions (partition -> offset; -1: none) are void; later ones
-    count.
+    """All interactions of a user at or below `up_to` (partition -> offset; -1: none) are void; later ones count.
+
     requested_ms: Unix milliseconds.
     """
 

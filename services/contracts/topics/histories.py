@@ -1,8 +1,9 @@
 """The topic `histories`: each user's durable history, and marks of what it reflects of `interactions`.
 
-The encoder process writes it and reads it back, in the user's home partition. The newest record of a user is valid if
-it has the same reading of `interactions` as the partition's newest mark. Each value ends with a checksum. An altered
-value is rejected, and the user's interactions are read again.
+The encoder process writes it and reads it back, in the user's home partition. Each reading of `interactions` from its
+beginning has a number, which records and marks carry: a user's newest record is valid if it has the number of the
+partition's newest mark. Each value ends with a checksum. An altered value is rejected, and the user's interactions are
+read again.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ MAX_RECORD_BYTES = 2 << 20
 _DAY_MS = 24 * 3600 * 1000
 TOPIC = Topic(
     name=HISTORIES,
-    # Old records of a user are compacted within about a day, also with few writes.
+    # Old records of a user are compacted within about a day, even with few writes.
     settings=COMPACTED | {"max.compaction.lag.ms": str(_DAY_MS), "max.message.bytes": str(MAX_RECORD_BYTES)},
     as_many_as=INTERACTIONS,
 )
@@ -63,7 +64,7 @@ class HistoryRecord:
 class Mark:
     """`histories` reflects a partition of `interactions` up to `covered` (-1: nothing yet).
 
-    reading: identifies one reading of the log from its beginning; 0 is none. num_partitions: of `interactions`.
+    reading: number of a reading of `interactions` from its beginning; 0: none. num_partitions: of `interactions`.
     anchors, counts: see `user_state.values.Progress`.
     """
 
@@ -75,8 +76,8 @@ class Mark:
 
 
 def encode_history(user_id: str, history: PackedHistory, reading: int) -> bytes:
-    """Return the value of a user's record; its key is the user id. "" if it is too large for Kafka: the user's records
-    of `interactions` are then read again.
+    """Return the value of a user's record; its key is the user id. Returns b"" if the value is too large for Kafka: the
+    user's records of `interactions` are then read again.
     """
     message = events_pb2.UserHistory(
         format=_FORMAT, reading=reading, seen_item_ids=history.seen_item_ids, seen_time_ms=history.seen_times_ms

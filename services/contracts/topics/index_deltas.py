@@ -2,7 +2,7 @@
 
 The refresher writes and candidates and reranker read through this module, so they agree on keys, limits and positions:
 *+o* is every batch that a record at or before offset o closed. It depends only on the topic, so two readers at the same
-position serve the same content. Kafka and the use of item states are not known here.
+position serve the same content.
 
 Letters: P_q, P_x query and item components, P = P_q * P_x, d component width.
 """
@@ -26,8 +26,7 @@ from services.platform.validation import validate_id
 INDEX_DELTAS = "index-deltas"
 # A broker compacts only closed segments, by default of a gigabyte or a week: after 25,000 items were published 20 times
 # each, a late reader read all 500,000 records; with these settings it reads 25,139. Forgotten contributions are
-# compacted
-# within a day.
+# compacted within a day.
 TOPIC = Topic(
     name=INDEX_DELTAS,
     num_partitions=1,
@@ -41,7 +40,7 @@ TOPIC = Topic(
 
 FloatArray = npt.NDArray[np.float32]
 
-# A writer closes its batch here at the latest; a reader closes it for a writer that does not.
+# Records of a batch at most. The writer closes the batch then; if it does not, the reader does.
 MAX_BATCH_RECORDS = 10_000
 MAX_DROPPED_KEYS = 16_384
 
@@ -57,10 +56,10 @@ class ItemDelta:
     """An item's complete refreshed state: components (P_x, d), of length 1 at most, gate (P,) or None for a plain dot
     product.
 
-    model_share: lambda in [0, 1], 0 for an item unknown to the model. dropped: the refresher has no state for it (the
-    arrays
-    are empty): the bundle's state applies, if any. is_read: False if the reader does not serve the item; the arrays are
-    empty.
+    model_share: the model's weight (lambda) in [0, 1], 0 for an item unknown to the model. dropped: the refresher has
+    no state for it (the arrays are empty); the bundle's state applies, if any. is_read: False if the reader does not
+    serve the item; the arrays are empty.
+
     Raises: InvalidRequest with the field.
     """
 
@@ -89,6 +88,7 @@ class MemoryDelta:
     """One remembered interaction: a query state's components (P_q, d), in half precision on the wire, and its item.
 
     event_time_ms: Unix milliseconds. dropped: the entry left the memory (the array is empty).
+
     Raises: InvalidRequest with the field.
     """
 
@@ -179,9 +179,9 @@ def encode(delta: IndexDelta) -> bytes:
 
 
 def decode(key: bytes | None, value: bytes | None, holds: Callable[[str], bool] = lambda item_id: True) -> IndexDelta:
-    """Decode a record; without the state of an item that is not held.
+    """Decode a record. holds: the state of an item for which it returns False is not decoded.
 
-    Raises: InvalidRequest with the field if no refresher writes it.
+    Raises: InvalidRequest with the field for a record that no refresher would write.
     """
     message = parse(events_pb2.IndexDelta, value)
     kind = message.WhichOneof("change")
@@ -207,9 +207,9 @@ def decode(key: bytes | None, value: bytes | None, holds: Callable[[str], bool] 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
-    """The changes of one batch, in order, to apply together. offset: of the record that closed it.
+    """The changes of one batch, in order, to apply together. offset: that of the record that closed it.
 
-    mark: of that record; a record of another log at this offset has another mark.
+    mark: identifies that record; a record of another log at this offset has another mark.
     """
 
     offset: int
@@ -234,8 +234,8 @@ class Batches:
     A batch is closed by its last record, by the next batch of its writer (if it was cut off, or compaction deleted its
     last record), or at `MAX_BATCH_RECORDS`. The topic's end is not needed: compaction deletes a record only after a
     later batch of the same writer. Per key, a change that reflects less than an earlier one of its partition is left
-    out, so a replaced writer that does not know it yet changes nothing. Positions of two partitions do not compare: if
-    a key moved, the topic's order decides.
+    out, so a writer that was replaced, but still writes, changes nothing. Positions of two partitions cannot be
+    compared: if a key moved, the topic's order decides.
 
     A key's tombstone lies after the batch that dropped it and before its writer's next one, so a batch whose last
     record a tombstone replaced is also closed.
@@ -269,7 +269,7 @@ class Batches:
         return closed
 
     def gone(self, offset: int, key: bytes) -> list[Batch]:
-        """Add the tombstone at `offset`: a batch that drops the key, unless a record did.
+        """Add the tombstone at `offset`; return a batch that drops the key, unless a record has dropped it.
 
         Raises: InvalidRequest for an invalid key; nothing changes.
         """
@@ -290,7 +290,7 @@ class Batches:
         return [Batch(offset=offset, deltas=(delta,), newest_recorded_ms=None, mark=mark_of(delta))]
 
     def _drop(self, key: bytes) -> None:
-        """Note a dropped key, and forget the oldest one beyond the limit."""
+        """Record a dropped key; beyond the limit, remove the oldest one."""
         self._dropped[key] = None
         if len(self._dropped) > MAX_DROPPED_KEYS:
             oldest, _ = self._dropped.popitem(last=False)
@@ -305,7 +305,7 @@ class Batches:
             known_partition, known_offset = self._reflected.get(key, (partition, -1))
             if known_partition != partition or delta.offset >= known_offset:
                 self._reflected[key] = (partition, delta.offset)
-                newest.pop(key, None)  # in a batch begun twice, the later record counts, at its position
+                newest.pop(key, None)  # if the writer began a batch twice, the later record counts, at its position
                 newest[key] = delta
                 self._dropped.pop(key, None)
                 if delta.change.dropped:

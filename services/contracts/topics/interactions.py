@@ -2,7 +2,7 @@
 
 The gateway validates and encodes; outside producers write Protobuf or JSON directly; the encoder process decodes and
 validates with the same rules. An InvalidRequest has the field, the value and what is allowed, but no ids, since
-messages are logged. Kafka and gRPC calls are not known here.
+messages are logged. This module calls neither Kafka nor gRPC.
 """
 
 import json
@@ -22,9 +22,8 @@ from services.platform.validation import utf8_size, validate_id, validate_query,
 INTERACTIONS = "interactions"
 TOPIC = Topic(
     name=INTERACTIONS,
-    # The broker's append time, so that a second reading of a record gives the same result. Producers may use any
-    # compression
-    # (lz4, snappy, zstd, gzip); the broker decompresses, so that every reader can read.
+    # The broker sets each record's time, so that reading a record again gives the same result. Producers may use any
+    # compression (lz4, snappy, zstd, gzip); the broker decompresses, so that every reader can read.
     settings=FOREVER | {"message.timestamp.type": "LogAppendTime", "compression.type": "uncompressed"},
     has_dead_letters=True,
 )
@@ -46,7 +45,7 @@ _JSON_FIELDS = frozenset((*_JSON_TEXTS, "value", "event_time", "context"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interaction:
-    """An interaction of a user with an item, or (undoes_event_id) the undo of an earlier one.
+    """An interaction of a user with an item; with undoes_event_id, the undo of an earlier interaction.
 
     event_id: empty until assigned. event_time_ms: Unix milliseconds by the producer's clock.
     """
@@ -66,8 +65,8 @@ class Interaction:
 def validate(interaction: Interaction, now_ms: int) -> None:
     """Check every limit of an interaction; an empty event_id passes, since it is assigned later.
 
-    now_ms: the validator's clock, Unix milliseconds. Old events are accepted, those more than a day in the future are
-    not.
+    now_ms: the validator's clock, Unix milliseconds. Old events are accepted. Events more than a day in the future are
+    rejected.
     Raises: InvalidRequest with the field, the value and what is allowed.
     """
     it = interaction
@@ -151,8 +150,8 @@ def decode_interaction(
 ) -> Interaction:
     """Decode a record: Protobuf, or JSON with the header `content-type: application/json`.
 
-    missing_time_ms: replaces an absent event_time (the record's own time, so that a second reading agrees). `validate`
-    checks the limits.
+    missing_time_ms: replaces an absent event_time; pass the record's own time, so that reading it again gives the same
+    result. Callers check the limits with `validate`.
     Raises: InvalidRequest for unreadable bytes, or if the key is not the user id.
     """
     if not value:

@@ -1,7 +1,7 @@
 """The topic `items`: catalogue metadata, limits and encoding.
 
 The gateway validates and encodes; refresher, candidates and reranker decode and validate with the same rules. An
-InvalidRequest has the field and what is allowed. Item states are not known here.
+InvalidRequest has the field and what is allowed. This module does not handle item states.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ MAX_ATTRIBUTES = 32
 class CatalogueItem:
     """An item from its newest record.
 
-    available: False leaves it out of answers but keeps its state. withdrawn: leaves it out until it is put again.
+    available: if False, answers omit the item, but its state stays. withdrawn: answers omit it until it is put again.
     """
 
     item_id: str
@@ -37,7 +37,7 @@ class CatalogueItem:
     attributes: Mapping[str, Value] = field(default_factory=dict)
     available: bool = True
     withdrawn: bool = False
-    # Attributes that the reader's bundle does not declare: another model's may.
+    # Attributes that the reader's bundle does not declare; another model's bundle may declare them.
     undeclared: Mapping[str, Value] = field(default_factory=dict, compare=False)
     # The record's time in Unix milliseconds and its offset, if the reader sets them.
     written_ms: int = field(default=0, compare=False)
@@ -50,7 +50,7 @@ class CatalogueItem:
 
 
 def validate_item(item: CatalogueItem) -> None:
-    """Raise InvalidRequest with the field for ids and texts beyond their limits or not UTF-8."""
+    """Raise InvalidRequest with the field for an id, text, value or count beyond its limit, or a text not in UTF-8."""
     validate_id("item_id", item.item_id)
     validate_text("title", item.title, 0, MAX_TITLE_BYTES)
     if len(item.categories) > MAX_CATEGORIES:
@@ -64,7 +64,7 @@ def validate_item(item: CatalogueItem) -> None:
 
 
 def check_kinds(item: CatalogueItem, kinds: Mapping[str, str], *, unknown: bool) -> None:
-    """Raise InvalidRequest for an attribute of another kind than declared. unknown: also for undeclared ones."""
+    """Raise InvalidRequest if an attribute's kind is not the declared one. unknown: also if it is not declared."""
     for name, value in item.attributes.items():
         declared, found = kinds.get(name), KINDS[type(value)]
         if declared is None and unknown:

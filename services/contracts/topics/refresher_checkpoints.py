@@ -32,7 +32,7 @@ _SHA_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A record with a part or a piece of one. key: the end of its key."""
+    """A record that contains a part or a piece of a part. key: the end of the record's key."""
 
     key: str
     offset: int
@@ -81,7 +81,7 @@ def encode_head(head: Head) -> bytes:
 
 
 def decode_head(value: bytes) -> Head:
-    """Decode a head's record. Raises: InvalidRequest if it is torn, altered, or of another program."""
+    """Decode a head's record. Raises: InvalidRequest if it is truncated, altered or of another format."""
     sha, body = value[:_SHA_BYTES], value[_SHA_BYTES:]
     if hashlib.sha256(body).digest() != sha:
         raise InvalidRequest.of("value", f"sha256 {hashlib.sha256(body).hexdigest()}", sha.hex())

@@ -1,8 +1,8 @@
 """The topic `search-clicks`: items chosen from search results, and retractions.
 
 The encoder process writes it for interactions of type "search_click"; each generator reads it in full. A record's
-source, the interaction's position, identifies it: it may be repeated after a crash, and a retracted one is void also if
-it arrives later. An InvalidRequest has the field, but no texts, since messages are logged.
+source, the interaction's position, identifies it. A crash may repeat a record. A retracted record is void even if it
+arrives after its retraction. An InvalidRequest has the field, but no texts, since messages are logged.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from services.platform.stream.topic import FOREVER, Topic, parse
 from services.platform.validation import validate_id, validate_query
 
 SEARCH_CLICKS = "search-clicks"
-# Needed as long as search runs: a generator reads it from the beginning at start.
+# Records stay forever: a starting generator reads the topic from the beginning.
 TOPIC = Topic(name=SEARCH_CLICKS, num_partitions=1, settings=FOREVER, has_dead_letters=True)
 
 
@@ -34,7 +34,7 @@ ClickRecord = SearchClick | Undo | ForgetUpTo
 
 
 def key_of(record: ClickRecord) -> bytes:
-    """Return the record's key: an id that a repetition shares."""
+    """Return the record's key: an id, the same for repeated records."""
     return (record.forget_id if isinstance(record, ForgetUpTo) else record.event_id).encode()
 
 

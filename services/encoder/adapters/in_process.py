@@ -1,7 +1,7 @@
 """The model port in this process: ONNX Runtime over the bundle's graphs, on one thread, without PyTorch.
 
-A job with a cache key costs one step of the step graph per new event. Other jobs are encoded in full, in batches. So
-are all jobs if the bundle has no step graph (SASRec, or an old export). Thread-safe; sessions load on first use.
+A job with a cache key costs one step of the step graph per new event. Other jobs are encoded in full, in batches; all
+jobs are if the bundle has no step graph (SASRec, or an old export). Thread-safe; sessions load on first use.
 
 Letters: B batch, L padded length, M positions wanted, P_q query components, P component pairs, d component width.
 """

@@ -35,8 +35,8 @@ KEPT = "kept"
 class InferenceServerEncoder:
     """Encodes through the inference server. Connects on first use.
 
-    model_version, uses_user_index, has_gate: of the bundle's model. components_shape: the (P_q, d) that answers must
-    have.
+    model_version, uses_user_index, has_gate: properties of the bundle's model. components_shape: the (P_q, d) that
+    answers must have.
     """
 
     def __init__(
@@ -188,10 +188,10 @@ class InferenceServerEncoder:
         return DependencyUnavailable(f"the connection to {self._address} is closed") if self._closed else exc
 
     def _count(self, jobs: Sequence[EncodeJob], cached: IntArray | None) -> None:
-        """kept (B, 2): events not encoded again, and the bytes in the model's cache afterwards."""
+        """Add to the cache counts. cached (B, 2): events not encoded again, and bytes in the model's cache after it."""
         if cached is None:
             return
-        # Without empty windows, which only drop cache entries.
+        # Empty windows do not count: they only drop cache entries.
         asked = [row for row, job in enumerate(jobs) if job.item_index[0] != PADDING_ITEM]
         lengths = [len(jobs[row].item_index) for row in asked]
         with self._counts_lock:

@@ -1,9 +1,9 @@
 """Apply records of `interactions` to user states, with exactly-once effect.
 
 The order within a batch makes a crash harmless at every point. First, attributions, search clicks (in the order of
-their records) and dead letters are published; readers deduplicate by source position. Then each user is written if
-nobody changed it since it was read. Then the watermark moves, if nobody moved it. A redelivered record finds its
-position stored and is counted as the first time.
+their records) and dead letters are published; readers deduplicate by source position. Then each user is written,
+unless another process changed it since it was read. Then the watermark advances, unless another process moved it. A
+redelivered record, whose position is stored already, is counted with the same outcome as the first time.
 """
 
 from collections import Counter
@@ -76,7 +76,7 @@ class Applied:
 
 
 class ApplyRecords:
-    """Applies batches of records. progress: of the stream. lost: restores users between batches."""
+    """Applies batches of records. progress: the stream's progress. lost: restores lost users between batches."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class ApplyRecords:
         tracing: Tracing = OFF,
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
-        """forgotten: the forgotten positions; the follower of `forgets` adds to it. restore_users: None for a store
-        that loses nobody. stores_states: False if only attributions are wanted. attributes: False if no attributions
+        """forgotten: the forgotten positions; the follower of `forgets` adds to it. restore_users: None if the store
+        cannot lose users. stores_states: False if only attributions are wanted. attributes: False if no attributions
         are wanted. records_per_user: most records of a user applied together. popularity_half_life_s: half-life of an
         event in the popularity of items.
         """
@@ -177,7 +177,7 @@ class ApplyRecords:
             return
         user_id = arrival.interaction.user_id
         history = self._store.load_users([user_id], self.progress.epoch)[user_id]
-        # Without positions, so that an applied record is processed too.
+        # Without the stored positions, a record that was applied already is processed too.
         history = replace(history, positions={}, recent=[])
         events = self._merged(user_id, history, [arrival]).events
         if events:
@@ -272,7 +272,7 @@ class ApplyRecords:
                 self._outbox.publish(attributions, dead_letters, clicks)
 
     def _clicks(self, user_id: str, user: UserWork) -> Iterator[SearchClick]:
-        """Yield search clicks that count. A late one is left out, since it could not be undone."""
+        """Yield the clicks to publish. A late click is left out, since it could not be undone."""
         chosen = [n for n in user.merged.preceding if user.arrivals[n].interaction.type == SEARCH_CLICK]
         if not chosen:
             return
@@ -303,7 +303,7 @@ class ApplyRecords:
             _state_beside(update, version, made)
             for update in updates
             for version, made in beside.items()
-            # A failed model leaves old states behind, as their position shows.
+            # If a model failed, its old states stay; their position shows their age.
             if made is not None or update.state_change == "keep"
         ]
         homes = [home_of(update.user_id, progress.epoch).partition for update in updates]

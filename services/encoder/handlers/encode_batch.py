@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A model's answer to a batch: by user and sequence number, the states, and prefix length -> row."""
+    """A model's answer to a batch. found: by user and sequence number, the states, and each prefix length's row."""
 
     vocabulary: Vocabulary
     found: Mapping[tuple[str, int], tuple[EncodedStates, Mapping[int, int]]]
@@ -40,7 +40,7 @@ class _Encoded:
 
 @dataclass(slots=True)
 class Made:
-    """A model's result for a batch. states: of users whose history changed and has an item known to the model.
+    """A model's result for a batch. states: by user whose history changed and has an item known to the model.
     encode_seconds: 0 if there was nothing to encode.
     """
 
@@ -51,9 +51,9 @@ class Made:
 
 @dataclass(kw_only=True, eq=False)
 class EncodeBatch:
-    """own: the process's model. others: of other version sets; `set_others` replaces them. cached: users' next jobs
-    will likely begin like theirs. failed: called when another model fails in a batch. running: locked while a batch
-    uses the models.
+    """own: the process's model. others: models of other version sets; `set_others` replaces them. cached: a user's next
+    job will likely begin like this one. failed: called when another model fails in a batch. running: locked while a
+    batch uses the models.
     """
 
     own: Model
@@ -73,8 +73,8 @@ class EncodeBatch:
             self.others = others
 
     def __call__(self, work: Mapping[str, UserWork], span: str) -> tuple[Made, dict[str, Made | None]]:
-        """Return the own model's result, and the others' by version. None: the model failed; requests compute its
-        states.
+        """Return the own model's result, and the others' results by version. None means that the model failed; requests
+        then compute its states.
 
         span: the traceparent for the states. Raises: as the own encoder.
         """
@@ -158,7 +158,7 @@ def _state(user_id: str, user: UserWork, encoded: _Encoded, applied_ms: int, tra
 def states_of(
     model: Model, histories: Mapping[str, UserHistory], epoch: str, clock_ms: Callable[[], int] = now_ms
 ) -> dict[str, StoredState]:
-    """Return the states after whole histories that have an item known to the model. Raises: as its encoder."""
+    """Return each user's state after the whole history, if it has a known item. Raises: as its encoder."""
     jobs: list[EncodeJob] = []
     row_of: dict[str, int] = {}
     for user_id, history in histories.items():

@@ -2,10 +2,12 @@
 
 Each encoder process reads `forgets` in full before it applies records, and follows it. It erases the users of its home
 partitions and stores the progress per partition, from which the next owner continues. The order makes a crash harmless:
-first, nothing new is made of void records (`Forgotten`); then the forget is published (readers deduplicate by id);
-then each user's keys are deleted in one transaction that retains the applied positions; then the progress is stored,
-so that a store that loses progress is cleaned again. The rest of the history is written to `histories` first, so that
-no restore brings forgotten data back.
+
+1. `Forgotten` prevents new results from void records.
+2. The forget is published; readers deduplicate by id.
+3. The rest of the history is written to `histories`, so that no restore brings forgotten data back.
+4. Each user's keys are deleted in one transaction that retains the applied positions.
+5. The progress is stored; if a store loses it, users are erased again.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -54,17 +56,16 @@ class ForgetUsers:
     keep: WriteHistories | None = None
     check_in_step: Callable[[], None] = lambda: None
     schema: EventSchema = field(default_factory=default_schema)
-    # Of this process's partitions.
+    # Progress in this process's partitions.
     _progress: ForgetsApplied = field(default_factory=lambda: ForgetsApplied("", {}, {}), init=False)
     # The epoch, and the last known progress of all partitions. Replaced as a whole, because other threads read it.
     _applied: tuple[str, Mapping[int, int]] = field(default=("", {}), init=False)
 
     def resync(self, epoch: str, ends: Offsets, partitions: Collection[int] | None = None) -> int:
-        """Read the topic, apply what this store has not seen, and return the number of forgets applied.
+        """Read the topic, apply the forgets that this store does not reflect, and return their number.
 
         ends: one past the last record of each assigned partition of `interactions`. partitions: home partitions to
-        erase in;
-        None for all.
+        erase in; None for all.
         Raises: PreconditionFailed if a forget names a position that the topic does not have.
         """
         self.known.read()
@@ -79,7 +80,7 @@ class ForgetUsers:
         return self._apply(self.known.read())
 
     def check(self) -> None:
-        """Raises: Conflict if the store lost applied forgets; DependencyUnavailable."""
+        """Check that the store has all applied forgets. Raises: Conflict if it lost any; DependencyUnavailable."""
         epoch, _ = self._applied
         found = self.store.forgets_applied(self.reader, epoch)
         if found.of(self._progress.texts) != self._progress:
@@ -109,7 +110,7 @@ class ForgetUsers:
         forgets = [record.forget for record in records if record.forget is not None and self._is_ours(record)]
         latest = {forget.user_id: forget for forget in forgets}
         histories = self.store.load_users(latest.keys(), epoch)
-        # Users of an emptied or older store must not be written to `histories`.
+        # Histories from an emptied or older store must not be written to `histories`.
         self.check_in_step()
         voided = [one for forget in forgets for one in self._voided(forget)]
         messages: list[Attributed] = [*voided]
@@ -124,7 +125,7 @@ class ForgetUsers:
             seen = seen_in(rest.events)
             # Later events have no state until the next event or a request.
             updates.append(whole_update(user_id, self.model_version, rest, seen, self.schema, expected=rest.expected))
-            if not history.is_lost:  # restoring a user also erases
+            if not history.is_lost:  # a lost user is erased when restored
                 kept[user_id] = packed(rest, seen) if rest.positions else None
             messages += self._tainted(forget, history, rest)
         dead_letters = [DeadLetter(one.record, one.reason) for one in unreadable if self._is_ours(one)]
@@ -132,7 +133,7 @@ class ForgetUsers:
         if self.keep is not None:
             self.keep.write(kept)
         self.store.rewrite(updates, epoch, self._progress)
-        # All users: a partition may have been this process's until a moment ago.
+        # Of all users, since the cache may contain users of a partition that this process lost just now.
         self._drop_cached({record.forget.user_id for record in records if record.forget is not None})
         offsets = [record.record.offset for record in (*records, *unreadable)]
         self.store.note_forgets(self._progress, max(offsets), epoch)
@@ -148,11 +149,11 @@ class ForgetUsers:
         try:
             self.encoder.drop([cache_key(user_id) for user_id in users])
         except FreshetError as exc:
-            # The cache is bounded, in memory, and never decides a state, so the forget continues.
+            # The cache is bounded, in memory, and never changes a state, so the forget continues.
             log.warning("encoder_cache_not_dropped", users=len(users), reason=exc.message)
 
     def _voided(self, forget: Forget) -> list[ForgetUpTo]:
-        """Return a forget's messages, one per pseudonym of the user."""
+        """Return the messages that void a forget's records, one per pseudonym of the user."""
         return [
             ForgetUpTo(
                 forget_id=forget.forget_id,
@@ -164,10 +165,10 @@ class ForgetUsers:
         ]
 
     def _tainted(self, forget: Forget, history: UserHistory, rest: UserHistory) -> list[Undo]:
-        """Undo the attributions of interactions that arrived while the forget was in flight.
+        """Return undos of the attributions of interactions that arrived while the forget was in flight.
 
-        Their query states were made of void records. The interactions stay in the user's history, and their search
-        clicks stay, since words reveal nothing of earlier events.
+        Their query states were computed from void records. The interactions stay in the user's history. Their search
+        clicks stay too, since a query's words do not depend on earlier events.
         """
         void = any(is_covered(rest.forgotten, entry.partition, entry.offset) for entry in history.recent)
         if not void and len(rest.events) == len(history.events):

@@ -1,4 +1,4 @@
-"""Whether the parts are ready, and why not: by the health of processes, a read of Redis, and the known brokers."""
+"""Report why a part is not ready, by the processes' gRPC health, a read of Redis, and the reachability of brokers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,8 +16,8 @@ Checked = Sequence[tuple[str, grpc.aio.Channel, str]]
 class ProbedParts:
     """Implements `ports.Parts`.
 
-    processes: of each part its addresses, with a channel and the name in gRPC health. store: a read of Redis. inside:
-    parts of this process.
+    processes: by part name, each address with its channel and its service name in gRPC health. store: reads Redis.
+    inside: the parts that run in this process.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class ProbedParts:
         self._processes, self._stream, self._store, self._inside = processes, stream, store, inside
 
     async def problems(self, timeout_s: float) -> Mapping[str, str]:
-        """Ask all of them at once."""
+        """Check all parts concurrently."""
         asked = {name: _processes(of_part, timeout_s) for name, of_part in self._processes.items() if of_part}
         redis, *found = await asyncio.gather(self._redis(), *asked.values())
         brokers = "" if self._stream.log_reachable else "fewer than half of its brokers answer"

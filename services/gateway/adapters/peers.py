@@ -1,4 +1,4 @@
-"""The processes of a version set: channels to them, and to each address one that asks for its health."""
+"""The processes of a version set: channels for calls, and per address one channel for health checks."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from services.platform.tracing import Tracing
 
 
 class Peers:
-    """The processes of one version set: those of its record, or those of the gateway's settings."""
+    """The processes of one version set. An address that its record lacks comes from the gateway's settings."""
 
     def __init__(
         self, one: VersionSet, settings: GatewaySettings, tracing: Tracing, model_version: str, near: Mapping[str, Peer]
     ) -> None:
         """near: peers inside this process."""
         channel = partial(rpc_client.channel, interceptors=tracing.client_interceptors, tls=settings.tls)
-        # Of each part, for `ProbedParts`: these channels also reach a replica that is not ready.
+        # By part name, for `ProbedParts`: these channels also reach replicas that are not ready.
         self.checked: dict[str, list[tuple[str, grpc.aio.Channel, str]]] = defaultdict(list)
 
         def replicas(process: str, address: str, shard: str = "") -> Remote:

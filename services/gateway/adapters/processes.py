@@ -35,7 +35,7 @@ _CandidatesStub: Any = candidates_pb2_grpc.CandidatesServiceStub
 _RerankerStub: Any = reranker_pb2_grpc.RerankerServiceStub
 _GeneratorStub: Any = generator_pb2_grpc.GeneratorServiceStub
 
-# Item neighbours use fewer of a user's newest items.
+# Seen items sent for the votes of item neighbours, which use fewer of the newest ones.
 _RECENT = 100
 
 
@@ -69,7 +69,7 @@ class RemoteEncoder:
     """Implements `ports.Encoder`."""
 
     def __init__(self, peer: Peer, model_version: str) -> None:
-        """model_version: the gateway's; states of other models are useless to it."""
+        """model_version: the gateway's model. `encode` rejects query states of other models."""
         self._peer, self._model_version = peer, model_version
 
     async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
@@ -121,7 +121,7 @@ class RemoteCandidates:
         index_version: str = "",
         max_gap: float | None = None,
     ) -> Ranking:
-        """Call Search for the full search, of a version that may still be available."""
+        """Call Search for the full search. index_version: used if the process still has it, else the newest is."""
         response = await self._search(
             candidates_pb2.STAGE_FULL, query_state, k, filter, seen, timeout_s, index_version, max_gap
         )
@@ -147,7 +147,7 @@ class RemoteCandidates:
         index_version: str = "",
         max_gap: float | None = None,
     ) -> Pool:
-        """Call Search for the first stage, of a version that may still be available."""
+        """Call Search for the first stage. index_version: as in `search`."""
         response = await self._search(
             candidates_pb2.STAGE_FIRST, query_state, pool_size, filter, seen, timeout_s, index_version, max_gap
         )

@@ -1,12 +1,12 @@
 """Candidates in shards of the catalogue: every search goes to all of them at once, and their answers are merged.
 
-Proofs about the parts give a proof about the whole: an item that no shard answered is at most as good as the largest of
-their bounds. Answered items are ordered by score, ties by id, as in one process. This requires answers of one version
-of the index: if a change reached some shards before others, these are asked once more for the version that all have. If
-a shard does not answer, the answer is an estimate, with the share that was searched.
+The shards' bounds prove a bound for the whole catalogue: an item that no shard returned scores at most the largest of
+them. Returned items are ordered by score, ties by id, as in one process. This requires answers of one index version: if
+a change has reached only some shards, these are asked once more for the oldest version that a shard answered with. If a
+shard does not answer, the merged answer is an estimate, with the share of the catalogue that was searched.
 
-n shards. A shard that takes three times as long as half of them took is asked again, which reaches another replica
-(Dean and Barroso, The Tail at Scale, 2013), at most twice; such calls are limited to a twentieth of all.
+A shard that takes three times as long as the fastest half of the shards is asked again, at most twice. The repeated
+call reaches another replica (Dean and Barroso, The Tail at Scale, 2013). Repeats are limited to a twentieth of calls.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from services.platform.errors import DependencyUnavailable, FreshetError
 
 # Share of a call's time reserved for merging the answers.
 _OWN_SHARE = 0.1
-# Half of the shards answer before any is late.
+# Shortest wait for the other shards after half of them have answered.
 _HEDGE_FLOOR_S = 0.01
 _HEDGED_SHARE, _MAX_HEDGES = 0.05, 20.0
-# With two replicas in turn, the second call may reach the slow one again.
+# Two, since replicas take calls in turn: with two replicas, the first repeat may reach the slow one again.
 _HEDGES_OF_A_CALL = 2
 _TINY = 2.0**-1022
 
@@ -43,7 +43,7 @@ A = TypeVar("A", Ranking, Pool)
 
 @dataclass(frozen=True, slots=True)
 class _Answers(Generic[A]):
-    """By shard; None: no answer."""
+    """of: the answers by shard (None: no answer). share: the share of the catalogue that was searched."""
 
     of: Sequence[A | None]
     share: float
@@ -71,8 +71,8 @@ class _Answers(Generic[A]):
 class ShardedCandidates:
     """Implements `ports.Candidates` over n shards, in their order. For one event loop.
 
-    patient_s: a call's full time; a shorter one, cut by the caller's deadline, says little about the shard. count:
-    called with "missing" or "hedged" and the shard's number, for each such call.
+    patient_s: a call's full time limit. A time-out after less, at the caller's deadline, is no failure of the shard.
+    count: called with "missing" or "hedged" and the shard's number, for each such call.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ShardedCandidates:
             for number in range(len(shards))
         ]
         self._hedges = _MAX_HEDGES
-        # As last reported by each shard.
+        # Items per shard, as it last reported; 0: unknown.
         self._num_items = [0] * len(shards)
 
     async def search(
@@ -150,8 +150,9 @@ class ShardedCandidates:
     async def similar(
         self, item_id: str, *, k: int, filter: ItemFilter, seen: Sequence[str], timeout_s: float
     ) -> Ranking:
-        """Ask the item's shard, which returns the item's components, then the others with these. Raises: NotFound, and
-        the other errors of the first shard.
+        """Ask the item's shard, which also returns the item's components; then send these to the other shards.
+
+        Raises: NotFound, and the other errors of the item's shard.
         """
         until = self._clock() + (1 - _OWN_SHARE) * timeout_s
         home = self._home(item_id)
@@ -212,7 +213,7 @@ class ShardedCandidates:
         *,
         asks_all: bool = True,
     ) -> _Answers[A]:
-        """Ask the shards that have a version ("": the newest).
+        """Ask every shard whose entry in `versions` is not None for that index version ("": the newest).
 
         Raises: DependencyUnavailable if `asks_all` and none answered.
         """
@@ -272,7 +273,7 @@ class ShardedCandidates:
         return _Answers(answers, self._share([one is not None for one in answers]))
 
     def _share(self, answered: Sequence[bool]) -> float:
-        """Return the share of items in the shards that answered; an unknown shard counts as the others' average."""
+        """Return the share of items in the shards that answered. A shard of unknown size counts as an average one."""
         if all(answered):
             return 1.0
         heard = [count for count in self._num_items if count]
@@ -317,8 +318,8 @@ def _merged_rankings(answers: _Answers[Ranking], k: int) -> Ranking:
 
 
 def _certificate(rankings: Sequence[Ranking], k: int, kth: float | None) -> Certificate:
-    """Return the certificate of the whole. Items omitted by an exact shard come after its last item, hence after the
-    K-th of all; those of a shard with a gap score at most the gap above its last.
+    """Return the certificate of the merged answer. Items that an exact shard omitted rank after its last item, hence
+    after the K-th of all. Items that a shard with a gap omitted score at most its last item's score plus the gap.
     """
     gaps = [(one, one.certificate.gap) for one in rankings if one.certificate != EXACT]
     if not gaps:

@@ -24,7 +24,7 @@ from services.platform.stream.record import SourceRecord
 T = TypeVar("T")
 
 _MAX_BYTES, _MAX_S, _TIMEOUT_S = 16 << 20, 2.0, 10.0
-# A record is written at most so long after its answer: a second of gathering, ten of delivery, and the clocks.
+# Longest time from an answer to its record: a second in the queue, ten for delivery, and differences of clocks.
 _LATEST_MS = 30_000
 
 
@@ -77,7 +77,7 @@ class KafkaShownAnswers:
                     return shown
                 if record.written_ms > shown_ms + _LATEST_MS:
                     size = _MAX_BYTES
-        raise NotFound("no record of this answer: it was not written, was removed, or is not among those of its time")
+        raise NotFound("no record of this answer: not written, removed, or not found within the limits of the search")
 
     def close(self) -> None:
         """Stop the thread, without waiting for a pending call."""

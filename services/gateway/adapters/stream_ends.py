@@ -38,12 +38,12 @@ class KafkaStreamEnds:
         return await within(self._asking, timeout_s)
 
     async def attribution_partitions(self, timeout_s: float) -> int:
-        """Return the number in the client's metadata, which is renewed every few minutes. Raises: as `interactions`."""
+        """Return the number in the client's metadata, refreshed every few minutes. Raises: as `interactions`."""
         return await within(self._submit(lambda: self._reader.num_partitions(ATTRIBUTIONS)), timeout_s)
 
     def _submit(self, ask: Callable[[], T]) -> asyncio.Future[T]:
         asking = asyncio.get_running_loop().run_in_executor(self._thread, ask)
-        # There may be no caller left to read its error.
+        # Read the error here: if every caller has timed out, asyncio would log it as never retrieved.
         asking.add_done_callback(lambda done: done.cancelled() or done.exception())
         return asking
 
@@ -54,7 +54,7 @@ class KafkaStreamEnds:
 
 
 async def within(asking: asyncio.Future[T], timeout_s: float) -> T:
-    """Return a thread's result. Raises: DeadlineExceeded; the thread goes on."""
+    """Return a thread's result. Raises: DeadlineExceeded; the call in the thread continues."""
     try:
         async with asyncio.timeout(timeout_s):
             return await asyncio.shield(asking)

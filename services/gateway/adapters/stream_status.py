@@ -1,10 +1,10 @@
-"""Probe the stream's parts in the background, so that no request waits for it.
+"""Probe the stream's parts in the background, so that no request waits for a probe.
 
 Twice a second: a TCP connection to each Kafka broker, and the encoder process's health. Readers get the last result.
-The log is reachable if half of the brokers are: of three, two accept writes and one does not. The number of brokers is
-the most that the cluster has named at once, since it leaves out dead ones. A probe with an unexpected exception counts
-as "no", is logged, and is repeated like any other. A silent encoder counts as "no" only the second time in a row: on a
-busy machine one answer is late.
+The log is reachable if at least half of the brokers are: two of three still accept writes, one alone does not. The
+cluster's list omits dead brokers, so the longest list so far gives their number. A probe with an unexpected exception
+counts as "no", is logged, and is repeated like any other. An encoder that does not answer in time counts as "no" only
+the second time in a row: on a busy machine a single answer may be late.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class ProbedStreamStatus:
             await self.probe()
 
     async def _answer(self, name: str, probe: Awaitable[bool]) -> bool:
-        """Return a probe's result; False if it raised, which is logged once until its text changes."""
+        """Return a probe's result; False if it raised. An error is logged, unless its text equals the last one's."""
         failure, answer = "", False
         try:
             answer = await probe
@@ -79,7 +79,7 @@ class ProbedStreamStatus:
         return answer
 
     async def _half_of_brokers(self) -> bool:
-        # As many as known: one of them has moved.
+        # A list of the same length may have a new address: a broker may have moved.
         if len(named := self._named_now()) >= len(self._brokers):
             self._brokers = named
         answers = await asyncio.gather(*map(self._connects, self._brokers))

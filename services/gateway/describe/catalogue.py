@@ -1,6 +1,6 @@
-"""DescribeCatalogue: categories with counts, attributes, and meanings of event types; and item details of answers.
+"""DescribeCatalogue: categories with counts, attributes, and meanings of event types; and details of answered items.
 
-It reads the gateway's titles and fallback. Processes are not known here.
+It reads the gateway's own titles and popular items, and calls no process.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class ItemDetails:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueDescription:
-    """num_items: with withdrawn ones. categories: names with counts, the largest first, of `num_categories` in all."""
+    """num_items: includes withdrawn ones. categories: the largest of `num_categories`, with counts, largest first."""
 
     model: ServedModel
     num_items: int
@@ -36,7 +36,7 @@ class CatalogueDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeCatalogue:
-    """The handler; one per version set. `titles`, `popular`: live."""
+    """The handler; one per version set. `titles` and `popular` follow the topic `items`."""
 
     titles: Titles
     popular: PopularItems
@@ -58,6 +58,6 @@ class DescribeCatalogue:
         )
 
     def details(self, item_ids: Sequence[str]) -> list[ItemDetails]:
-        """Return each item's present details."""
+        """Return each item's current details."""
         titles, categories = self.titles.of(item_ids), self.popular.categories_of(item_ids)
         return [ItemDetails(title, names) for title, names in zip(titles, categories, strict=True)]

@@ -1,6 +1,6 @@
 """GetItem and ListItems: the catalogue's items for people, read from the gateway's own columns.
 
-A page looks at a limited number of items, so a prefix that few items have may need several pages.
+A page examines a limited number of items, so a prefix that few items have may need several pages.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ MAX_LOOKED, _AT_ONCE = 100_000, 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemReport:
-    """progress: None if its refresher did not answer."""
+    """progress: None if the item's refresher did not answer."""
 
     known: KnownItem
     progress: ItemProgress | None
@@ -80,7 +80,7 @@ class ListItems:
         return await asyncio.to_thread(self._page, query, self._start(query.page_token))
 
     def _start(self, token: str) -> int | None:
-        """Return the key at which the page begins. A token is the key and the model, as keys are the model's."""
+        """Return the key at which the page begins. A token names key and model: another model has other keys."""
         key, _, model = token.partition("@")
         if not token:
             return None
@@ -94,7 +94,7 @@ class ListItems:
         popular, prefix = self.described.popular, query.prefix.encode().lower()
         keys = popular.rows_in(query.category)
         if query.newest_first:
-            # New items have negative keys, the newest one the least.
+            # New items have negative keys; the newest item has the smallest.
             keys = np.sort(np.where(keys >= popular.num_trained, -keys, keys))
         first = 0 if start is None else int(np.searchsorted(keys, start))
         size, last = query.page_size or DEFAULT_PAGE, min(first + MAX_LOOKED, len(keys))

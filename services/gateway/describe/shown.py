@@ -23,7 +23,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The newest answers of a user, newest first. oldest_ms: of the oldest record that was read, Unix milliseconds.
+    """The newest answers of a user, newest first. oldest_ms: Unix milliseconds of the oldest record that was read.
 
     is_complete: there are no older answers.
     """
@@ -45,14 +45,14 @@ class ShownAnswers(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownTo:
-    """Both handlers. time_of: of an exposure id and its user, as `Exposures.time_of`. `titles`: live."""
+    """The two handlers. time_of: `Exposures.time_of`. `titles` follow the topic `items`."""
 
     log: ShownAnswers
     time_of: Callable[[str, str], int]
     titles: Titles
 
     async def newest(self, user_id: str, max_answers: int) -> Looked:
-        """Return a user's newest answers. Raises: InvalidRequest; PreconditionFailed if none are recorded."""
+        """Return a user's newest answers. Raises: InvalidRequest; PreconditionFailed if the gateway records none."""
         validate_id("user_id", user_id)
         if max_answers > MAX_ANSWERS:
             raise InvalidRequest.of("max_answers", max_answers, f"0-{MAX_ANSWERS}")

@@ -27,7 +27,7 @@ class DescribedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedUser:
-    """events: newest first, of `num_events` in all. state: of the model, if there is one."""
+    """events: some of the `num_events` stored ones, newest first. state: the model's state of the user, or None."""
 
     events: Sequence[DescribedEvent]
     num_events: int
@@ -39,7 +39,7 @@ class DescribedUser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetUser:
-    """The handler; one per version set. `titles`: live."""
+    """The handler; one per version set. `titles` follow the topic `items`."""
 
     states: UserStates
     titles: Titles

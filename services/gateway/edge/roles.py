@@ -1,6 +1,6 @@
-"""Which roles may call which RPC: the one table. A method that is not in it is open to no key at all.
+"""The table of roles that may call each RPC. No key may call an RPC that is not in it.
 
-docs/operate/security.md repeats it for its readers; tests compare both with protos/freshet/v1/gateway.proto.
+docs/operate/security.md repeats the table; tests compare both with protos/freshet/v1/gateway.proto.
 """
 
 from collections.abc import Mapping
@@ -9,16 +9,16 @@ from types import MappingProxyType
 
 
 class Role(StrEnum):
-    """What a key is for. A key may have several."""
+    """What a key permits. A key may have several roles."""
 
     RECOMMEND = "recommend"  # reads answers, of any user
     INGEST = "ingest"  # writes interactions, of any user
-    OPERATOR = "operator"  # changes the catalogue
+    OPERATOR = "operator"  # changes the catalogue, rules, version sets and experiments; replays dead letters
     ERASER = "eraser"  # forgets users
     SUPPORT = "support"  # sees what is stored of a user
 
 
-# One of the roles is enough.
+# A key needs one of the roles.
 ROLES_OF: Mapping[str, frozenset[Role]] = MappingProxyType(
     {
         "Recommend": frozenset({Role.RECOMMEND}),
@@ -49,5 +49,5 @@ ROLES_OF: Mapping[str, frozenset[Role]] = MappingProxyType(
         "ReplayDeadLetter": frozenset({Role.OPERATOR}),
     }
 )
-# Only an operator's, an eraser's or support's: each call of these goes into the audit log, whatever comes of it.
+# RPCs for operators, erasers and support only. The audit log records each call of these, successful or not.
 AUDITED = frozenset(method for method, roles in ROLES_OF.items() if roles <= {Role.OPERATOR, Role.ERASER, Role.SUPPORT})

@@ -1,7 +1,7 @@
-"""Texts that the gateway gives out and takes back: only who has the key can make one, and it is one user's.
+"""Signed texts that clients return to the gateway. Only a holder of the key can make one; each is valid for one user.
 
-body | tag of user and body | MAC of both, in URL-safe base64. The tag differs with each body, so two texts do not show
-that they are of one user. Gateways that answer the same clients share the key. Nothing is stored.
+A text is: body | tag of user and body | MAC of both, in URL-safe base64. The tag differs with each body, so two texts
+do not show that they belong to one user. Gateways that answer the same clients share the key. Nothing is stored.
 """
 
 import binascii
@@ -27,29 +27,29 @@ class Altered(ValueError):
 
 
 class OfAnotherUser(ValueError):
-    """The text is as it was made, for another user."""
+    """The text is valid, but for another user."""
 
 
 class Signer:
-    """Signs bodies for one purpose, of at most 16 bytes."""
+    """Signs bodies for one purpose. purpose: at most 16 bytes."""
 
     def __init__(self, key: bytes, purpose: bytes) -> None:
         self._key = blake2b(key, digest_size=_KEY_BYTES, person=purpose).digest()
 
     def sign(self, body: bytes, user_id: str) -> str:
-        """The text that says `body` to `user_id` alone; whole groups of three bytes need no padding."""
+        """Return the text with `body`, valid for `user_id` only. A multiple of three bytes needs no padding."""
         signed = body + self._tag(body, user_id)
         return urlsafe_b64encode(signed + self._mac(signed)).decode()
 
     def open(self, text: str, num_bytes: int, user_id: str) -> bytes:
-        """The body, of `num_bytes`. Raises: Altered, OfAnotherUser."""
+        """Return the body of `num_bytes`. Raises: Altered, OfAnotherUser."""
         try:
             raw = urlsafe_b64decode(text.encode("ascii"))
         except (binascii.Error, ValueError) as exc:
             raise Altered from exc
         body, signed, mac = raw[:num_bytes], raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
         whole = len(raw) == num_bytes + _TAG_BYTES + _MAC_BYTES
-        # One text for one body: base64 reads some others alike.
+        # Only the text that `sign` made is valid: base64 decodes some other texts to the same bytes.
         if not whole or not compare_digest(mac, self._mac(signed)) or urlsafe_b64encode(raw).decode() != text:
             raise Altered
         if not compare_digest(signed[num_bytes:], self._tag(body, user_id)):
@@ -64,9 +64,9 @@ class Signer:
 
 
 def signing_key(key: str, file: Path | None) -> bytes:
-    """The key of what clients bring back: the one that is given, else the file's, else one that ends with the process.
+    """Return the signing key: `key` if not empty, else the file's, else a random one for this process.
 
-    Raises: ConfigError for a file that holds none.
+    Raises: ConfigError for a file without a key.
     """
     if not key and file is not None:
         key = read_key("FRESHET_GATEWAY_SIGNING_KEY_FILE", file)
@@ -74,7 +74,7 @@ def signing_key(key: str, file: Path | None) -> bytes:
         log.warning(
             "random_signing_key",
             reason="neither FRESHET_GATEWAY_SIGNING_KEY nor _FILE is set: exposure ids and page tokens of this process "
-            "end with it, and no other gateway takes them",
+            "become invalid when it ends, and no other gateway accepts them",
         )
         key = secrets.token_urlsafe(32)
     return key.encode()

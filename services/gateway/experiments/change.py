@@ -1,4 +1,4 @@
-"""ChangeExperiment: an operator's step with an experiment, under the conditions of `freshet experiments`."""
+"""ChangeExperiment: create, start, stop or remove an experiment, under the same conditions as `freshet experiments`."""
 
 import secrets
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class ChangeExperiment:
     operate: Operate[Experiments]
 
     async def create(self, new: Experiment, expected_revision: int) -> tuple[int, bool]:
-        """Add an experiment; return as `Operate`.
+        """Add an experiment; return what `Operate` returns.
 
         Raises: InvalidRequest; NotFound for a version set that is not staged; PreconditionFailed; as `Operate`.
         """
@@ -32,7 +32,7 @@ class ChangeExperiment:
         return await self.operate(expected_revision, lambda all_: all_.created(salted), f"create {new.name}")
 
     async def __call__(self, step: str, name: str, expected_revision: int) -> tuple[int, bool]:
-        """Start, stop or remove an experiment; return as `Operate`. step: "start", "stop" or "remove".
+        """Start, stop or remove an experiment; return what `Operate` returns. step: "start", "stop" or "remove".
 
         Raises: InvalidRequest for another step; NotFound; PreconditionFailed; as `Operate`.
         """

@@ -20,8 +20,8 @@ class Interleaved:
     async def __call__(
         self, query: RecommendQuery, mixed: Assignment, first: ServedSet, second: ServedSet
     ) -> Recommendation:
-        """Return the first set's answer with drafted items. first, second: the sets of the experiment's arms. It has no
-        certificate, since it is not the ranking of one arm.
+        """Return the first set's answer with items drafted from both. The answer has no certificate, since it is not
+        the ranking of one arm. first, second: the version sets of the experiment's arms.
 
         Raises: as `Recommend`.
         """

@@ -1,4 +1,4 @@
-"""ListDeadLetters and ReplayDeadLetter: what was set aside, and its way back. Knows the port, not Kafka."""
+"""ListDeadLetters and ReplayDeadLetter: list dead letters, and write one again. Knows the port, not Kafka."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """Both handlers."""
+    """The two handlers."""
 
     log: DeadLetterLog
 

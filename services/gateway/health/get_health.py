@@ -1,6 +1,6 @@
-"""GetHealth: ask every part at once, and add what the minutes have. Never fails.
+"""GetHealth: check every part at once, and add its statistics by minute. An unavailable part is no error.
 
-A look is at most a second old for all callers; one every ten seconds fills the minutes while nobody asks.
+All callers share a check that is at most a second old. Without callers, a check every ten seconds fills the minutes.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _TIMEOUT_S, _FRESH_S, _LOOK_EVERY_S = 1.0, 1.0, 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartHealth:
-    """One part. problem: why it is not ready, else "". minutes: rows as `Minutes.last` has them."""
+    """One part. problem: why it is not ready, else "". minutes: the part's rows of `Minutes.last`."""
 
     name: str
     problem: str
@@ -36,7 +36,7 @@ class PartHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthReport:
-    """since_ms: when this process started. first_ms: when the first minute began."""
+    """since_ms: when this process started. first_ms: when the first minute began. last_s: seconds of the last one."""
 
     since_ms: int
     first_ms: int
@@ -45,7 +45,7 @@ class HealthReport:
 
 
 class GetHealth:
-    """The handler; one per version set, `minutes` are the gateway's."""
+    """The handler; one per version set. All of them share the gateway's `minutes`."""
 
     def __init__(self, ports: Ports, freshness: GetFreshness, minutes: Minutes) -> None:
         self._ports, self._freshness, self._minutes = ports, freshness, minutes
@@ -76,7 +76,7 @@ class GetHealth:
         )
 
     async def look(self) -> Mapping[str, str]:
-        """Ask all parts, unless that was done just now; return by part why it is not ready, "" if it is."""
+        """Check all parts, unless the last check is recent; return by part why it is not ready, "" if it is."""
         async with self._lock:
             if time.monotonic() - self._looked_s >= _FRESH_S:
                 asked = asyncio.gather(self._ports.parts.problems(_TIMEOUT_S), self._freshness())
@@ -87,7 +87,7 @@ class GetHealth:
         return self._problems
 
     async def look_now(self) -> float:
-        """Look for the minutes' sake; return after how many seconds to do it again, at a minute's end at the latest."""
+        """Check for the minutes; return the seconds until the next check, at the end of the minute at the latest."""
         await self.look()
         return min(_LOOK_EVERY_S, self._minutes.left_s + 0.01)
 

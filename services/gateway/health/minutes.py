@@ -1,7 +1,7 @@
-"""Calls of each part by the minute, of the last 24 hours, in memory: a ring of 25 bytes per part and minute.
+"""Each part's calls per minute, for the last 24 hours. A ring in memory has 25 bytes per part and minute.
 
-A call costs the sum in its minute and in a bucket of its time (eight per octave: percentiles are within 5%). Minutes
-count from the start of the process. Used by one event loop alone.
+A call adds one to its minute's count and to a bucket of durations (eight per octave: percentiles are within 5%).
+Minutes count from the start of the process. For one event loop.
 """
 
 import time
@@ -24,12 +24,12 @@ _ROW = np.dtype(
     ]
 )
 _PER_OCTAVE = 8
-# The last one begins at 134 s.
+# The last bucket has all calls of 123 s and more.
 _BUCKETS = 27 * _PER_OCTAVE
 
 
 class PartCalls:
-    """Calls of one part in the present minute."""
+    """Calls of one part in the current minute."""
 
     __slots__ = ("_buckets", "calls", "degraded", "failed")
 
@@ -58,7 +58,7 @@ class PartCalls:
 
 
 class Minutes:
-    """The ring, and the present minute."""
+    """The ring, and the current minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._began = clock, clock()
@@ -75,11 +75,11 @@ class Minutes:
 
     @property
     def left_s(self) -> float:
-        """How long the present minute still lasts."""
+        """Return the seconds left of the current minute."""
         return max(0.0, MINUTE_S * (self._over + 1) - (self._clock() - self._began))
 
     def seen(self, problems: Mapping[str, str], lags: Mapping[str, float] = MappingProxyType({})) -> None:
-        """Note what a look found. problems: by part, "" if it is ready. lags: by part."""
+        """Record a check's result. problems: by part, "" if it is ready. lags: by part."""
         self.roll()
         for place, name in enumerate(PARTS):
             self._ready[place] &= not problems.get(name)
@@ -88,7 +88,7 @@ class Minutes:
     def roll(self) -> None:
         """Store the minutes that are over."""
         over = int((self._clock() - self._began) // MINUTE_S)
-        # After more than a day without a turn, every row is one without calls.
+        # After more than a day without a call of `roll`, only the last day's rows are written.
         self._over = max(self._over, over - MINUTES)
         while self._over < over:
             self._rows[self._over % MINUTES] = self._present()
@@ -98,10 +98,10 @@ class Minutes:
             self._ready[:], self._lag[:] = True, UNKNOWN_LAG
 
     def last(self, count: int) -> tuple[int, float, Sequence[NDArray[np.void]]]:
-        """Return the newest minutes, oldest first, the present one last.
+        """Return the newest minutes, oldest first, the current one last.
 
-        When the first one began, Unix milliseconds; how many seconds the last one has lasted; and by part of `PARTS`
-        its rows (count,), fewer after a start.
+        The result: when the first one began (Unix milliseconds), the seconds that the last one has lasted, and for each
+        of `PARTS` its rows, (count,) or fewer soon after a start.
         """
         self.roll()
         begin = max(0, self._over + 1 - min(count, MINUTES))

@@ -1,6 +1,6 @@
 """The gateway's view of the topic `items`: titles, and the items of the fallback.
 
-Candidates and reranker apply the same records; this is for answers made without them. A follower's thread calls it
+Candidates and reranker apply the same records; answers made without them use this view. A follower's thread writes it
 while the event loop reads.
 """
 
@@ -48,8 +48,8 @@ class Titles:
         return [described.get(item_id, title) for item_id, title in zip(item_ids, titles, strict=True)]
 
     def starting(self, rows: Indices, prefix: bytes) -> tuple[Mask, Mask]:
-        """Return which of m rows have a title of the bundle that begins with this, in lower case, and which have other
-        titles: (m,).
+        """Return which of m rows have a bundle title that begins with `prefix` (lower case), and which have a title
+        from elsewhere: (m,) each.
         """
         others = (rows < 0) | (rows >= len(self._titles))
         others[~others] = self._is_described[rows[~others]]
@@ -61,13 +61,13 @@ class Titles:
 class DescribedItems:
     """A listener of `services.catalogue.follower` that follows only `items`.
 
-    titles: the bundle's at first, and live: a later record's title replaces an earlier one's.
+    titles: the bundle's at first; a record's title replaces the earlier one.
     """
 
     def __init__(self, titles: Titles, popular: PopularItems) -> None:
         self.titles, self.popular = titles, popular
         popular.knows_withdrawn = False
-        # The last applied record of `items`; attributes of other models by item; records of watched items.
+        # The last applied offset of `items`; by item, attributes that other models declare; records of watched items.
         self.applied = -1
         self._undeclared: dict[str, Values] = {}
         self._watched: dict[str, list[CatalogueItem]] = {}
@@ -127,7 +127,7 @@ class DescribedItems:
         return self.known(np.array([row]))[0] if row >= 0 else None
 
     def starting(self, rows: Indices, prefix: bytes) -> Mask:
-        """Return which of m rows have an id or a title that begins with this, in lower case: (m,)."""
+        """Return which of m rows have an id or a title that begins with `prefix` (lower case): (m,)."""
         passes, others = self.titles.starting(self.popular.bundled(rows), prefix)
         numbers = np.flatnonzero(others)
         for number, title in zip(numbers, self.titles.of(self.popular.ids_of(rows[numbers])), strict=True):
@@ -135,7 +135,7 @@ class DescribedItems:
         return passes | self.popular.ids_starting(rows, prefix)
 
     def reset(self) -> None:
-        """Do nothing: the gateway has nothing of `index-deltas`."""
+        """Do nothing: the gateway does not apply `index-deltas`."""
 
     def counted(self, kind: str, records: int) -> None:
-        """Do nothing: the processes that serve items count."""
+        """Do nothing: the processes that serve items count the records."""

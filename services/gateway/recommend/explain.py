@@ -1,7 +1,7 @@
 """Explain: find the user's state as Recommend does, then explain one item's score.
 
-An explanation is complete or an error: an unavailable part is not zero. Only an unknown user gets an answer without a
-score, since Recommend would not score either. Knows ports, not processes.
+An unavailable part makes the call fail: it must not count as zero. Only a user without a state gets an answer without a
+score, since Recommend has no scores for them either. Knows ports, not processes.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ MAX_PAST = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explain:
-    """The handler; one per process, called concurrently. titles: live."""
+    """The handler; one per version set, called concurrently. titles: follow the topic `items`."""
 
     ports: Ports
     titles: Titles
@@ -66,8 +66,8 @@ class Explain:
         )
 
     async def _find_state(self, query: ExplainQuery, asked_ms: int) -> tuple[FoundState, Sequence[HistoryEvent]]:
-        """Return the state of the request's history, else the stored state, else the stored history's, in Recommend's
-        order.
+        """Return the state and its history, in Recommend's order: a state made from the request's history, the stored
+        state, one made from the stored history.
         """
         if query.history:
             history: Sequence[HistoryEvent] = with_times(query.history, asked_ms)

@@ -20,7 +20,7 @@ class ExplainQuery:
     history: tuple[HistoryEvent, ...] = ()
     max_pairs: int = 0
     rules: tuple[Rule, ...] = ()
-    # Of the user's experiments.
+    # Rules of the arms of the user's experiments.
     arm_rules: tuple[Rule, ...] = ()
 
 
@@ -67,8 +67,8 @@ class Explanation:
 
     @property
     def shares(self) -> tuple[float, float, float]:
-        """Shares of the parts' absolute values, in order, since parts of both signs would add up to more than the
-        whole.
+        """Each part's share of the sum of absolute values, in the order of `parts`: with opposite signs, a part can be
+        larger than the score.
         """
         sizes = [abs(part) for part in self.parts]
         total = sum(sizes)

@@ -18,7 +18,7 @@ MAX_NEW, NEW_DRAWN_FROM = 500, 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewItems:
-    """One per version set. share: of an answer's positions, 0 reserves none. age_s: how long an item is new."""
+    """One per version set. share: share of an answer's positions to reserve. age_s: how long an item is new."""
 
     stages: Stages
     popular: PopularItems
@@ -86,8 +86,8 @@ class NewItems:
         new: Sequence[ScoredItem],
         share: float,
     ) -> list[ScoredItem]:
-        """Return the new items, rules in their scores, of which every draw respects the limits: these admit all of them
-        together with the items left by any draw.
+        """Return new items, with rules applied to their scores, of which every draw respects the limits: the limits
+        admit all of them together with the items that remain after any draw.
         """
         query, in_answer = work.query, {item.item_id for item in items}
         scored = rescored(new, query, work.discounts, self.popular)

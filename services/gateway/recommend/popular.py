@@ -1,10 +1,10 @@
-"""Popular items under a request's filter, from present events and training.
+"""Popular items under a request's filter, from recent events and training.
 
 An item's count is its faded count in the stream (`algorithms.items.popularity`) plus three hundredths of its count in
 training, which orders an unused catalogue and soon becomes negligible. This module also applies category limits where
 the reranker can't.
 
-Most answers have the same few items: their ids and categories stay decoded. Further items are filtered by columns, many
+Most answers have the same few items, whose ids and categories stay decoded. Further items are filtered by columns, many
 rows at once (`popular_rows.py`).
 
 Letters: n items of the bundle, m requested items.
@@ -30,17 +30,19 @@ from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import ScoredItem
 from services.gateway.recommend.popular_rows import TRAINING_COUNTS, Entry, ItemRows, NegatedCounts, StreamCounts
 
-# Number of decoded items, and of the rows filtered together after them: this many, then twice as many each time, up to
-# the second number.
+# The first `_FIRST` items stay decoded. Later rows are filtered in chunks: `_FIRST` rows, then twice as many each time,
+# at most `_MOST`.
 _FIRST, _MOST = 256, 4096
-_DECODED = 512  # at most so many at a time
+_DECODED = 512  # most rows decoded at a time
 _WARNINGS, _NEAR, _COMPARED = 3, 3, 500
 _WITHDRAWN, _UNAVAILABLE = 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownItem:
-    """An item of the catalogue. is_trained: training knew it. first_seen_ms: when a new one was first described."""
+    """An item of the catalogue. is_trained: training knew it. first_seen_ms: of an item that training did not know,
+    the time of its first description.
+    """
 
     item: CatalogueItem
     is_trained: bool
@@ -60,7 +62,7 @@ class PopularItems:
         categories: Sequence[Sequence[str]],
         attributes: AttributeTable | None = None,
     ) -> None:
-        """Make it of n items; a bundle's columns are not copied. counts (n,): of training."""
+        """A bundle's columns are not copied. counts (n,): each item's count in training."""
         self._rows = ItemRows(item_ids, counts, categories)
         self._total = TRAINING_COUNTS * int(counts.sum())
         self._attributes = AttributeRows(attributes or no_attributes(len(self._rows)), self._rows.order)
@@ -100,8 +102,8 @@ class PopularItems:
     ) -> None:
         """Apply an item's description from the catalogue.
 
-        May be called from another thread: values longer than a flag are replaced or appended to, and readers see a new
-        item when it is complete. Under its new categories it has its training count until the next `take`.
+        May be called from another thread: it replaces values or appends to them, and readers see a new item only when
+        it is complete. An item has its training count under new categories until the next `take`.
         """
         rows = self._rows
         row = rows.row(item_id)
@@ -120,7 +122,7 @@ class PopularItems:
             self._withheld[row] = 0
 
     def newest(self, since_ms: int, most: int) -> list[str]:
-        """Return the newest items unknown to training, first described since then and not withdrawn, at most `most`."""
+        """Return at most `most` served items unknown to training, first described since `since_ms`, newest first."""
         found: list[str] = []
         for written_ms, row in reversed(self._new):
             if written_ms < since_ms or len(found) == most:
@@ -130,7 +132,7 @@ class PopularItems:
         return found
 
     def row(self, item_id: str) -> int:
-        """Return the item's row, -1 for an unknown one. Rows are by training's order, then new items by arrival."""
+        """Return the item's row, -1 for an unknown one. Rows are in training's order, then new items by arrival."""
         return self._rows.row(item_id)
 
     @property
@@ -155,7 +157,7 @@ class PopularItems:
         return items
 
     def ids_starting(self, rows: Indices, prefix: bytes) -> Mask:
-        """Return which of m rows have an id that begins with this, in lower case: (m,)."""
+        """Return which of m rows have an id that begins with `prefix` (lower case): (m,)."""
         return self._rows.ids_starting(rows, prefix)
 
     def known(self, rows: Indices) -> list[KnownItem]:
@@ -180,7 +182,7 @@ class PopularItems:
         return len(self._withheld) - self._withheld.count(0)
 
     def are_withdrawn(self, item_ids: Sequence[str]) -> list[bool]:
-        """Return it for m items; False for an unknown one."""
+        """Return whether each of m items is withdrawn or unavailable; False for an unknown one."""
         return [row >= 0 and bool(self._withheld[row]) for row in self._rows.rows_of(item_ids).tolist()]
 
     def top(self, k: int, wanted: ItemFilter, seen: Iterable[str], max_per_category: int) -> list[ScoredItem]:
@@ -232,9 +234,8 @@ class PopularItems:
         return [passing(one, _Rows(self._rows, self._attributes, rows, item_ids)) for one in which]
 
     def _first(self, wanted: ItemFilter, now: StreamCounts) -> Iterable[Entry]:
-        """Return the allowed ones of the first items, with their present categories. It decides as `passing` does, but
-        one by one:
-        most answers need only a few.
+        """Return the allowed ones of the first items, with their current categories. It decides as `passing` does, but
+        item by item, since most answers need only a few.
         """
         first: Iterable[Entry] = now.first
         if wanted.where:
@@ -249,7 +250,7 @@ class PopularItems:
         return first
 
     def _take(self, choice: "_Choice", wanted: ItemFilter, negatives: NegatedCounts, rows: Indices) -> None:
-        """Choose among some rows: those allowed by columns are decoded, a few at a time."""
+        """Choose among some rows. Only those that pass by columns are decoded, a few at a time."""
         if not wanted.is_open:
             passes = passing(wanted, _Rows(self._rows, self._attributes, rows))
             negatives, rows = negatives[passes], rows[passes]
@@ -275,7 +276,9 @@ class PopularItems:
         return _by_count(negatives, rows)
 
     def _behind(self, now: StreamCounts, allowed: Set[str]) -> Iterator[tuple[NegatedCounts, Indices]]:
-        """Yield rows after the first items, by count, each once; those with training counts only in some categories."""
+        """Yield rows after the first items, by count, each once. Of those without a stream count, only `allowed`
+        categories are read (empty: all).
+        """
         start, at = now.after
         for some in self._trained(allowed, start):
             rows = some[~now.places(some)[0]] if len(now.rows) else some
@@ -292,7 +295,7 @@ class PopularItems:
             yield now.negatives[at:], now.rows[at:]
 
     def _trained(self, allowed: Set[str], start: int) -> Iterator[Indices]:
-        """Yield rows from `start` on, ascending, some at a time: of these categories, or all."""
+        """Yield the rows of the `allowed` categories (empty: all) from `start` on, ascending, in chunks."""
         size, lists = _FIRST, [part for name in allowed for part in self._by_category.of(name)]
         if not allowed:
             while start < (length := len(self._rows)):
@@ -302,7 +305,7 @@ class PopularItems:
             return
         is_last, size = False, max(1, _FIRST // len(lists))
         while not is_last:
-            # Up to the row at which one of the lists has so many more. Places move during writes, rows don't.
+            # A chunk ends at the row where one list has `size` more: writes shift indices into lists, but not rows.
             firsts = [bisect_left(one, start) for one in lists]
             ends = [one[first + size] for one, first in zip(lists, firsts, strict=True) if first + size < len(one)]
             is_last, end, size = not ends, min(ends, default=len(self._rows)), min(2 * size, _MOST)

@@ -1,7 +1,7 @@
 """Read the stream's popularity from the state store every few seconds.
 
 The encoder process counts it (`algorithms.items.popularity`). If the store is unavailable, the last values stay in use:
-all counts fade equally, so their order stays.
+all counts fade equally, so their order does not change.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class FollowedPopularity:
             failure = ""
             try:
                 await self.look()
-            except Exception as exc:  # unexpected errors must not end it either
+            except Exception as exc:  # an unexpected error must not end the loop
                 failure = str(exc) or repr(exc)
             if failure and failure != self._failure:
                 log.warning("popularity_not_read", reason=failure)

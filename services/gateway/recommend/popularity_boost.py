@@ -1,8 +1,8 @@
 """Popularity for little-known users: popular items score more while the user has few events.
 
-A boosted item of count n scores WEIGHT · tau · ln(n / n_200) more, n_200 the count of the 200th. Other scores do not
-change, so one more search, among the boosted items, proves an answer. A model trained with sampled negatives ignores
-popularity, and states of a few events carry little information (docs/decisions/057-popularity.md).
+A boosted item of count n scores WEIGHT · tau · ln(n / n_200) more, where n_200 is the 200th item's count. Other scores
+do not change, so the search and one more among the boosted items prove an answer. A model trained with sampled
+negatives ignores popularity, and states of a few events carry little information (docs/decisions/057-popularity.md).
 """
 
 import math

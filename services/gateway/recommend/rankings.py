@@ -1,7 +1,7 @@
-"""Rank items for a state, and popular ones without one.
+"""Rank items by the user's state, or return popular items if there is no state.
 
 Candidates alone find the k best. If words widen the choice, or rules and limits need more than the k best, a pool goes
-to the reranker; if that is unavailable, the first stage's order is answered. Words only widen the pool: the user's
+to the reranker; if that is unavailable, the answer has the first stage's order. Words only widen the pool: the user's
 model orders it.
 """
 
@@ -40,8 +40,8 @@ WORDS_DEPTH = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rankings:
-    """One per version set, called concurrently. tau: of the model's scores. cold_items: popular items are boosted for
-    users with fewer items than this.
+    """One per version set, called concurrently. tau: the scale of the model's scores. cold_items: popular items are
+    boosted for users with fewer items than this.
     """
 
     stages: Stages
@@ -73,7 +73,7 @@ class Rankings:
         """Return the k best, popular ones boosted for users with few items."""
         if work.num_had >= self.cold_items:
             return await self.stages.search(work, state, k)
-        # Without item-by-item exclusions, which do not affect scores.
+        # Exclusions of single items do not affect boosts.
         popular = replace(work.query.filter, deny_item_ids=(), exclude_seen=False)
         boost = boosts(self.popular.top(MAX_BOOSTED, popular, (), 0), self.tau)
         if not boost:
@@ -140,7 +140,7 @@ class Rankings:
             is_short = bool(is_limited) and len(ranking.items) < query.k and pool.bound != -math.inf
             if not is_short and (query.max_gap is None or ranking.certificate.proves(query.max_gap)):
                 return ranking
-            # A gap needs a bound on everything wanted.
+            # A proof of `max_gap` needs a bound on all items of the request's filter.
             beside = with_room(wanted, ranking.items, query, self.popular) if is_short else query.filter
             # If no filter can exclude full groups, use a larger pool.
             if beside == wanted and size == MAX_POOL:
@@ -157,7 +157,7 @@ class Rankings:
             is_narrowed = beside != query.filter
             ranking = replace(longer, certificate=of_both(longer, ranking)) if is_narrowed else longer
             pool, wanted = joined, beside
-        # The limits may admit more items.
+        # If the answer is short, the limits may admit items outside the pool: it is an estimate.
         is_full = not is_limited or len(ranking.items) == query.k or pool.bound == -math.inf
         return ranking if is_full else replace(ranking, certificate=ESTIMATE)
 
@@ -179,8 +179,8 @@ class Rankings:
 
 
 def _joined(pool: Pool, by_words: Sequence[str]) -> Pool:
-    """Return the pool with items found by words. Its bound stays valid, since it covers everything outside the first
-    stage's pool; so does a vote of 0, since every voted item is in that pool.
+    """Return the pool with items found by words. Its bound stays valid: it covers every item outside the first stage's
+    pool. The added items have a vote of 0: every item with votes is in the first stage's pool.
     """
     there = set(pool.item_ids)
     joining = [item_id for item_id in by_words if item_id not in there][: max(0, MAX_POOL - len(there))]

@@ -3,7 +3,8 @@ answer.
 
 The order of fallbacks: a state of the user (`request_states`), then popular items; the reranker's order, then the first
 stage's (`rankings`). Requests beyond the gateway's concurrency limit get popular items at once. A failed dependency is
-never an error: only a bad request or an exceeded deadline is. Knows ports, not processes.
+never an error, except for a further page of a stored list: only a bad request or an exceeded deadline is. Knows ports,
+not processes.
 """
 
 from dataclasses import dataclass, replace
@@ -56,7 +57,8 @@ class Recommend:
     async def __call__(self, query: RecommendQuery) -> Recommendation:
         """Answer `query`.
 
-        Raises: InvalidRequest with the field; DeadlineExceeded if the caller's time ran out.
+        Raises: InvalidRequest with the field; DeadlineExceeded if the caller's time ran out; for a further page, as
+        `_next_page`.
         """
         asked_ms = now_ms()
         await in_turn(check_query, query, asked_ms, self.model.kinds)
@@ -87,7 +89,7 @@ class Recommend:
         return answer
 
     async def _ranked(self, work: Work[RecommendQuery], asked_ms: int) -> tuple[Ranking, FoundState]:
-        """Return the items and their state; popular items have none."""
+        """Return the ranking and the state that it is based on; popular items are based on none."""
         query, slot = work.query, admission.current.get()
         at_ms = asked_ms if query.as_of_ms is None else query.as_of_ms
         found = FoundState()
@@ -112,7 +114,7 @@ class Recommend:
         return replace(ranking, searched_share=work.searched_share), FoundState()
 
     async def _kept(self, work: Work[RecommendQuery], served: ServedList, query: RecommendQuery) -> PagePosition | None:
-        """Store a list for further pages; return the place of the next page."""
+        """Store a list for further pages; return the next page's position, None if nothing is stored."""
         if not query.page_depth or len(served.ranking.items) <= query.k or Degradation.BUSY in work.degradations:
             return None
         place = self.pages.begin(query.k, work.absence_bucket)
@@ -122,7 +124,7 @@ class Recommend:
         return place if is_kept else None
 
     async def _next_page(self, work: Work[RecommendQuery], asked_ms: int) -> Recommendation:
-        """Return the next items of a stored list that are still served.
+        """Return the stored list's next items, without those that are no longer served.
 
         Raises: as `PageTokens.place`; PreconditionFailed for an expired list; DependencyUnavailable.
         """

@@ -1,9 +1,9 @@
 """A user's recent exposures and their effects: items left out for a while, and scores lowered by impressions.
 
-An impression subtracts d from its item's score for that user, half of it after a half-life, a quarter after two. It is
-not feedback, and other users' scores do not change. The order stays exact: let S be the items with a discount. Of the
-K + |S| best, the best K after discounts are the best K of the whole catalogue, since K of them have no discount and all
-omitted items score below them.
+An impression subtracts d from its item's score for that user; d halves with each half-life. It is not feedback, and
+other users' scores do not change. The order stays exact: let S be the items with a discount. The best K of the K + |S|
+best, after discounts, are the best K of the whole catalogue: at least K of them have no discount, and all omitted items
+score below these.
 """
 
 from collections import Counter
@@ -16,9 +16,9 @@ from services.gateway.domain import NotAgain, Ranking
 MAX_ANSWERS, MAX_ITEMS_OF_ANSWER = 50, 200
 ANSWERS_TTL_S = 24 * 3600
 MAX_IMPRESSIONS = 100
-# The most discounted items of a user, the latest; the search is deeper by this number.
+# Limit of a user's discounted items, by the newest impressions; a search returns one more item for each.
 MAX_DISCOUNTED = 1_000
-# After these a discount is below a thousandth.
+# After this many half-lives, less than a thousandth of a discount is left.
 TTL_HALF_LIVES = 10
 _TIME_BYTES = 6
 
@@ -55,7 +55,7 @@ def discounts_of(entries: Sequence[bytes], now_ms: int, *, discount: float, half
 
 
 def discounted(ranking: Ranking, discounts: Mapping[str, float], k: int) -> Ranking:
-    """The best k after discounts, of the k + |discounts| best."""
+    """Return the best k after discounts. ranking: the k + |discounts| best."""
     items = [replace(item, score=item.score - discounts.get(item.item_id, 0.0)) for item in ranking.items]
     items.sort(key=lambda item: -item.score)
     return replace(ranking, items=items[:k])

@@ -1,7 +1,7 @@
 """Find a request's state: the store's or one made from the request's history, as fresh as its token.
 
 The order of fallbacks: a stored state of the whole history, a state made from that history now, an older stored state.
-The result also has the items that the user has seen, and recent exposures.
+The request's `Work` also gets the items that the user has seen, and the effects of recent exposures.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class RequestStates:
     preferences: Preferences
 
     async def find(self, work: Work[RecommendQuery], *, asked_ms: int, at_ms: int) -> FoundState:
-        """Return the request's state, and record earlier exposures. at_ms: the time of the state, Unix milliseconds."""
+        """Return the request's state; apply earlier exposures to `work`. at_ms: the state's time, Unix milliseconds."""
         query = work.query
         if query.not_again is not None or (query.user_id and self.preferences.impression_discount):
             await self._read_shown(work, asked_ms)
@@ -87,7 +87,7 @@ class RequestStates:
         return found
 
     async def _of_history(self, work: Work[RecommendQuery], history: tuple[HistoryEvent, ...]) -> FoundState:
-        """Return the state of the request's own history; the stored one, marked, if it can't be computed."""
+        """Return the state of the request's own history; if the encoder fails, the stored one, marked as stale."""
         if work.query.user_id:
             view, encoded = await asyncio.gather(self._read_user(work), self.stages.encode(work, history))
         else:
@@ -134,7 +134,7 @@ class RequestStates:
     async def _wait_for(self, work: Work[RecommendQuery], view: UserView, token: FreshnessToken) -> UserView | None:
         """Wait until the token is reached, its epoch is gone, or the time for waiting is over; then read again.
 
-        Without waiting if the log is unreachable: nothing new is applied, and the call would use nearly all of its
+        It does not wait if the log is unreachable: nothing new is applied, and the call would use nearly all of its
         time.
         """
         began = time.monotonic()
@@ -154,7 +154,7 @@ def token_failed(work: Work[RecommendQuery]) -> None:
 
 
 def _token_behind(work: Work[RecommendQuery], state: StoredState | None) -> None:
-    """The state is older than the watermark compared with the token: its own position decides."""
+    """Mark the token as not honoured if a state older than the watermark does not reach it by its own position."""
     token = work.query.token
     if token is None:
         return

@@ -1,5 +1,6 @@
-"""Pools for rules: items of a boost or a pin may be outside the pool, so they get a separate search. Also limits, caps
-and pins if the reranker does not apply them.
+"""Pools for rules: items of a boost or a pin may be outside the pool, so they get a separate search.
+
+The module also applies limits, caps and pins if the reranker does not.
 
 The bounds of these searches limit the scores of omitted items with their boosts (`algorithms.rules.ranking_rules`).
 """
@@ -30,7 +31,7 @@ def searched_for(rule: Rule, wanted: ItemFilter) -> ItemFilter | None:
             allowed = tuple(item_id for item_id in allowed if item_id in there)
             if not allowed:
                 return None
-        # An item needs both lists of categories: the reranker applies the request's.
+        # An item needs a category of both lists: the reranker applies the request's list.
         categories = which.allow_categories or wanted.allow_categories
         where = (*wanted.where, *which.where)
         return replace(wanted, allow_item_ids=allowed, allow_categories=categories, where=where)
@@ -60,7 +61,7 @@ def with_own_pools(pool: Pool, own: Sequence[tuple[Rule, Pool | None]]) -> Pool:
 
 
 def with_items_of(pool: Pool, other: Pool) -> Pool:
-    """Return the pool, then the other one's further items."""
+    """Return the pool, followed by the items that only the other pool has."""
     there = set(pool.item_ids)
     rows = [row for row, item_id in enumerate(other.item_ids) if item_id not in there]
     return replace(
@@ -74,8 +75,8 @@ def with_items_of(pool: Pool, other: Pool) -> Pool:
 def with_room(
     wanted: ItemFilter, answer: Sequence[ScoredItem], query: RecommendQuery, popular: PopularItems
 ) -> ItemFilter:
-    """Return a filter of wanted items for which category limits and caps leave room besides the answer; caps that no
-    filter can express are left out.
+    """Return `wanted` without the categories and ids whose limits or caps the answer has used up. A cap that no filter
+    can express is left out.
     """
     item_ids = [item.item_id for item in answer]
     categories: list[str] = []
@@ -130,7 +131,7 @@ def within_rules(
 
 
 def _bound(pool: Pool, boosts: Sequence[tuple[float, float | None]]) -> float | None:
-    """Boosts add to final scores, which with votes are `model_share` of similarities."""
+    """Return a bound valid with boosts. Boosts add to final scores; with votes, these have similarity * model_share."""
     if not boosts or pool.bound is None:
         return pool.bound
     share = pool.model_share if pool.votes else 1.0

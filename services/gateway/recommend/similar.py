@@ -17,7 +17,7 @@ from services.platform.large_requests import in_turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Similar:
-    """The handler; one per process, called concurrently. titles: live."""
+    """The handler; one per version set, called concurrently. titles: follow the topic `items`."""
 
     ports: Ports
     stages: Stages
@@ -27,8 +27,8 @@ class Similar:
     limits: Limits
 
     async def __call__(self, query: SimilarQuery) -> SimilarAnswer:
-        """Raises: InvalidRequest with the field; NotFound for an item that no index serves; the error of candidates
-        that did not answer; DeadlineExceeded.
+        """Raises: InvalidRequest with the field; NotFound for an item that no index serves; the error of a failed call
+        of candidates; DeadlineExceeded.
         """
         work = Work.begin(query, budget_s=self.limits.budget_s)
         await in_turn(check_similar, query, self.model.kinds)

@@ -1,4 +1,4 @@
-"""Rules of more than one request: the operator's, for all answers, and those of experiments' arms."""
+"""Rules that apply to many requests: the operator's, for all answers, and those of experiments' arms."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,8 +20,8 @@ log = structlog.get_logger()
 
 
 class LiveRules:
-    """The standing rules that a model applies now: `whole` as they were put (the file's until then), `now` without
-    those that its attributes do not allow, and `problems` with the reasons.
+    """A model's standing rules. whole: all rules of the last PutRules, or of the file until then. now: the rules that
+    the model's attributes allow, which it applies. problems: why the others are left out.
     """
 
     def __init__(self, kinds: Kinds, of_file: Sequence[Rule] = ()) -> None:
@@ -34,7 +34,7 @@ class LiveRules:
         check_rules(rules, self._kinds)
 
     def apply(self, standing: StandingRules) -> None:
-        """Apply these from now on."""
+        """Apply these rules from now on."""
         kept, problems = [], []
         for position, rule in enumerate(standing.rules):
             try:
@@ -48,8 +48,9 @@ class LiveRules:
 
 
 def standing_rules(file: Path | None, kinds: Kinds) -> list[Rule]:
-    """Return the rules of FRESHET_GATEWAY_RULES, none without a file. Raises: ConfigError with file, rule, key and what
-    is allowed.
+    """Return the rules of FRESHET_GATEWAY_RULES, none without a file.
+
+    Raises: ConfigError with the file, the rule, the key and the allowed values.
     """
     if file is None:
         return []

@@ -19,7 +19,7 @@ class _Waiter:
 
 
 class TokenWaits:
-    """One per process, for one event loop. read: returns a user with the partition's watermark, None without answer."""
+    """One per version set, for one event loop. read: returns a user with the partition's watermark, None on failure."""
 
     def __init__(self, read: Callable[[str, int], Awaitable[UserView | None]], *, poll_s: float) -> None:
         self._read, self._poll_s = read, poll_s
@@ -27,8 +27,8 @@ class TokenWaits:
         self._pollers: set[asyncio.Task[None]] = set()
 
     async def wait(self, user_id: str, token: FreshnessToken, until: float) -> bool:
-        """Return when the token is reached, its epoch is gone, the store does not answer, or at `until` (monotonic
-        clock). The result: whether there was time to wait.
+        """Wait until the token is reached, its epoch is gone, the store does not answer, or until `until` (monotonic
+        clock). Returns False at once if there is no time to wait.
         """
         if time.monotonic() + self._poll_s >= until:
             return False

@@ -1,7 +1,7 @@
 """Search: every source of items by words at once, fused by rank, ordered for a user if one is given.
 
-An unavailable source loses only its part of the answer; it is an error only if no source answered. Without a user's
-state the answer is not personal, and is marked. Knows ports, not processes.
+Without an unavailable source the answer lacks only that source's part; it is an error only if no source answered.
+Without a user's state the answer is not personal, and is marked. Knows ports, not processes.
 """
 
 import asyncio
@@ -23,19 +23,18 @@ from services.platform.large_requests import in_turn
 from services.user_state.values import UserView
 
 # Items requested of each source, at least twice k, since an item of middle rank in two sources can win. With larger
-# depths, items of low rank in all sources push out known ones: on 500 pseudo queries over MovieLens-1M's titles, MRR@10
-# of
-# the fused answer is .759 with 100, .792 with 50, .825 with 30, .850 with 20.
+# depths, items of low rank in all sources push out the sought ones: on 500 pseudo queries over MovieLens-1M's titles,
+# MRR@10 of the fused answer is .759 with 100, .792 with 50, .825 with 30, .850 with 20.
 DEPTH = 30
 # Number of found items that the user's model orders, at least k.
 PERSONAL_POOL = 200
-# Number of the user's last items that they may be looking for again.
+# Number of a user's last seen items that come first if the words find them.
 RECENT = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """The handler; one per process, called concurrently. titles: live."""
+    """The handler; one per version set, called concurrently. titles: follow the topic `items`."""
 
     stages: Stages
     text: TextRetrieval
@@ -141,8 +140,8 @@ class Search:
     ) -> tuple[Ranking | None, SourceTime]:
         """Return the best found items in the order of the user's model; items unknown to it are left out.
 
-        The user's recent items come first, in the order of the words: a model ranks what is taken next, but a user who
-        searches for an item they had most likely wants it again.
+        The user's recent items come first, in the sources' order: the model ranks what a user takes next, but a user
+        who searches for an item that they had most likely wants it again.
         """
         if state is None:
             return None, SourceTime(source=PERSONAL, milliseconds=0.0, failure="there is no state of the user")

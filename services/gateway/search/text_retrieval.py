@@ -1,7 +1,7 @@
 """Ask every source of items by words in one call, with a circuit breaker per source.
 
-A source that is not loaded is no failure: the others' answer is complete. A loaded one that did not answer is reported
-with the reason. Search fuses the results; Recommend adds them to its pool.
+A source that is not loaded is no failure: the answer of the others is complete. If a loaded source did not answer, the
+reason is reported. Search fuses the results; Recommend adds them to its pool.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class SourceAnswer:
 
 
 class TextRetrieval:
-    """One per process, called concurrently."""
+    """One per version set, called concurrently."""
 
     def __init__(self, sources: TextSources, limits: Limits) -> None:
         self._sources, self._timeout_s = sources, limits.stage_timeout_s
@@ -70,7 +70,7 @@ class TextRetrieval:
                 self._breakers[source].end(exc, probe=probe, patient=patient)
             raise
         for source, probe in probes.items():
-            # A source without a part to search is no outage.
+            # A source that is not loaded is no outage.
             error = _error(answers[source])
             outage = None if isinstance(error, PreconditionFailed) else error
             self._breakers[source].end(outage, probe=probe, patient=patient)
@@ -105,7 +105,7 @@ def _error(answer: SourceHits | FreshetError) -> FreshetError | None:
 
 
 def no_source(answers: Sequence[SourceAnswer]) -> FreshetError:
-    """Return the error of an answer without sources: their common one, else UNAVAILABLE."""
+    """Return the error if no source answered: the class that all errors share, else DependencyUnavailable."""
     errors = [answer.error for answer in answers if answer.error is not None]
     reasons = "; ".join(dict.fromkeys(error.message for error in errors))
     kinds = {type(error) for error in errors if not isinstance(error, PreconditionFailed)} or {PreconditionFailed}
@@ -114,7 +114,7 @@ def no_source(answers: Sequence[SourceAnswer]) -> FreshetError:
 
 
 def without_seen(wanted: ItemFilter, seen: Sequence[str]) -> ItemFilter:
-    """Return the filter for sources that know no users: seen items to be excluded are denied by id."""
+    """Return the filter for the sources, which know no users: it denies seen items by id if they are excluded."""
     if not wanted.exclude_seen or not seen:
         return wanted
     return replace(wanted, deny_item_ids=(*wanted.deny_item_ids, *seen))

@@ -1,5 +1,7 @@
-"""The shadow: a second set that is called in addition to the answering one, and a comparison of the answers. It runs
-outside the caller's deadline, bounded, and without effect on exposures, pages or the gateway's metrics.
+"""The shadow: a second version set that is called after the answering one, and a comparison of the answers.
+
+It runs outside the caller's deadline, with few concurrent calls, and does not affect exposures, pages or the gateway's
+metrics.
 """
 
 import asyncio
@@ -25,8 +27,9 @@ MAX_WAITING, MAX_TIMES = 10_000, 2_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShadowReport:
-    """Sums since the shadow began. overlap: of k items, those in both; score_shift: the shadow's best score less the
-    answer's; both are means. taken: what these users took next, and how many of it each answer had.
+    """Sums since the shadow began. overlap: mean share of items that are in both answers. score_shift: mean difference
+    of the best scores, shadow minus answer. taken: items that these users took next; taken_from_answer,
+    taken_from_shadow: how many of them each answer had.
     """
 
     requests: int
@@ -99,7 +102,7 @@ class Shadow:
         self._sums = _Sums()
 
     def beside(self, query: RecommendQuery, answer: Recommendation) -> None:
-        """Perhaps ask the shadow the same after an answer. Pages of a stored list do not ask."""
+        """Call the shadow with an answered query, for a share of queries. Pages of a stored list are left out."""
         if query.page_token or self._rng.random() >= self.share:
             return
         if len(self._tasks) >= MAX_UNDER_WAY:
@@ -113,7 +116,7 @@ class Shadow:
         task.add_done_callback(self._tasks.discard)
 
     def took(self, user_id: str, item_id: str) -> None:
-        """Record that a user took an item: the first one counts for their last answers."""
+        """Record that a user took an item. Only the first item after the user's last compared answers counts."""
         if user_id not in self._waiting:
             return
         of_answer, of_shadow = self._waiting.pop(user_id)

@@ -1,8 +1,7 @@
-"""Forget a user: write it to the log, wait until every process has applied it, report what was found and what remains.
+"""Forget a user: write a record, wait until every process has applied it, report what was found and what remains.
 
-The log decides: once the record is written the user will be forgotten, even if a process is unavailable now. The
-gateway only asks the encoder process and the refreshers for their data; it removes nothing itself, since it has no user
-data.
+Once the record is in the log, the user will be forgotten, even if a process is unavailable now. The gateway only asks
+the encoder process and the refreshers for their data; it removes nothing itself, since it has no user data.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from services.platform.errors import DeadlineExceeded, DependencyUnavailable, Fr
 from services.platform.rpc import request_context
 from services.platform.validation import validate_id
 
-# For callers without a deadline.
+# Time limit of a call without a deadline.
 DEFAULT_WAIT_S = 10.0
 _ANSWER_RESERVE_S = 0.1
 _LOOK_AGAIN_S = 0.05
@@ -34,8 +33,8 @@ _SUMS_UNKNOWN = "what item states and memory hold is not known everywhere: not e
 
 @dataclass(frozen=True, slots=True)
 class _Holdings:
-    """The available reports: stored is None if the encoder process did not answer. of_sets: by version set, each
-    refresher's.
+    """The available reports. stored: None if the encoder process did not answer. of_sets: for each version set, the
+    reports of its refreshers.
     """
 
     stored: StoredUser | None
@@ -68,8 +67,8 @@ class _Holdings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetUser:
-    """The handler. Every partition of `attributions` must be reported, in every version set. others: returns the
-    refreshers of the other sets.
+    """The handler. In every version set, the refreshers must report every partition of `attributions`. others: returns
+    the refreshers of the other sets.
     """
 
     ports: Ports
@@ -78,10 +77,10 @@ class ForgetUser:
     ask_timeout_s: float = 1.0
 
     async def __call__(self, user_id: str, *, preview: bool) -> ForgetReport:
-        """Forget, or (preview) only report the data.
+        """Forget a user, or (preview) only report the data.
 
-        Raises: InvalidRequest; DependencyUnavailable with a retry hint if the log did not acknowledge (then nothing is
-        forgotten, or it will be: ask again), or if a preview is unavailable.
+        Raises: InvalidRequest; DependencyUnavailable with a retry hint if the log did not acknowledge the record (it
+        may still have it: call again), or if a preview is unavailable.
         """
         validate_id("user_id", user_id)
         deadline = time.monotonic() + (request_context.remaining_seconds() or DEFAULT_WAIT_S) - _ANSWER_RESERVE_S
@@ -108,9 +107,8 @@ class ForgetUser:
 
     async def _write(self, user_id: str, deadline: float) -> Forget:
         try:
-            # Twice: the first answer may be older than this call, and miss a record acknowledged just before it; the
-            # second was
-            # requested after the first.
+            # Concurrent callers share a request, so the first answer may be older than this call and miss a record
+            # acknowledged just before it. The second answer was requested after the first.
             await self.ports.ends.interactions(_within(self.append_timeout_s, deadline))
             ends = await self.ports.ends.interactions(_within(self.append_timeout_s, deadline))
             forget = Forget(
@@ -125,7 +123,7 @@ class ForgetUser:
         return forget
 
     async def _look(self, user_id: str, until: float) -> _Holdings:
-        """Return the data reported until then (monotonic clock)."""
+        """Return the data reported before `until` (monotonic clock)."""
         try:
             timeout_s = _within(self.ask_timeout_s, until)
             async with asyncio.timeout(timeout_s):
@@ -155,7 +153,7 @@ class ForgetUser:
         if not found.all_answered:
             return False
         try:
-            # Each time: partitions may be added while the gateway runs.
+            # Read each time, since partitions may be added while the gateway runs.
             number = await self.ports.ends.attribution_partitions(_within(self.append_timeout_s, until))
         except (DependencyUnavailable, DeadlineExceeded):
             return False
@@ -163,5 +161,5 @@ class ForgetUser:
 
 
 def _within(limit_s: float, until: float) -> float:
-    """Return the limit, or the time until then, in seconds, if that is less."""
+    """Return the seconds until `until`, at most `limit_s`."""
     return max(0.001, min(limit_s, until - time.monotonic()))

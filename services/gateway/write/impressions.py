@@ -23,7 +23,7 @@ MAX_POSITION = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordImpressions:
-    """The handler; one per process, called concurrently."""
+    """The handler; one per version set, called concurrently."""
 
     exposures: Exposures
     record: RecordInteractions
@@ -33,7 +33,7 @@ class RecordImpressions:
         """Write impressions; return receipts in order.
 
         Raises: InvalidRequest with the field, PermissionDenied for another user's exposure, before anything is written;
-        PreconditionFailed if the served model's schema has another role for impressions; as RecordInteractions.
+        PreconditionFailed if the served model's schema gives impressions another role; and as RecordInteractions.
         """
         validate_id("user_id", user_id)
         if not 1 <= len(impressions) <= MAX_BATCH:
@@ -41,7 +41,7 @@ class RecordImpressions:
         if self.schema.of(IMPRESSION).role is not Role.EXPOSURE:
             raise PreconditionFailed(
                 f"events.yaml of the served model: type {IMPRESSION!r} has another role; allowed: exposure. Train with "
-                "a schema that names it so, or record interactions of a type of your own"
+                "a schema that gives it this role, or record interactions of a type of your own"
             )
         shown_ms = self.exposures.time_of(exposure_id, user_id)
         positions = set[int]()
@@ -56,7 +56,7 @@ class RecordImpressions:
                 Interaction(
                     user_id=user_id,
                     item_id=one.item_id,
-                    # A slot of an answer counts once, whatever item a later request gives.
+                    # A slot of an answer counts once, even if a later request names another item.
                     event_id=f"impression-{_digest(exposure_id, one.position)}",
                     type=IMPRESSION,
                     event_time_ms=shown_ms,

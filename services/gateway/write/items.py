@@ -1,12 +1,12 @@
-"""Put items with their metadata to the topic of the catalogue, which every process reads.
+"""Write items with their metadata to the topic `items`, which every process reads.
 
 Each record is a whole item under its id, so requests are idempotent. A rejected request has written nothing; a failed
 one may have written some.
 
-An edit of some fields merges them into what this gateway knows of the item, writes the whole item, and reads it back.
-If another writer's record came between, the edit is merged into that record and written again, so neither loses a
-field. The edits of one gateway run one after the other. Not covered: a third edit through the first of two gateways,
-in the milliseconds between the second one's record and its correction.
+An edit of some fields merges them into the item as this gateway knows it, writes the whole item, and reads it back. If
+another writer's record came between, the edit is merged into that record and written again, so neither loses a field.
+The edits of one gateway run one after the other. One case is not covered: gateways A and B edit one item at once, and A
+edits it again in the milliseconds between B's record and B's correction.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _LOOK_AGAIN_S = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutItems:
-    """The handler. described: the catalogue as this version set has it. others: as other sets have it."""
+    """The handler. described: this version set's view of the catalogue. others: returns the views of other sets."""
 
     log: Log[CatalogueItem]
     kinds: Mapping[str, str]
@@ -39,7 +39,7 @@ class PutItems:
     _edits: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def __call__(self, items: Sequence[CatalogueItem], fields: Sequence[str] = ()) -> int:
-        """Write all items, or `fields` of them; return their number.
+        """Write the whole items, or only these fields of them; return the number of items.
 
         Raises: InvalidRequest with the first item that breaks a limit, before anything is written; NotFound for an edit
         of an unknown item; DependencyUnavailable with a retry hint if the log did not acknowledge all of them.
@@ -81,7 +81,7 @@ class PutItems:
         found = self.described.item(item_id)
         if found is None:
             raise NotFound(f"the catalogue has no item {item_id!r}; an edit of some fields needs a known one")
-        # A bundle of another version set may declare attributes that this one does not.
+        # Another version set's bundle may declare attributes that this one's does not.
         of_others = [other.item(item_id) for other in self.others()]
         undeclared = {name: value for other in of_others if other for name, value in other.item.attributes.items()}
         undeclared = {name: value for name, value in undeclared.items() if name not in self.kinds}

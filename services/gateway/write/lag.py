@@ -1,4 +1,4 @@
-"""The lag of the applied stream behind this gateway's acknowledged writes.
+"""How far the applied stream lags behind this gateway's acknowledged writes.
 
 Only this gateway's acknowledgements are known: writes of other producers are not counted.
 """
@@ -9,12 +9,13 @@ from collections.abc import Callable
 
 from services.platform.stream.position import Position
 
-# Marks per partition: one per `_SPACING_S`, so this many cover a grace of several seconds with room.
+# Marks per partition. There is one per `_SPACING_S`, so they cover a grace of several seconds with room.
 _MAX_MARKS = 64
 _SPACING_S = 0.2
 # If an event acknowledged longer ago is not applied, answers are marked as not fresh.
 GRACE_S = 2.0
-# Shares of the grace: from then on applying events has priority over reads, and then over writes, while it progresses.
+# Shares of the grace after which reads, and later writes, yield to applying events; and the seconds within which a
+# watermark must have moved for that.
 _READS_STAND_BACK, _WRITES_STAND_BACK, _MOVES_S = 0.25, 0.5, 1.0
 
 
@@ -25,7 +26,7 @@ class AcknowledgedLag:
         self._grace_seconds = grace_seconds
         self._clock = clock
         self._marks: dict[int, deque[tuple[int, float]]] = {}
-        # Per partition: the newest watermark of a read, and since when.
+        # Per partition: the highest watermark that a read found, and when it was found first.
         self._applied: dict[int, tuple[int, float]] = {}
 
     def acknowledged(self, position: Position) -> None:
@@ -35,7 +36,7 @@ class AcknowledgedLag:
         if marks and position.offset <= marks[-1][0]:
             return
         if marks and now - marks[-1][1] < _SPACING_S:
-            # One mark for all of this moment, so that the last events of a burst are included.
+            # All events within `_SPACING_S` share a mark with the last one's offset, so none of a burst is left out.
             marks[-1] = (position.offset, marks[-1][1])
             return
         # When full, the oldest marks measure the lag, so the newest one is left out.
@@ -47,14 +48,14 @@ class AcknowledgedLag:
         return self._behind_s(partition, watermark) > self._grace_seconds
 
     def reads_yield(self, partition: int, watermark: int | None) -> bool:
-        """True if answers are about to be `behind`, and events are being applied."""
+        """True if answers are about to be `behind`, and events are being applied. Records the watermark."""
         applied = -1 if watermark is None else watermark
         if applied > self._applied.get(partition, (-1, 0.0))[0]:
             self._applied[partition] = applied, self._clock()
         return self._hurries(partition, _READS_STAND_BACK)
 
     def writes_yield(self, partition: int) -> bool:
-        """As `reads_yield`, but later, by the watermark of reads; never without reads."""
+        """As `reads_yield`, but at a larger lag, by the watermark that reads recorded; False without one."""
         return self._hurries(partition, _WRITES_STAND_BACK)
 
     def _hurries(self, partition: int, share: float) -> bool:

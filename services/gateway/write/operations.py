@@ -1,4 +1,4 @@
-"""Change the state of a topic of operations for an operator who saw its last revision, as `freshet model` does."""
+"""Write an operator's change to a topic of operations, provided that the operator saw its last revision."""
 
 import asyncio
 import time
@@ -17,7 +17,9 @@ _APPLIED_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operate(Generic[S]):
-    """One topic. initial: returns the state before any operation, or raises. applied: the revision in force here."""
+    """One topic. initial: returns the state before any operation, or raises. applied: returns the revision in force in
+    this gateway.
+    """
 
     control: Control[S]
     initial: Callable[[], S]
@@ -26,7 +28,7 @@ class Operate(Generic[S]):
     async def __call__(self, expected_revision: int, change: Callable[[S], S], operation: str) -> tuple[int, bool]:
         """Write the operation; return the new revision, and whether this gateway applies it.
 
-        Raises: Conflict with the present revision if it is not the expected one; as `change` and `Control.write`.
+        Raises: Conflict with the current revision if it is not the expected one; and as `change` and `Control.write`.
         """
         revision = await asyncio.to_thread(self._written, expected_revision, change, operation)
         until = time.monotonic() + _APPLIED_S

@@ -44,7 +44,7 @@ _PATIENCE_S = 0.4
 
 
 class EpochCache:
-    """The stream's epoch, read at most once per `ttl_seconds`; the last known one if the store is unavailable."""
+    """The stream's epoch, read at most once per `ttl_seconds`. If the store is unavailable, the last known one."""
 
     def __init__(
         self, states: UserStates, *, ttl_seconds: float = 0.5, clock: Callable[[], float] = time.monotonic
@@ -57,7 +57,7 @@ class EpochCache:
         self._reading: asyncio.Task[None] | None = None
 
     async def current(self) -> str:
-        """Return the epoch; empty if none was ever read. Never fails: writes are acknowledged without Redis too."""
+        """Return the epoch; empty if none was ever read. It never fails: writes do not need Redis."""
         if self._read_at is not None and self._clock() - self._read_at < self._ttl_seconds:
             return self._epoch
         if self._reading is None:
@@ -78,7 +78,7 @@ class EpochCache:
 
 
 class RecordInteractions:
-    """The handler for writers; one per process, called concurrently."""
+    """The handler for writers; one per version set, called concurrently."""
 
     def __init__(
         self,

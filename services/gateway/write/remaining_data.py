@@ -1,7 +1,7 @@
 """What remains of a forgotten user, where and until when: the sentences of ForgetUser's report.
 
-Each topic with user data has a line here; its retention comes from the topic's definition, by which Freshet creates it
-(an operator may have changed an existing topic). The sentences are the same for every user: nothing is counted.
+Each topic with user data has a line here. Its retention comes from the definition with which Freshet creates the topic
+(an operator may have changed an existing topic). The sentences are the same for every user.
 """
 
 from collections.abc import Mapping

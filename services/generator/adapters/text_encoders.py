@@ -36,7 +36,7 @@ class InProcessText:
     def encode(self, texts: Sequence[str]) -> FloatArray:
         """Return the model's output for B texts (B >= 1), (B, rows, width) float32.
 
-        Raises: PreconditionFailed for another model or NaN.
+        Raises: PreconditionFailed for a graph that cannot be loaded, or an output of another shape or with NaN.
         """
         if self._alone and len(texts) > 1:
             return np.concatenate([self.encode([text]) for text in texts])
@@ -48,7 +48,10 @@ class InProcessText:
         return f"{self._graph.name} of the text bundle"
 
     def outputs(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Return every output of the graph for B texts by name, unchecked. Raises: PreconditionFailed without graph."""
+        """Return every output of the graph for B texts by name, unchecked.
+
+        Raises: PreconditionFailed if the graph cannot be loaded.
+        """
         arrays = self._word_pieces.batch(texts, max_tokens=self._max_tokens)
         session = self._loaded()
         known = {spec.name for spec in session.get_inputs()}

@@ -1,6 +1,6 @@
 """The text bundle's parts for the sources. Each loads separately, and reports why it cannot.
 
-It knows the bundle's files; the domain knows what answers with them.
+Only this module reads the bundle's files; the domain answers with their content.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +51,7 @@ def open_text_bundle(path: Path) -> tuple[TextBundle | None, str]:
 def documents_catalogue(bundle: TextBundle, categories: Categories, attributes: AttributeTable) -> Catalogue:
     """Return the text model's documents as a catalogue of their text version.
 
-    categories, attributes: of its items, in their order. Raises: BundleError without a text model.
+    categories, attributes: those of the documents' items, in the same order. Raises: BundleError without a text model.
     """
     return Catalogue(
         model_version=bundle.text_version,
@@ -91,14 +91,14 @@ class Queries:
         return encode
 
     def alone(self, encoder: TextEncoder) -> Callable[[str], FloatArray | None]:
-        """Return an encoder of single texts, whose bits depend on nothing else; None for a text without a word."""
+        """Return an encoder of single texts. Other texts do not change its output. None for a text without a word."""
         return lambda text: encoder.encode([text])[0] if self.has_words(text) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A query encoder's graph. alone: an answer depends on the other texts of a call. output: of a graph with one
-    output per part.
+    """A query encoder's graph. alone: encode texts one by one, because an output depends on the other texts of a call.
+    output: the name of this part's output, if the graph has one output per part.
     """
 
     path: Path

@@ -1,7 +1,7 @@
 """The items by row: ids, words, categories, and which are served.
 
 Rows are the text bundle's documents, then the model bundle's other items, then new items of the topic `items`. A row
-never changes its item. The bundles' data stays in their columns. Sources and streams are not known here.
+never changes its item. The bundles' data stays in their columns. This module does not depend on sources or streams.
 
 Letters: R rows, n items of the model bundle.
 """
@@ -55,7 +55,9 @@ class ItemTable:
         texts: Iterable[str] = (),
         attributes: AttributeTable | None = None,
     ) -> None:
-        """The model bundle's items, and the text bundle's documents by their items. Columns are not copied."""
+        """item_ids, titles, categories, attributes: the model bundle's items. document_ids, texts: the text bundle's
+        documents, and the items that they describe. Columns are not copied.
+        """
         ids = item_ids if isinstance(item_ids, ItemIds) else ItemIds.of(item_ids)
         self._items = _Columns(ids, Strings.of(titles), Categories.of(categories))
         self._documents = document_ids if isinstance(document_ids, ItemIds) else ItemIds.of(document_ids)
@@ -105,7 +107,7 @@ class ItemTable:
         return len(self._is_served)
 
     def named(self, item_ids: Sequence[str]) -> Mask:
-        """`rules.filters.Filterable`, as what follows."""
+        """Part of `rules.filters.Filterable`, as the next two methods."""
         return self._mask(self._known(item_ids))
 
     def of_categories(self, names: Sequence[str]) -> Mask:

@@ -1,7 +1,7 @@
 """The generating source: item identifiers that one parallel pass of the phrase model makes probable (PIXAR).
 
 Every answer is in the trie, and so in the catalogue. The search skips items that are not served. A new title is an
-identifier from the next query on. Streams, and where queries are encoded, are not known here.
+identifier from the next query on. This module reads no stream and encodes no query.
 """
 
 from collections.abc import Callable, Sequence

@@ -32,7 +32,7 @@ class Scored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextScored(Scored):
-    """An answer of the text model. clicks: the next record of `search-clicks` that it does not reflect."""
+    """An answer of the text model. clicks: offset of the first record of `search-clicks` that it does not reflect."""
 
     certificate: Certificate
     clicks: int

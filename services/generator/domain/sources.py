@@ -1,4 +1,4 @@
-"""The loaded sources, and why others are not loaded. Loading and streams are not known here."""
+"""The loaded sources, and why others are not loaded. This module loads no source and reads no stream."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Sources:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
-        """Apply titles, categories, withdrawals and returns. A row is in the table before a source finds it."""
+        """Apply descriptions of items, including withdrawals. A row is in the table before a source finds it."""
         changes = self.items.describe(items)
         self.lexical.change(changes)
         if self.text is not None:
@@ -32,7 +32,7 @@ class Sources:
             self.phrases.change(changes)
 
     def info(self, *, next_item: int) -> GeneratorInfo:
-        """Return what is loaded, and the next offsets. next_item: of topic `items`."""
+        """Return what is loaded, and the next offsets. next_item: the next offset of topic `items`."""
         text, phrases = self.text, self.phrases
         return GeneratorInfo(
             text_version=self.text_version,

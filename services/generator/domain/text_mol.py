@@ -1,8 +1,8 @@
 """The text source: learned similarity over a language model's components, and feedback from clicks.
 
 A click's query moves its item (PEFA-XS) and votes for it near that query (PEFA-XL). Certificates apply to the served
-states. An item without a document is found after its first click, since the bundle has no document encoder. Streams,
-and where queries are encoded, are not known here.
+states. An item without a document is found after its first click, since the bundle has no document encoder. This
+module reads no stream and encodes no query.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,8 +34,10 @@ EncodeAll = Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClickPolicy:
-    """Weights of clicks: lambda of PEFA-XS for items of the model and for others, k and lambda of PEFA-XL, chosen on
-    MedQuAD's held-out queries (docs/benchmarks/pefa.md).
+    """Weights of clicks, chosen on MedQuAD's held-out queries (docs/benchmarks/pefa.md).
+
+    share, new_share: lambda of PEFA-XS for items of the model, and for others. neighbours, model_share: k and lambda of
+    PEFA-XL.
     """
 
     share: SharePolicy = PAPER
@@ -46,7 +48,7 @@ class ClickPolicy:
 
 
 class TextMol:
-    """Answers while one thread applies clicks and another the catalogue's metadata."""
+    """Answers queries while one thread applies clicks and another the catalogue's metadata."""
 
     def __init__(
         self,
@@ -85,11 +87,11 @@ class TextMol:
 
     @property
     def clicks(self) -> int:
-        """The next record of `search-clicks` that answers do not reflect."""
+        """Offset of the first record of `search-clicks` that answers do not reflect."""
         return self.live.served.position + 1
 
     def digest(self) -> str:
-        """Return 32 hex digits of the counted clicks and their effect; equal clicks give equal digests."""
+        """Return a hash (32 hex digits) of the counted clicks and their effect; equal clicks give equal hashes."""
         return self._feedback.digest()
 
     def start(self) -> None:
@@ -140,7 +142,7 @@ class TextMol:
         return answers
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
-        """Apply withdrawals, returns and categories."""
+        """Apply descriptions of items: withdrawals and categories."""
         self.live.describe(items)
 
     def apply(self, records: Iterable[ClickRecord], *, next_offset: int) -> None:

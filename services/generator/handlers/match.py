@@ -24,9 +24,9 @@ from services.platform.validation import validate_query
 
 A = TypeVar("A", bound=Scored)
 
-# Queries computed together; more wait, and beyond the queue they are rejected.
+# At most MAX_BATCH queries are computed together. At most MAX_QUEUE wait; further ones are rejected.
 MAX_BATCH, MAX_QUEUE = 16, 256
-# Share of a call's time; the rest is for the return.
+# The share of a call's time that a source may use; the rest is for sending the answer.
 _SHARE = 0.9
 
 
@@ -77,7 +77,7 @@ class Match(Generic[A]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceAnswer:
-    """The answer of one of several sources and its time; `answer` is None with the error."""
+    """The answer of one of several sources and its time. `answer` is None if there is an error."""
 
     source: str
     milliseconds: float
@@ -89,7 +89,7 @@ async def match_all(matches: Sequence[Match[Any]], asked: Asked, *, within_s: fl
     """Return every source's answer to a validated query, or its error, in order. A source that takes more than nine
     tenths of `within_s` has an error.
 
-    Raises: errors outside the tree.
+    Raises: every error that is not a FreshetError.
     """
     began = time.monotonic()
 
@@ -111,7 +111,7 @@ async def match_all(matches: Sequence[Match[Any]], asked: Asked, *, within_s: fl
 
 
 def check(asked: Asked) -> None:
-    """Raises: InvalidRequest with the field."""
+    """Validate a query. Raises: InvalidRequest with the field."""
     validate_query("query", asked.query)
     if not 1 <= asked.k <= MAX_K:
         raise InvalidRequest.of("k", asked.k, f"1-{MAX_K}")

@@ -1,8 +1,8 @@
 """Exposures as Parquet files by day, next to the archive of interactions, for `freshet results` and other engines.
 
 `exposures/day=2026-11-27/2-000000000100-000000000250.parquet` has that day's exposures of partition 2 from offset 100
-to before 250. `exposures/archived.json` has each partition's archived end offset. The next run deletes files beyond it,
-which a killed run left, and removes records of forgotten users. Users are pseudonyms.
+to before 250. `exposures/archived.json` has each partition's archived end offset. The next run deletes files that end
+beyond it, because an interrupted run left them, and removes records of forgotten users. User ids are pseudonyms.
 """
 
 import json
@@ -51,7 +51,7 @@ SCHEMA = pa.schema(
 
 
 def exposures_table(records: Sequence[SourceRecord]) -> pa.Table:
-    """Return records as rows, without unreadable ones."""
+    """Return the readable records as a table."""
     rows = [row for record in records if (row := _row(record)) is not None]
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
@@ -109,7 +109,7 @@ def archived_ends(folder: Path) -> dict[int, int]:
 
 
 def exposure_files(folder: Path) -> list[Path]:
-    """Return the files of an archive, without those that a killed run left."""
+    """Return the files of an archive, without those that an interrupted run left."""
     ends = archived_ends(folder)
     return [path for path in _files(folder / EXPOSURE_FOLDER) if _range(path)[2] <= ends.get(_range(path)[0], 0)]
 
@@ -179,7 +179,7 @@ def _milliseconds(table: pa.Table) -> list[int]:
 
 
 def _chunks(log: Reader, partition: int, start: int, end: int) -> Iterator[tuple[list[SourceRecord], int]]:
-    """Yield the records of one file each, with the offset before which they are complete."""
+    """Yield the records of each new file, with the offset at which the file ends (exclusive)."""
     log.assign({partition: start})
     chunk, at, heard = list[SourceRecord](), start, time.monotonic()
     while at < end:

@@ -2,8 +2,8 @@
 
 Each file has the records of one range of a partition's offsets. The ranges of a partition are contiguous. Offsets
 inside a range may be missing: transaction markers, and records of forgotten users. A file is never modified: a new one
-replaces it once `archive.json` names it. So a killed run leaves the previous archive, and files that nothing names.
-Every read compares a file with its checksum. It knows nothing of Kafka.
+replaces it once `archive.json` names it. So an interrupted run leaves the previous archive intact, and may leave files
+that `archive.json` does not name. Every read compares a file with its checksum. This module does not use Kafka.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from services.platform.errors import PreconditionFailed
 from services.platform.stream.record import SourceRecord
 
 MANIFEST = "archive.json"
-# Next to the tables of interactions: `services.offline.archive.exposures`.
+# The folder of services.offline.archive.exposures, next to the tables of interactions.
 EXPOSURE_FOLDER = "exposures"
 FORMAT = 2
 _BATCH = 20_000
@@ -74,7 +74,7 @@ class ArchiveFile:
 
     @property
     def name(self) -> str:
-        """A name from the contents, so that a replacement has another name."""
+        """The file's name. It has part of the checksum, so a replacement has another name."""
         return f"{INTERACTIONS}-{self.partition}-{self.first:012d}-{self.end:012d}-{self.sha256[:12]}.parquet"
 
 
@@ -167,7 +167,7 @@ class Archive:
                 yield list(_records(batch))
 
     def write(self, partition: int, first: int, end: int, table: pa.Table) -> ArchiveFile:
-        """Write a new file durably. No archive names it yet."""
+        """Write a new file durably. `archive.json` does not name it before `save`."""
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")
         data = sink.getvalue()
@@ -189,7 +189,7 @@ class Archive:
         return replace(self, partitions={**self.partitions, number: part})
 
     def save(self) -> Self:
-        """Make this the folder's archive. Then delete unnamed files: replaced tables, and those of a killed run."""
+        """Write `archive.json`, then delete tables that it does not name: replaced and interrupted runs' tables."""
         _put(self.folder / MANIFEST, self._text())
         named = {file.name for file in self.files}
         for path in self.folder.iterdir():

@@ -1,8 +1,8 @@
 """Copy `interactions` into an archive, and remove forgotten users from it.
 
 A run continues at the archive's end. Before the first change it verifies all files, that the topic is the archive's
-log, and that the topic still has the next record. Then it commits file by file, so the next run continues one that was
-interrupted.
+log, and that the topic still has the next record. Then it commits file by file, so the next run can continue an
+interrupted one.
 """
 
 import fcntl
@@ -36,7 +36,7 @@ from services.user_state.forgetting import Forgotten, check_same_log
 from services.user_state.log_identity import Anchor, Anchors, same_logs
 from services.user_state.merging import read_arrival
 
-# A file's limit: keys, values and headers, and each record's memory besides them.
+# A file ends when it has FILE_BYTES: keys, values and headers, plus _RECORD_BYTES for each record.
 FILE_BYTES, _RECORD_BYTES = 64 << 20, 256
 _LOCK = ".lock"
 
@@ -58,7 +58,7 @@ class ArchiveReport:
 
 
 def check_continues(archive: Archive, log: Reader) -> None:
-    """Raises: PreconditionFailed unless the log is the archive's, and begins at the archive's end or before."""
+    """Raises: PreconditionFailed if the log is not the archive's, or if it begins after the archive's end."""
     bounds = log.bounds(log.partitions())
     if bounds.keys() != archive.partitions.keys():
         raise PreconditionFailed(
@@ -137,7 +137,7 @@ class ArchiveInteractions:
         """Return the verified archive; an empty one for an empty folder."""
         if is_archive(self._folder):
             return open_whole(self._folder, self._progress)
-        # Without `archive.json` nobody knows which tables are complete, so none is deleted.
+        # Without `archive.json` it is unknown which tables are complete, so none is deleted.
         ours = {_LOCK, f"{MANIFEST}.writing", EXPOSURE_FOLDER}
         if others := sorted({path.name for path in self._folder.iterdir()} - ours):
             raise PreconditionFailed(f"{self._folder} has no {MANIFEST} and holds {others[0]}: name an empty folder")
@@ -146,7 +146,7 @@ class ArchiveInteractions:
     # -- forgetting ----------------------------------------------------------------------------------------------------
 
     def _without_forgotten(self, archive: Archive) -> Archive:
-        """Rewrite files with forgotten records without them."""
+        """Rewrite each file that has records of forgotten users, without those records."""
         last, total = self._forgotten.last(), len(archive.files)
         for done, file in enumerate(archive.files):
             self._progress("forgetting", done, total)
@@ -176,7 +176,7 @@ class ArchiveInteractions:
     # -- copying -------------------------------------------------------------------------------------------------------
 
     def _copy(self, archive: Archive, partition: int, end: int, done: int, total: int) -> Archive:
-        """Archive a partition from its archived end to `end`, or to the first record that is too new."""
+        """Archive a partition from its archived end to `end`, or to its first record of before_ms or later."""
         part = archive.partitions[partition]
         begin = part.end
         for found, reached in self._chunks(partition, begin, end):
@@ -196,7 +196,7 @@ class ArchiveInteractions:
         return archive
 
     def _chunks(self, partition: int, start: int, end: int) -> Iterator[tuple[list[SourceRecord], int]]:
-        """Yield the records of one file each, with the offset before which they are complete."""
+        """Yield the records of each new file, with the offset at which the file ends (exclusive)."""
         self._log.assign({partition: start})
         chunk, size, at, heard = list[SourceRecord](), 0, start, time.monotonic()
         while at < end:

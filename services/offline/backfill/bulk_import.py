@@ -2,9 +2,9 @@
 
 The import writes them to `interactions` like any event, so that the topic stays the only source of truth. In the same
 run it computes and stores each user's history, seen items, state and position, in seconds instead of the consumer's
-minutes. An event id is made of the data's name and the row number, and the row number of the data's order: another run
-continues an interrupted import, and does nothing after a finished one. Attributions equal the consumer's, from one pass
-of the model over each window. The input is plain columns of any origin.
+minutes. An event id is made of the data's name and the row number, so equal data have equal ids: another run continues
+an interrupted import, and does nothing after a finished one. The model reads each window once; the attributions equal
+the consumer's. The input is plain columns of any origin.
 
 Letters: N interactions, U users, X items, L = max_history.
 """
@@ -34,17 +34,17 @@ from services.user_state.merging import RECENT_IDS, Outcome
 from services.user_state.ports import Store
 from services.user_state.values import AdvanceStep, StoredState, UserUpdate, now_ms
 
-_CONSUMED = "something consumes the stream during the import: stop the encoder process, and import again"
+_CONSUMED = "another process consumes the stream during the import: stop the encoder process, and import again"
 
-# The pause of the stream ends this long after an import dies.
+# If an import dies, the consumer's pause ends after this long.
 PAUSE_SECONDS = 60
-# A batch of users has about so many interactions; the model's output for a batch is in memory.
+# A batch of users has about this many interactions. The model's output for a whole batch is held in memory.
 FILL_CHUNK = 8_192
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportReport:
-    """Result of an import. written, users_filled and attributions exclude what an earlier run did."""
+    """Result of an import. written, users_filled and attributions do not count the work of an earlier run."""
 
     interactions: int
     written: int
@@ -66,9 +66,11 @@ class _Rows:
 
 @dataclass(slots=True)
 class _Pending:
-    """A user to be stored. kept: the rows that count; first: number of the first of them to attribute; history: rows in
-    the history; before (len(kept) + 1,): how many of them precede each row, and in all; state_at: number of a history
-    row -> (job, row of its output) of the state after it.
+    """A user to be stored.
+
+    kept: the rows that count. first: index in `kept` of the first row to attribute. history: the rows of `kept` that
+    are in the history. before (len(kept) + 1,): number of history rows before each row of `kept`, and of all history
+    rows. state_at: index of a history row -> (job, row of the job's output) of the state after it.
     """
 
     user: _Rows
@@ -88,9 +90,9 @@ class _Filled:
 
 
 class BulkImport:
-    """One import. It pauses a running encoder process, which afterwards continues behind the imported records.
+    """One import. It pauses a running encoder process, which afterwards continues after the imported records.
 
-    settle_seconds: such a process notices the pause within this time.
+    settle_seconds: the encoder process notices the pause within this time.
     """
 
     def __init__(
@@ -108,8 +110,8 @@ class BulkImport:
         progress: Progressed = lambda phase, done, total: None,
         settle_seconds: float = 2.0,
     ) -> None:
-        """attributes: False for data in the model's training set: it fills histories and states, but does not update
-        item states a second time.
+        """attributes: False for data of the model's training set. The import then fills histories and states, but
+        writes no attributions, which would count the data a second time in item states.
         """
         self._attributes = attributes
         self._stream = stream
@@ -127,10 +129,10 @@ class BulkImport:
         self._settle_seconds = settle_seconds
 
     def run(self, past: Interactions) -> ImportReport:
-        """Write and fill; or continue an interrupted run of the same data.
+        """Write the records and fill the state store, or continue an interrupted run of the same data.
 
         Raises: InvalidRequest naming a row that breaks a limit (nothing is written); PreconditionFailed if the topic
-        begins with other records, or if something consumes it meanwhile; DependencyUnavailable.
+        begins with other records, or if another process consumes it meanwhile; DependencyUnavailable.
         """
         check(past)
         self._encoder.check()
@@ -162,11 +164,11 @@ class BulkImport:
         )
 
     def _fill(self, past: Interactions, layout: Layout, recorded_ms: int) -> _Filled:
-        """recorded_ms: time when the broker had all records."""
+        """Store every user, and publish attributions. recorded_ms: time when the broker had all records."""
         epoch, _ = self._store.ensure_epoch(len(layout.rows))
         self._store.add_model(self._vocabulary.model_version)
         progress = self._store.begin(range(len(layout.rows)), epoch)
-        # Earlier offsets were attributed, by an earlier import or the consumer, before the state store was lost.
+        # An earlier import or the consumer has attributed earlier offsets, even if the state store was lost since.
         attribute_from = self._stream.committed() if self._attributes else dict(enumerate(map(len, layout.rows)))
         behind = [p for p, rows in enumerate(layout.rows) if progress[p].watermark < len(rows) - 1]
         order = np.argsort(past.users, kind="stable")
@@ -201,7 +203,7 @@ class BulkImport:
         except Conflict as exc:
             raise PreconditionFailed(_CONSUMED) from exc
         self._stream.commit({step.partition: step.to_watermark + 1 for step in steps})
-        self._stream.committed()  # answered after the commit
+        self._stream.committed()  # Kafka answers this after the commit, so the commit is complete
         return filled
 
     def _count(self, past: Interactions, rows: npt.NDArray[np.int64], partition: int, first: int) -> dict[str, int]:
@@ -260,10 +262,10 @@ class BulkImport:
             raise PreconditionFailed(_CONSUMED) from exc
 
     def _plan(self, past: Interactions, layout: Layout, work: _Pending, jobs: list[EncodeJob]) -> None:
-        """Add one job per window: the states before each interaction to attribute, and the one after the last."""
+        """Add one job per window, for the state before each interaction to attribute and the state after the last."""
         if not len(work.history):
             return
-        # The state before interaction j is the one after j - 1; the history's own is the one after the last.
+        # The state before interaction j is the state after j - 1. The user's stored state is the state after the last.
         first_state = int(work.before[min(work.first, len(work.kept))]) - 1
         for window in windows(len(work.history), self._vocabulary.max_history, first_state=first_state):
             events = [
@@ -336,7 +338,7 @@ class BulkImport:
         )
 
     def _recent(self, past: Interactions, layout: Layout, user: _Rows, row: int, id_hash: int) -> RecentId:
-        """Return the recent id of a row that counts, as `merge` does."""
+        """Return the same recent id as `merge` for a row that counts."""
         kind = self._vocabulary.schema.of(past.type_names[past.types[row]])
         outcome = Outcome.KEPT_OUT if kind.seen else Outcome.KEPT_OUT_UNSEEN
         item_id = past.item_ids[past.items[row]] if kind.seen or kind.is_attributed else ""
@@ -376,7 +378,7 @@ class BulkImport:
                 else self._recent(past, layout, user, row, hashes[row])
                 for row in recent
             ],
-            # Rows are oldest first, so the newest time of an item stays.
+            # Rows are oldest first, so the dictionary keeps the newest time of each item.
             seen_times={
                 past.item_ids[past.items[row]]: int(past.timestamps[row]) * 1000
                 for row in kept.tolist()

@@ -1,8 +1,7 @@
-"""Run one function over independent parts of a job: here one by one, or on a Ray cluster in parallel.
+"""Run the independent parts of a job: one after the other in this process, or in parallel on a Ray cluster.
 
-Both run the same calls. If a Ray worker dies, its part starts again on another one, a few times at most. A worker is
-checked first: it must run this version and have the same bundle. It does not know what a part is; the caller stores
-results through `done`.
+Both ways run the same calls. If a Ray worker dies, its part starts again on another worker, a few times at most. Every
+worker is checked first: it must run this version and have the same bundle. The caller stores the results in `done`.
 """
 
 import logging
@@ -16,10 +15,10 @@ from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 from services.platform.errors import FreshetError, PreconditionFailed
 from services.stack.version import freshet_version
 
-# A part that kills every worker, because it does not fit in memory, say, is not retried forever.
+# The limit ends a part that kills every worker, for example because it does not fit in memory.
 RETRIES = 3
 _CONNECT_S, _TRIES = 5.0, 3
-# Installed on every worker.
+# What must be installed on every worker.
 _PACKAGE = "freshet-recsys[cli,encode,cpu,ray]"
 
 R = TypeVar("R")
@@ -28,12 +27,12 @@ R = TypeVar("R")
 def run_parts(
     calls: Mapping[int, Callable[[], R]], done: Callable[[int, R], None], *, bundle: Path, on: str | None = None
 ) -> None:
-    """Make every call and pass `done` its number and result, in this process and in the order of completion.
+    """Make every call, and pass its number and result to `done`, in this process and in the order of completion.
 
-    calls: picklable, of functions that a worker can import. bundle: input of the calls, an absolute path. on: None: in
-    this process; else the address of a Ray cluster, as `ray.init` takes it.
-    Raises: a call's exception, once, with the name of its worker's machine; PreconditionFailed for an unusable worker
-    or cluster, without the package ray, and for a part whose workers died repeatedly.
+    calls: they must be picklable, and a worker must be able to import their functions. bundle: absolute path of the
+    bundle that the calls read. on: address of a Ray cluster for `ray.init`; None: make the calls in this process.
+    Raises: the first exception of a call, with the name of its worker's machine; PreconditionFailed for an unusable
+    worker or cluster, if the package ray is missing, or if a part's workers died repeatedly.
     """
     wanted = freshet_version(), load_bundle(bundle, verify=False).model_version
     if on is None or not calls:
@@ -66,7 +65,7 @@ def _on_worker(call: Callable[[], R], bundle: Path, version: str, model_version:
 
 
 def _check(bundle: Path, version: str, model_version: str) -> None:
-    """Raises: PreconditionFailed in a worker with another version, or without that bundle."""
+    """Raises: PreconditionFailed if this worker has another version of Freshet, or lacks the bundle."""
     if (mine := freshet_version()) != version:
         raise PreconditionFailed(f"runs freshet-recsys {mine}, this command {version}: install the same one there")
     try:
@@ -111,7 +110,7 @@ def _connected(address: str) -> Any:
     parts = urllib.parse.urlsplit(address if "://" in address else f"//{address}")
     try:
         if parts.port is not None:
-            # Ray itself tries for half a minute.
+            # Check the port first, because ray.init tries for half a minute before it fails.
             socket.create_connection((parts.hostname or "", parts.port), _CONNECT_S).close()
         logging.getLogger("ray").setLevel(logging.WARNING)
         _init(ray, address)
@@ -123,7 +122,7 @@ def _connected(address: str) -> Any:
 
 
 def _init(ray: Any, address: str) -> None:
-    """Retry: a busy head node may not start a client's process in time."""
+    """Connect to the cluster, with retries: a busy head node may not start a client's process in time."""
     for tries_left in reversed(range(_TRIES)):
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)

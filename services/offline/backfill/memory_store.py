@@ -1,4 +1,4 @@
-"""The state store in memory, with the rules of Redis: for encoding everything again, and for tests."""
+"""The state store in memory, with the same rules as in Redis. Jobs that encode whole logs use it, and so do tests."""
 
 import time
 from collections import Counter
@@ -26,7 +26,7 @@ from services.user_state.values import (
 
 
 class MemoryStore:
-    """Users and progress, with the Lua scripts' conditions on every write."""
+    """Users and progress. Every write has the conditions of the Lua scripts."""
 
     def __init__(self, max_seen: int = 2_000) -> None:
         self._max_seen = max_seen
@@ -38,7 +38,7 @@ class MemoryStore:
         # The table of users: epoch, and the last applied offset of the home partition.
         self._users: dict[str, tuple[str, int]] = {}
         self._removed = 0
-        # By reader and home partition.
+        # The applied forgets, by reader and home partition.
         self._forgets: dict[tuple[str, int], str] = {}
         self._popular: dict[int, tuple[str, float, dict[str, float]]] = {}
         self.seen: dict[str, dict[str, int]] = {}
@@ -67,7 +67,7 @@ class MemoryStore:
             self.ensure_epoch(state_layout.num_partitions_of(epoch))
 
     def add_model(self, model_version: str) -> None:
-        """Nothing to do: every state has its model's version."""
+        """Do nothing: every state is stored with its model's version."""
 
     def pause_consumer(self, seconds: int) -> None:
         self._paused_until = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Past interactions as records of `interactions`: the rows that the topic lacks, each at its own position."""
+"""Write past interactions to `interactions`: the rows that the topic lacks, each at its planned position."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,14 +22,14 @@ Progressed = Callable[[str, int, int], None]
 
 
 class Writer(Protocol):
-    """Writes records in order per partition and waits until all are acknowledged (the real one: BulkProducer)."""
+    """Writes records in order per partition and waits until all are acknowledged. Implementation: BulkProducer."""
 
     def send_many(self, records: Sequence[Record], timeout_s: float = ...) -> list[Position]:
         """Return the positions of the records, in the same order."""
 
 
 class PastLog:
-    """Writes past interactions. pause: called for each chunk, it extends the pause of the stream's consumer."""
+    """Writes past interactions. pause: called after each chunk to extend the pause of the stream's consumer."""
 
     def __init__(
         self, *, stream: Reader, writer: Writer, pause: Callable[[], None], progress: Progressed = lambda *_: None

@@ -1,9 +1,9 @@
 """Encode all of `interactions` again with another model, into attributions of its version.
 
-A new model's item states need its own query states, so every interaction is attributed again before it goes live, next
-to the live system and by the same rules. The live consumer's handler merges, undoes, forgets and attributes, with
-histories in this process only. It reads one partition after another to its end and commits its progress, so another run
-adds the records since.
+A new model's item states need its own query states. So before the model goes live, every interaction is attributed
+again by the same rules, while the live system runs. The live consumer's handler merges, undoes, forgets and attributes;
+its histories are only in this process. The job reads one partition after another to its end and commits its progress,
+so another run adds only newer records.
 
 Letters: L = max_history.
 """
@@ -24,7 +24,7 @@ from services.user_state.forget_topic import ForgetTopic
 from services.user_state.forgetting import Forgotten
 from services.user_state.ports import Store
 
-# Records of one user at once: nothing is redelivered here, and one pass of the model gives all their states.
+# Records of one user per step. It may be large, because one pass of the model gives all their states.
 RECORDS_PER_USER = 4_096
 POLL_RECORDS = 20_000
 POLL_MS = 500
@@ -68,8 +68,8 @@ class _AttributionsOnly:
 class Reattribution:
     """One run.
 
-    open_stream: reads one partition of `interactions`, with the new model's own consumer group. new_store: an empty
-    store for the users of one partition. progress: (records done, total records).
+    open_stream: opens a reader of one partition of `interactions`, with the new model's own consumer group. new_store:
+    makes an empty store for the users of one partition. progress: called with the records done, and in total.
     """
 
     def __init__(
@@ -87,8 +87,10 @@ class Reattribution:
         writes_clicks: bool = False,
         archive: Archive | None = None,
     ) -> None:
-        """writes_clicks: write search clicks, too, after a change of the pseudonyms' key. archive: read first, then the
-        topic from the archive's end; complete and of this log (`services.offline.archive.writing.check_continues`).
+        """writes_clicks: also write search clicks, after a change of the pseudonym key.
+
+        archive: is read first, then the topic from the archive's end. The caller has verified that it is complete and
+        of this log (`services.offline.archive.writing.check_continues`).
         """
         self._open_stream = open_stream
         self._partitions = partitions
@@ -134,7 +136,7 @@ class Reattribution:
         )
 
     def _read(self, stream: Reader, partition: int, end: int, forgotten: Forgotten) -> Iterator[int]:
-        """Apply one partition up to `end`; yields the offsets reached."""
+        """Apply one partition up to `end`; yield the offset reached after each poll."""
         handler = ApplyRecords(
             store=self._new_store(),
             outbox=self._outbox,
@@ -150,20 +152,23 @@ class Reattribution:
             handler.apply(records)
             stream.commit(handler.progress.committable())
             yield handler.progress.watermarks[partition] + 1
-        stream.committed()  # answered after the commit
+        stream.committed()  # Kafka answers this after the commit, so the commit is complete
 
 
 def read_partition(
     stream: Reader, partition: int, end: int, archive: Archive | None
 ) -> Iterator[Sequence[SourceRecord]]:
-    """Yield a partition's records before offset `end`: the archive's, then the stream's from the archive's end; without
-    an archive, from the stream's position. Raises: PreconditionFailed as `Archive.records`; DependencyUnavailable.
+    """Yield a partition's records before offset `end`: the archive's, then the stream's from the archive's end.
+
+    Without an archive, the stream is read from its position.
+    Raises: PreconditionFailed as `Archive.records`; DependencyUnavailable.
     """
     if archive is not None:
         yield from archive.records(partition)
         stream.seek({partition: archive.partitions[partition].end})
     silent_polls = 0
-    # Positions, not watermarks: a topic may end with offsets that no reader gets (an aborted transaction, say).
+    # The loop tests positions, because a topic may end with offsets without records, for example of an aborted
+    # transaction.
     while stream.positions()[partition] < end:
         records = [record for record in stream.poll(POLL_MS, POLL_RECORDS) if record.offset < end]
         silent_polls = 0 if records else silent_polls + 1

@@ -1,10 +1,10 @@
-"""Change the number of partitions of `interactions`: all records of a user in one partition, in their order.
+"""Change the number of partitions of `interactions`, with all records of a user in one partition, in their order.
 
 Kafka adds partitions, but does not move a user's older records, so histories would be read out of order. This job
 copies the log, with the records' own times, into a topic with the new number of partitions and back. It compares every
-copy with the written records. It then deletes everything with positions of the old log: attributions, deltas, forgets
-(their records are not copied), users and states. The processes rebuild all of it from the log. Another run continues an
-interrupted one: a record in a topic of its own marks the copy as complete.
+copy with the written records. It then deletes all data with positions of the old log: attributions, deltas, forgets,
+users and states. Records of forgotten users are not copied; the processes rebuild the rest from the log. Another run
+continues an interrupted one: a record in the topic WHOLE marks the copy as complete.
 """
 
 import json
@@ -58,7 +58,7 @@ class Repartitioned:
 
 @dataclass(kw_only=True)
 class _Copied:
-    """A digest of each partition's records in order, and their number."""
+    """A digest of each partition's records in their order, and the number of all records."""
 
     digests: dict[int, Any] = field(default_factory=dict)
     records: int = 0
@@ -82,11 +82,11 @@ def repartition(
     replicas: Replicas,
     progress: Progressed = lambda what, done, total: None,
 ) -> Repartitioned:
-    """Give `interactions` so many partitions. No process of Freshet may run; Kafka and Redis must.
+    """Give `interactions` `num_partitions` partitions. Kafka and Redis must run, and no process of Freshet may run.
 
-    Raises: InvalidRequest for a number out of range; PreconditionFailed if `interactions` has that many already, or was
-    written since an interrupted attempt; DependencyUnavailable, also if a copy differs from the written records (the
-    original still exists then).
+    Raises: InvalidRequest for a number out of range; PreconditionFailed if `interactions` has this number already, was
+    written since an interrupted attempt, or if an attempt with another number is unfinished; DependencyUnavailable,
+    also if a copy differs from the written records (the other copy still exists then).
     """
     if not 1 <= num_partitions <= MAX_PARTITIONS:
         raise InvalidRequest.of("partitions", num_partitions, f"1 to {MAX_PARTITIONS}")
@@ -183,11 +183,11 @@ class _Repartition:
         self._delete(NEXT)
 
     def _check_may_go(self, whole: Mapping[str, Any]) -> None:
-        """Raises: PreconditionFailed unless `interactions` is the copied log, this job's own, or empty."""
+        """Raises: PreconditionFailed unless `interactions` is the copied log, was made by this job, or is empty."""
         ends = {str(partition): end for partition, end in self._ends(interactions.INTERACTIONS).items()}
         if ends != whole["source_ends"] and any(ends.values()) and self._times() != "CreateTime":
             raise PreconditionFailed(
-                f"{interactions.INTERACTIONS!r} was written after it was copied to {NEXT!r}: copy what is new "
+                f"{interactions.INTERACTIONS!r} was written after it was copied to {NEXT!r}: copy the new records "
                 f"elsewhere and delete the topic, or delete {NEXT!r} and {WHOLE!r} to begin again"
             )
 
@@ -209,7 +209,7 @@ class _Repartition:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _records(self, topic: str, what: str) -> Iterator[Any]:
-        """Yield every record of a topic by its write time; within a partition in its order."""
+        """Yield all records of a topic by write time; records of one partition keep their order."""
         consumer = self._consumer(topic)
         try:
             ends = consumer.end_offsets(list(consumer.assignment()))
@@ -243,7 +243,7 @@ class _Repartition:
             consumer.close(autocommit=False)
 
     def _forgets(self) -> dict[bytes, dict[int, int]]:
-        """Return by user id the offsets up to which its records are forgotten."""
+        """Return user id -> partition -> offset up to which the user's records are forgotten."""
         forgotten: dict[bytes, dict[int, int]] = {}
         if not self._exists(FORGETS):
             return forgotten
@@ -256,7 +256,7 @@ class _Repartition:
         return forgotten
 
     def _whole(self) -> dict[str, Any] | None:
-        """Return the record of WHOLE; None without a complete copy."""
+        """Return the record of WHOLE; None if there is no complete copy."""
         if not self._exists(WHOLE):
             return None
         records = [record.value for record in self._records(WHOLE, "looking")]
@@ -278,7 +278,7 @@ class _Repartition:
         return name in self._admin.list_topics()
 
     def _make(self, name: str, num_partitions: int, like: Topic = interactions.TOPIC) -> None:
-        """Make a topic that stores the records' own times."""
+        """Make a topic that keeps the times of copied records, if `like` has a timestamp type."""
         settings = dict(like.settings)
         if _TIME_TYPE in settings:
             settings[_TIME_TYPE] = "CreateTime"
@@ -298,7 +298,7 @@ class _Repartition:
             self._until(lambda: not self._exists(name), name)
 
     def _until(self, condition: Callable[[], bool], name: str) -> None:
-        """Wait until `holds`: brokers delete in the background, and the name is in use until then."""
+        """Wait until `condition()`: brokers make and delete topics in the background."""
         deadline = time.monotonic() + _SILENCE_S
         while not condition():
             if time.monotonic() > deadline:
@@ -312,9 +312,7 @@ class _Repartition:
         return next(str(entry[1]) for entry in entries if entry[0] == _TIME_TYPE)
 
     def _set_times(self, kind: str) -> None:
-        """Set the timestamp type of new records of `interactions`. All settings are written: Kafka replaces them
-        together.
-        """
+        """Set the timestamp type of new records of `interactions`, with all other settings: Kafka replaces all."""
         _, in_sync = self._replicas.on(len(self._admin.describe_cluster()["brokers"]))
         settings = {"min.insync.replicas": str(in_sync), **interactions.TOPIC.settings, _TIME_TYPE: kind}
         self._admin.alter_configs(

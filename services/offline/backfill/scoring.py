@@ -1,9 +1,9 @@
-"""The top K of all users in a partition of `interactions`, with the live system's code next to it (`freshet score`).
+"""Compute the top K of all users in a partition of `interactions`, with the live system's code (`freshet score`).
 
-The live consumer's handler folds records into histories of this process, the bundle's model computes states of them,
-and candidates' search ranks items exactly: over the catalogue of the topics `index-deltas` and `items`, without the
-users' seen items, with votes of item neighbours and remembered interactions. The gateway's additions are not known
-here: see `freshet score --help`.
+The live consumer's handler folds records into histories in this process, and the bundle's model computes states from
+them. The search of candidates then ranks items exactly over the catalogue of the topics `index-deltas` and `items`,
+without the users' seen items, with votes of item neighbours and remembered interactions. What the gateway adds is
+missing: see `freshet score --help`.
 """
 
 import time
@@ -50,7 +50,7 @@ Row = dict[str, Any]
 
 
 class ScoringCandidates(CandidatesSettings):
-    """Settings of the candidates process, but without dead letters and snapshots."""
+    """Settings of the candidates process, without writing dead letters and snapshots."""
 
     @property
     def does_common_work(self) -> bool:
@@ -63,19 +63,21 @@ class ScoringCandidates(CandidatesSettings):
 
 
 class _NoOutbox:
-    """Drops everything: nothing is attributed, and the live consumer writes dead letters."""
+    """An outbox that drops everything: scoring attributes nothing, and the live consumer writes the dead letters."""
 
     def publish(self, *records: Any) -> None:
         """Drop the records."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scoring:
-    """Input of all parts of a run. run: its unique name. archive: read first, then the topic from its end. cold_items:
-    as the gateway's setting. as_of_ms: request time of all users, Unix milliseconds.
+    """Input of all parts of a run.
+
+    run: the run's unique name. archive: is read first, then the topic from the archive's end. cold_items: the gateway's
+    setting of this name. as_of_ms: request time of all users, Unix milliseconds.
     """
 
     run: str
@@ -88,13 +90,13 @@ class Scoring:
 
 
 def score_partition(job: Scoring, partition: int, users: Sequence[str] | None = None) -> pa.Table:
-    """Return a row, as `freshet recommend --batch`, for each user whose home the partition is, by id.
+    """Return a row, as `freshet recommend --batch` does, for each user whose home is the partition.
 
-    users: these alone, in this order, with or without a history; None: all with a history. A user without a state has
-    no items.
+    users: only these, in this order, with or without a history; None: all users with a history, by id. The row of a
+    user without a state has no items.
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
-    live = _live(job)  # has verified the checksums of the bundle's files
+    live = _live(job)  # this verifies the checksums of the bundle's files
     bundle = load_bundle(job.encoder.bundle, verify=False)
     vocabulary, encoder = vocabulary_of(bundle), in_process_encoder(job.encoder, bundle)
     store, epoch = _folded(job, partition, vocabulary, encoder)
@@ -120,7 +122,7 @@ def score_partition(job: Scoring, partition: int, users: Sequence[str] | None = 
 
 
 def _folded(job: Scoring, partition: int, vocabulary: Vocabulary, encoder: SequenceEncoder) -> tuple[MemoryStore, str]:
-    """Return a store with all histories after the partition's present records, and its epoch."""
+    """Fold the partition's present records; return a store with all histories, and its epoch."""
     mine = job.encoder.model_copy(update={"group_id": "freshet-score", "max_poll_records": POLL_RECORDS})
     stream = kafka_stream(mine, [partition])
     every, forgets = kafka_stream(mine), forget_log(mine)
@@ -152,7 +154,7 @@ def _folded(job: Scoring, partition: int, vocabulary: Vocabulary, encoder: Seque
             reader.close()
 
 
-# By run: a worker has several parts of one run, and each run reads the catalogue again.
+# The catalogue by run. A worker computes several parts of a run with one catalogue; each new run reads it again.
 _opened: dict[str, Live] = {}
 
 
@@ -185,7 +187,7 @@ def caught_up(settings: CandidatesSettings) -> Live:
 
 
 def _newest_first(seen: Mapping[str, int]) -> tuple[str, ...]:
-    """Return item ids in the order of the state store: by time, then by id."""
+    """Return item ids, newest first, in the order of the state store: by time, then by id."""
     return tuple(sorted(seen, key=lambda item_id: (seen[item_id], item_id), reverse=True))
 
 

@@ -1,7 +1,7 @@
 """Write a snapshot of one shard of the catalogue before the process that will serve it starts.
 
-The process's own code reads `index-deltas` and `items` to their ends and encodes the items. The process then loads the
-result from FRESHET_CANDIDATES_SNAPSHOTS and continues from its positions.
+The code of the candidates process reads `index-deltas` and `items` to their ends and encodes the items. The process
+later loads the snapshot from FRESHET_CANDIDATES_SNAPSHOTS and continues from its positions.
 """
 
 import time
@@ -14,8 +14,9 @@ from services.platform.errors import InvalidRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSnapshot:
-    """position: of `index-deltas`; -1 without changes since the bundle. path: "" if no snapshot is needed: then nothing
-    is encoded either.
+    """position: offset in `index-deltas`; -1 without changes since the bundle.
+
+    path: "" if no snapshot is needed, because there are no changes and no encoded items.
     """
 
     shard: str
@@ -32,7 +33,7 @@ def write_shard_snapshot(settings: CandidatesSettings) -> ShardSnapshot:
     folder = settings.snapshot_folder
     if folder is None or settings.vote_neighbours:
         raise InvalidRequest.of(
-            "FRESHET_CANDIDATES_VOTE_NEIGHBOURS", settings.vote_neighbours, "0: a memory lies in `index-deltas` alone"
+            "FRESHET_CANDIDATES_VOTE_NEIGHBOURS", settings.vote_neighbours, "0: snapshots lack remembered interactions"
         )
     live = caught_up(settings)
     served = live.catalogue.served

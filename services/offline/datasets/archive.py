@@ -1,7 +1,7 @@
-"""An archive of `interactions` (`freshet archive`) as training data, by the rules of the stream's readers.
+"""Read an archive of `interactions` (`freshet archive`) as training data, by the rules of the stream's readers.
 
-Omitted: unreadable records, undos and what they undo, repeated event ids. The archive's last run already removed
-forgotten users.
+Unreadable records, undos, undone events and repeated event ids are omitted. The last run of `freshet archive` has
+already removed forgotten users.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ _MAX_VALUE = float(np.finfo(np.float32).max)
 def read_archive(folder: str | Path, *, name: str = "") -> Interactions:
     """Read a whole archive after verifying the checksum of every file.
 
-    Raises: PreconditionFailed if a file was altered; ValueError if no interaction counts.
+    Raises: PreconditionFailed if a file was altered; ValueError if no interaction is left.
     """
     folder = Path(folder)
     archive = open_whole(folder)
@@ -30,7 +30,7 @@ def read_archive(folder: str | Path, *, name: str = "") -> Interactions:
         table = _counting(table.filter(pc.is_valid(table["user_id"])))
     if table is None or not len(table):
         raise ValueError(f"{folder} holds no interaction that counts; run `freshet archive` once there are some")
-    # Data sets have times in seconds; within one second, events keep their order.
+    # Sort by milliseconds here: data sets have times in seconds, and keep the order of rows within a second.
     table = table.take(pc.sort_indices(table, sort_keys=[("event_time", "ascending")]))
     users, items, types = (table[column].dictionary_encode().combine_chunks() for column in _COLUMNS[:3])
     return from_columns(

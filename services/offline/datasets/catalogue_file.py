@@ -1,8 +1,8 @@
-"""A file of items: ids, titles, categories, and typed attributes for filters.
+"""Read a file of items: ids, titles, categories, and typed attributes for filters.
 
-CSV, JSON lines or Parquet; a column of another name is an attribute. The file's types determine each attribute's type
-in the bundle. A value that no filter could use is rejected here, naming column, row and what is allowed. Text and URLs
-are omitted and reported: no filter reads them.
+The file is CSV, JSON lines or Parquet. Every column whose name is not one of an id, title or categories is an
+attribute. Its type in the file determines its type in the bundle. A value that filters cannot use is an error that
+names column, row and what is allowed. Columns of long texts or URLs are omitted and reported: filters do not read them.
 
 Letters: X items.
 """
@@ -32,8 +32,10 @@ _URL = r"^https?://"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalogue:
-    """The items of a file. rows: each id's row; attributes: one row per item, None without any; texts: names of omitted
-    columns of text or URLs. read_as: the role of each column, in words.
+    """The items of a file.
+
+    rows: each id's row. attributes: one row per item; None if the file has no attributes. texts: names of the omitted
+    columns of texts or URLs. read_as: a sentence about the role of each column.
     """
 
     rows: Mapping[str, int]
@@ -51,10 +53,10 @@ class Catalogue:
 
 
 def read_catalogue(path: Path, separator: str = "|") -> Catalogue:
-    """Read a file of items: .csv, .tsv, .jsonl (also .ndjson, and .gz of all), or Parquet.
+    """Read a file of items: .csv, .tsv, .txt, .jsonl, .ndjson or .json (each also as .gz), or Parquet.
 
-    separator: between two categories of a text. Raises: ValueError naming file, column or row, the value, and what is
-    allowed.
+    separator: separates categories in a cell of text. Raises: ValueError naming file, column or row, the value, and
+    what is allowed.
     """
     table = _read(path)
     names = {role: _named(table, usual) for role, usual in (("id", _ITEM), ("title", _TITLE), ("cat", _CATEGORIES))}
@@ -112,7 +114,7 @@ def _read_csv(path: Path) -> pa.Table:
     parse = pa_csv.ParseOptions(delimiter=header_separator(path, data), newlines_in_values=True)
     with pa_csv.open_csv(pa.BufferReader(data), parse_options=parse) as reader:
         ids = [name for name in reader.schema.names if plain(name) in (*_ITEM, *_TITLE, *_CATEGORIES)]
-    # Ids stay text ("007"); an empty cell is missing.
+    # Ids are read as text, so "007" stays "007". An empty cell is a null.
     convert = pa_csv.ConvertOptions(
         column_types=dict.fromkeys(ids, pa.string()), null_values=[""], strings_can_be_null=True
     )
@@ -120,7 +122,7 @@ def _read_csv(path: Path) -> pa.Table:
 
 
 def header_separator(path: Path, data: bytes) -> str:
-    """Return a CSV's separator: a tab in a .tsv, else the most frequent one of the header."""
+    """Return a CSV's separator: a tab in a .tsv or .inter file, else the most frequent separator of the header."""
     if any(suffix.lower() in (".tsv", ".inter") for suffix in path.suffixes):
         return "\t"
     return max((",", ";", "\t", "|"), key=data.lstrip().split(b"\n", 1)[0].decode(errors="replace").count)
@@ -139,7 +141,7 @@ def _texts(path: Path, table: pa.Table, name: str) -> list[str | None]:
 
 
 def _is_long_text(column: pa.ChunkedArray) -> bool:
-    """Whether these are URLs, or texts longer than a tag may be."""
+    """Whether all values are URLs, or one is longer than a tag may be."""
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)) or column.null_count == len(
         column
     ):
@@ -149,7 +151,7 @@ def _is_long_text(column: pa.ChunkedArray) -> bool:
 
 
 def attribute_columns(path: Path, table: pa.Table, *, without: Collection[str]) -> pa.Table:
-    """Return the other columns of a table as a bundle's attributes. Raises: as `read_catalogue`."""
+    """Return a table's columns, except those in `without`, as a bundle's attributes. Raises: as `read_catalogue`."""
     columns = {
         name: _column(path, name, table.column(name).combine_chunks())
         for name in table.column_names

@@ -1,4 +1,4 @@
-"""The role of each column of a table: named by the caller, or found by a usual name.
+"""Find the role of each column of a table: the caller names the column, or it has a usual name.
 
 Case, blanks and underscores of a column's name are ignored: `User_ID` is `user_id`.
 """
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Tried in this order, in the form of `plain`.
+# Usual names by role, as `plain` returns them; the first that the table has is chosen.
 _USUAL = {
     "user": ("user", "userid", "reviewerid", "customer", "customerid", "visitor", "visitorid"),
     "item": ("item", "itemid", "movieid", "parentasin", "asin", "product", "productid", "sku", "article", "articleid"),
@@ -27,8 +27,8 @@ _RATINGS = frozenset({"rating", "ratings", "overall", "stars"})
 class TableOptions:
     """A caller's options for reading a table.
 
-    columns: names by role ({"user": "who"}), if they are not usual ones. items: the catalogue's file. separator:
-    between two categories of one cell.
+    columns: column names by role ({"user": "who"}), if they are not usual ones. items: the catalogue's file. separator:
+    separates the categories of one cell.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +41,10 @@ class TableOptions:
 
 
 def choose_columns(path: Path, present: Sequence[str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """Return names by role. Raises: ValueError if a required role has no column, or if a role has two."""
+    """Return column names by role.
+
+    Raises: ValueError if a named column or that of a required role is missing, or if two columns have a chosen name.
+    """
     chosen: dict[str, str] = {}
     for role, usual in _USUAL.items():
         asked = wanted.get(role, "")
@@ -62,7 +65,7 @@ def choose_columns(path: Path, present: Sequence[str], wanted: Mapping[str, str]
 
 
 def usual_names(taken: Mapping[str, str]) -> list[str]:
-    """Return the usual column names of the roles not taken, role by role."""
+    """Return a text per role that is not in `taken`, with the role's usual column names."""
     return [f"{role}: {', '.join(names)}" for role, names in _USUAL.items() if names and role not in taken]
 
 
@@ -72,7 +75,7 @@ def is_rating(name: str) -> bool:
 
 
 def plain(name: str) -> str:
-    """Return the name in lower case, letters and digits alone."""
+    """Return the name in lower case, with only its letters and digits."""
     return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 

@@ -1,8 +1,8 @@
 """Interactions as columns: user, item, type, value and time, in the order in which they happened.
 
-One row per event, with dense int32 codes for users and items, and their vocabularies. Rows are sorted by (timestamp,
-original order), so a prefix of the rows is the past and a user's rows are that user's history. It deliberately does not
-know where the data came from, how it is split, or that models exist.
+There is one row per event, with dense int32 codes for users and items, and their vocabularies. Rows are sorted by
+timestamp, then by original order, so a prefix of the rows is the past and a user's rows are that user's history. This
+module does not depend on the data's origin, on splits, or on models.
 
 Letters: N events, U users, X items.
 """
@@ -75,12 +75,12 @@ class Interactions:
 
     @property
     def num_users(self) -> int:
-        """U, the size of the user vocabulary; a selection does not change it."""
+        """U, the size of the user vocabulary; `select` does not change it."""
         return len(self.user_ids)
 
     @property
     def num_items(self) -> int:
-        """X, the size of the item vocabulary; a selection does not change it."""
+        """X, the size of the item vocabulary; `select` does not change it."""
         return len(self.item_ids)
 
     def select(self, rows: RowArray | npt.NDArray[np.bool_] | slice) -> "Interactions":
@@ -101,9 +101,9 @@ class Interactions:
         return np.array([name in names for name in self.type_names], dtype=bool)[self.types]
 
     def encoded(self, schema: EventSchema) -> "Interactions":
-        """Return the events that encoders read, by the schema.
+        """Return the events that encoders read, according to the schema.
 
-        Raises: ValueError, naming the types, if there are none.
+        Raises: ValueError naming the types if encoders read none of the events.
         """
         is_encoded = np.array([schema.of(name).is_encoded for name in self.type_names], dtype=bool)[self.types]
         if is_encoded.all():
@@ -135,9 +135,9 @@ class Interactions:
         return [(self.type_names[kind], float(value)) for kind, value in kinds.tolist()], which
 
     def with_actions(self, schema: EventSchema, names: Sequence[str] | None = None) -> tuple["Interactions", list[str]]:
-        """Return the events that an encoder with these actions reads, with their actions; and the actions' names.
+        """Return the events that an encoder with these actions reads, with their actions; also return the names.
 
-        names: default: the actions with at least MIN_EVENTS events. Raises: ValueError as `encoded`.
+        names: of the actions; None: those with at least MIN_EVENTS events. Raises: ValueError as `encoded`.
         """
         self.encoded(schema)  # raises if there is nothing to train on
         kinds, which = self._kinds()
@@ -174,7 +174,7 @@ class Interactions:
         return np.bincount(self.types, minlength=len(self.type_names)).astype(np.int64)
 
     def keep_frequent(self, *, min_per_item: int = 1, min_per_user: int = 1) -> "Interactions":
-        """Drop rare items, then users with too few events left, once each; vocabularies shrink to what remains.
+        """Drop rare items once, then users with too few events left; vocabularies keep only what still has events.
 
         `min_per_item=5` on ml-1m gives the usual sequential-recommendation version (999,611 events, 3,416 films).
         """
@@ -204,7 +204,7 @@ class Interactions:
 
 
 def order_ids(ids: Sequence[str]) -> RowArray:
-    """Return a vocabulary's order, (len(ids),): by number if every id is a plain integer, else by code point."""
+    """Return the rows of `ids` in sorted order: by number if every id is a plain integer, else by code point."""
     if all(_is_plain_integer(text) for text in ids):
         return np.array(sorted(range(len(ids)), key=lambda row: int(ids[row])), dtype=np.int64)
     return np.array(sorted(range(len(ids)), key=lambda row: ids[row]), dtype=np.int64)
@@ -223,10 +223,10 @@ def from_columns(
     source: str,
     has_times: bool = True,
 ) -> Interactions:
-    """Sort events by time (ties keep their order) and vocabularies into their canonical order.
+    """Sort events by time (ties keep their order), and vocabularies by `order_ids`; return them as `Interactions`.
 
-    `users`, `items`, `types` are (codes (N,), vocabulary); ids without an event leave the vocabulary. Without `types`
-    every event is an "interaction"; without `values` every value is 1. `has_times` as in `Interactions`.
+    `users`, `items`, `types` are (codes (N,), vocabulary); the result's vocabularies lack ids without an event. Without
+    `types` every event is an "interaction"; without `values` every value is 1. `has_times`: see `Interactions`.
     """
     by_time = np.argsort(timestamps, kind="stable")
     user_codes, user_ids = _canonical(users[0][by_time], users[1])

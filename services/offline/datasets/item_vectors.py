@@ -1,7 +1,7 @@
 """External item embeddings: one Parquet table with an id and a vector per row.
 
-Values that would later fail in an index are rejected here, naming row and value. Vectors are served unchanged, or
-scaled to length 1.
+A value that would later fail in an index is rejected with an error that names row and value. Vectors are served
+unchanged, or scaled to length 1.
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ _OWN = frozenset({"item_id", "vector", "title", "categories"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemVectors:
-    """X items: ids, vectors (X, d) float32. Without such columns, titles are the ids and categories are empty.
+    """Ids and vectors (X, d) float32 of X items. Without a title column the ids are the titles.
 
-    attributes: the table's other columns; None without any.
+    categories: empty lists without that column. attributes: the table's other columns; None if it has no others.
     """
 
     item_ids: list[str]
@@ -38,7 +38,7 @@ class ItemVectors:
 def read_item_vectors(path: Path, *, normalize: bool = False) -> ItemVectors:
     """Read columns `item_id` and `vector`, optional `title` and `categories`, and all others as attributes.
 
-    normalize: scale every vector to length 1; without, lengths are at most MAX_OWN_LENGTH, as a query's values are.
+    normalize: scale every vector to length 1; otherwise a vector is at most MAX_OWN_LENGTH long.
     Raises: ValueError naming column or row, the value, and what is allowed.
     """
     try:

@@ -1,6 +1,6 @@
 """Load data by name, "auto", or path as Interactions; their `source` names the data used.
 
-`read_data` also returns the findings in a file: all commands read, and reject, the same.
+`read_data` also returns the findings in a file. All commands read data with it, so all reject the same files.
 "auto" prefers MovieLens-1M, then smaller MovieLens sets, then a download, and last the built-in simulator. A set
 requested by name is never replaced by another.
 """
@@ -58,11 +58,11 @@ def read_data(
     environ: Mapping[str, str] | None = None,
     now_s: float | None = None,
 ) -> Reading:
-    """Load as `load_dataset`, and return findings of the caller's own file (named sets are not checked).
+    """Load like `load_dataset`, and return the findings in the caller's own file (named sets are not checked).
 
-    `schema` and `now_s` as in `check`. `table`: how to read a table, and the file of items of any data.
-    Raises: as `load_dataset`, except that errors of a file are findings; ValueError if columns are named but the data
-    is not a table.
+    `schema` and `now_s`: see `check`. `table`: how to read a table, and the items file, which any data may have.
+    Raises: the errors of `load_dataset`, except that errors in a file become findings; ValueError if columns are named
+    but the data is not a table.
     """
     locator = Locator(
         root=None if root is None else Path(root),
@@ -88,7 +88,7 @@ def with_items(reading: Reading, table: TableOptions) -> Reading:
     try:
         catalogue = read_catalogue(table.items, table.separator)
     except ValueError as exc:
-        # Errors in the file of items, too, make the data unusable.
+        # An error in the items file also makes the data unusable.
         findings = [*reading.findings, *unreadable(str(table.items), str(exc)).findings]
         return replace(reading, findings=worst_first(findings), interactions=None)
     data, findings = reading.interactions, list(reading.findings)
@@ -175,5 +175,5 @@ def _read_path(path: Path, schema: EventSchema | None, table: TableOptions, now_
     except ValueError as exc:
         return unreadable(str(path), str(exc))
     _require_no_columns(path, table)
-    # The stream has already checked an archive's times.
+    # An archive's times were checked when its events entered the stream.
     return Reading.of(data, check(data, schema=schema, now_s=math.inf if is_archive(path) else now_s))

@@ -19,7 +19,7 @@ from .sequences import SEQUENCE_NAMES, is_sequences
 PUBLISHER_URL = "https://files.grouplens.org/datasets/movielens/{name}.zip"
 CONNECT_TIMEOUT_S = 8.0
 _CHUNK_BYTES = 1 << 20
-# ml-32m's zip is about 240 MB; a much larger file is a wrong one.
+# ml-32m's zip is about 240 MB; a much larger download is the wrong file.
 _MAX_DOWNLOAD_BYTES = 1 << 30
 
 
@@ -66,7 +66,7 @@ class Locator:
     def from_publisher(self, name: str) -> Located | None:
         """Download `name` into the cache; None (and a sentence in `tried`) if that is impossible.
 
-        Only MovieLens has a publisher with readable zips.
+        Only MovieLens sets can be downloaded.
         """
         if self.root is not None or not self.download or self._publisher_down or name in SEQUENCE_NAMES:
             return None
@@ -75,7 +75,7 @@ class Locator:
         try:
             _fetch(url, target)
         except (OSError, zipfile.BadZipFile, ValueError) as exc:
-            # After one refused connection the others would fail, too: fail over at once instead of waiting again.
+            # If the publisher can't be reached, later downloads would fail, too: skip them instead of waiting again.
             self._publisher_down = isinstance(exc, OSError) and not isinstance(exc, urllib.error.HTTPError)
             self.tried.append(f"download of {url} failed ({exc})")
             return None

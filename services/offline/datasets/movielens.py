@@ -154,14 +154,14 @@ def _csv_films(files: _Files) -> _Films:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """How to read ratings, and films if all of their files are present."""
+    """How to read one format: its ratings, and its films if all files in `film_files` are present."""
 
     ratings: Callable[[_Files], _Ratings]
     film_files: frozenset[str]
     films: Callable[[_Files], _Films]
 
 
-# By rating file, in search order.
+# Formats by rating file, in search order.
 _FORMATS = {
     "ratings.parquet": _Format(_parquet_ratings, frozenset({"movies.parquet"}), _parquet_films),
     "ratings.dat": _Format(_text_ratings("ratings.dat", "::"), frozenset({"movies.dat"}), _dat_films),

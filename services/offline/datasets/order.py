@@ -21,18 +21,18 @@ Verdict = Literal["ordered", "no order found", "sorted by item"]
 
 _HITS_AT = 10
 _HELD_OUT_USERS = 0.2
-# Share of rising steps: .97 for Gowalla, sorted by item number in two parts per user; .51 to .70 for ordered sets, the
-# most where items are numbered by first appearance.
+# Limit for the share of steps to a higher item code. Gowalla has .97: each user's events are two parts, each sorted by
+# item number. Ordered sets have .51 to .70; sets that number items by first appearance have the most.
 _SORTED_SHARE = 0.9
 _MIN_Z = 4.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderTest:
-    """`hit_rate`: share of held-out steps with the item among the ten predictions; `shuffled_mean`: after shuffling.
+    """`hit_rate`: share of held-out steps whose item is among the ten predictions.
 
-    `z` is the distance in standard deviations of the shuffled rates, `p_value` = (1 + shuffles at least as high) / (1 +
-    shuffles), `lift` the ratio of the rates.
+    `shuffled_mean` is the mean hit rate after shuffling, `z` the distance of the two in standard deviations of the
+    shuffled rates, `p_value` = (1 + shuffles at least as high) / (1 + shuffles), `lift` the ratio of the rates.
     """
 
     name: str
@@ -45,13 +45,13 @@ class OrderTest:
 
 
 def order_test(interactions: Interactions, *, num_shuffles: int = 20, seed: int = 0, ties: str = "file") -> OrderTest:
-    """Compare the hit rate of first-order predictions with that after shuffling each user's events.
+    """Compare the hit rate of first-order predictions before and after shuffling each user's events.
 
-    A fifth of the users is held out, the same in every run. The others' counts predict the held-out users' steps; equal
-    counts share their ranks. `ties="shuffled"` also shuffles events of one second in the original, so that an order by
-    the file alone (by item number, say) does not count. "ordered" needs z of at least 4 and a higher rate than every
-    shuffle. In "sorted by item" nine steps of ten go to a higher (or a lower) item code: the order is a list's, not the
-    users'.
+    A fifth of the users is held out, the same in every run. The others' counts predict the held-out users' steps; items
+    with equal counts are in random order. `ties="shuffled"` also shuffles the original's events of the same second: an
+    order that only the file has (by item number, say) does not count. "ordered" needs z of at least 4 and a higher rate
+    than every shuffle.
+    In "sorted by item" at least nine of ten steps go to a higher (or a lower) item code: the data was sorted.
     Raises: ValueError for fewer than two shuffles, an unknown `ties`, or if no held-out user has two events.
     Cost: O(N log N) per shuffle.
     """
@@ -99,7 +99,9 @@ def _verdict(z: float, above_all: bool, rising: float) -> Verdict:
 
 
 def _hit_rate(items: IntArray, learnt: BoolArray, tested: BoolArray, num_items: int) -> float:
-    """Return the expected share of tested steps among the ten most frequent followers, ties in random order.
+    """Return the expected share of tested steps whose item is among the ten that most often follow the previous item.
+
+    Ties are in random order.
 
     items (N,); learnt, tested (N - 1,): whether the step from event i to i + 1 is counted, or predicted.
     """

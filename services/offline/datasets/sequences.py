@@ -73,13 +73,13 @@ def read_sequences(path: str | Path, *, name: str = "", found: str = "") -> Inte
         again = int(np.flatnonzero(np.bincount(user_codes) > 1)[0])
         first, second = (np.flatnonzero(user_codes == again)[:2] + 1).tolist()
         raise ValueError(
-            f"{file}: user_id {user_ids[again]!r} stands in rows {first} and {second}; one row per user, or the order "
-            "of its events is not known"
+            f"{file}: user_id {user_ids[again]!r} is in rows {first} and {second}; give one row per user, because "
+            "the order of events in different rows is unknown"
         )
     lists = table[_ITEMS].combine_chunks()
     if lists.null_count:
         row = int(np.argmax(lists.is_null().to_numpy(zero_copy_only=False))) + 1
-        raise ValueError(f"{file}: column {_ITEMS} in row {row} is missing; give a list, be it an empty one")
+        raise ValueError(f"{file}: column {_ITEMS} in row {row} is missing; give a list, which may be empty")
     lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
     users = np.repeat(np.arange(len(user_ids)), lengths)
     if not len(users):
@@ -120,8 +120,8 @@ def _has_windows(folder: Path) -> bool:
 
 
 def _from_windows(folder: Path) -> pa.Table:
-    """Join each user's first history with the targets of all windows: a window's history ends with the previous
-    window's target. Raises: ValueError naming file and row otherwise.
+    """Join each user's first history with the targets of all windows. A window's history ends with the previous
+    window's target. Raises: ValueError naming file and row if it does not.
     """
     found: dict[object, list[object]] = {}
     for name in _WINDOW_FILES:
@@ -131,7 +131,7 @@ def _from_windows(folder: Path) -> pa.Table:
             before = found.setdefault(user, list(history))
             if before[-len(history) :] != history:
                 raise ValueError(
-                    f"{folder / name} row {row}: user {user!r} has history {history}; expected what came before"
+                    f"{folder / name} row {row}: user {user!r} has history {history}; expected earlier events"
                 )
             before.append(target)
     return pa.table({_USER: list(found), _ITEMS: list(found.values())})

@@ -1,8 +1,9 @@
-"""Simulated interactions: a substitute without real data, and a source of any size.
+"""Simulated interactions: a substitute for missing real data, and a source of any size.
 
-Each user has a few interests (topics) that drift between sessions. Within a session items follow each other along the
-topic's shelf, or are drawn by Zipf popularity, or are the newest arrivals. Nobody takes an item twice, items exist only
-from their release on, and the seed determines everything. Vectorised over users, one step per event.
+Each user has a few interests (topics) that drift between sessions. Within a session each item follows the previous
+one on the topic's shelf (its items by release), or is drawn by Zipf popularity, or is one of the newest. No user takes
+an item twice, items exist only from their release on, and the seed determines everything. Vectorised over users, one
+step per event.
 
 Letters: U users, X items, T topics, S items per topic, L most events of one user.
 """
@@ -58,7 +59,7 @@ class SimulatorConfig:
     new_item_share: float = 0.3
     # Chance per session that one of the user's interests is replaced.
     drift: float = 0.15
-    # Chance that an event follows the previous one along the topic's shelf, and that it is a newest arrival.
+    # Chances that an event's item follows the previous one on the topic's shelf, and that it is one of the newest.
     follow_share: float = 0.4
     novelty_share: float = 0.08
     zipf_exponent: float = 0.9
@@ -146,16 +147,16 @@ def _build_catalogue(config: SimulatorConfig, rng: np.random.Generator) -> _Cata
 
 
 def _event_times(config: SimulatorConfig, rng: np.random.Generator) -> tuple[FloatArray, BoolArray, IntArray]:
-    """Return times_s (U, L) since the start, session starts (U, L), and the number of events of each row (U,)."""
+    """Return times_s (U, L) since the start, session starts (U, L), and each user's number of events (U,)."""
     horizon_s = float(config.days * _DAY_S)
-    # Log-normal activity: a few people give most events. exp(sigma^2 / 2) preserves the mean.
+    # Log-normal activity: a few users produce most events. Subtracting sigma^2 / 2 preserves the mean.
     activity = rng.lognormal(np.log(config.mean_events_per_user) - 0.32, 0.8, config.num_users)
     lengths = np.clip(np.rint(activity), 3, config.max_events_per_user).astype(np.int64)
     shape = (config.num_users, int(lengths.max()))
     session_starts = rng.random(shape) < 1.0 / config.mean_session_events
     session_starts[:, 0] = True
     in_session_s = 20.0 + rng.exponential(90.0, shape)
-    # Pauses scale with the user, so that busy users come more often instead of longer.
+    # Pauses are shorter for users with more events, so that active users have more sessions, not longer ones.
     expected_sessions = np.maximum(lengths / config.mean_session_events, 1.0)
     pause_s = rng.exponential(1.0, shape) * (0.45 * horizon_s / expected_sessions)[:, None]
     gaps_s = np.where(session_starts, pause_s, in_session_s)
@@ -212,7 +213,10 @@ def _choose_positions(
     users: IntArray,
     rng: np.random.Generator,
 ) -> IntArray:
-    """Return a shelf position for each active user, (A,), or -1; first by habit, then by popularity alone."""
+    """Return a shelf position for each active user, (A,), or -1.
+
+    The first two attempts follow the user's habit, later ones draw by popularity alone.
+    """
     released = np.count_nonzero(catalogue.release_s[topic] <= now_s[:, None], axis=1)
     habit = rng.random(len(topic))
     follows = (habit < config.follow_share) & (previous >= 0)

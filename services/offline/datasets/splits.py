@@ -1,7 +1,7 @@
 """Past and future: the events to train on, and the events to predict.
 
 Leave-one-out holds out each user's last events, a time split all events after a moment. Both preserve all vocabularies,
-so codes stay comparable; every model and baseline predicts the same events. It does not know how anything is scored.
+so codes stay comparable; every model and baseline predicts the same events. Scoring is elsewhere.
 
 Letters: N events.
 """
@@ -33,7 +33,7 @@ class MeasuredSplit:
     """Rows of `interactions`, each array increasing; train, validation and test share no row.
 
     train_rows: training data of any model. valid_rows, test_rows: the events to predict, each from all earlier events
-    of its user. refit_rows: training data once the settings are chosen, for the test alone: train_rows and all other
+    of its user. refit_rows: training data of the tested model, after the settings are chosen: train_rows and all other
     events before the test.
     """
 
@@ -50,10 +50,10 @@ class MeasuredSplit:
 
 
 def leave_one_out_split(interactions: Interactions, *, tie_order: TieOrder = "file") -> MeasuredSplit:
-    """Each user's last event is the test, the last but one the validation; users with fewer than three only train.
+    """Test on each user's last event, validate on the one before; users with fewer than three events only train.
 
-    `tie_order` orders the events of a user's last second: "file" uses the file's order, "reversed" reverses it in every
-    second of every user. Published tables of ML-1M differ in it. The rows of "reversed" refer to the reordered
+    `tie_order` orders a user's events of the same second: "file" uses the file's order, "reversed" the reverse.
+    Published tables of ML-1M differ in it. The rows of "reversed" refer to the reordered
     `interactions` of the result.
     Raises: ValueError for "reversed" without times.
     """
@@ -90,7 +90,7 @@ def global_time_split(interactions: Interactions, fraction: float = 0.8) -> Glob
     times = interactions.timestamps
     boundary = _first_of_second(interactions, fraction)
     if boundary == 0:
-        # The first second is larger than the wanted part: split after it instead.
+        # The first second has more events than the training part: split after it instead.
         boundary = int(np.searchsorted(times, times[0], side="right"))
         if boundary == len(times):
             raise ValueError(f"every event of {interactions.name} has the time {times[0]}; it can't be split")
@@ -111,7 +111,7 @@ def time_split(
     """Train before t1, validation in [t1, t2), test from t2 on; t1 and t2 cut the events 80 : 10 : 10.
 
     A second is never on both sides of a cut. Of the events whose user has an earlier event, up to `max_events` per part
-    are predicted, evenly spread over it; the others are history alone.
+    are predicted, evenly spread over it; the others only serve as history.
     Raises: ValueError if a share or `max_events` is out of range, if there are no timestamps, or if a part has no event
     to predict.
     """
@@ -183,7 +183,7 @@ def _first_events(interactions: Interactions) -> npt.NDArray[np.bool_]:
 
 
 def _evenly(rows: RowArray, count: int) -> RowArray:
-    """Return the rows in the middle of `count` equal stretches, or all rows if there are no more."""
+    """Return the rows in the middle of `count` equal stretches, or all rows if there are at most `count`."""
     if len(rows) <= count:
         return rows
     middles = (2 * np.arange(count, dtype=np.int64) + 1) * len(rows) // (2 * count)

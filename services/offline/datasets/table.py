@@ -30,7 +30,7 @@ from .validation import MAX_ID_BYTES, Finding, Reading, Rows, Severity, check, i
 
 # A line with as many separators as the header.
 _A_ROW = r"\n[^\n]*([,;|\t][^\n]*){%d}"
-# From here on a float64 has lost the last digits of an integer.
+# From this value on, a float64 cannot represent every integer.
 _EXACT_FLOATS = 2.0**53
 _MAX_TYPES = int(np.iinfo(np.int16).max)
 _AS_USUAL = TableOptions()
@@ -48,7 +48,7 @@ def read_table(
 
     A CSV's separator is the most frequent one of its header: comma, semicolon, tab or bar. A missing value is 1. A
     missing type is "interaction", or "rating" if the values come from a column of ratings and the schema names that
-    type. `schema` and `now_s` as in `check`.
+    type. `schema` and `now_s`: see `check`.
     """
     path = Path(path)
     try:
@@ -59,7 +59,7 @@ def read_table(
     values, titles, categories = cells.values(), cells.titles(items[0]), cells.categories()
     seconds, order, unit = cells.times(users[0])
     has_value = ~cells.is_missing("value")
-    # The rows without an error, by time at the file's resolution.
+    # Keep the rows without an error, sorted by time at the file's resolution.
     order = order[~cells.bad[order]]
     data = from_columns(
         users=(users[0][order], users[1]),
@@ -94,12 +94,12 @@ def read_table(
 class _Cells:
     """A file's cells by role, and their findings.
 
-    numbers (N,): the file's row number of each row that has cells, as many as the header; bad (N,): which have an
-    error. num_rows: of the file, num_blank of them without a cell.
+    numbers (N,): row numbers in the file. A row is included if it has as many cells as the header, not all of them
+    missing. bad (N,): which of these rows have an error. num_rows: rows of the file; num_blank: rows without a value.
     """
 
     def __init__(self, path: Path, options: TableOptions) -> None:
-        """Raises: ValueError if the file can't be parsed, or if a role has no column or two."""
+        """Raises: ValueError if the file can't be parsed, if a required role has no column, or if a role has two."""
         self._options = options
         kinds = {suffix.lower() for suffix in path.suffixes}
         if found := kinds & {".xlsx", ".xls", ".ods"}:
@@ -220,7 +220,7 @@ class _Cells:
         return codes, names
 
     def times(self, users: IntArray) -> tuple[IntArray, IntArray, str]:
-        """Return seconds (N,), the rows with readable times by time, and the unit."""
+        """Return seconds (N,), the rows with readable times sorted by time, and the unit."""
         missing = self.is_missing("timestamp")
         self.found(missing, "timestamp is missing", "fill the cell or remove the row")
         column, rows = self._columns["timestamp"], np.flatnonzero(~missing)
@@ -305,7 +305,7 @@ def id_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
         column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, column.type))
     is_fraction = pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)
     if is_fraction and pc.all(pc.equal(column, pc.floor(column))).as_py() in (True, None):
-        with suppress(pa.ArrowInvalid):  # beyond 64 bits
+        with suppress(pa.ArrowInvalid):  # keep numbers that need more than 64 bits
             column = column.cast(pa.int64())
     return column.cast(pa.string())
 
@@ -339,8 +339,8 @@ def _number(text: str, *, decimal_comma: bool) -> float | None:
 
 
 def _read_csv(path: Path, ragged: list[int]) -> tuple[pa.Table, str]:
-    """Return the rows as bytes, and the separator; the numbers of rows with another number of cells than the header go
-    to `ragged`.
+    """Return the rows as bytes, and the separator. Append to `ragged` the numbers of rows with another number of cells
+    than the header.
     """
 
     def skip(row: pa_csv.InvalidRow) -> str:
@@ -365,8 +365,8 @@ def _read_csv(path: Path, ragged: list[int]) -> tuple[pa.Table, str]:
     with pa_csv.open_csv(pa.BufferReader(data), parse_options=parse) as reader:
         names = reader.schema.names
     ragged.clear()
-    # With one thread rows have their numbers. Ids stay text ("007"), times are parsed later, and only an empty cell is
-    # missing: "nan" must stay visible.
+    # Arrow numbers invalid rows only with one thread. Ids stay text ("007"), times are parsed later, and only an empty
+    # cell is missing: "nan" must stay visible.
     table = pa_csv.read_csv(
         pa.BufferReader(data),
         read_options=pa_csv.ReadOptions(use_threads=False),

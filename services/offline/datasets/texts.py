@@ -1,7 +1,4 @@
-"""Text collections with questions and the documents that answer them: MedQuAD and SciFact.
-
-It knows neither encoders nor metrics.
-"""
+"""Text collections with questions and the documents that answer them: MedQuAD and SciFact."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +13,9 @@ Question = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextCollection:
-    """One corpus. `documents`: texts; questions: text and rows of its documents. `tested_are_trained`: by the set's
-    split every tested document has training questions.
+    """One corpus. `documents` are texts; a question has its text and the rows of the documents that answer it.
+
+    `tested_are_trained`: in the set's own split, every document of a test question has training questions.
     """
 
     name: str
@@ -58,7 +56,7 @@ def _medquad(locator: Locator) -> TextCollection:
 
 
 def _scifact(locator: Locator) -> TextCollection:
-    """5,183 abstracts; 809 and 300 claims that cite them."""
+    """5,183 abstracts; 809 training and 300 test claims that cite them."""
     corpus = _rows(locator, "scifact/corpus.parquet")
     row_of = {document["doc_id"]: row for row, document in enumerate(corpus)}
     wanted: dict[str, set[int]] = {}

@@ -2,7 +2,7 @@
 
 Numbers are seconds, milliseconds, microseconds or nanoseconds only if every row is between 1973 and 2100 in that one
 unit; text must be ISO 8601 (no zone means UTC). Anything else is an error that names rows and the remedy. Fractions of
-a second decide the order of events. It does not know what the events are.
+a second decide the order of events.
 
 Letters: N rows.
 """
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# 1973-03-03 and 2100-01-01: below the first, a "time" is as likely a counter.
+# 1973-03-03 and 2100-01-01. A number below the first may as well be a counter.
 _EARLIEST_S = 100_000_000
 _LATEST_S = 4_102_444_800
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -29,7 +29,7 @@ NumberArray = npt.NDArray[np.integer | np.floating]
 
 
 class TimestampError(ValueError):
-    """Times that can't be read. rows (N,): which they are; advice: the remedy."""
+    """Some times can't be read. rows (N,): which ones; advice: the remedy."""
 
     def __init__(self, what: str, rows: BoolArray, advice: str) -> None:
         super().__init__(what)
@@ -73,7 +73,7 @@ def _from_numbers(numbers: NumberArray) -> ParsedTimes:
         for name, per_second in _PER_SECOND.items()
     }
     unit = max(fits, key=lambda name: int(np.count_nonzero(fits[name])))
-    what = f"outside 1973 to 2100 in {unit}, the unit of most rows" if fits[unit].any() else "no unix time"
+    what = f"outside 1973 to 2100 in {unit}, the unit of most rows" if fits[unit].any() else "not a unix time"
     _refuse(what, ~fits[unit], numbers, advice + "; one unit per column, and a counter may begin at 1000000000")
     if np.issubdtype(numbers.dtype, np.integer):
         seconds = numbers.astype(np.int64) // _PER_SECOND[unit]
@@ -83,7 +83,7 @@ def _from_numbers(numbers: NumberArray) -> ParsedTimes:
 
 
 def _from_text(text: pa.ChunkedArray) -> ParsedTimes:
-    # Arrow reads as many digits of a second as its unit has, and zoned text only as a zoned type.
+    # Arrow rejects fractions of a second finer than its unit, and reads text with a zone only as a type with a zone.
     digits = pc.replace_substring_regex(text, f"{_FRACTION}|^.*$", r"\2")
     text = pc.replace_substring_regex(text, _FRACTION, r"\1\3")
     zoned = pc.match_substring_regex(text, f"{_DATE}{_CLOCK}{_ZONE}").to_numpy(zero_copy_only=False)
@@ -98,7 +98,7 @@ def _from_text(text: pa.ChunkedArray) -> ParsedTimes:
     )
     numeric = pc.match_substring_regex(text, _NUMBER).to_numpy(zero_copy_only=False)
     if 2 * np.count_nonzero(numeric) > len(text):
-        _refuse("no number, as most rows are", ~numeric, text, advice)
+        _refuse("not a number, though most rows are", ~numeric, text, advice)
     _refuse("not ISO 8601", unreadable, text, advice)
     seconds = np.zeros(len(text), dtype=np.int64)
     for rows, kind in ((zoned, pa.timestamp("s", "UTC")), (plain, pa.timestamp("s"))):

@@ -24,7 +24,7 @@ _OTHER_WORDS = {
     "stream": "play",
     "show": "impression",
 }
-# A name with such a beginning undoes something: it is not a positive type, whatever follows.
+# A name that begins with one of these undoes something: it is not a positive type, whatever follows.
 _TAKES_BACK = ("remove", "delete", "cancel", "undo", "un")
 _NOTHING = "remove_from_cart"
 _LEAST_LIKE = 0.75
@@ -34,8 +34,8 @@ _WEIGHT = {Role.POSITIVE: 1.0, Role.NEGATIVE: -1.0, Role.EXPOSURE: 0.0, Role.NEU
 def near_type(name: str, schema: EventSchema) -> str | None:
     """Return the type of the schema that `name` probably means; None if no name is near.
 
-    Precedence: the same letters, a beginning that undoes something, a type that is a word of `name` or contains it as
-    one, a synonym, a name of similar letters.
+    Precedence: the same letters, a beginning that undoes something, a type whose letters are in `name` or that has it
+    as a word, a synonym, a name of similar letters.
     """
     spelled = plain(name)
     if not spelled:
@@ -70,8 +70,8 @@ def schema_line(name: str, means: EventType) -> str:
 
 
 def rating_scale(least: float, most: float) -> tuple[float, float] | None:
-    """Return the scale of values from `least` to `most`, unless it is one of at most five stars: 0 to 1, 0 or 1 to 7,
-    10, 20 or 100, or -10 to 10 and the like.
+    """Return the smallest usual scale with `least` and `most`: 0 to 1; 0 or 1 to 7, 10, 20 or 100; or symmetric, such
+    as -10 to 10, if `least` is negative. None for a scale of at most five stars or beyond 100.
     """
     for top in (1.0, 5.0, 7.0, 10.0, 20.0, 100.0):
         if max(most, -least) <= top:
@@ -82,6 +82,6 @@ def rating_scale(least: float, most: float) -> tuple[float, float] | None:
 
 
 def scale_line(name: str, scale: tuple[float, float]) -> str:
-    """Return the line of `events.yaml` that weighs the ends of a scale -1 and 1."""
+    """Return the line of `events.yaml` that maps the ends of a scale to the weights -1 and 1."""
     low, high = scale
     return f"{name}: {{role: positive, weight: {2 / (high - low):.4g}, centre: {(low + high) / 2:g}}}"

@@ -1,7 +1,7 @@
 """Find the usual problems of interaction data before they cost a training run: what, where, how many, what to do.
 
 An "error" makes the data unusable, or unusable for training alone (`only_training`); a "warning" makes results
-misleading; "info" is worth knowing. It changes nothing, opens no file, and reads no clock if `now_s` is given.
+misleading; "info" is worth knowing. The checks change nothing, open no file, and read no clock if `now_s` is given.
 
 Letters: N rows.
 """
@@ -37,7 +37,7 @@ MIN_EVENTS_PER_ITEM = 5
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
     """One problem. `where` names rows (file rows, or events in time order), ids or the column; `count` of `of` are
-    affected, 0 for the file as a whole. only_training: the data can still be imported.
+    affected; `of` is 0 for the file as a whole. only_training: the error prevents training, not an import.
     """
 
     severity: Severity
@@ -62,8 +62,8 @@ class Finding:
 class Reading:
     """The findings in data, and the usable `interactions`; None if an error rejects all.
 
-    num_rows: rows of the file, num_blank of them without a cell. read_as: the role of each column, in words. catalogue:
-    of the file of items.
+    num_rows: rows of the file; num_blank: rows without a value. read_as: the role of each column, in words. catalogue:
+    content of the items file.
     """
 
     source: str
@@ -95,7 +95,8 @@ class Reading:
     def account(self, used: Interactions | None, *, given: Interactions | None = None) -> dict[str, Any]:
         """Return the numbers of rows read, used, and left out by reason; rows = used + left out.
 
-        `used` is a selection of `given`, and that of `interactions`; None: all were rejected.
+        `used` is a selection of `given`, which is a selection of `interactions` (None: all of them). If `used` is None,
+        every row was rejected.
         """
         left_out = Counter({"blank": self.num_blank})
         if used is None or self.interactions is None:
@@ -118,7 +119,7 @@ def account_text(account: dict[str, Any]) -> str:
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Return errors, then warnings, then infos; of each, those of most rows first."""
+    """Return errors, then warnings, then infos; within each severity, findings of the most rows first."""
     return sorted(findings, key=lambda one: (("error", "warning", "info").index(one.severity), -one.count))
 
 
@@ -131,7 +132,7 @@ def unreadable(source: str, problem: str) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Names of N rows: numbers (N,) of `word`."""
+    """Names of N rows in findings: numbers (N,); `word` says what is numbered."""
 
     numbers: IntArray
     word: str = "rows"
@@ -173,8 +174,8 @@ def check(
     """Return the findings in the data.
 
     `schema` gives the meaning of event types; without one types are not checked. `now_s`: unix seconds, default: now;
-    later times are in the future. `rows`: the events' names in the file; has_value (N,): which have a value of their
-    own, all by default.
+    later times are in the future. `rows`: the events' row numbers in the file. has_value (N,): which events have a
+    value in the data; all by default.
     """
     if not len(data):
         advice = "give a table with at least one row"

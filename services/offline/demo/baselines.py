@@ -1,4 +1,4 @@
-"""Baselines of the streaming answers, ranked by the evaluation's walk over the replayed events.
+"""Baselines for the streamed recommendations. The evaluation's walk over the replayed events ranks their answers.
 
 Popularity and the model with states frozen at the split learn nothing from the stream; recent popularity and item-kNN
 learn from every event. All exclude the user's seen items, by the system's rule: the training past and every event of
@@ -22,12 +22,12 @@ from services.offline.evaluation.stream.walk import EventBatch, Ranker, Scores, 
 
 RECENT_POPULARITY = "recent_popularity"
 ITEM_KNN = "item_knn"
-# Both by HR@10 on the last fifth of MovieLens-1M's training part, replayed by the demo's own schedule. Half-lives:
-# .0610 here, .0608 at 20,000, .0548 at 1,000 events (.0633 without decay). Item-kNN: the best of about 45 settings,
-# .2992; windows of 10 gave .2965 at best, of 3 .2794.
+# Compared by HR@10 on the last fifth of MovieLens-1M's training part, replayed by the demo's own schedule. This
+# half-life has .0610, 20,000 events .0608, 1,000 events .0548, no decay .0633. Item-kNN has the best of about 45
+# settings, .2992; the best with a window of 10 has .2965, with a window of 3 .2794.
 HALF_LIFE_EVENTS = 5_000
 NEIGHBOURS = NeighbourSettings(window=5, recency=0.8, damping=0.4, shrink=100.0)
-# Item-kNN counts pairs of items in 4 X^2 bytes, and twice that while it learns the past: 0.8 GB here.
+# Item-kNN counts pairs of items in 4 X^2 bytes, and twice that while it learns the past: 0.8 GB at this limit.
 MOST_ITEMS = 10_000
 
 
@@ -43,7 +43,7 @@ class AtTheSplit:
         self._rows = np.array([row_of[item_id] for item_id in train.item_ids], dtype=np.int64)
         self._frozen = {code: frozen[user] for code, user in enumerate(train.user_ids) if user in frozen}
         self._scorer = MolScorer(bundle.item_states, bundle.pair_gate) if self._frozen else None
-        # Of equal counts the smaller item id first.
+        # Among items with equal counts, the smaller id comes first.
         best_first = np.lexsort((np.array(train.item_ids), -bundle.counts[self._rows]))
         self._popular = np.empty(len(self._rows))
         self._popular[best_first] = -np.arange(len(self._rows), dtype=np.float64)
@@ -70,10 +70,10 @@ def streaming_baselines(setting: StreamSetting) -> list[Ranker]:
 def baseline_ranks(
     bundle: Bundle, frozen: Mapping[str, QueryStates], train: Interactions, events: Sequence[ReplayEvent]
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Return by baseline the 0-based ranks (M,) of the predicted events' items; X for an item that it cannot rank.
+    """Return by baseline the 0-based ranks (M,) of the predicted events' items; X if it cannot rank the item.
 
-    `train`: all events before the split, with the vocabularies of the whole data; `events`: the replay's, in sending
-    order; `frozen`: the users' states at the split. Cost: about 2 s for 24,000 events on 3,706 items.
+    `train`: all events before the split, with the vocabularies of the whole data; `events`: all replayed events in
+    sending order; `frozen`: the users' states at the split. Cost: about 2 s for 24,000 events on 3,706 items.
     """
     setting = replayed(train, events)
     predicted = np.array([event.predicted for event in events], dtype=np.bool_)

@@ -1,8 +1,8 @@
 """The demo's dislike: a user dislikes the best recommendation, similar items fall in the next answer, and that answer
 has a second page.
 
-The item is the best of those seen in training: the encoder knows nothing of newer ones, so no other item would fall.
-The similar items come from the running gateway, too. All calls are real; nothing is scored here.
+The item is the best of those seen in training: the encoder does not know newer ones, so disliking one of them would
+move no other item. The similar items come from the running gateway. All calls are real; nothing is scored here.
 """
 
 import time
@@ -34,8 +34,9 @@ class Disliked:
 
     @property
     def moved(self) -> list[int]:
-        """Ranks lost by each of `near` in the first answer, without the disliked item; to the end if the second lacks
-        it.
+        """Return the ranks that each of `near` in the first answer lost, not counting the disliked item.
+
+        An item that the second answer lacks has rank DEPTH there.
         """
         was, now = (
             {one: rank for rank, one in enumerate(one for one in answer if one != self.item_id)}
@@ -60,9 +61,9 @@ class Disliked:
 def dislike_best(
     user_id: str, *, untrained: Set[str], run_id: str, gateway: str, as_of_s: int | None = None
 ) -> Disliked | None:
-    """Dislike the user's best recommendation that is not in `untrained`, ask again; None without one.
+    """Dislike the user's best recommendation that is not in `untrained`, and ask again; None if there is none.
 
-    as_of_s: of the first answer, unix seconds, so that only the dislike changes the second.
+    as_of_s: time of the first request in unix seconds, so that only the dislike changes the second answer.
     """
     from freshet.v1 import events_pb2, gateway_pb2
 

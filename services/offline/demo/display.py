@@ -1,4 +1,4 @@
-"""The demo's output: numbered steps while it runs, and its figures as tables at the end. Knows no figure's origin."""
+"""The demo's output: numbered steps while it runs, and its figures as tables at the end."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-# Summary key -> name in the table, in its order.
+# Summary key -> name in the table, in the table's order.
 _CONTENDERS = {
     "model": "the model, states kept fresh by the stream",
     "model_with_token": "the same, asked with the freshness token",
@@ -35,7 +35,7 @@ STEPS = (
     "forget", "evaluation",
 )  # fmt: skip
 
-# Of each step on two cores with MovieLens-1M; the other steps take some seconds together.
+# Expected seconds of steps with MovieLens-1M on two cores; all other steps together take some seconds.
 _SECONDS = {"components": 1.0, "training": 185.0, "export": 12.0, "stack": 10.0, "past": 30.0, "evaluation": 5.0}
 _LEAST_TOLD_S = 20.0
 
@@ -74,15 +74,17 @@ class Display:
         self._expected |= seconds
 
     def step(self, name: str, says: str) -> None:
-        """Announce one of STEPS, and the time that is left from here."""
+        """Announce one of STEPS and the remaining time."""
         self._began[name] = time.monotonic()
         self.console.print(f"{STEPS.index(name) + 1}/{len(STEPS)} {name}", style="bold cyan", end="  ")
         self.console.print(says, soft_wrap=True, end=" ")
         self.console.print(f"({self._left(name)})", style="dim", soft_wrap=True)
 
     def _left(self, name: str) -> str:
-        """The expected seconds of the remaining steps, as much longer as the earlier ones took longer. The stream's
-        rate is the same on every machine.
+        """Return the remaining time, in words.
+
+        The expected seconds are multiplied by the ratio of measured to expected seconds of the earlier steps. The
+        stream's are not, because its rate is the same on every machine.
         """
         began = list(self._began.items())
         earlier = [(one, end - at) for (one, at), (_, end) in pairwise(began) if one != "stream"]

@@ -56,8 +56,9 @@ def item_vectors(bundle: Bundle) -> npt.NDArray[np.float32]:
 def choose_scene(
     item_ids: Sequence[str], vectors: npt.NDArray[np.float32], liked: Mapping[str, Sequence[str]]
 ) -> Scene | None:
-    """Return the neighbourhood of a frequent item that most users like; None if it has fewer than four users. `liked`:
-    item ids per user, oldest first; vectors (X, d).
+    """Return the scene of the frequent item whose neighbourhood the most users like; None if fewer than four do.
+
+    `liked`: item ids per user, oldest first; vectors (X, d).
     """
     row_of = {item_id: row for row, item_id in enumerate(item_ids)}
     recent = {user: {row_of[i] for i in items[-_RECENT:] if i in row_of} for user, items in liked.items()}
@@ -80,8 +81,8 @@ def choose_scene(
 
 @dataclass(kw_only=True)
 class Newcomer:
-    """Result for the new item. titled_s: from the put to a reader's first `DEPTH` by its title alone; found_s: from its
-    third interaction to a reader's top by interactions; None: timeout.
+    """Result for the new item. titled_s: seconds from the put until its title alone brings it into a reader's first
+    `DEPTH`; found_s: seconds from its third interaction until interactions bring it into a reader's top. None: timeout.
     """
 
     item_id: str
@@ -95,7 +96,7 @@ class Newcomer:
     explanation: gateway_pb2.ExplainResponse | None = None
     forgotten: gateway_pb2.ForgetUserResponse | None = None
     forget_s: float | None = None
-    # Whether its interactions have no effect after one of three users was forgotten; None: not checked.
+    # Whether its interactions stopped having an effect after one of three users was forgotten; None: not checked.
     gone: bool | None = None
     # Whether the reader's top still has it.
     stays_by_title: bool = False
@@ -194,7 +195,7 @@ def _found(call: Gateway, item_id: str, readers: Sequence[str], depth: int) -> t
 
 
 def _explained(call: Gateway, reader: str, item_id: str) -> gateway_pb2.ExplainResponse | None:
-    """Return the explanation; None if the item has no state any more."""
+    """Return the explanation; None if the item no longer has a state."""
     request = gateway_pb2.ExplainRequest(user_id=reader, item_id=item_id, max_pairs=3)
     try:
         answer: gateway_pb2.ExplainResponse = call("Explain", request)

@@ -57,7 +57,7 @@ class ReplayPlan:
     freshness_every: int = 100
     freshness_poll_ms: float = 20.0
     freshness_timeout_ms: float = 15_000.0
-    # One acknowledged event in this many is sent again; one broken record is sent per this many events.
+    # One acknowledged event in `duplicate_every` is sent again; one broken record is sent per `malformed_every` events.
     duplicate_every: int = 500
     malformed_every: int = 400
     # Prefix of the broken records' ids; a header of their own identifies them.
@@ -79,7 +79,7 @@ class ReplayPlan:
 class Prediction:
     """One answer to one Recommend, and its cost.
 
-    latency_ms counts from the scheduled moment, so it includes a late clock and a queue in front of the call. `error`
+    latency_ms counts from the scheduled moment, so it includes a late start and waiting before the call. `error`
     is the gRPC status of a failed call (a miss; its latency up to the failure counts).
     """
 

@@ -19,7 +19,7 @@ from services.offline.demo.calls import connected
 
 K = 10
 _RECENT = 30
-# Number of titles with the word: enough to choose among, few enough that the word means something.
+# Number of titles with the word: enough to choose among, few enough that the word is specific.
 _TITLES_WANTED = range(5, 60)
 _MIN_LETTERS = 4
 _WAIT_S = 10.0
@@ -78,8 +78,8 @@ class Searched:
 
 
 def choose_query(titles: Mapping[str, str], history: Sequence[str]) -> str | None:
-    """Return the word shared by most titles of the user's recent items, of the words in some but not many titles; None
-    without one. `history`: item ids, oldest first.
+    """Return a word that some but not many titles have: the one in most titles of the user's recent items; None if no
+    word fits. `history`: item ids, oldest first.
     """
     holding = Counter(word for title in titles.values() for word in set(_words(title)))
     mine = Counter(word for item_id in history[-_RECENT:] for word in set(_words(titles.get(item_id, ""))))

@@ -1,7 +1,4 @@
-"""The demo's stream step: plan the replay, run it in its own process, and read its result.
-
-It knows the protocol's settings and the data, but neither training nor how the stack was started.
-"""
+"""The demo's stream step: plan the replay, run it in its own process, and read its result."""
 
 import asyncio
 import json

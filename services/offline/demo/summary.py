@@ -1,6 +1,6 @@
 """The demo's summary: all its figures in one JSON object whose keys are a contract.
 
-Pure: results in, a dictionary out. The object explains its figures itself (`notes`), for a reader who has nothing else.
+Pure functions turn results into the dictionary. Its `notes` explain the figures to a reader who has nothing else.
 
 Letters: M predictions.
 """
@@ -53,7 +53,7 @@ def stream_figures(
 ) -> dict[str, Any]:
     """Return `recommend_ms`, `stages_ms`, `freshness_ms` and related figures.
 
-    `stream_encode_ms` (p50, p99) is the stream's side of encoding; all other figures are the replay's own record.
+    `stream_encode_ms` (p50, p99) is measured by the encoder process; all other figures are from the replay's record.
     """
     plain = in_order(result.predictions)
     with_token = in_order(result.predictions_with_token)
@@ -108,7 +108,7 @@ def event_counts(result: ReplayResult, before: Mapping[str, int], after: Mapping
         "duplicates_sent": result.duplicates_sent,
         "malformed_sent": result.malformed_sent,
         "unacknowledged": len(result.unacknowledged),
-        # Nothing lost and nothing counted twice.
+        # No record was lost, and none was counted twice.
         "adds_up": len(result.acknowledged) == counted["applied"] + counted["dead_lettered"]
         and not result.unacknowledged,
     }
@@ -134,7 +134,7 @@ def over_best_baseline(rates: Mapping[str, float | None]) -> dict[str, Any]:
 
 
 def in_order(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Return answers in the order of their events (they arrive in any)."""
+    """Return answers in the order of their events (they arrive in any order)."""
     return sorted(predictions, key=lambda prediction: prediction.position)
 
 

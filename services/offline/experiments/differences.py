@@ -5,7 +5,7 @@ Kohavi and Walker, "Improving the sensitivity of online controlled experiments b
 2013) subtracts from each user's value the prediction by the same user's past. Randomisation makes the past equal in
 both arms on average, so the difference stays unbiased and its interval becomes narrower.
 
-The input is sums over an arm's users: a database adds up the log, and memory here does not grow with it.
+The input is sums over an arm's users: a database computes them, so memory here does not grow with the log.
 """
 
 import math
@@ -21,8 +21,8 @@ from services.offline.experiments.sequential import ALPHA, MIN_USERS, TUNED_FOR_
 
 @dataclass(frozen=True, slots=True)
 class ArmSums:
-    """Over the users of an arm: y is a user's value of the metric in the experiment, x the same before it (zero for a
-    user without a past).
+    """Sums over the users of an arm. y: a user's value of the metric in the experiment; x: the value before it (zero
+    for a user without a past).
     """
 
     users: int

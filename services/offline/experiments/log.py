@@ -48,9 +48,9 @@ def opened_log(
     key: bytes,
     memory: str = "800MB",
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open the two tables. Readers None: the archive alone.
+    """Open the two tables. If a reader is None, its table has the archive's records alone.
 
-    key: of the pseudonyms. Raises: PreconditionFailed, DependencyUnavailable.
+    key: makes the pseudonyms. Raises: PreconditionFailed, DependencyUnavailable.
     """
     connection = duckdb.connect(config={"memory_limit": memory, "preserve_insertion_order": False})
     try:
@@ -138,7 +138,7 @@ def _open_interactions(
 
 
 def _since(log: Reader, ends: Offsets) -> Iterator[list[SourceRecord]]:
-    """Yield the topic's records from these offsets on, some thousands at once. Raises: PreconditionFailed for a gap."""
+    """Yield one list of the topic's records from these offsets on. Raises: PreconditionFailed for a gap."""
     bounds = log.bounds(log.partitions())
     begin = {partition: max(first, ends.get(partition, first)) for partition, (first, _) in bounds.items()}
     for partition, (first, end) in bounds.items():

@@ -1,8 +1,8 @@
 """Estimate another policy's reward from the log of the policy that ran.
 
-An estimate needs a randomised log: each shown item has the probability (the propensity) of its position, and every item
-of the other policy had one above zero. A log without chance is rejected. Answers declare three kinds of randomisation:
-reserved positions, random arms, interleaving.
+An estimate needs a randomised log: it has the probability (the propensity) of each shown item at its position, and
+every item that the other policy may show had a propensity above zero. A log without randomisation is rejected. A
+recommendation answer declares one of three kinds of randomisation: reserved positions, random arms, interleaving.
 
 Letters: N exposures, K positions.
 
@@ -25,8 +25,8 @@ _Z = NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyValue:
-    """An estimated reward per exposure, its 95 % interval over users, and the effective number of users: so many users
-    of the target policy itself would be as informative.
+    """An estimated reward per exposure, its 95 % interval over users, and the effective number of users: as
+    many users of the target policy itself would give the same information.
     """
 
     mean: float
@@ -114,7 +114,7 @@ def _per_exposure(values: Array) -> Array:
 
 
 def _effective(weights: Array, users: npt.NDArray[np.integer]) -> float:
-    """Kish's effective size, of users: (sum of weights)^2 / sum of squared weights, over users' mean weights."""
+    """Kish's effective number of users: (sum of weights)^2 / sum of squared weights, over users' mean weights."""
     per_user = _by_user(_columns(weights).mean(1), users)[0]
     squares = float(per_user @ per_user)
     return float(per_user.sum()) ** 2 / squares if squares else 0.0

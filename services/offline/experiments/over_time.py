@@ -1,7 +1,7 @@
 """An experiment's results as one document for the console: now and at moments since its start, whole and by part.
 
-A part is a surface or an entry of the requests' context. A look at a part is one more look: its intervals are not
-corrected for the number of parts.
+A part is a surface or an entry of the requests' context. The intervals are not corrected for the number
+of parts.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def document(
 
 
 def _parts(log: duckdb.DuckDBPyConnection) -> list[Part]:
-    """Return the parts that enough users have, those of most users first."""
+    """Return the parts with enough users, those with the most users first."""
     return log.execute(
         f"""
         WITH entries AS (
@@ -103,7 +103,7 @@ def over_time(
     tuned_for: int,
     only: Part | None = None,
 ) -> list[dict[str, Any]]:
-    """Return a row per moment, metric and arm: what a look at that moment said; the last one is now's."""
+    """Return a row per moment, metric and arm: the estimate as of that moment. The last moment is now."""
     prepare(log, experiment, only)
     times = times_of(now_ms, horizon, past)
     (first,) = log.execute("SELECT min(first) FROM units WHERE arms = 1").fetchone() or (None,)

@@ -1,7 +1,7 @@
 """An experiment's results from the log: users and counts by arm, differences from the control with their certainty.
 
-A user counts once the horizon after the first exposure is over, with all interactions within it, whatever the user was
-shown: so the arms are compared as randomised. Counts by surface, position or day are attributed to the exposure that an
+A user counts as soon as the horizon after the first exposure is over, with all interactions within it, whatever was
+shown. This compares the arms as randomised. Counts by surface, position or day are attributed to the exposure that an
 interaction names, else to the user's newest exposure with the item within the window before.
 
 No difference is reported while the numbers of users contradict the arms' shares (`sample_ratio`).
@@ -42,8 +42,8 @@ _NO_EXPOSURE_ID = "i.exposure_id IS NULL OR i.exposure_id = ''"
 class Metric:
     """A user's value: the number of interactions of a type, or the sum of their values.
 
-    margin: of a guardrail, the limit of an arm's difference, as a share of the control's mean; a negative one limits a
-    loss, a positive one a rise.
+    margin: makes the metric a guardrail: the limit of an arm's difference, as a share of the control's mean. A
+    negative margin limits a loss, a positive one a rise.
     """
 
     type: str
@@ -75,9 +75,9 @@ class Capped:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """Of one experiment, as of `until` (Unix milliseconds). differences: (metric, arm) -> from the control, empty if
-    the sample ratio forbids it. broken: (metric, arm) of guardrails that an arm surely breaks. preferred: of an
-    interleaved experiment, in [-1, 1], above zero the second arm.
+    """Results of one experiment as of `until` (Unix milliseconds). differences: (metric, arm) -> difference from the
+    control; empty if the sample ratio is broken. broken: (metric, arm) of guardrails whose whole interval is beyond the
+    margin. preferred: for an interleaved experiment, in [-1, 1]; above zero users prefer the second team.
     """
 
     experiment: str
@@ -108,7 +108,7 @@ def results(
     tuned_for: int,
     only: Part | None = None,
 ) -> Results:
-    """Compare the arms. log: of `opened_log`. past: CUPED's time range before the first exposure. only: count these
+    """Compare the arms. log: from `opened_log`. past: CUPED's time range before the first exposure. only: count these
     exposures alone.
 
     Raises: PreconditionFailed if nobody was exposed; InvalidRequest for a metric whose type never occurred.
@@ -282,7 +282,10 @@ def per_user(log: duckdb.DuckDBPyConnection, metric: Metric, times: Mapping[str,
 def arm_sums(
     log: duckdb.DuckDBPyConnection, arms: Sequence[str], moments: Sequence[datetime] = ()
 ) -> dict[str, list[ArmSums]]:
-    """Return arm -> the sums over `per_user` of first exposures up to each of the ascending moments (none: all)."""
+    """Return arm -> one element per moment (ascending): the sums over `per_user` of users first exposed up to it.
+
+    Without moments the only element has all users.
+    """
     number = "0" if not moments else "list_position(list_transform($moments, lambda m: first <= m), true) - 1"
     rows = log.execute(
         f"SELECT arm, {number} AS nth, count(*), sum(y), sum(y * y), sum(x), sum(x * x), sum(x * y) FROM per_user "

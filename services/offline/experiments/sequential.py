@@ -3,7 +3,7 @@
 An interval of a fixed sample size covers the truth at one look. A look after each hundred users, stopping at the first
 significant difference, finds one in every third A/A test. A confidence sequence covers the truth at all looks at once,
 with the stated probability. It is asymptotic: it relies on the central limit theorem, so nothing is reported below
-`MIN_USERS` per arm. It knows nothing of arms, metrics or logs.
+`MIN_USERS` per arm. This module uses no arms, metrics or logs.
 
 Source: Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform central limit theory and asymptotic confidence
 sequences", Annals of Statistics 52(6), 2024 (arXiv:2103.06476), Theorem 2.2 and equation 12.
@@ -37,7 +37,7 @@ def estimate(
 ) -> Estimate:
     """Return the interval around a mean, or a difference of means, of `users` independent users, at level 1 - alpha.
 
-    `standard_error` is the estimate's own at this size. Raises: ValueError for a negative or undefined standard error,
+    `standard_error`: of `mean`, with `users` users. Raises: ValueError for a negative or undefined standard error,
     fewer than one user, or an alpha outside (0, 1).
     """
     if not 0 <= standard_error < math.inf or users < 1 or not 0 < alpha < 1:
@@ -56,7 +56,7 @@ def _rho_squared(alpha: float, tuned_for: int) -> float:
 
 
 def _p_value(mean: float, standard_error: float, time: float) -> float:
-    """Return the smallest alpha whose interval excludes zero, for the same mixture's variance."""
+    """Return the smallest alpha whose interval excludes zero, with the mixture's variance unchanged."""
     if standard_error == 0:
         return 0.0 if mean else 1.0
     z_squared = (mean / standard_error) ** 2

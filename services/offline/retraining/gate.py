@@ -1,9 +1,9 @@
-"""Decide whether a new model may replace the serving one: both predict the events after a moment, as served.
+"""Decide whether a new model may replace the serving one: both predict the events after a moment, as in serving.
 
 Each positive event, by the event schema, is ranked from all earlier events of its user, as of its time, with the
 bundle's ONNX encoder, half-precision states, mixture and item neighbours. Users unknown to a model get its popular
-items. The new model is rejected if it may lose overall, or loses significantly in a stratum: among new users, say, who
-are few (decision 059).
+items. The new model is rejected if it may lose overall, or loses significantly in a stratum, for example among new
+users, who are few (decision 059).
 
 Letters: E events, B of them at a time, X items of the data.
 """
@@ -26,7 +26,7 @@ from services.offline.training.sequences import Histories
 
 # Non-inferiority margin, relative to the serving model's hit rate: the interval of the difference must lie above it.
 MARGIN = 0.05
-# A stratum counts from this many events; it rejects the new model if its loss has a p-value (Holm) below LEVEL.
+# A stratum needs this many events; it rejects the new model if the p-value (Holm) of its loss is below LEVEL.
 MIN_EVENTS, LEVEL = 100, 0.05
 # Limit of the new model's processor time per event, and of its bundle's bytes, relative to the serving one's.
 MAX_COST = 1.5

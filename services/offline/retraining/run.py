@@ -2,7 +2,7 @@
 
 The new model trains on the events until `hours` before the newest one; the gate compares it with the serving model on
 the rest. The evaluated model is the installed one, without another training. An interrupted run resumes from its
-checkpoint; a run with the data and settings of the last one does nothing. It does not know which processes serve.
+checkpoint; a run with the data and settings of the last one does nothing. It contacts no serving process.
 """
 
 import json
@@ -47,7 +47,7 @@ def retrain(
     train: Train = run_training,
     clock: Callable[[], float] = time.process_time,
 ) -> dict[str, Any]:
-    """Train, evaluate, and move the bundle to `out` if it passes; else it stays next to it as `out`.held-back.
+    """Train, evaluate, and move the bundle to `out` if it passes; else leave it at `out`.held-back.
 
     A previous bundle at `out` becomes `out`.before.
 
@@ -73,7 +73,7 @@ def retrain(
             return done | {"bundle": str(path), "is_new": False}
     if _noted(aside, lineage) is None:
         past = events.select(slice(0, first))
-        # The new model's catalogue has only items with an event by then.
+        # The new model's catalogue has only items with an event before row `first`.
         known = past.select(past.seen(old.event_schema)).keep_frequent(min_per_item=1)
         if aside.exists():
             shutil.rmtree(aside)
@@ -102,7 +102,7 @@ def _first_judged(events: Interactions, hours: float) -> int:
     begin = int(events.timestamps[-1]) - round(hours * 3600)
     first = int(np.searchsorted(events.timestamps, begin, side="right"))
     if not first:
-        raise ValueError(f"hours={hours:g}; allowed: less than the {events.name} data's, so that something is learnt")
+        raise ValueError(f"hours={hours:g}; allowed: less than the {events.name} data's hours")
     return first
 
 

@@ -1,7 +1,7 @@
 """Training state on disk: tensors in safetensors, everything else in JSON, nothing pickled.
 
-A checkpoint is one directory, written under another name and renamed, so that a complete one always exists. It names
-its configuration and data, and is rejected for any others.
+A checkpoint is one directory, written under another name and renamed, so that a complete one always exists. It
+records its configuration and data; a training with others rejects it.
 """
 
 import json

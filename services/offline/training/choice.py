@@ -1,9 +1,9 @@
 """Choose the head to train: short trainings of each candidate, evaluated as served, on each user's last training event.
 
 Candidates get equal processor time, not equal epochs: a position costs a mixture several times what it costs a dot
-product. Candidates are evaluated with item neighbours, as in the bundle, because hits that neighbours find anyway are
-no head's merit. Of candidates that no interval separates, the cheapest to serve is chosen. It knows nothing of files or
-test events.
+product. Candidates are evaluated with item neighbours, as in the bundle, because a head gets
+no credit for hits that neighbours find anyway. Of the candidates that the best one does not beat significantly, the
+cheapest to serve is chosen. This module reads no files and no test events.
 
 Letters: E validation events.
 """
@@ -26,12 +26,12 @@ from services.offline.training.loop import train
 from services.offline.training.neighbours import choosing_rows, learn_neighbours, ranks_by_share
 from services.offline.training.presets import TrainConfig, with_dot_head, with_wide_dot_head
 
-# Share of a whole training's epochs. A third orders the heads of a short training as the whole does; in a long one the
-# mixture gains later (docs/benchmarks/quality.md).
+# A candidate trains for this share of the full training's epochs. In a short training a third ranks the heads as the
+# whole does; in a long one the mixture improves later (docs/benchmarks/quality.md).
 _SHARE = 1 / 3
 _EVENTS = 4_000
 _METRIC = "ndcg@10"
-# Positions that measure a position's cost, after warm-up batches.
+# The cost of a position is the mean over this many positions, after warm-up batches.
 _MEASURED_POSITIONS, _WARM_UP_BATCHES = 30_000, 4
 
 
@@ -39,8 +39,8 @@ _MEASURED_POSITIONS, _WARM_UP_BATCHES = 30_000, 4
 class Choice:
     """The chosen candidate's `name` and `config`, with the epochs that fill the mixture's processor time.
 
-    `ndcg_at_10`: every candidate's on validation; `reason` of the choice. `lead`: the best mixture's minus the best dot
-    product's; its interval covers users, not seeds. `cpu_seconds`: cost of the choice.
+    `ndcg_at_10`: of every candidate, on validation. `reason`: why it was chosen. `lead`: NDCG@10 of the best mixture
+    minus that of the best dot product; its interval is over users, not seeds. `cpu_seconds`: cost of the choice.
     """
 
     name: str

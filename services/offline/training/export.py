@@ -59,7 +59,7 @@ def export_bundle(
 ) -> ExportReport:
     """Export a bundle's encoder into the bundle, with the inference server's model folder.
 
-    Checked on the longest and 63 other histories of `interactions` (random ones without it).
+    The check uses the longest and 63 other histories of `interactions`; without it, random histories.
     Raises: ExportError if any output differs by more than 1e-4, or if the server's folder template is missing.
     """
     bundle = load_bundle(bundle_dir)

@@ -173,8 +173,8 @@ def _neighbours(
     taken: Interactions,
     say: Callable[[str], None],
 ) -> ItemNeighbours | None:
-    """Return neighbours of the positive interactions, with the best share on the events in `kept`, by neighbours of
-    `learnt`; None if the model's share of a score is 1.
+    """Return neighbours of the positive interactions, with the share that is best on the events in `kept` for
+    neighbours learnt from `learnt`; None if the model's share of a score is 1.
     """
     if not len(kept):
         return None

@@ -1,10 +1,10 @@
 """Both encoders of a text bundle with their matrices in int8, for processors that multiply bytes (VNNI).
 
-ONNX Runtime's dynamic quantization: weights by column, activations by the range of each call. A query must be encoded
+It uses ONNX Runtime's dynamic quantization: weights by column, activations by each call's range. A query is encoded
 alone, or its answer depends on the other queries. Weights have 7 bits, so that the sum of two byte products fits into
 16 and every processor computes the same graph. The matrix behind the first layer's GELU stays in float32: outliers
 there widen the range of a whole call (docs/decisions/022-int8-encoders.md has the figures). A graph whose outputs
-differ from the float32 one's is omitted. It knows neither models nor training.
+differ from the float32 one's is omitted. It uses neither models nor training.
 """
 
 import tempfile
@@ -43,7 +43,7 @@ def add_int8_graphs(path: Path | str) -> TextBundle:
     `int8/<part>.onnx` for each; its version does not change.
 
     The bundle's metric "int8_cosine" is each part's cosine to float32; a part below `LEAST_COSINE` is omitted.
-    Raises: BundleError if it is none; ExportError if a package is missing or a graph cannot be read.
+    Raises: BundleError if `path` is no text bundle; ExportError if a package is missing or a graph cannot be read.
     """
     bundle = load_text_bundle(path, verify=False)
     with tempfile.TemporaryDirectory() as scratch:
@@ -89,8 +89,8 @@ def write_int8(graph: Path, path: Path) -> None:
         raise ExportError(f"int8 graphs need the packages onnx and onnxruntime: {exc}") from exc
     try:
         model = onnx.load(str(graph))
-        # The exporter records shapes of weights before their transposition, on which the quantizer's own inference
-        # fails.
+        # The exporter records the shapes that weights had before their transposition. The quantizer's shape inference
+        # fails on them.
         del model.graph.value_info[:]
         sizes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
         narrowing = [
@@ -143,7 +143,7 @@ def _feeds(bundle: TextBundle, *, part: str, text: str) -> dict[str, npt.NDArray
 
 Feeds = Mapping[str, npt.NDArray[np.int64]]
 
-# Tolerance for equal values: float32 products of other shapes.
+# Tolerance for equal values: float32 products of different shapes round differently.
 _TOLERANCE = 1e-4
 _PREFIX = "narrow/"
 

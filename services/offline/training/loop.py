@@ -1,8 +1,8 @@
 """The training loop: seeded, resumable to the bit, and timed by part.
 
 A step's backward pass is cut at the encoder's output, so that encoder and head are timed apart. All randomness comes
-from the configuration's seed and is part of a checkpoint; the caller's generators do not change. It knows nothing of
-bundles, evaluation or terminals.
+from the configuration's seed and is part of a checkpoint; the caller's generators do not change. It uses no bundles,
+no evaluation and no terminals.
 
 Letters: N positions of a batch, D encoder width.
 """
@@ -34,7 +34,7 @@ PARTS = ("data", "encoder", "mol", "optimizer")
 _SECONDS_BETWEEN_CHECKPOINTS = 30.0
 # AdamW's second moment adapts within tens of steps: a whole run of `quick` has some thousand.
 _BETAS = (0.9, 0.98)
-# Few positions follow an absence, so a row of one gets few steps.
+# Factor of the absence rows' learning rate: few positions follow an absence, so such a row gets few steps.
 _ABSENCE_RATE = 5.0
 
 
@@ -73,7 +73,7 @@ class TrainReport:
 
 
 ProgressListener = Callable[[Step], None]
-# Higher for a better model; it must not change the model or the random generators.
+# Returns a higher score for a better model. It must not change the model or the random generators.
 Validate = Callable[[SequentialModel], float]
 Result = TypeVar("Result")
 
@@ -328,7 +328,7 @@ class _Run:
 class WholeBatches(torch.nn.Module):
     """The encoder as two CUDA graphs, forward and backward, for full batches padded to the longest history.
 
-    Launched one by one, the operations of an ML-1M step took a host 40 ms, and an H200 10.
+    Launched one by one, the operations of an ML-1M step took 40 ms on a host and 10 ms on its H200.
     """
 
     def __init__(self, model: SequentialModel) -> None:

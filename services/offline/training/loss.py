@@ -49,7 +49,7 @@ def batch_loss(
     """Return the loss of encoded (N, D) states in random order, users (N,) or None, targets (N,) dense items.
     `generator` draws items.
 
-    buckets (N,): of absence, from each state's last event to its target's; None: the model reads none.
+    buckets (N,): bucket of the absence between each state's last event and its target; None: the model has none.
     """
     query, gate = model.query_states(encoded, users, buckets)
     group_size = max(16, _PAIRS_PER_TILE // (config.num_negatives * config.groups_per_tile))
@@ -113,8 +113,8 @@ def _mixture_loss(
 
 
 def mutual_information(weights: Tensor) -> Tensor:
-    """Return -H(p) + H(p | q, x) of pair weights (N, P): equation 3, low if pairs share the load and each row is
-    decided.
+    """Return -H(p) + H(p | q, x) of pair weights (N, P): equation 3, low if all pairs are used equally and
+    each row has few of them.
     """
     mean = weights.mean(dim=0)
     return torch.xlogy(mean, mean).sum() - torch.xlogy(weights, weights.clamp(min=1e-9)).sum(dim=1).mean()

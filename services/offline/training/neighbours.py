@@ -1,7 +1,7 @@
 """Item neighbours from training sequences, and their share of a score: 0 if they do not help.
 
-Two items are near if users had them near each other in time; later ones count more than earlier ones. Linear in events,
-in seconds where a model takes minutes. It knows nothing of files.
+Two items are near if users had them near each other in time; later ones count more than earlier ones. Its cost is
+linear in events: seconds where a model takes minutes. This module reads no files.
 
 Letters: X items, N neighbours of an item, B events.
 """
@@ -32,7 +32,7 @@ _COUNT_POWER = 0.25
 _SHAPE = NeighbourShape(num_neighbours=64, decay=0.7, model_share=1.0)
 # Candidates of lambda, the model's share of a score; .95 is a long-trained dot product's.
 MODEL_SHARES = (1.0, 0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2)
-# Events that choose it, each user's last one, not in the model's training: few, so that it loses little.
+# The share is chosen on last events of users, which the model's training excludes: few, so that it loses little.
 _MAX_EVENTS, _MAX_SHARE, _MIN_EVENTS = 2_000, 0.01, 100
 _BLOCK_PAIRS = 1 << 23
 

@@ -2,8 +2,8 @@
 
 Known items are treated as new: their state is the direction of the sum of three users' query states, and is compared
 with the trained state on the queries of other users who took the item. The length at which both score the same is a
-property of the model (decision 015), so it is measured once, here, and stored in the bundle. It knows nothing of
-bundles or of streams.
+property of the model (decision 015), so it is measured once, here, and stored in the bundle. It uses no bundles
+and no streams.
 
 Letters: B users, M positions of a history, n interactions, k items, q queries, P_q query components, P pairs, d width.
 """
@@ -25,13 +25,13 @@ from services.offline.training.sequences import Histories, IntArray, windows_bef
 _USERS = 1000
 _POSITIONS = 24
 _USERS_PER_BATCH = 64
-# The operator's default m: from so many contributors on, an item is served from interactions alone and must be found.
+# The operator's default m: an item with this many contributors is served from interactions and must be found.
 _EARLY = 3
 _LATER = 4
 # With fewer items the ratio is too uncertain.
 _FEWEST_ITEMS = 20
-# A poorly trained model scores its own items no better than any others, so their ratio is no measure; without a
-# measurement a half is served (policy.NEW_ITEM_SHARE).
+# A poorly trained model scores its own items no better than any others, so their ratio measures nothing. Without
+# a measurement the length is a half (policy.NEW_ITEM_SHARE).
 _LEAST = 0.5
 
 
@@ -39,10 +39,10 @@ def measure_new_item_length(model: SequentialModel, interactions: Interactions) 
     """Return the length in [.5, 1] of a new item's components at which it scores like a trained item; None if the data
     are too few, or if users with the same items are no more similar than others.
 
-    `interactions`: of the model's items, such as the training data. Of each of 1,000 users, drawn by a fixed seed, 24
-    interactions; the items that four of them took, so that items count about as often as they are taken. (A uniform
-    draw from the catalogue would give .36 instead of .53 at 8x4x64, too short to be found.) The user-id component is
-    omitted, as for unknown users.
+    `interactions`: of the model's items, such as the training data. It uses 24 interactions of each of 1,000 users,
+    drawn by a fixed seed, and the items that at least four of these users took; so items count about as often as they
+    are taken. (A uniform draw from the catalogue would give .36 instead of .53 at 8x4x64, too short to be found.) The
+    user-id component is omitted, as for unknown users.
     """
     users, items, queries = _taken(model, Histories.of(interactions))
     early, later, owner = _early_and_later(users, items)

@@ -33,7 +33,7 @@ def write_graph(
     inputs: list[str],
     outputs: list[str],
 ) -> None:
-    """Export with the dynamo exporter; weights inside the file. Needs the packages onnx and onnxscript.
+    """Export with the dynamo exporter; the file includes the weights. Needs the packages onnx and onnxscript.
 
     sample, dynamic: example arguments by name, and their dynamic axes; inputs, outputs: names in the graph's order.
     Raises: ExportError if a package is missing.
@@ -79,7 +79,7 @@ def write_text_graph(encoder: nn.Module, path: Path, *, output: str, max_tokens:
     """
     batch, columns = torch.export.Dim("batch"), torch.export.Dim("columns", max=max_tokens)
     # Sizes that are neither 0, 1 nor equal, so that the exporter does not take an axis for a constant or for another.
-    # Two tensors: of one passed twice, the exporter makes one input (outputs differed by 4).
+    # Each input needs its own tensor: one passed twice becomes a single input (outputs differed by 4).
     sample = {name: torch.ones(3, min(7, max_tokens), dtype=torch.int64) for name in TEXT_INPUTS}
     dynamic = {name: {0: batch, 1: columns} for name in TEXT_INPUTS}
     write_graph(encoder.eval(), sample, dynamic, path, inputs=list(TEXT_INPUTS), outputs=[output])

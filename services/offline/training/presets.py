@@ -1,7 +1,7 @@
 """Named training configurations: `quick` for two cores and a few minutes, and the authors' three.
 
-A configuration and the data determine the result: shapes, dropouts, loss, optimizer, schedule, seed. It knows nothing
-of files, progress or devices.
+A configuration and the data determine the result: shapes, dropouts, loss, optimizer, schedule, seed. It uses no files,
+no progress display and no devices.
 """
 
 import math
@@ -47,9 +47,9 @@ class TrainConfig:
     # Probability that an item of a history is replaced by its hash bucket, to train the buckets' rows.
     bucket_probability: float = 0.0
     loss: str = "sampled-softmax"
-    # Positions that share their negatives are a tile of logits, or this part of one: more distinct negatives a step.
+    # Groups in a tile of logits; positions of a group share negatives. More groups: more distinct negatives a step.
     groups_per_tile: int = 1
-    # The learning rate of the head's projections and of its gate, as factors of `learning_rate`.
+    # Factors of `learning_rate`, for the head's projections and for its gate.
     head_rate: float = 1.0
     gate_rate: float = 1.0
     # 0: a mixture's query component p starts as item component p mod P_x. Above: all start as one map plus this noise.
@@ -58,7 +58,7 @@ class TrainConfig:
     default_min_positions: int = 0
     # Buckets of absence, read if the data have times; None: never.
     absence: AbsenceShape | None = None
-    # Changes of the baselines besides encoder or head; None: none.
+    # Other settings that the baselines change; None: no change.
     sasrec: SasRecSettings | None = None
     dot_weight_decay: float | None = None
 

@@ -1,7 +1,7 @@
 """The whole training job of `freshet train`: data, split, training, evaluation, bundle, export.
 
-It connects the package's parts and returns the results in one dictionary. It knows nothing of the parts' inner work or
-of the display.
+It connects the package's parts and returns the results in one dictionary. It does not depend on how the parts work
+or on the display.
 """
 
 import json
@@ -137,7 +137,7 @@ def run_training(
     `interactions` and `catalogue` replace `dataset` and its file of items. `events`: a file with the meaning of event
     types, for this bundle; None: the default, with the scales of the data's values. `table`: how to read a table, and
     the file of items. `actions`: the encoder reads each event's action.
-    `threads` sets PyTorch's for this process. With a console, it shows a progress bar with positions/s and loss, and a
+    `threads`: PyTorch's in this process. A console shows a progress bar with positions/s and loss, and a
     final table. Checkpoints are stored next to `out` until the bundle is written.
     Raises: ValueError for unknown names or unusable data; OSError if `out` cannot be written or is not a bundle, before
     training; ExportError.
@@ -243,7 +243,7 @@ def _chosen(
     *,
     resume: bool,
 ) -> tuple[TrainConfig, Choice | None]:
-    """Return the head with the best validation; a resumed training's own head."""
+    """Return the configuration with the chosen head; if training resumes, the checkpoint's."""
     begun = _begun(candidates(config), checkpoints) if resume else None
     if begun is not None:
         return begun, None
@@ -280,7 +280,7 @@ def _choose(
 
 
 def _begun(options: Mapping[str, TrainConfig], checkpoints: Path) -> TrainConfig | None:
-    """Return a checkpoint's candidate, with its epochs, which a new choice might change; or None."""
+    """Return the candidate of a checkpoint, with its epochs (a new choice might differ); None without one."""
     found = read_config(checkpoints)
     begun = (replace(config, epochs=found["epochs"]) for config in options.values() if found)
     return next((config for config in begun if json.loads(json.dumps(config.as_dict())) == found), None)

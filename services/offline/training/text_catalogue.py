@@ -1,7 +1,7 @@
 """A text bundle for a model bundle's catalogue: both models trained on titles, categories and pseudo queries.
 
-The job of `freshet train-text`; `train_phrases` and `train_text_mol` train on data with real queries. Each step writes
-its part to the folder and preserves the other's. It knows no terminal beyond a given progress bar.
+This is the job of `freshet train-text`. For data with real queries use `train_phrases` and `train_text_mol`. Each step
+writes its part to the folder and preserves the other's. It shows nothing but a given progress bar.
 """
 
 import tempfile
@@ -126,7 +126,7 @@ def train_phrases_part(
 ) -> dict[str, Any]:
     """Train phrase vocabulary, phrase model and shortlist of a catalogue into the text bundle `out`; return a report.
 
-    Raises: BundleError, ValueError, ExportError as the steps.
+    Raises: BundleError, ValueError and ExportError of the steps.
     """
     require_target(out)
     texts = _texts(load_bundle(bundle), seed)

@@ -43,7 +43,7 @@ class LimitedConnection(HttpToolsProtocol):
             if self._header_bytes > MAX_HEADER_BYTES:
                 self.send_400_response(f"header of more than {MAX_HEADER_BYTES} bytes")
         elif self._timer is None and self._is_idle:
-            # No byte of a request, or its first ones.
+            # No byte of a request has arrived, or only its first ones.
             self._close_in(HEADER_S)
 
     def on_message_begin(self) -> None:

@@ -25,7 +25,7 @@ _KINDS = {
 
 
 def parse(data: bytes, kind: type[Message], counts: RequestCounts | None = None) -> Message:
-    """Count and parse a JSON message. Raises: InvalidRequest with the first invalid field."""
+    """Check a JSON message's number of entries and parse it. Raises: InvalidRequest with the first invalid field."""
     marks = data.count(b",") + data.count(b"{") + data.count(b"[")
     if marks > MAX_FIELDS:
         raise InvalidRequest(f"JSON: {marks} commas and opening brackets; allowed: at most {MAX_FIELDS}")

@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: what the JSON port answers, as an OpenAPI document made of the services' descriptors.
+"""`GET /openapi.json`: an OpenAPI document of the JSON port, made from the services' descriptors.
 
 The schemas are Protobuf's JSON of the messages: names in camel case, 64-bit numbers as strings, enums by name, bytes in
 base64. Descriptors at run time carry no comments; those are in protos/.
@@ -36,7 +36,7 @@ _ERROR = {
 
 
 def document(services: Collection[ServiceDescriptor]) -> dict[str, Any]:
-    """OpenAPI 3.1 of the services' methods that do not stream; its version is that of the first one's package."""
+    """Return an OpenAPI 3.1 document of the services' unary methods. Its version is the first service's package."""
     schemas: dict[str, Any] = {"connect.error": _ERROR}
     paths = {
         f"/{service.full_name}/{method.name}": {"post": _operation(service, method, schemas)}
@@ -53,7 +53,7 @@ def document(services: Collection[ServiceDescriptor]) -> dict[str, Any]:
             "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        # Without an API key where the gateway asks for none: on loopback.
+        # {} is no API key: the gateway requires none on loopback.
         "security": [{"key": []}, {}],
         "components": {
             "schemas": dict(sorted(schemas.items())),
@@ -91,14 +91,14 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reference(of: Descriptor | EnumDescriptor, schemas: dict[str, Any]) -> dict[str, Any]:
-    """A reference to the type's schema, which is made, with all that it needs, when it is not there yet."""
+    """Return a reference to the type's schema. If it is absent, add it and the schemas that it refers to."""
     if of.full_name == "google.protobuf.Timestamp":
         return _TIMESTAMP
     if of.full_name not in schemas:
         if isinstance(of, EnumDescriptor):
             schemas[of.full_name] = {"type": "string", "enum": [value.name for value in of.values]}
         else:
-            # There before its fields are looked at: a message may hold itself.
+            # Add the schema before its fields: a message may contain itself.
             schemas[of.full_name] = found = {"type": "object", "additionalProperties": False}
             found["properties"] = {field.json_name: _field(field, schemas) for field in of.fields}
     return {"$ref": f"#/components/schemas/{of.full_name}"}

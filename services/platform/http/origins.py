@@ -1,8 +1,8 @@
-"""Pages in browsers that may call the JSON port (CORS): those of a list of exact origins, empty by default.
+"""CORS: web pages of a list of exact origins may call the JSON port. The list is empty by default.
 
-A browser sends a page's call after a preflight that allows it, since JSON is no content type of a form. A page of
-another origin is refused there, and gets no header to read an answer by. Cookies are never allowed: a page sends its
-key itself.
+JSON is no content type of a form, so a browser sends a page's call only if a preflight request allows it. This module
+refuses the preflight of any other origin, and adds no header that lets its pages read an answer. Cookies are never
+allowed: a page sends its API key in a header.
 """
 
 import re
@@ -14,12 +14,12 @@ _REQUEST_HEADERS = (
     "authorization, content-type, connect-protocol-version, connect-timeout-ms, freshet-priority, x-request-id"
 )
 _ANSWER_HEADERS = "retry-after-ms, x-request-id"
-# Chromium's most.
+# Chromium's maximum.
 _PREFLIGHT_S = 7200
 
 
 def origins(value: str) -> frozenset[str]:
-    """Of a setting, commas between them. Raises: ValueError for what is no exact origin as a browser sends it."""
+    """Return the origins in a setting, separated by commas. Raises: ValueError for one that is no exact origin."""
     found = frozenset(part.strip().lower() for part in value.split(",") if part.strip())
     for one in sorted(found):
         if not _ORIGIN.fullmatch(one):
@@ -70,5 +70,5 @@ class WithOrigins:
 
 
 def _cors_headers(origin: str, may_read: bool) -> list[tuple[bytes, bytes]]:
-    """Caches have to know that the answer depends on who asks."""
+    """Return an answer's CORS headers. `vary` tells caches that the answer depends on the origin."""
     return [(b"vary", b"origin"), *([(b"access-control-allow-origin", origin.encode("latin-1"))] if may_read else [])]

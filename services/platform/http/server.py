@@ -37,7 +37,7 @@ from services.platform.rpc.guard import UNGUARDED, Body, CallGuards, reader
 
 _STRANGERS_BYTES = 4096
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-# gRPC spells it with two l.
+# gRPC spells CANCELLED with two l.
 _CODES = {
     status.name: Code[status.name.replace("CANCELLED", "CANCELED")] for status in grpc.StatusCode if status.value[0]
 }
@@ -99,10 +99,10 @@ class _Application(ConnectASGIApplication[None]):
 
 
 class _Explained:
-    """Explains what is allowed where Connect rejects a path, an HTTP method or a content type without a body."""
+    """Adds a body with what is allowed to Connect's empty rejections of a path, an HTTP method or a content type."""
 
     def __init__(self, application: Any, paths: Collection[str], most: int) -> None:
-        """most: bytes of a body. Connect answers a longer one with the status of overload, which a client may retry."""
+        """most: bytes of a body; a longer one gets 413. Connect's 429 means overload, which a client may retry."""
         self._application, self._paths, self._most = application, ", ".join(sorted(paths)), most
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -157,7 +157,7 @@ def _hostname(host: str) -> str | None:
 
 
 class _KnownFirst:
-    """Checks the key before it reads the body: of an unknown caller's request it reads only what Health needs."""
+    """Checks the API key before it reads the body. From an unknown caller it reads only short Health requests."""
 
     def __init__(self, application: Any, guards: CallGuards) -> None:
         self._application, self._guards = application, guards
@@ -206,9 +206,9 @@ class HttpServer:
         knows_callers: bool,
         origins: Collection[str] = (),
     ) -> None:
-        """services: the implementation of each; services of other packages are not guarded. port: 0 takes any.
+        """services: the implementation of each; gRPC's Health is not guarded. port: 0 takes any free port.
         knows_callers: whether API keys are required; without keys, only calls to a loopback name are answered.
-        origins: of web pages that may call it.
+        origins: the origins of web pages that may call it.
         """
         self._settings, self.port = settings, port
         endpoints = {

@@ -4,7 +4,7 @@ A process that admits every call beyond its capacity answers none in time. The l
 falls in proportion while the median of the last calls is above twice the unloaded latency, and grows by its square root
 otherwise (the gradient of Netflix's concurrency-limits and of Envoy's adaptive concurrency). The unloaded latency is
 learned while few calls run, so a long overload does not count as normal. The limit also falls while calls report that
-other work has priority. No gRPC here.
+other work has priority. This module does not use gRPC.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _TOLERANCE = 2.0
 # The share of the limit for all callers; the rest is for callers below their fair share.
 _COMMON = 0.75
 _FIRST = 16
-# So few concurrent calls do not slow each other down.
+# Up to this number, concurrent calls do not slow each other down.
 _UNHURRIED = 2
 _WINDOW_S = 0.1
 _WINDOW_CALLS = 20
@@ -60,11 +60,11 @@ class Limit:
         self._window_began = clock()
 
     def runs(self, calls: int) -> None:
-        """Note the number of running calls."""
+        """Record the number of running calls."""
         self._peak = max(self._peak, calls)
 
     def took(self, seconds: float, *, yields: bool, in_flight: int) -> None:
-        """Note the end of a call. in_flight: calls still running."""
+        """Record the end of a call. in_flight: calls still running."""
         if self._smallest == self._largest:
             return
         self._taken_s.append(seconds)
@@ -100,9 +100,9 @@ class Limit:
 class Admission:
     """One class of calls. Not thread-safe.
 
-    smallest, largest, quick_s, smallest_yielding: of its `Limit`. per_caller: limit of one caller.
+    smallest, largest, quick_s, smallest_yielding: see `Limit`. per_caller: calls in flight of one caller.
     surplus: calls beyond the limit that may begin if they get a cheaper answer (`Slot.is_surplus`).
-    queue: calls that wait in `admit` before one is rejected.
+    queue: calls that may wait in `admit`; beyond it, calls are rejected.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Admission:
         return self._limit.value
 
     def enter(self, caller: str, *, is_background: bool = False) -> "Slot":
-        """Admit one call; its `Slot.leave` has to follow. Background calls have half of the limit.
+        """Admit one call; its `Slot.leave` has to follow. Background calls get half of the limit.
 
         Raises: Overloaded.
         """
@@ -233,7 +233,7 @@ class Slot:
         self._admission._count(self._caller, 1)
 
     def leave(self, *, worked: bool) -> None:
-        """Note that the call ended. worked: its latency tells of the load; that of a rejection does not."""
+        """Record the end of the call. worked: False for a failed call, whose latency does not measure the load."""
         if self.is_surplus:
             self._admission._surplus_left += 1
         if self._is_in:

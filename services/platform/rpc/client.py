@@ -1,4 +1,4 @@
-"""gRPC clients between Freshet's processes: channels that detect a dead peer, and calls with the error tree.
+"""gRPC clients between Freshet's processes: channels that detect a dead peer, and calls that raise FreshetError.
 
 A call carries the request id and never exceeds the deadline of the call that it serves.
 """
@@ -45,7 +45,7 @@ _OUTLIERS = {
     "failurePercentageEjection": {"threshold": 60, "minimumHosts": 2, "requestVolume": 3},
     "childPolicy": [{"round_robin": {}}],
 }
-# Retries on another replica what a terminating replica did not answer.
+# Retries a call on another replica if a terminating replica did not answer it.
 _RETRY = {
     "maxAttempts": 2,
     "initialBackoff": "0.01s",
@@ -83,12 +83,11 @@ def channel(
 ) -> grpc.aio.Channel:
     """Return a channel to host:port, or to several IP addresses with ports, separated by commas. It connects lazily.
 
-    Calls go round-robin to all resolved addresses whose health serves `health`, by default `service` (""; no health
-    check).
-    Calls of `service` have to be idempotent: an UNAVAILABLE one is retried once.
+    Calls go round-robin to the resolved addresses that report the health service `health` as SERVING; its default is
+    `service`. If `service` is "", there is no health check. Calls of `service` have to be idempotent: an UNAVAILABLE
+    one is retried once.
     interceptors: `Tracing.client_interceptors` traces the calls. shares: reuse this process's connection to the same
-    target.
-    tls: None is plaintext.
+    target. tls: None is plaintext.
     """
     options = [*_CHANNEL_OPTIONS, ("grpc.service_config", _service_config(service, health or service))]
     if not shares:
@@ -148,7 +147,7 @@ def translate(exc: grpc.RpcError, peer: str) -> errors.FreshetError:
 
 
 def translate_status(number: int, reason: str, peer: str) -> errors.FreshetError:
-    """Return the same for a status inside an answer of `peer`."""
+    """Return the tree's error for a status inside an answer of `peer`."""
     return _translated(_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN), reason, peer)
 
 

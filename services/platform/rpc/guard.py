@@ -1,4 +1,4 @@
-"""The interceptor of every RPC. It is one, because each further interceptor costs every call.
+"""The interceptor of every RPC. There is only one, because each further interceptor slows every call.
 
 It binds the request id and the deadline. It rejects unknown callers before their request is read, late and surplus
 calls before it is parsed, and requests with too many entries before a message is built. It maps the error tree to
@@ -51,8 +51,8 @@ class Door(Protocol):
 
 
 class Body:
-    """A request's bytes. The parser takes them, because exceptions and frames of failed calls refer to each other until
-    the garbage collector runs, and should not retain megabytes.
+    """A request's bytes. The parser removes them: exceptions and frames of failed calls refer to each other until the
+    garbage collector runs, and should not retain megabytes.
     """
 
     __slots__ = ("_data", "is_json")
@@ -72,8 +72,8 @@ class Body:
 class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps each handler once; a call then costs one dictionary lookup and one guard.
 
-    max_in_flight: of all methods without an entry in `admissions`. idle_s: how long a stream may be idle. limits: of
-    repeated fields, where they differ from `LIMITS`.
+    max_in_flight: calls of all methods without an entry in `admissions`. idle_s: how long a stream may be idle.
+    limits: limits of repeated fields that differ from `LIMITS`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return wrapped
 
     def guarded(self, path: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
-        """Return the method's handler inside the guard; a foreign method's handler unchanged."""
+        """Return the method's handler inside the guard; a health or reflection method's handler unchanged."""
         return handler if path.startswith(UNGUARDED) else self._wrap(handler, path)
 
     def _refusing(self, path: str) -> grpc.RpcMethodHandler:
@@ -130,7 +130,7 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return grpc.stream_unary_rpc_method_handler(refuse)
 
     def _wrap(self, handler: grpc.RpcMethodHandler, path: str) -> grpc.RpcMethodHandler:
-        # The guard parses requests, so those of unknown or late callers are not parsed.
+        # The guard parses requests, so that requests of unknown or late callers are not parsed.
         method, streams = path.rpartition("/")[2], handler.request_streaming
         read = reader(path, self.limits)
         coders = {"request_deserializer": Body, "response_serializer": handler.response_serializer}

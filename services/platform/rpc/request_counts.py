@@ -1,7 +1,7 @@
 """Limit the entries of a request's repeated fields, before a message is built.
 
 4 MB can encode two million empty messages: Protobuf makes 350 MB of them, and a handler needs half a minute. So entries
-are counted in the bytes (Protobuf) or in lists and objects (JSON). The meaning of fields is not known here.
+are counted in the bytes (Protobuf) or in lists and objects (JSON). This module does not interpret fields.
 """
 
 from collections import Counter
@@ -22,9 +22,8 @@ MAX_FIELDS = 200_000
 _IDS = 50_000
 
 # Most entries of "Message.field" in one message, of "*Message.field" in all messages of a request. These limits apply
-# between processes: the gateway adds seen items (at most 19,000), items answered before, and standing rules. Clients
-# have
-# `OF_CLIENTS`.
+# between processes: the gateway adds seen items (at most 19,000), items answered before, and standing rules.
+# `OF_CLIENTS` has the lower limits of clients.
 LIMITS: Mapping[str, int] = {
     "Arm.rules": 8,
     "AttributeCondition.values": 1000,
@@ -79,8 +78,8 @@ _WIDTHS = {FieldDescriptor.CPPTYPE_DOUBLE: 8, FieldDescriptor.CPPTYPE_FLOAT: 4}
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """most: entries in one message. in_all: in all messages of a request. packed: bytes of an entry if several may be
-    packed, else 0. inner: counts inside an entry.
+    """most: allowed entries in one message. in_all: allowed entries in all messages of a request. packed: bytes of an
+    entry if entries are packed, else 0. inner: counts inside an entry.
     """
 
     name: str
@@ -93,7 +92,7 @@ class _Field:
 class RequestCounts:
     """The limits of one kind of message, and of the messages in it.
 
-    limits: by "Message.field"; by "*Message.field" for a whole request, if lower.
+    limits: see `LIMITS` for the keys.
     Raises: KeyError for a repeated field without a limit.
     """
 
@@ -189,7 +188,9 @@ class RequestCounts:
 
 
 def _check(field: _Field, path: str, name: str, found: int, more: int, in_all: Counter[str]) -> None:
-    """name: as the request has it. found: entries in its message so far, of which `more` are new to the request."""
+    """Check a field's entries. name: as in the request. found: entries in its message so far. more: the last of them,
+    which `in_all` does not yet include.
+    """
     if found > field.most:
         allowed = f"at most {field.most} entries" if field.most > 1 else "once"
         raise InvalidRequest.of(f"{path}{name}", f"{found} entries or more", allowed)

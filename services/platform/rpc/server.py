@@ -53,7 +53,7 @@ _STARTING = "starting, or a part that it needs does not answer"
 
 
 def _connection_age(seconds: float) -> list[tuple[str, int]]:
-    """gRPC varies the age by a tenth. Running calls may finish."""
+    """Return the option for a connection's maximum age. gRPC varies the age by a tenth. Running calls may finish."""
     return [("grpc.max_connection_age_ms", round(seconds * 1000))] if seconds else []
 
 
@@ -109,7 +109,7 @@ class HealthState:
         self._publish_soon()
 
     def watch(self, loop: str, turns: TurnClock) -> None:
-        """Not ready while this loop is stuck. Call it before the server starts."""
+        """Report not ready while this loop is stuck. Call it before the server starts."""
         self._loops[loop] = turns
 
     async def attach(self, servicer: "health.aio.HealthServicer", services: Sequence[str]) -> None:
@@ -208,9 +208,9 @@ class RpcServer:
     """A guarded grpc.aio server with health and reflection. Call `start`, then `drain`.
 
     health_state: reports readiness; without it, the server is ready at once. door: authorises calls; None allows all.
-    admissions: by method, where the limit of `settings` is not shared. max_request_bytes: a larger request is rejected
-    unread. limits: of its repeated fields, where they differ from `request_counts.LIMITS`. told: called at each
-    call's end with method, status and seconds.
+    admissions: by method; methods without an entry share the limit of `settings`. max_request_bytes: a larger request
+    is rejected unread. limits: limits of repeated fields that differ from `request_counts.LIMITS`. told: called at
+    each call's end with method, status and seconds.
     """
 
     def __init__(

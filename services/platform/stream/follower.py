@@ -2,7 +2,7 @@
 
 If a turn fails, the loop logs it once, waits and tries again. After two failures in a row it calls `on_stall`, and it
 exports the lag meanwhile. `turns` detects a turn that hangs; health and metrics read it. `poison.py` decides what
-happens after an exception outside the error tree. Subclasses read and apply; no topic or client is known here.
+happens after an exception outside the error tree. Subclasses read and apply records; this module uses no client.
 """
 
 import contextlib
@@ -41,8 +41,8 @@ class Follower:
     `on_ready` is called once the subclass called `ready`, and again when turns work after `on_stall`. Without
     `on_stall` a stall has no effect: what was read is still served, with its position.
 
-    After an exception outside the error tree the turn is repeated. After several in a row `tries_alone` is True, and a
-    poison record is set aside. Other failures wait. `lost` may discard half a change.
+    After any failure the loop waits and repeats the turn. After several exceptions in a row outside the error tree,
+    `tries_alone` is True, and a poison record is set aside. `lost` may discard a half-applied change.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Follower:
         lag_every_s: float = 1.0,
         turns: TurnClock | None = None,
     ) -> None:
-        """name: of the thread, and in the log. The wait after a failure doubles from `backoff_s` to `max_backoff_s`."""
+        """name: of thread and log. The wait after a failure doubles from `backoff_s` to `max_backoff_s`."""
         self.name = name
         self.turns = turns or TurnClock()
         self.bugs = 0
@@ -113,7 +113,7 @@ class Follower:
                 self.poison.applied([record])
 
     def report_lag(self, *, asks: bool) -> None:
-        """Export the lag. asks: polls fail and do not return the topics' ends; ask for them."""
+        """Export the lag. asks: request the topics' ends from the broker, because polls fail and return none."""
 
     def finish(self) -> None:
         """Save and close, after the last turn."""

@@ -1,8 +1,8 @@
 """kafka-python's clients with short timeouts and the error tree.
 
-kafka-python's constructor and `send` wait for the broker, up to a minute by default. Here all block for seconds at
+kafka-python's constructor and `send` wait for the broker, up to a minute by default. Here they block for seconds at
 most, so they belong in a thread (`event_producer.py` has one). Kafka's default partitioner (murmur2) places keys, so
-this code, bulk imports and outside producers agree on a key's partition. Records' content is not known here.
+this code, bulk imports and outside producers agree on a key's partition. This module does not decode records.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ Brokers = str | KafkaConnection
 
 
 class Client(KafkaClient):  # type: ignore[misc]
-    """kafka-python's network client. It raises a broker's refusal, where the library's retries forever."""
+    """kafka-python's network client, but it raises if a broker refuses it; the library's client retries forever."""
 
     _refusal: BaseException | None = None
 
@@ -62,7 +62,7 @@ class Client(KafkaClient):  # type: ignore[misc]
         return begun
 
     def poll(self, *args: Any, **named: Any) -> Any:
-        """As the library's. Raises: SaslAuthenticationFailedError of a connection that it waited for."""
+        """Poll as the library does. Raises: also SaslAuthenticationFailedError if a broker refused this client."""
         answers = super().poll(*args, **named)
         if isinstance(self._refusal, SaslAuthenticationFailedError):
             refusal, self._refusal = self._refusal, None
@@ -70,13 +70,13 @@ class Client(KafkaClient):  # type: ignore[misc]
         return answers
 
     def check_version(self, *args: Any, **named: Any) -> Any:
-        """As the library's, after a broker accepted this client. Raises: also the reason why none did."""
+        """Return the library's result once a broker accepted this client. Raises: the reason if none did."""
         end = time.monotonic() + self.config["api_version_auto_timeout_ms"] / 1000
         try:
             found = super().check_version(*args, **named)
         except NoBrokersAvailable as exc:
             raise self._refusal or exc from exc
-        # A broker tells its version without authentication.
+        # A broker answers the version request before authentication.
         while not any(self.connected(broker.nodeId) for broker in self.cluster.brokers()):
             if time.monotonic() > end:
                 raise self._refusal or NoBrokersAvailable()
@@ -106,8 +106,8 @@ def partition_for(key: bytes, num_partitions: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record to produce. partition: None: by the default partitioner. timestamp_ms: None is now; a topic with the
-    broker's times ignores it.
+    """One record to produce. partition: None for the default partitioner's choice. timestamp_ms: None for now; a topic
+    with the broker's append time ignores it.
     """
 
     topic: str
@@ -129,7 +129,7 @@ def build_producer(
 ) -> KafkaProducer:
     """Return an idempotent acks=all producer with short timeouts. Blocks: call it in a separate thread.
 
-    connect: makes the network client, which knows the cluster.
+    connect: constructs the network client.
     Raises: DependencyUnavailable if no broker answers.
     """
     try:
@@ -186,8 +186,7 @@ class BulkProducer:
 
         Offset -1: Kafka has the record, at an unknown offset (a retried batch).
         Raises: DependencyUnavailable if any was not acknowledged in time. Some may have been written, but none is sent
-        after
-        the return (it waits out the delivery timeout).
+        after the return, because `send_many` waits for the delivery timeout.
         """
         deadline = time.monotonic() + timeout_s
         producer = self._connected()
@@ -253,10 +252,10 @@ def build_consumer(
 ) -> KafkaConsumer:
     """Return a consumer with assigned partitions (None: all of each topic), no automatic commits, and short timeouts.
 
-    With `window_ms` the broker gathers records for this long, or 64 KB. Otherwise it returns a record at once, and is
-    asked
-    every `rest_ms` while idle, so an idle stream costs almost nothing. There is no group membership and no rebalance: a
-    takeover takes as long as a process start. Only committed records are read, up to the first open transaction.
+    With `window_ms` the broker gathers records for this long, or 64 KB. Otherwise it returns a record at once; while
+    the stream is idle, the consumer asks every `rest_ms`, which costs almost nothing. There is no group membership and
+    no rebalance: a takeover takes as long as a process start. Only committed records are read, up to the first open
+    transaction.
     Raises: DependencyUnavailable if the broker or a topic cannot be reached.
     """
     accept_any_header_name()

@@ -15,7 +15,7 @@ class _Name(bytes):
 
 
 class _Buffer(bytearray):
-    """Slices decode without failing."""
+    """A buffer whose slices decode without failing."""
 
     def __getitem__(self, key: Any) -> Any:
         found = super().__getitem__(key)

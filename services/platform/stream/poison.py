@@ -2,8 +2,8 @@
 
 A poison record fails alone and deterministically because of its content. It may be set aside. For any other failure
 (memory, a disk, a model, a process of another version) the loop stops, waits and logs the reason: waiting loses
-nothing.
-Topics and clients are not known here: a loop reports applied records and how to try one without writing.
+nothing. This module uses no client: a loop passes it the applied records, and a function that tries a record without
+writing.
 """
 
 import traceback
@@ -29,8 +29,7 @@ NEIGHBOURS = 8
 MAX_FAILING_NEIGHBOURS = 0.25
 # Largest share of the last `WINDOW` records to set aside (`FEW` in any case). Errors of real data hit fewer than one
 # record in a thousand so far; a broken process or model hits whole kinds of records. Beyond the share the loop waits
-# for
-# an operator, and a corrected version then loses nothing.
+# for an operator, and a corrected version then loses nothing.
 MAX_POISON_SHARE = 0.01
 FEW = 3
 WINDOW = 10_000
@@ -73,9 +72,9 @@ class PoisonPolicy(Generic[R]):
     """Judges records of one loop. Not thread-safe."""
 
     def __init__(self, name: str) -> None:
-        """name: of the loop, in the log."""
+        """name: the loop's name in the log."""
         self._name = name
-        # At most one per partition, apart from those that passed in the end.
+        # At most one per partition, besides suspects that passed later.
         self._suspects: OrderedDict[Hashable, _Suspect] = OrderedDict()
         self._lately: deque[R] = deque(maxlen=NEIGHBOURS)
         # Indices of records set aside, in the count of processed records.
@@ -84,7 +83,7 @@ class PoisonPolicy(Generic[R]):
         self._logged: tuple[Hashable, str] | None = None
 
     def applied(self, records: Sequence[R]) -> None:
-        """Note applied records."""
+        """Count applied records, and remember the last ones as neighbours."""
         self._dealt_with += len(records)
         self._lately.extend(records[-NEIGHBOURS:])
 
@@ -101,12 +100,12 @@ class PoisonPolicy(Generic[R]):
         """Return whether a record that failed alone may be set aside. False: wait, and try it again; the reason is
         logged once.
 
-        True needs two calls for the same key with the same failure, and healthy neighbours by the first one: records of
-        `behind` (in order) and the last applied ones that pass alone in `rehearse`, which does all but the visible
-        effects and raises like applying. If rehearsing the record does not fail, the failure lies in writing: then only
-        records `applied` alone just before are evidence.
+        True needs two calls for the same key with the same failure, and an earlier call that found healthy neighbours:
+        records of `behind` (in order) and the last applied ones that pass alone in `rehearse`. `rehearse` does all but
+        the visible effects, and raises like applying. If the record passes in `rehearse`, writing it fails; then
+        the evidence is `applied`, the number of records that were applied alone just before it.
 
-        Raises: a rehearsal's error of the tree: a dependency is unavailable.
+        Raises: a FreshetError of `rehearse`: a dependency is unavailable.
         """
         reason = self._innocent_because(key, record, exc, behind, applied, rehearse)
         if reason:

@@ -41,7 +41,7 @@ class Reader(Protocol):
         """Continue from these offsets (skipping records that retention deleted)."""
 
     def poll(self, timeout_ms: int, max_records: int | None = None, *, only: str = "") -> Sequence[SourceRecord]:
-        """Return the next records, in order per partition; none after the timeout. only: of this topic.
+        """Return the next records, in order per partition; none after the timeout. only: poll only this topic.
 
         A recreated topic that is shorter than the position is read from its start.
         """
@@ -58,7 +58,7 @@ class Reader(Protocol):
         """Return the group's committed offset of each assigned partition; 0 without one."""
 
     def commit(self, offsets: Offsets, topic: str = "") -> None:
-        """Publish progress for the next reader and for monitoring; not awaited."""
+        """Publish progress for the next reader and for monitoring, without waiting for the broker."""
 
     def dead_letter(self, record: SourceRecord, reason: str) -> None:
         """Write a record to the dead letters once. A reader without a producer does nothing: another process writes

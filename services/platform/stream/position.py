@@ -1,7 +1,7 @@
 """A record's position in a topic: partition and offset, their limits, and both in one integer.
 
-A packed position has 63 bits, ordered by partition, then offset. The functions on messages take any with the fields
-`partition` and `offset`.
+A packed position has 63 bits, ordered by partition, then offset. The functions on messages take any message with the
+fields `partition` and `offset`.
 """
 
 from collections.abc import Iterable, Mapping

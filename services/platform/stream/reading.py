@@ -13,7 +13,7 @@ from services.platform.stream.record import SourceRecord
 
 # Reading fails if nothing came for this long.
 SILENCE_S = 10.0
-# Records per poll of a single one; those after the wanted one are wasted.
+# Records per poll in `read_offsets`; records that are not wanted are discarded.
 _TOGETHER = 64
 
 

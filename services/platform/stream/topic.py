@@ -21,8 +21,7 @@ _M = TypeVar("_M", bound=Message)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replicas:
-    """The replication factor of created topics, and min.insync.replicas (every producer waits for all in-sync
-    replicas).
+    """Replication factor and min.insync.replicas of created topics. Every producer waits for all in-sync replicas.
 
     0: three and two on at least three brokers, else one and one.
     """
@@ -69,6 +68,6 @@ def parse(kind: type[_M], value: bytes | None) -> _M:
 
 
 def check_key(key: bytes | None, wanted: bytes, name: str) -> None:
-    """Raises: InvalidRequest unless the record's key matches its value. name: of the expected key."""
+    """Raise InvalidRequest unless the record's key matches its value. name: what the key should be."""
     if key != wanted:
         raise InvalidRequest.of("key", "absent" if key is None else f"{len(key)} other bytes", name)

@@ -44,8 +44,8 @@ class TopicFollower(Follower):
         self._next = dict.fromkeys(followed, 0)
         # The topics' ends at the time of connection; None while not connected.
         self._ends: dict[str, int] | None = None
-        # By topic: a record that identifies it, the newest record, which replaces it at the next check, and the time of
-        # that.
+        # By topic: a record that identifies the topic, and the newest record, which replaces it at the next check.
+        # `_next_look` is the time of that check.
         self._known_by, self._newest = dict[str, SourceRecord](), dict[str, SourceRecord]()
         self._next_look = 0.0
         self.is_behind = True

@@ -27,7 +27,7 @@ _HALF_BYTES = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryShape:
-    """The shape of the own model's query states; others are not checked. num_pairs: P, 0 without a gate."""
+    """The shape of this model's query states. States of other models are not checked. num_pairs: P, 0 without gate."""
 
     model_version: str
     num_components: int
@@ -71,7 +71,7 @@ def _decode(record: SourceRecord, shape: QueryShape) -> Entry:
 
 def _interaction(record: SourceRecord, message: events_pb2.Attribution, shape: QueryShape) -> Interaction:
     if not message.HasField("source"):
-        raise InvalidRequest.of("source", "absent", "where the interaction lies")
+        raise InvalidRequest.of("source", "absent", "the position of the interaction")
     if not math.isfinite(message.value):
         raise InvalidRequest.of("value", message.value, "a finite number")
     if len(message.type.encode()) > MAX_TYPE_BYTES:

@@ -1,7 +1,7 @@
-"""The log port over two topic readers. Checkpoints have the progress.
+"""The log port over two topic readers. Checkpoints store the reading progress.
 
-One reader follows the stream. The other connects on first use and reads single records again, for example a forgotten
-user's. An unreadable record of `items` is only logged: the candidates process dead-letters it.
+One reader follows the stream. The other connects on first use and reads single records again, for example the records
+of a forgotten user. An unreadable record of `items` is only logged: the candidates process dead-letters it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ _GAP_RECORDS = 200
 
 
 class KafkaLog:
-    """reader: of `attributions` and `items`. again: a second reader of `attributions`."""
+    """reader: reads `attributions` and `items`. again: reads single records of `attributions`."""
 
     def __init__(self, reader: Reader, again: Reader, shape: QueryShape, tracing: Tracing = OFF) -> None:
         self._reader, self._again, self._shape, self._tracing = reader, again, shape, tracing
@@ -64,9 +64,7 @@ class KafkaLog:
                 raise PreconditionFailed(f"offset {offset} of partition {partition} is not there any more")
             entry = decode_attribution(record, self._shape)
             if not isinstance(entry, Interaction):
-                raise PreconditionFailed(
-                    f"offset {offset} of partition {partition} held an interaction, and does not now"
-                )
+                raise PreconditionFailed(f"offset {offset} of partition {partition} no longer contains an interaction")
             found[offset] = entry
         return found
 

@@ -19,7 +19,7 @@ _ROWS = 1024
 
 @dataclass(frozen=True, slots=True)
 class ContributionRows:
-    """n interactions with a weight. Shapes: weights (n,), contributions (n, P_x, d), seconds (n,)."""
+    """n interactions with nonzero weights. Shapes: weights (n,), contributions (n, P_x, d), seconds (n,)."""
 
     interactions: Sequence[Interaction]
     item_ids: list[str]
@@ -37,7 +37,7 @@ def weights_of(rules: Rules, interactions: Sequence[Interaction]) -> list[float]
 def contributions_of(
     rules: Rules, interactions: Sequence[Interaction], weights: Sequence[float]
 ) -> list[ContributionRows]:
-    """Return the contributions of the interactions with a weight."""
+    """Return the contributions of the interactions with a nonzero weight."""
     pairs = [(one, weight) for one, weight in zip(interactions, weights, strict=True) if weight]
     return [_rows_of(rules, pairs[start : start + _ROWS]) for start in range(0, len(pairs), _ROWS)]
 

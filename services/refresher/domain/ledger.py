@@ -1,9 +1,9 @@
-"""Which interactions count, and the forgotten positions of users.
+"""The ledger records which interactions count, and which positions users have forgotten.
 
 The ledger makes folding exactly-once (a source position is folded once), forgetting exact (it has the offsets of the
-attributions to subtract), and a rebuild equal. Rows lie in blocks of arrays in order of arrival, 36 bytes each. A row
-that no longer counts is blanked, so a checkpoint copies only changed blocks, and no call loops over users. A user is 64
-bits of the pseudonym's hash, an item a number.
+attributions to subtract), and a rebuild identical. Rows are stored in blocks of arrays in order of arrival, 36 bytes
+each. A row that no longer counts is blanked, so a checkpoint copies only changed blocks. No call loops over users. A
+row has 64 bits of the hash of the user's pseudonym, and the number of the item.
 
 Letters: n rows.
 """
@@ -44,14 +44,13 @@ class Ledger:
         self.undone: array[int] = array("q")
         self._undone: set[int] = set()
         self._num_positions = 0
-        # Rows of the last block by position, and the newest position of each partition of `interactions`: most records
-        # are
-        # newer.
+        # Rows of the last block by position, and the newest position of each partition of `interactions`. A newer
+        # position needs no search, and most positions are newer.
         self._tail: dict[int, int] = {}
         self._newest: dict[int, int] = {}
         self._sorted: dict[int, tuple[IntArray, IntArray]] = {}
         self._mix = Mix()
-        # Number of the last block's rows in the mix.
+        # How many rows of the last block the mix contains.
         self._mixed = 0
 
     def __len__(self) -> int:
@@ -60,7 +59,7 @@ class Ledger:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows, blank ones included, and the undone positions, without the forgotten users."""
+        """Bytes of the rows, including blank ones, and of the undone positions. The forgotten users are not counted."""
         return ROW_BYTES * BLOCK_ROWS * len(self.blocks) + 8 * len(self._undone)
 
     def standing(self, user: str, position: int) -> Standing:
@@ -73,7 +72,7 @@ class Ledger:
         return Standing.NEW if self._find(position) is None else Standing.COUNTED
 
     def add(self, user: str, position: int, offset: int, item: int = NO_ITEM, second: int = 0) -> None:
-        """Count a NEW position. offset: of its attribution. item, second: as in the sums."""
+        """Count a NEW position. offset: the offset of its attribution. item: NO_ITEM if no sums contain it."""
         if not self.blocks or self.blocks[-1].count == BLOCK_ROWS:
             self._mix_tail()
             self.blocks.append(Block.empty())
@@ -91,7 +90,7 @@ class Ledger:
             self._newest[source] = position
 
     def settle(self, position: int, item: int, second: int) -> None:
-        """Note that the sums now contain a counted position."""
+        """Set the item and second of a counted position: those of the sums that contain it, or NO_ITEM and 0."""
         block, row = self._at(position)
         block.write(row, item=item, second=second)
 
@@ -101,7 +100,7 @@ class Ledger:
         return None if found is None else int(self.blocks[found[0]].offsets[found[1]])
 
     def undo(self, position: int) -> None:
-        """Void a position that does not count, whether it counted before or arrives later."""
+        """Void a position, also if it arrives later. If it counts, the caller strikes it first."""
         if position not in self._undone:
             self._undone.add(position)
             self.undone.append(position)
@@ -113,8 +112,8 @@ class Ledger:
         return int(block.users[row])
 
     def release(self, item: int, first: int) -> tuple[int, list[int]]:
-        """Remove an item's rows after its sums were dropped. Rows below the offset `first` cannot be read again and are
-        struck.
+        """Remove an item's rows from its sums, which are dropped. Attributions below the offset `first` cannot be read
+        again, so their rows are struck.
 
         Returns the number of struck rows, and the attribution offsets of the others, which still count.
         """
@@ -148,7 +147,7 @@ class Ledger:
         return before
 
     def strike(self, position: int) -> tuple[int, int]:
-        """Blank a counted position's row. Returns its user's hash, and its item from `add` or `settle`."""
+        """Blank a counted position's row. Returns the row's user hash and item."""
         number, row = self._find_or_raise(position)
         block = self.blocks[number]
         user, item = int(block.users[row]), int(block.items[row])
@@ -160,7 +159,7 @@ class Ledger:
         return user, item
 
     def forget(self, user: str, up_to: Mapping[int, int]) -> None:
-        """Void later arrivals of a user at or below these offsets. The caller strikes the counted ones."""
+        """Void positions of a user at or below these offsets that arrive later. The caller strikes the counted ones."""
         shard = hash_text(user) % FORGOTTEN_SHARDS
         before = self._forgotten[shard].get(user, {})
         after = furthest(before, up_to)
@@ -198,7 +197,7 @@ class Ledger:
         return positions[positions >= 0], offsets[positions >= 0]
 
     def digest(self) -> bytes:
-        """Return 16 bytes of the content, independent of the order of arrival."""
+        """Return a 16-byte hash of the content, independent of the order of arrival."""
         self._mix_tail()
         return b"".join(word.to_bytes(8, "little") for word in self._mix.words)
 
@@ -255,7 +254,7 @@ class Ledger:
 
     @property
     def newest(self) -> Mapping[int, int]:
-        """The newest position of each partition of `interactions` that ever counted."""
+        """For each partition of `interactions`, the newest position that ever counted."""
         return self._newest
 
     def _mix_tail(self) -> None:

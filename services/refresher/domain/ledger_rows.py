@@ -1,4 +1,4 @@
-"""The ledger's rows as arrays, and a sum of row hashes, which identifies a ledger independent of order.
+"""The ledger's rows as arrays, and a sum of row hashes, which identifies a ledger whatever the order of its rows.
 
 Letters: n rows.
 """
@@ -60,7 +60,7 @@ class Block:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Changes with the content."""
+        """A value that differs after every change of the content."""
         return self.count, self.changes
 
     def rows(self) -> dict[str, npt.NDArray[np.generic]]:
@@ -85,7 +85,7 @@ class Block:
 
 @dataclass(slots=True)
 class Mix:
-    """The sum of a hash of every row, so that a digest needs no order."""
+    """The sum of a hash of every row. A digest of it does not depend on the order of rows."""
 
     words: list[int] = field(default_factory=lambda: [0, 0])
 

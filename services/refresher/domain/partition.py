@@ -29,7 +29,7 @@ from services.refresher.domain.records import Interaction, hash_text
 from services.refresher.domain.remembered import Remembered, entry_id_of
 from services.refresher.domain.rules import Rules
 
-# Items in the choice of the new items' length, and the least interactions of each.
+# The choice of the new items' model weight uses at most this many items, each with at least this many interactions.
 _JUDGED = 1000
 _WELL_USED = 20
 # Items per checkpoint part; the part is written again if one of their sums changed.
@@ -136,7 +136,7 @@ class Partition:
         return np.asarray(self.ledger.of_item(self.numbers.of[item_id])["seconds"], np.int64)
 
     def digest(self) -> str:
-        """Return 32 hex digits of position, sums, memory and ledger: equal after a rebuild from zero.
+        """Return a hash (32 hex digits) of position, sums, memory and ledger. A rebuild from zero gives the same.
 
         Cost: a hash over the sums that changed since the last digest.
         """
@@ -148,7 +148,7 @@ class Partition:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of items, interactions and memory, as far as counted."""
+        """Bytes of sums, users of new items, memory, ledger and pending interactions."""
         contributors = 8 * sum(map(len, self.contributor_hashes.values()))
         parts = (self.sums, self.remembered.memory, self.ledger, self.pending)
         return contributors + sum(part.nbytes for part in parts)
@@ -233,7 +233,7 @@ class Partition:
         return len(numbers), others
 
     def come_back(self, offsets: Sequence[int], found: Mapping[int, Interaction]) -> None:
-        """Fold the interactions found at the first offsets of `returning` that still count."""
+        """Add the found interactions that still count to the sums. `offsets`, the first of `returning`, are done."""
         still = [one for one in found.values() if self.ledger.offset_of(one.source_position) == one.offset]
         self._settle(still)
         del self.returning[: len(offsets)]
@@ -275,14 +275,15 @@ class Partition:
         return bool(weights_of(self.rules, [interaction])[0])
 
     def refill(self, interactions: Sequence[Interaction]) -> None:
-        """Rebuild the memory from its entries and these interactions, the next ones by hash."""
+        """Rebuild the memory from its entries and these interactions, which come next in the order of hashes."""
         weights = weights_of(self.rules, interactions)
         self.outgoing.dirty_entries |= self.remembered.refill(interactions, weights)
 
     def judge_new_items(self) -> None:
-        """Choose the length of new items' components from the sums of frequently used known items.
+        """Choose the model weight of new items from the sums of frequently used known items.
 
-        It takes at most `_JUDGED` items, by the hash of their ids. Published new items are marked as changed.
+        It uses at most `_JUDGED` items, by the hash of their ids. If the weight changes, published new items are marked
+        as changed.
         """
         is_new = self.rules.items.is_new
         learnt = [item_id for item_id in self.sums if not is_new(item_id)]
@@ -304,7 +305,7 @@ class Partition:
     def _accept(
         self, interactions: Sequence[Interaction]
     ) -> tuple[list[Interaction], list[Interaction], Counter[str], Counter[str]]:
-        """Return the interactions to count, those that count already, the others' outcomes, and the others' models."""
+        """Return the interactions to count, those that already count, and counts by outcome and by other model."""
         again: list[Interaction] = []
         accepted: list[Interaction] = []
         counts: Counter[str] = Counter()
@@ -329,7 +330,7 @@ class Partition:
         return accepted, again, counts, others
 
     def _add_to_sums(self, part: ContributionRows, owner_of: Callable[[int], int] | None = None) -> None:
-        """owner_of: the user's hash of a counted position, which may be of another pseudonym."""
+        """owner_of: returns the user's hash of a counted position; another pseudonym may own the position by now."""
         self.sums.add(part.item_ids, part.contributions, part.weights, part.seconds)
         for interaction in part.interactions:
             self._touch(interaction.item_id)

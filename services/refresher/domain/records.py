@@ -27,9 +27,9 @@ def hash_text(text: str) -> int:
 class Interaction:
     """An interaction of a user with an item.
 
-    offset: of the attribution. source_position: of the interaction. moment_ms: the producer's time, at most the
-    broker's:
-    a clock that runs ahead ages no other event. recorded_ms: the broker's time.
+    offset: the attribution's offset. source_position: the interaction's position. moment_ms: the producer's time, at
+    most the broker's, so that a producer's clock that runs ahead does not age other events. recorded_ms: the broker's
+    time.
     """
 
     offset: int

@@ -1,4 +1,4 @@
-"""The memory of one partition, and its entries as published."""
+"""The memory of one partition, and the entries to publish."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -33,11 +33,11 @@ class Remembered:
         self._mix = 0
 
     def digest(self) -> bytes:
-        """Return 16 bytes of the visible entries."""
+        """Return a 16-byte hash of the visible entries."""
         return (self._mix % (1 << 128)).to_bytes(16, "little")
 
     def add(self, interactions: Sequence[Interaction], weights: Sequence[float]) -> set[str]:
-        """Offer the interactions with a weight."""
+        """Offer the interactions with a nonzero weight to the memory."""
         offered = [
             self._entry(interaction, weight)
             for interaction, weight in zip(interactions, weights, strict=True)
@@ -56,11 +56,11 @@ class Remembered:
 
     @property
     def refill_size(self) -> int:
-        """Number of interactions for a refill: one more than fits, so that the memory knows of others."""
+        """Number of interactions for a refill: one more than fits, which shows that others were left out."""
         return self.memory.capacity + self.memory.reserve + 1 - len(self.memory)
 
     def refill(self, interactions: Sequence[Interaction], weights: Sequence[float]) -> set[str]:
-        """Rebuild the memory from its entries and these interactions, the next ones by hash."""
+        """Rebuild the memory from its entries and these interactions, which come next in the order of hashes."""
         before = set(self.visible)
         offered = [self._entry(one, weight) for one, weight in zip(interactions, weights, strict=True) if weight]
         # A memory that needs a refill has used up its reserve, so all its entries are visible.
@@ -103,7 +103,7 @@ class Remembered:
 
 
 def _hash_entry(entry: MemoryEntry) -> int:
-    # Without the user: another pseudonym key may have given another pseudonym.
+    # The user is left out, because the pseudonym depends on the pseudonym key.
     names = f"{entry.entry_id}\0{entry.item_id}\0{entry.interaction_type}\0"
     numbers = f"{entry.weight!r}\0{entry.event_seconds}\0"
     digest = hashlib.blake2b((names + numbers).encode(), digest_size=16)

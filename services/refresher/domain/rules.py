@@ -1,7 +1,7 @@
-"""What a partition's state depends on besides its records: the model's items and the weight of feedback.
+"""The rules of folding: the model's items and the weight of feedback. A partition's state depends on them and on its
+records.
 
-Two refreshers with equal rules text compute equal states from equal records. A checkpoint of other rules is not
-continued.
+Two refreshers with equal rules text compute equal states from equal records. A checkpoint of other rules is rejected.
 
 Letters: X items, n rows asked for, P_x item components, P pairs, d component width.
 """
@@ -63,7 +63,7 @@ class ModelItems:
 
     @cached_property
     def contributions(self) -> Contributions:
-        """Computes what interactions add to their items."""
+        """Computes what interactions add to their items' sums."""
         return Contributions(self.pair_gate, leave_out=self.leave_out)
 
     def rows(self, item_ids: Sequence[str]) -> ItemStates:
@@ -93,7 +93,7 @@ class Rules:
 
     @property
     def text(self) -> str:
-        """Everything that the state depends on."""
+        """A text that identifies the rules."""
         return (
             f"model={self.items.model_version} feedback={self.feedback.text} "
             f"remembered={self.max_remembered} parked={self.max_pending}"

@@ -31,14 +31,14 @@ class CarefulFold:
     ) -> None:
         self._fold, self._opener, self._registry, self._publication = fold, opener, registry, publication
         self._policy = poison
-        # Up to which offset to fold one by one, and the poison records with their reasons.
+        # Per partition, the offset up to which records are folded one by one. Per poison record, the reason.
         self._careful_to: dict[int, int] = {}
         self._poison: dict[tuple[int, int], str] = {}
-        # Up to which offset folded records were counted; records folded again are not counted again.
+        # Per partition, the offset up to which folded records were counted. Records folded again are not counted again.
         self._counted_to: dict[int, int] = {}
 
     def __call__(self, state: Partition, entries: Sequence[Entry]) -> None:
-        """Fold entries together, or one by one up to a failure. A poison record becomes a dead letter at the next
+        """Fold entries together, or one by one if they failed before. A poison record becomes a dead letter at the next
         attempt.
 
         Raises: as `FoldRecords.fold`, and the unexpected exception.
@@ -83,5 +83,5 @@ class CarefulFold:
 
 
 def _dead_letter(number: int, entry: Entry, reason: str) -> DeadLetter:
-    """Return a dead letter with the record's position; the readable bytes are not stored."""
+    """Return a dead letter with the record's position, without its bytes."""
     return DeadLetter(SourceRecord(ATTRIBUTIONS, number, entry.offset, 0, None, None), reason)

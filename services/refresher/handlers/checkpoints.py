@@ -1,8 +1,8 @@
 """Convert a partition's state to a checkpoint's parts and back, completely or not at all.
 
-The position is part of the checkpoint, so neither is newer than the other. A part (a block of the ledger, the sums of
-some items, some entries of the memory) is written only if it changed. Its content is captured under the lock, without
-large copies (see `Ledger.share`), and encoded after it. The storage of parts is not known here.
+The position is part of the checkpoint, so it always matches the state. A part (a block of the ledger, the sums of some
+items, some entries of the memory) is written only if it changed. Its content is captured under the lock, without large
+copies (see `Ledger.share`), and encoded without the lock. This module does not store parts.
 """
 
 import json
@@ -46,7 +46,7 @@ _MEMORY_BUCKETS = 64
 
 
 class OtherRulesError(CheckpointError):
-    """A complete checkpoint of other rules. items, entries: published from it."""
+    """A complete checkpoint was made with other rules. items, entries: what its state has published."""
 
     def __init__(self, message: str, items: list[str], entries: list[str]) -> None:
         super().__init__(message)
@@ -55,7 +55,7 @@ class OtherRulesError(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state at one position. versions: of every part. changed: encoders of the changed parts."""
+    """A state at one position. versions: the version of every part. changed: encoders of the changed parts."""
 
     number: int
     folded_offset: int
@@ -256,7 +256,7 @@ def _restore(
     published = [state.numbers.ids[row] for row in rest["published"].tolist()]
     if values["rules"] != rules.text:
         entries = list(state.remembered.visible)
-        raise OtherRulesError(f"made by {values['rules']!r}; these are {rules.text!r}", published, entries)
+        raise OtherRulesError(f"made with rules {values['rules']!r}; allowed: {rules.text!r}", published, entries)
     for shard, data in sorted(kinds.get("sums", {}).items()):
         arrays = unsqueeze(data)
         state.sums.put([state.numbers.ids[row] for row in arrays["numbers"].tolist()], arrays)

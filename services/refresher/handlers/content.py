@@ -1,7 +1,7 @@
 """States of new items from their texts, until they have enough interactions.
 
-It has the listings of topic `items` and the text encoder's states. Encoding a text costs about 10 ms, so each is
-encoded once, and callers ask for few at a time. Interactions and publication are not known here.
+It stores the listings of topic `items` and the text encoder's states. Encoding a text takes about 10 ms, so each text
+is encoded once, and callers ask for few at a time. This module uses no interactions and publishes nothing.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class ContentStates:
         return listing is not None and bool(listing.title or listing.categories)
 
     def of(self, item_ids: Sequence[str]) -> ItemStates:
-        """Return states of items with a text, at least one."""
+        """Return the states of these items (one or more). Each must have a text."""
         new = [self._listings[item_id] for item_id in item_ids if item_id not in self._states]
         if new:
             made = self._texts.of([one.title for one in new], [one.categories for one in new])

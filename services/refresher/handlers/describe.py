@@ -1,7 +1,7 @@
 """Describe the state: status with digests, one item's evidence, one user's contributions.
 
-Event-loop threads answer while the refresher's thread folds, so both lock the registry. Long reads lock it in slices:
-folding waits for about a millisecond.
+Handler threads answer while the refresher's thread folds, so both lock the registry. Long reads lock it in slices, so
+that folding waits for about a millisecond.
 """
 
 import time
@@ -61,7 +61,7 @@ class Status:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemEvidence:
     """An item's evidence. reason: why it is not published from interactions (its text may be published instead).
-    min_users: so many people publish an item that training did not know.
+    min_users: an item that training did not know is published once it has this many users.
     """
 
     found: bool

@@ -18,9 +18,9 @@ from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
 from services.refresher.ports import Log
 
-# At these offsets, independent of polls, so that publication depends only on the log.
+# New items are judged after every so many offsets, not after polls, so that publication depends only on the log.
 _JUDGE_EVERY = 2048
-# Records read again per slice; most records, and seconds, per turn.
+# Records read again per slice; the most records, and the most seconds, per turn.
 _SLICE = 32
 _MOST, _MOST_S = 256, 0.2
 
@@ -68,7 +68,7 @@ class FoldRecords:
             partition.adopt(item_id, list(found.values()))
         if not partition.remembered.memory.wants_refill:
             return
-        # Also without lacking entries: the rebuilt memory accepts what it would have rejected.
+        # Refill even if nothing is lacking: the rebuilt memory accepts entries that the present one would reject.
         lacking = partition.lacks()
         wanted = partition.remembered.refill_size
         brought: list[Interaction] = []
@@ -117,7 +117,7 @@ class FoldRecords:
             unreadable.append(entry)
             partition.counts["dead_lettered"] += 1
         if not isinstance(entry, DeadLetter):
-            # The record is folded. If the refill fails, the next attempt begins with it.
+            # The record is folded. If the refill fails, the next attempt begins with the refill.
             partition.folded_offset = entry.offset
             if not partition.leaving:
                 self.mend(partition)

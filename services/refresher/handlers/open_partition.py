@@ -1,7 +1,8 @@
 """Open a partition: restore the newest valid checkpoint, or fold its log from the beginning.
 
 A checkpoint is rejected, never repaired, if its bytes are torn or altered, if its model or policy differs, or if the
-topic does not reach its position. What a rejected state published stays marked, to be published again or dropped.
+topic does not reach its position. Unless it is torn, all that its state published is marked as changed, and is
+published again or dropped.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ _HOMES_LOOKED_AT = 64
 
 @dataclass(kw_only=True, eq=False)
 class OpenPartition:
-    """Opens, saves and rebuilds partitions. withdrawn: every listed item; may grow."""
+    """Opens, saves and rebuilds partitions. withdrawn: for every listed item, whether it is withdrawn; may grow."""
 
     rules: Rules
     log: Log

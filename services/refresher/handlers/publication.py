@@ -19,8 +19,8 @@ _MAX_WAITING = 10_000
 class Publication:
     """Publishes batches. Not thread-safe; locks the registry while it makes batches.
 
-    max_changes: per publication, all partitions together. every_s: between two publications. share: largest share of
-    time for publications while records wait to be folded.
+    max_changes: the most changes per publication, over all partitions. every_s: seconds between two publications; none
+    if changes are left and no records wait. share: largest share of time for publications while records wait.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Publication:
         self.at_s = 0.0
         self._sequence = self._turn = 0
         self._unreadable: list[DeadLetter] = []
-        # Of the records polled since the last publication.
+        # Traces of the records polled since the last publication.
         self._traceparents: list[str] = []
         # The broker's times of folded and unpublished interactions, by partition.
         self._waiting: dict[int, list[int]] = {}
@@ -76,7 +76,7 @@ class Publication:
             self._waiting.pop(number, None)
 
     def write_unreadable(self) -> None:
-        """Write the dead letters now, so that no checkpoint lies after a record whose dead letter is missing.
+        """Write the dead letters now, so that no checkpoint includes a record whose dead letter is not written.
 
         Raises: as the outbox.
         """

@@ -40,7 +40,7 @@ class WriteCheckpoints:
         self._kept: dict[int, tuple[int, int]] = {}
 
     def begin(self, number: int, part: float) -> None:
-        """Add a partition. part: of the interval, until its first checkpoint, so that not all fall into one turn."""
+        """Add a partition. part: part of the interval until its first checkpoint; different parts spread the work."""
         self._at[number] = time.monotonic() + self._every_s * part
 
     def forget(self, numbers: Collection[int]) -> None:

@@ -1,4 +1,4 @@
-"""The launcher's interface to parts, and the recipes' common code: the stack's place, and running an installer."""
+"""The launcher's interface to the parts of a stack, and code that their recipes share."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ Say = Callable[[str, str], None]
 class Place:
     """One stack's place: its state, ports, model bundle and text bundle (absolute paths; the text may be absent).
 
-    settings: of its processes, in addition to docker-compose.yml's.
+    settings: settings of its processes, in addition to those of docker-compose.yml.
     """
 
     state: StateFolder
@@ -71,7 +71,7 @@ def inherited_environment() -> dict[str, str]:
 def run_installer(
     part: str, argv: Sequence[str], *, advice: str, environment: Mapping[str, str] | None = None, timeout_s: float = 900
 ) -> None:
-    """Run an installer; if it fails, the error has its last lines."""
+    """Run an installer. Raises: StackError; if the installer failed, with the last lines of its output."""
     try:
         done = subprocess.run(
             argv,
@@ -92,7 +92,7 @@ def run_installer(
 
 
 def uv() -> str | None:
-    """The uv of the running environment, or on the path."""
+    """Return the uv of the running environment, else the one on the path, else None."""
     installed = Path(sys.executable).parent / "uv"
     return str(installed) if installed.exists() else shutil.which("uv")
 

@@ -1,7 +1,7 @@
 """Triton Inference Server from the nvidia-pytriton wheel, in its own environment (it needs NumPy 1.x).
 
 The wheel has the server, the Python backend and a stub per Python version, but no ONNX Runtime backend. So the model
-folder's config.pbtxt runs ONNX Runtime inside a Python-backend model. The model's content is not known here.
+folder's config.pbtxt runs ONNX Runtime inside a Python-backend model. This module does not read the model.
 """
 
 import hashlib
@@ -106,7 +106,7 @@ class InferenceServer(Component):
             "--model-config-name": None,
         }
         prefix = shared_memory_prefix(place)
-        # The server is not running: files with this stack's name are left from a killed one.
+        # The server is not running, so files with this stack's prefix were left by a killed one.
         for left in _SHARED_MEMORY.glob(f"{prefix}*"):
             left.unlink(missing_ok=True)
         flags = dict(flag.partition("=")[::2] for flag in self.service.command[1:]) | own
@@ -129,7 +129,7 @@ class InferenceServer(Component):
         python_library = _python_library()
         libraries = [str(self._packages / "nvidia_pytriton.libs"), str(python_library) if python_library else ""]
         return environment | {
-            # The stub embeds Python: these tell it whose packages to use.
+            # The stub embeds Python; these variables set the packages that it uses.
             "VIRTUAL_ENV": str(self.folder),
             "PYTHONPATH": str(self._packages),
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{environment.get('PATH', '')}",

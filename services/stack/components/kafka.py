@@ -1,8 +1,8 @@
 """Apache Kafka, one KRaft node: Java and jars as pinned in deploy/kafka, settings from docker-compose.yml.
 
 Java comes as a Python package and the jars through one, so no JDK or Maven is needed. The image's rule
-KAFKA_A_B -> a.b makes the same server.properties here; only addresses and the data folder are this stack's. Topics are
-not known here.
+KAFKA_A_B -> a.b makes the same server.properties here; only addresses and the data folder differ. This module creates
+no topics.
 """
 
 import base64

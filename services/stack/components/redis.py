@@ -51,7 +51,7 @@ class Redis(Component):
         program, *arguments = self.service.command
         if program != "redis-server":
             raise StackError(self.name, f"its command in docker-compose.yml is {program!r}; expected redis-server")
-        # Later settings win: port, address and folder of this stack.
+        # Later arguments override earlier ones: this stack's port, address and folder.
         own = ["--port", str(place.ports["redis"]), "--bind", LOOPBACK, "--dir", str(data), "--daemonize", "no"]
         return Launch(
             argv=[self.program(), *arguments, *own],

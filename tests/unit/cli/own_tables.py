@@ -202,7 +202,7 @@ TABLES = [
     refused(
         "two files in one, with both headers",
         text(lines() + lines()),
-        "timestamp is no number, as most rows are (first: timestamp): 1 of 17, 5.9% (rows 10)",
+        "timestamp is not a number, though most rows are (first: timestamp): 1 of 17, 5.9% (rows 10)",
         rows=17,
     ),
     refused(

@@ -244,7 +244,7 @@ async def test_explaining_an_item_without_a_state_says_why_there_is_none(running
     running.changes.describe([CatalogueItem(item_id="put"), CatalogueItem(item_id="item-4", withdrawn=True)])
     for item_id, why in (
         ("nowhere", "is no item of this index"),
-        ("put", "has no state yet: nobody has taken it"),
+        ("put", "has no state yet: it has had no interaction"),
         ("item-4", "is withdrawn or not available"),
     ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -1,4 +1,4 @@
-"""Exact top-K by the cheapest strategy, as measured on the searches themselves.
+"""Exact top-K by the cheapest strategy, measured on the searches themselves.
 
 All strategies give the same proven answer, so trials cost only time. Per kind of request (batch size and K, by orders
 of magnitude, and the allowed gap) the first searches take turns; then the cheapest per query is used. The choice
@@ -33,16 +33,14 @@ from services.algorithms.ops.mol_bounds import AverageItems, BoundItems
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
-# The fastest turn counts, in CPU time of the calling thread, since other load only adds time: on two cores with six
-# times
-# as much to do, three turns by wall clock chose a strategy 1.7 times as expensive. The first turn warms caches.
+# The fastest turn counts, in CPU time of the calling thread, because other load only adds time. On two cores with a
+# sixfold load, three turns by wall clock chose a strategy 1.7 times as expensive. The first turn warms caches.
 _TURNS = 3
-# Then one search in so many tries another strategy that was at most so many times slower. Otherwise a disturbance of
-# all
-# three turns, such as a start, would slow every later search.
+# Then one search in 200 tries another strategy that was at most 4 times slower. Otherwise a disturbance of all three
+# turns, for example during a start, would slow every later search.
 _LOOK_AGAIN_EVERY, _WORTH_LOOKING_AT = 200, 4.0
 
-# A gap below the first of these lets bounds drop hardly more than gap 0 does; between two of them searches cost alike.
+# Gaps between two of these cost about the same. Below the first, bounds drop hardly more items than for gap 0.
 _GAPS = (0.003, 0.03, 0.3)
 
 _Kind = tuple[int, int, int]
@@ -95,7 +93,7 @@ class Exact(ScoredIndex):
         return self.strategies[_cheapest(measured)].name
 
     def carry_over_from(self, earlier: "Exact") -> None:
-        """Inherit the timings of `earlier`, an index over nearly the same items, without new trials."""
+        """Copy the timings of `earlier`, an index over nearly the same items, so that no new trials are needed."""
         with earlier._lock:
             measured = {kind: [list(turns) for turns in found] for kind, found in earlier._measured.items()}
             started = dict(earlier._started)
@@ -126,7 +124,7 @@ class Exact(ScoredIndex):
     def _by_turn(
         self, queries: QueryStates, k: int, ask: Callable[[Index], _Found], max_gap: float = 0.0
     ) -> tuple[_Found, Pass]:
-        """Return the result of the next strategy in turn, and a pass with its name; its time is recorded."""
+        """Return the result of the next strategy in turn, and a pass with its name. Record its time."""
         kind = _kind(len(queries), k, max_gap)
         number = self._turn(kind)
         started = time.thread_time()
@@ -155,9 +153,9 @@ class Exact(ScoredIndex):
 
 
 def carry_over(build: Build) -> Build:
-    """Return a build whose exact indexes inherit the timings measured by the previous index of the same name and
-    similar size:
-    timings of a delta's block do not apply to the main segment, nor the reverse.
+    """Return a build whose exact indexes copy the timings of the previous index of the same name and similar size.
+
+    Timings of a delta's block do not apply to the main segment, nor the reverse.
     """
     before: dict[str, Exact] = {}
 

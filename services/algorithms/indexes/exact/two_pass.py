@@ -1,7 +1,8 @@
 """Exact top-K in two passes: a certified bound drops nearly every item, the rest is scored in full.
 
-A first pool, the best by averaged components, is scored; its K-th best s, less every rounding, is a proven threshold.
-The bound pass keeps all items that might reach it, and `rescoring` decides those: float32, then float64 within reach.
+The best items by averaged components form a pool and are scored. The pool's K-th best s, less all rounding errors, is a
+proven threshold. The bound pass keeps all items that might reach it. `rescoring` ranks those in float32, then in
+float64 within the error.
 This is the paper's Algorithm 1 with a better threshold (the pool's K-th best, not its least) and, in all strategies but
 the first, with bounds on the gates, too. docs/decisions/006-exact-top-k.md has the proof and the measurements.
 
@@ -35,13 +36,13 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 # At the Books shape (K = 100) a pool of 1,000 finds a threshold within 0.005 of the exact K-th score. In a small
-# catalogue
-# it would be a large part: of 3,706 films 240 leave as many survivors as 1,000, in three quarters of the time.
+# catalogue it would be a large part: of 3,706 films, a pool of 240 leaves as many survivors as one of 1,000, in three
+# quarters of the time.
 _POOL, _POOL_OF_ITEMS = 1_000, 16
 _POOL_PER_RESULT = 4
 # Items at and just below the K-th place, where tight gate bounds matter.
 _CENTRE_ITEMS = 64
-# Items that BruteForce re-evaluates in float64 survive here as well, so that even ties are equal.
+# With this margin, all items that BruteForce re-evaluates in float64 survive here, so that even ties are equal.
 _REACH = 4
 
 
@@ -158,7 +159,7 @@ class TwoPass(ScoredIndex):
         found = self._bounds.survivors(queries, thresholds, begin.centres, allowed)
         bounded = time.perf_counter()
         rows = found.rows
-        if max_gap:  # the pool's own best may be below that
+        if max_gap:  # the pool's K best may be below `thresholds`
             near = [
                 here[row >= least] for here, row, least in zip(begin.pools, begin.scores, begin.thresholds, strict=True)
             ]
@@ -202,7 +203,7 @@ class ExactAlgorithm1(TwoPass):
 
 
 class ExactGateBounds(TwoPass):
-    """Drops by intervals of the gates, from float32 cosines. Memory: the item gates again, in int8."""
+    """Drops items by bounds from gate intervals and float32 cosines. Memory: the item gates again, in int8."""
 
     name = "exact_gate_bounds"
     _low_precision = False
@@ -210,9 +211,9 @@ class ExactGateBounds(TwoPass):
 
 
 class ExactLowPrecision(TwoPass):
-    """Drops by intervals of the gates, from int8 cosines with their error. Memory: 332 bytes an item at 8 x 8 x 32.
+    """Drops items by bounds from gate intervals and int8 cosines. Memory: 332 bytes an item at 8 x 8 x 32.
 
-    P = 1: the exact inner-product search by an int8 scan.
+    The bounds include the cosines' error. With P = 1 it is exact inner-product search by an int8 scan.
     """
 
     name = "exact_low_precision"
@@ -221,10 +222,10 @@ class ExactLowPrecision(TwoPass):
 
 
 class ExactExpandedGates(ExactLowPrecision):
-    """Drops by intervals of the gates' expansion around the pool's mean cosines, from int8 cosines. Memory: the same.
+    """As ExactLowPrecision, but the gate intervals come from an expansion around the pool's mean cosines.
 
-    A third of the work per item of ExactLowPrecision; sharp where the gate's Jacobian is nearly of low rank (the
-    trained ml-1m model), blunt where cosines spread widely (docs/decisions/006).
+    It takes a third of the work per item and the same memory. Its bounds are tight if the gate's Jacobian is nearly of
+    low rank (the trained ml-1m model), and loose if cosines spread widely (docs/decisions/006).
     """
 
     name = "exact_expanded_gates"

@@ -22,7 +22,7 @@ class BackgroundMerge:
     """Merges `index` whenever `merge_wanted` is set, from `start` to `close`, or inside a `with`.
 
     merges, seconds: totals. A failed merge is repeated after `first_retry_s`, then after twice as long each time, at
-    most `longest_retry_s`. Until one succeeds, `error` is the last exception: the index answers, and its delta grows.
+    most `longest_retry_s`. Until one succeeds, `error` is the last exception; the index answers, but its delta grows.
     """
 
     def __init__(self, index: MutableIndex, *, first_retry_s: float = 1.0, longest_retry_s: float = 60.0) -> None:
@@ -70,7 +70,7 @@ class BackgroundMerge:
                 if self._stopping.wait(retry_s):
                     return
                 retry_s = min(2 * retry_s, self._longest_retry_s)
-                # Also without further changes.
+                # Retry even if no further change comes.
                 self._index.merge_wanted.set()
                 continue
             self.error = None

@@ -1,8 +1,9 @@
 """The delta of a mutable index: changes since the main segment was built, scored item by item.
 
-New rows are appended to the tail, a fixed buffer. A full one becomes a block in id order, and a block joins its older
-neighbour while that is less than 8 times as large. So a delta of n rows has at most log8(n / 256) + 2 blocks, each row
-is copied about 8 times per level, and a search rebuilds at most one tail of 256 changed rows.
+New rows are appended to the tail, a fixed buffer. A full tail becomes a block in id order. A block is joined with
+its older neighbour while the older one is less than 8 times as large. So a delta of n rows has at most
+log8(n / 256) + 2 blocks, each row is copied about 8 times per level, and a search rebuilds at most one tail of 256
+changed rows.
 
 Its answer is exact and cheap: float32 scores, then float64 only for scores that reach the main segment's K-th.
 
@@ -81,7 +82,7 @@ class Tail:
         return self._categories[row]
 
     def attributes(self, row: int) -> np.void:
-        """An entry for each."""
+        """Return the attributes of a row."""
         entries: np.void = self._attributes[row]
         return entries
 
@@ -130,7 +131,7 @@ class TailView:
 def join_blocks(blocks: Sequence[Segment], frozen: int, pair_gate: PairGate | None) -> list[Segment]:
     """Join the newest blocks until each older one is at least 8 times as large; the first `frozen` stay unchanged.
 
-    For the writer: it uses the blocks' present deaths. Blocks without a living row are dropped.
+    Only the writer may call this, because it uses the blocks' current deaths. Blocks without a living row are dropped.
     """
     kept = list(blocks[:frozen])
     loose = [block for block in blocks[frozen:] if block.num_dead < len(block)]
@@ -145,7 +146,7 @@ def join_blocks(blocks: Sequence[Segment], frozen: int, pair_gate: PairGate | No
 def candidates(source: Source, queries: QueryStates, k: int, thresholds: Scores, allowed: Mask | None) -> PartialAnswer:
     """Return per query the rows that may be in the union's top `k`, and their float64 scores.
 
-    thresholds (B,): lower scores are not in the answer (-inf: none). allowed: as in Index.search.
+    thresholds (B,): lower scores are not in the answer (-inf: no threshold). allowed: as in Index.search.
     """
     scorer = source.segment.scorer
     scores = scorer.scores(queries)

@@ -2,8 +2,8 @@
 
 A batch of changes makes the next version and publishes it by one assignment, so readers take no lock and never see part
 of a batch. An update appends to the delta and to a death log: no cost per item of the index. `merge` builds a new main
-segment while searches and changes continue, then replaces the old one and applies the deaths in between. The source of
-changes and the time to merge (`background_merge.py`) are not known here.
+segment while searches and changes continue, then replaces the old one and applies the deaths in between.
+`background_merge.py` runs the merges.
 
 Letters: B queries, K results, P_x item components, P pairs, d component width.
 """
@@ -32,17 +32,17 @@ from services.algorithms.rules.attributes import Columns, Kinds
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import PairGate, QueryStates, shape_of
 
-# A merge is wanted if delta or dead rows reach this share of the main segment's rows: searches score at most so many
-# extra rows, and an update pays for copying and building 10 rows.
+# A merge is wanted if delta and dead rows together reach this share of the main segment's rows. So searches score at
+# most this share of extra rows, and per update a merge copies and builds 10 rows.
 MERGE_SHARE = 0.1
-# But not before the delta, or the dead of the main segment, have this many. At 8x4x64 a row of the delta costs a search
-# 1.3 us and a merge of 3,706 items 55 ms of CPU: with 250 changes and 40 searches a second the sum is least near 700
-# rows; 2,048 make a search twice as long.
+# No merge is wanted before the delta or the main segment's dead rows reach this number. At 8x4x64 a delta row costs a
+# search 1.3 us, and a merge of 3,706 items costs 55 ms of CPU. With 250 changes and 40 searches a second, the total is
+# least near 700 rows; 2,048 rows make a search twice as long.
 MERGE_ROWS = 512
-# A delta of so many rows, and of so large a share of its coded ones, becomes one block with the algorithms over it,
-# since
-# scoring a tenth of ten million rows one by one takes 30 ms. Of a million items at 1,000 changes a second, with a delta
-# of 14,000 to 43,000 rows, a search among tangents took 4.0 to 5.3 ms; see docs/benchmarks/large-catalogues.md.
+# The delta becomes one block with its own algorithms ("coded") when its other rows reach this number and this share of
+# its coded rows: scoring a tenth of ten million rows one by one takes 30 ms. With a million items, 1,000 changes a
+# second and a delta of 14,000 to 43,000 rows, a search among tangents took 4.0 to 5.3 ms
+# (docs/benchmarks/large-catalogues.md).
 CODED_ROWS = 16_384
 CODED_SHARE = 1 / 16
 _ROW_OVERHEAD = 64  # bytes per row besides states: an id of 12, its hashes, two categories, masks
@@ -98,9 +98,8 @@ class MutableIndex:
         number: int = 0,
         digest: str = "",
     ) -> None:
-        """Start from some items (none is allowed: the arrays still give P_x, d and P), which are not copied if in
-        order.
-        The kinds of their attributes apply to all later ones.
+        """Start from some items, which are not copied if they are in id order. There may be none: the empty arrays
+        still give P_x, d and P. All later items have the same kinds of attributes.
 
         max_bytes: limit of `memory`, including the copy of a merge. number, digest: continue the versions of a stored
         index.
@@ -167,8 +166,8 @@ class MutableIndex:
         """Return the top `k` of s among the items that pass. filters: one for all queries, one per query, or None.
 
         algorithm: a name of the build's, default the first. version: default the newest. max_gap: an algorithm may save
-        work
-        by omitting items that score at most so much above the K-th. An index without items gives empty, exact answers.
+        work by omitting items that score at most this much above the K-th. An index without items gives empty, exact
+        answers.
         Raises: ValueError for invalid `k`, filters, algorithm or shapes of queries, with the reason.
         """
         return (version or self._version).search(queries, k, filters, algorithm, max_gap)
@@ -184,8 +183,8 @@ class MutableIndex:
     ) -> PoolAnswer:
         """Return a pool of `size` items by the algorithm's first stage, and a bound on everything outside it.
 
-        With a delta, the first stage's pool is scored in full, and the `size` best of it and the delta are taken by s;
-        then the pool's scores are s, too. Raises: as `search`.
+        With a delta, the first stage's pool is scored in full, and the `size` best by s of it and the delta are
+        returned, with s as their scores. Raises: as `search`.
         """
         return (version or self._version).first_stage(queries, size, filters, algorithm)
 
@@ -193,11 +192,9 @@ class MutableIndex:
         """Insert or replace some items and remove others, as one version.
 
         An id may occur once in a batch. A removal of an unknown id is reported, not an error, since streams repeat
-        records.
-        Cost: about 10 us per item, nothing per item of the index.
+        records. Cost: about 10 us per item, nothing per item of the index.
         Raises: ValueError for repeated or malformed ids and states that do not fit, IndexFullError if `max_bytes` would
-        be
-        exceeded; then nothing has changed.
+        be exceeded; then nothing has changed.
         """
         check_ids("removals", removals)
         if upserts is not None:
@@ -221,7 +218,7 @@ class MutableIndex:
             self._merge(pause, with_main=True)
 
     def tidy(self, pause: Pause = lambda: None) -> None:
-        """Merge, or, if enough, turn the delta into one block with the algorithms over it. Raises: as `merge`."""
+        """Merge, or, if only that is wanted, turn the delta into one block with its algorithms. Raises: as `merge`."""
         with self._one_merge:
             self._merge(pause, with_main=self._wants_merge() or not self._wants_code())
 
@@ -308,7 +305,7 @@ class MutableIndex:
     def _categories(
         self, upserts: ItemBatch, in_tail: Sequence[int | None], found_in: Sequence[tuple[Segment, Indices]]
     ) -> list[tuple[int, ...]]:
-        """Return the category codes of items to be written: as given, else the items' present ones."""
+        """Return the category codes of the upserted items: the batch's if it has any, else their current ones."""
         if upserts.categories is not None:
             return self._coded(upserts.categories)
         out: list[tuple[int, ...]] = [() if row is None else self._tail.categories(row) for row in in_tail]
@@ -320,7 +317,7 @@ class MutableIndex:
     def _attributes(
         self, upserts: ItemBatch, in_tail: Sequence[int | None], found_in: Sequence[tuple[Segment, Indices]]
     ) -> Columns:
-        """Return the attributes of n items to be written: as given, else the items' present ones."""
+        """Return the attributes of the upserted items: those of the batch if it has any, else their current ones."""
         if upserts.attributes is not None:
             return upserts.attributes.recoded(self._tags)
         out = np.array([encoded({}, self.kinds, {})] * len(upserts), row_type(self.kinds))
@@ -393,7 +390,7 @@ class MutableIndex:
         return 1 if self._blocks and self._blocks[0].indexes else 0
 
     def _make_room(self, num_new: int) -> None:
-        """Merge, which drops the dead, if `num_new` more rows would exceed the memory limit."""
+        """Merge to drop dead rows if `num_new` more rows would exceed the memory limit."""
         if self.max_bytes is None or self._bytes_with(num_new) <= self.max_bytes:
             return
         version = self._version
@@ -413,7 +410,7 @@ class MutableIndex:
         return memory.main + memory.delta + self._bytes_of(num_new) + self._bytes_of(self.num_items + num_new)
 
     def _bytes_of(self, num_rows: int) -> int:
-        """Return the bytes of a segment of so many rows, by the main segment's measured size if there is one."""
+        """Return the bytes of a segment of `num_rows` rows, from the main segment's bytes per row if there is one."""
         main = self._main
         per_row = (
             self.shape.bytes_per_item + _ROW_OVERHEAD + 8 * len(self.kinds) if main is None else main.nbytes / len(main)

@@ -1,7 +1,7 @@
 """Look up items of one version by id: their states, and their exact scores for one query.
 
-For callers that have the ids: a pool to rank, an item to explain. The cost is per requested item, not per item of the
-index.
+For callers that have ids, such as a pool to rank or an item to explain. The cost grows with the requested items, not
+with the index.
 
 Letters: n requested and found ids, B queries, P_x item components, P pairs, d component width.
 """
@@ -42,11 +42,11 @@ class FoundItems:
         )
 
     def components(self) -> FloatArray:
-        """(n, P_x, d), for at least one item."""
+        """The items' components (n, P_x, d); at least one item is required."""
         return _gather(self, [segment.scorer.components[rows] for segment, _, rows in self.parts])
 
     def states(self) -> ItemStates:
-        """Components (n, P_x, d) and gate (n, P), for at least one item."""
+        """The items' components (n, P_x, d) and gate (n, P); at least one item is required."""
         gates = [
             segment.rows.states.gate[rows] for segment, _, rows in self.parts if segment.rows.states.gate is not None
         ]
@@ -55,13 +55,13 @@ class FoundItems:
 
 def score_error(version: Version, queries: QueryStates, query: int) -> float:
     """Return the largest error of a float64 score of one query, for every item of the version."""
-    # Of all queries, as in the search before: a scorer caches its last result.
+    # Bounds of all queries, because the scorer caches them from the search before.
     bounds = (source.segment.scorer.error_bounds_float64(queries)[query] for source in version.sources())
     return max(map(float, bounds), default=0.0)
 
 
 def find_items(version: Version, item_ids: Sequence[str]) -> FoundItems:
-    """Return the living of distinct ids; unknown ones are left out."""
+    """Return the living items of distinct ids; unknown ids are left out."""
     hashes = hash_ids(item_ids)
     found = np.zeros(len(item_ids), dtype=bool)
     parts = []

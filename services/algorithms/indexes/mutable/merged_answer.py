@@ -110,8 +110,9 @@ def tie_tolerance(parts: Sequence[PartialAnswer], query: int) -> float:
 def merged_certificate(
     answers: Sequence[tuple[Certificate, Scores]], scores: Scores, k: int, tolerance: float
 ) -> Certificate:
-    """Return the union's certificate from the segments with an algorithm: of each, certificate and scores (n,); and the
-    union's scores (n',), best first.
+    """Return the union's certificate.
+
+    answers: certificate and scores (n,) of each segment with an algorithm. scores: the union's (n',), best first.
     """
     if any(one.gap is None for one, _ in answers):
         return ESTIMATE

@@ -1,11 +1,11 @@
 """A segment: immutable items in order of their ids, and a log of later deaths.
 
-A mutable index has a few of these. Rows are written once, so a reader needs no lock: it has the segment and the length
-of the death log at its version. Deaths are appended. The first search of a version makes its mask from the latest
-mask, so an update has no cost per item of the index.
+A mutable index has a few of these. Rows are written once, so a reader needs no lock: its version has the segment and
+the length of the death log. Deaths are appended. The first search of a version makes its mask from the latest mask, so
+an update has no cost per item of the index.
 
 Rows are in id order, so a row number is its own tie rank. Ids are found by hash in sorted arrays: rebuilding a
-dictionary of a large segment would block the interpreter lock, and searches with it.
+dictionary of a large segment would hold the interpreter lock and block searches.
 
 Letters: n rows, m requested ids, P_x item components, P pairs, d component width.
 """
@@ -85,7 +85,7 @@ class Segment:
         if end > len(self._log):
             longer = np.empty(max(end, 2 * len(self._log)), dtype=np.int32)
             longer[: self.num_dead] = self._log[: self.num_dead]
-            self._log = longer  # a reader of the old log finds all its entries there
+            self._log = longer  # readers of the old log still find all their entries in it
         self._log[self.num_dead : end] = rows
         self._is_dead[rows] = True
         self.num_dead = end
@@ -119,7 +119,7 @@ class Segment:
         return mask
 
     def find(self, item_ids: Sequence[str], hashes: Hashes) -> Indices:
-        """Rows (m,) of the ids, living or dead, -1 for unknown ones."""
+        """Return rows (m,) of the ids, living or dead, -1 for unknown ones."""
         return self.rows.ids.find(item_ids, hashes)
 
     @lazy_property
@@ -144,8 +144,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentItems:
-    """A segment's rows, living or dead, for filters (`rules.filters.Filterable`). codes: of categories; tags: of each
-    attribute's tags.
+    """A segment's rows, living or dead, for filters (`rules.filters.Filterable`). codes: of each category. tags:
+    codes of each attribute's tags.
     """
 
     segment: Segment

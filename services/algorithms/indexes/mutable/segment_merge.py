@@ -81,7 +81,7 @@ def order_by_id(sources: Sequence[Source], pause: Pause) -> Order:
     for step, number in enumerate(smallest_first):
         segment, alive = sources[number].segment, sources[number].segment.alive(sources[number].num_dead)
         larger = segment.rows.ids.strings
-        # Dead rows stay while the smaller side searches its positions, then they are removed.
+        # The ids so far are searched among all rows of the larger segment; its dead rows are left out afterwards.
         before = _rows_before(larger, ids, pause)
         living = np.arange(len(larger)) if alive is None else np.flatnonzero(alive)
         order = np.argsort(np.concatenate([2 * living + 1, 2 * before]), kind="stable")

@@ -38,9 +38,9 @@ def components_of(version: Version, item_id: str) -> FloatArray | None:
 
 
 def similar_items(version: Version, item_id: str, components: FloatArray, k: int, wanted: ItemFilter) -> SimilarItems:
-    """Return the `k` allowed items of the version most similar to an item of these components, without itself.
+    """Return the `k` allowed items of the version most similar to `item_id`, without itself.
 
-    components: (P_x, d).
+    components (P_x, d): the components of that item.
     """
     direction = unit(components) / version.shape.num_components
     slack = 2 * (direction.size + 8) * 2.0**-24

@@ -3,11 +3,11 @@
     snapshot-<number of earlier snapshots>/   manifest.json   items.safetensors   item_states.safetensors
                                               codes.safetensors, if the main segment has codes
 
-A directory is written under a temporary name, its files and itself are flushed to disk, then it is renamed. A crash
+A directory is written under a temporary name, flushed to disk with its files, then renamed. A crash
 leaves the older snapshots, and a temporary directory that readers ignore and the next write removes. States are copied
-to the file slice by slice, without a second copy in memory. The bundle has the pair gate; attributes come from the
-bundle and the topic `items`. Items are in order of their ids; with codes, the main segment's coded items come first,
-then the delta's.
+to the file slice by slice, without a second copy in memory. The pair gate is in the bundle; attributes come
+from the bundle and the topic `items`. Items are in order of their ids; with codes, the main segment's coded items come
+first, then the delta's.
 
 Letters: X items, P_x item components, P pairs, d component width.
 """

@@ -1,8 +1,8 @@
-"""One version of a mutable index, and searches of it: immutable for the whole time of a reader.
+"""One version of a mutable index, and searches of it. A version never changes while a reader uses it.
 
-The main segment answers by its algorithm with the dead masked out, and so does a block of the delta with algorithms.
-The highest K-th score of these answers is the threshold for the other blocks, whose rows are scored one by one. The
-results are merged into one answer.
+The main segment and the delta blocks that have an algorithm are searched by it, with removed rows masked out. The
+highest K-th score so far is the threshold for the other blocks, whose rows are scored one by one. The results are
+merged into one answer.
 
 Letters: B queries, K results, n rows of a segment.
 """
@@ -35,9 +35,10 @@ Wanted = tuple[ItemFilter | None, ...]  # one for all queries, or one per query;
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Version:
-    """Immutable. name: the index version of its answers: model version, number of changes, digest of them all.
+    """An immutable version. name: the index version in its answers (model version, number and digest of all changes).
 
-    codes: of categories; tags: of each attribute's tags; both are the index's own, and only grow. kinds: of attributes.
+    codes: the code of each category. tags: the codes of each attribute's tags. The index owns both and only adds
+    entries. kinds: the kind of each attribute.
     """
 
     shape: ItemShape
@@ -66,7 +67,7 @@ class Version:
         return [*([self.main] if self.main is not None and self.main.num_living else []), *self.delta()]
 
     def main_first(self) -> Order:
-        """Return the main segment's living items in order of their ids, then the delta's in order of theirs."""
+        """Return the main segment's living items by id, then the delta's living items by id."""
         delta = self.delta()
         rest = order_by_id(delta, lambda: None)
         if self.main is None:
@@ -164,7 +165,7 @@ class Version:
         _, out = empty_answer(len(queries), min(size, self.num_items))
         for query in range(len(queries)):
             ids, best = merge_query(parts, query, size + 1, 0.0)
-            if len(ids) > size:  # the best omitted one bounds all others
+            if len(ids) > size:  # the best omitted item bounds all other omitted items
                 bounds[query] = max(bounds[query], best[size] + tie_tolerance(parts, query) / 2)  # NaN stays NaN
             item_ids.append(ids[:size])
             out[query, : len(best[:size])] = best[:size]
@@ -188,7 +189,7 @@ class Version:
         return wanted if any(wanted) else (None,)
 
     def checked(self, *filters: ItemFilter | None) -> Wanted:
-        """Return the filters, None for open ones. Raises: ValueError as `ItemFilter.check`."""
+        """Return the filters, None for a filter that passes all items. Raises: ValueError as `ItemFilter.check`."""
         wanted = tuple(None if one is None or one.is_open else one for one in filters)
         for one in wanted:
             if one is not None:
@@ -196,7 +197,7 @@ class Version:
         return wanted
 
     def allowed(self, source: Source, wanted: Wanted) -> Mask | None:
-        """Return which rows live and pass: (n,) or (B, n), None if all do."""
+        """Return which rows are not removed and pass the filters: (n,) or (B, n), None if all do."""
         segment, alive = source.segment, source.segment.alive(source.num_dead)
         if wanted == (None,):
             return alive
@@ -209,7 +210,7 @@ class Version:
 
 
 def _named(segment: Segment, algorithm: str | None) -> Index:
-    """Return the main segment's algorithm of a name; the first one for None."""
+    """Return the segment's index of this name, or its first index for None."""
     indexes = segment.indexes
     if algorithm is None:
         return next(iter(indexes.values()))

@@ -1,13 +1,14 @@
 """Tangents over score-aware product codes, scanned by FAISS: a first stage at half the bits of scalar codes.
 
-Item vectors for a query's tangents (the item's own, for plain dot products) are cells with product-quantized residuals:
-16 codewords for every two coordinates after a rotation, so two bits a coordinate, learned under the loss that preserves
-high scores (arXiv:1908.10396; offline/training/codebooks). FAISS's fast scan adds up 8-bit tables, 32 items at a time,
-and applies filters inside the scan. It needs the extra bench-cpu and a bundle's codebooks, which code all items, new
-ones too. The scan's rounding has no useful bound: "estimate", unless the pool is everything.
+Tangents are searched among item vectors (tangents.py; for plain dot products, the items' own vectors). A vector is
+coded as its cell and a product-quantized residual: after a rotation, 16 codewords for every two coordinates, so two
+bits per coordinate. The codewords are learned under the loss that preserves high scores (arXiv:1908.10396;
+offline/training/codebooks). FAISS's fast scan adds up 8-bit tables, 32 items at a time, and applies filters inside the
+scan. This index needs the extra bench-cpu and a bundle's codebooks, which also code new items. The scan's rounding has
+no useful bound, so the certificate is "estimate" unless the pool has all allowed items.
 
-Letters: X items, M query vectors, w coordinates, m codewords an item, N pool size. Memory: m / 2 and 8 bytes an item,
-besides the cells. Measured in docs/decisions/058-anisotropic-in-the-product.md.
+Letters: X items, M query vectors, w coordinates, m codewords an item, N pool size. Memory: m / 2 + 8 bytes per item,
+plus the cells. Measured in docs/decisions/058-anisotropic-in-the-product.md.
 """
 
 from dataclasses import replace
@@ -28,9 +29,9 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
 
 
 class Anisotropic(TangentIndex):
-    """The union of the N / M best by each of a query's M tangents as product codes, reordered by s: an estimate.
+    """The N / M best items by product code for each of a query's M tangents; their union is reordered by s.
 
-    A list has at least k items.
+    Certificate: an estimate. A list has at least k items.
     """
 
     name = "anisotropic"
@@ -45,7 +46,7 @@ class Anisotropic(TangentIndex):
     ) -> None:
         """As `TangentIndex`, with the codebooks as `cells`.
 
-        Raises: ValueError also without codebooks, and for those of other vectors.
+        Raises: ValueError also without codebooks, and for codebooks of another width.
         """
         self._codebooks = codebooks
         if codebooks is not None and codebooks.gate_scale is not None:
@@ -73,7 +74,7 @@ class FastScan:
         faiss = imported_faiss()
         self.num_cells, self._num_items = codes.num_cells, codes.num_points
         index = inverted_fast_scan(codes)
-        # The rotation is applied here, since only the inner file accepts parameters of a single search.
+        # The rotation is applied here, because only FAISS's inner index accepts parameters of a single search.
         self._whole, self._file = index, faiss.downcast_index(faiss.extract_index_ivf(index))
         self._rotation, self._width = codes.rotation, codes.width
         self._empty = codes.take(np.zeros(0, dtype=np.int64))
@@ -83,14 +84,13 @@ class FastScan:
         self.nbytes = blocks * -(-codes.num_subspaces // 2) + 8 * codes.num_points + codes.centres.nbytes
 
     def codes(self) -> InvertedCodes:
-        """Return the codes, from FAISS's content: .3 s a million."""
+        """Return the codes, read from the FAISS index: 0.3 s per million items."""
         return replace(self._empty, **inverted_lists(self._file, self._empty))
 
     def pool(self, queries: FloatArray, size: int, *, visit: Visit, allowed: Mask | None = None) -> CellAnswer:
-        """Return the `size` best of the allowed (X,) by code, with those scores, padded with -1 and -inf; bounds are
-        NaN.
+        """Return the `size` best allowed items by code, and their scores by code, padded with -1 and -inf.
 
-        More cells are visited if those of `visit` have fewer allowed items.
+        allowed: (X,). Bounds are NaN. More cells than in `visit` are visited if those have too few allowed items.
         """
         size = min(size, self._num_items)
         wanted = min(size, int(count_passing(allowed, 1, self._num_items)[0]))
@@ -123,7 +123,7 @@ class FastScan:
 
 
 def _filled(answer: CellAnswer, wanted: int, allowed: Indices) -> CellAnswer:
-    """Fill up to `wanted` of the allowed rows: FAISS omits rows whose codewords are all the worst (0 in integers)."""
+    """Add allowed rows up to `wanted`: FAISS omits a row whose codewords are all the worst (its integer score is 0)."""
     for rows, scores in zip(answer.rows, answer.scores, strict=True):
         found = np.count_nonzero(rows >= 0)
         rows[found:wanted] = np.setdiff1d(allowed, rows)[: wanted - found]

@@ -1,10 +1,10 @@
-"""Codebooks of one catalogue's vectors, which code any vector, also a new one, without training.
+"""Codebooks learned from one catalogue's vectors. They code any vector, also a new one, without more training.
 
 `freshet train` and `freshet index` learn them (offline/training/codebooks) and store them in the bundle. A code is the
 nearest centre and, for each subspace of the residual, one codeword, chosen under the loss that preserves high scores
 (arXiv:1908.10396, section 4.1, step 2). One number couples the subspaces: the residual's length along the vector's
-direction. So after two tables per vector (squared error and length along, of each codeword) choosing a subspace again
-costs O(k), and a sweep over all O(m k). NumPy alone.
+direction. Two tables per vector hold each codeword's squared error and its length along that direction. With them,
+choosing one subspace's codeword again costs O(k), and a sweep over all subspaces O(m k). Only NumPy is used.
 
 Letters: X vectors, n of them, w width, C cells, m subspaces, k codewords each, P pairs.
 """
@@ -20,9 +20,9 @@ from services.algorithms.ops.quantized_scan.cells import nearest
 from services.algorithms.scoring.states import FloatArray
 
 _CHUNK = 8192
-_TABLE_BYTES = 8 << 20  # of 1,024 vectors in 64 subspaces of 16 codewords: four times as many are half as fast
+_TABLE_BYTES = 8 << 20  # 1,024 vectors with 64 subspaces of 16 codewords; 4,096 at a time run at half the speed
 _MAX_SWEEPS = 10
-# Near |x| = T the stiffness has a pole, where float32 costs would lose the part across.
+# The stiffness has a pole at |x| = T; near it, float32 costs would lose the error across the vector.
 _MAX_STIFFNESS = 1e4
 
 
@@ -32,8 +32,8 @@ class Codebooks:
 
     Shapes: centres (C, w) and codebooks (m, k, w / m), k = 16 (4-bit codes) or 256 (8-bit codes), float32, both after
     rotation (w, w) if there is one. shortest (1,): T, the length up to which a vector is coded by plain l2. stiffness
-    (s,): the weight of an error along a vector against one across, as (eta - 1) (1 - c^2) at even steps of c = T / |x|
-    from 0 to 1. gate_scale (P,): divisor of item gates before coding, None without gates.
+    (s,): the weight of the error along a vector relative to the error across it, stored as (eta - 1) (1 - c^2) at even
+    steps of c = T / |x| from 0 to 1. gate_scale (P,): divisor of item gates before coding, None without gates.
     Raises: ValueError for inconsistent arrays, or values that are not finite.
     """
 
@@ -71,7 +71,7 @@ class Codebooks:
 
     @property
     def text(self) -> str:
-        """Return its name: a hash of its content."""
+        """Return the codebooks' name: a hash of their content."""
         digest = hashlib.sha256()
         for name, array in self.arrays.items():
             digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
@@ -104,7 +104,7 @@ class Codebooks:
         )
 
     def check_width(self, width: int) -> None:
-        """Raises: ValueError unless these codebooks code vectors of this width, up to a codeword's last coordinate."""
+        """Raises: ValueError unless vectors of this width, padded by less than one codeword, have the width w."""
         if not 0 <= self.width - width < self.codebooks.shape[2]:
             raise ValueError(f"vectors are {width} wide; these codebooks code {self.width}")
 
@@ -126,8 +126,8 @@ def encoded(
 ) -> npt.NDArray[np.uint8]:
     """Return codes (n, m) of residuals (n, w) of vectors with these unit directions (n, w), by coordinate descent.
 
-    From `start` (n, m), or the nearest codewords by l2, and never to a larger loss. Ties are resolved to the present
-    codeword, then the smallest number.
+    The descent starts from `start` (n, m), or from the nearest codewords by l2, and never increases the loss. In a tie
+    the present codeword stays; otherwise the smallest number is chosen.
     """
     num_subspaces, num_codewords, _ = codebooks.shape
     codes = np.empty((len(residuals), num_subspaces), dtype=np.uint8)
@@ -151,7 +151,7 @@ def _encoded(
     parts, along_parts = (
         np.ascontiguousarray(rows.reshape(shape).transpose(1, 2, 0)) for rows in (residuals, directions)
     )
-    # Squared errors less the residual's own squared length, and lengths along: both (m, k, n).
+    # Squared errors minus the residual's squared length, and lengths along the direction: both (m, k, n).
     cost = np.matmul(codebooks, parts)
     cost *= -2
     cost += np.square(codebooks).sum(axis=2)[:, :, None]

@@ -3,10 +3,10 @@
 For two-tower models and imported embeddings (P = 1, of any norm). One native call chooses cells, scans their codes,
 collects a pool and evaluates it in float64 (ops/quantized_scan), so a query costs little more than its scan.
 
-Two ways to search. With `visit` only some cells are scanned: fast, and the certificate's gap depends on the radii of
-the omitted cells; it is usually far above 0, or there is no proof ("estimate"). Without it, a bound rules cells out:
-||q|| times the cell's largest residual error plus the query's own. This is proven exact, with a pool of about 2 K for
-8-bit codes.
+There are two ways to search. With `visit`, only some cells are scanned. This is fast, and the certificate's gap depends
+on the radii of the omitted cells: it is usually far above 0, or there is no proof ("estimate"). Without `visit`, a
+bound rules items out: ||q|| times the cell's largest residual error plus the error of the query's own code. The answer
+is proven exact, with a pool of about 2 K for 8-bit codes.
 
 Letters: B queries, X items, C cells, d width, h coded width, K results, N pool size.
 """
@@ -48,7 +48,7 @@ _SMALLEST = 1e-35
 
 
 class Quantized(ScoredIndex):
-    """The top K by dot product. Certificate: exact when everything is scanned, else bounded by the cells' radii."""
+    """The top K by dot product. Certificate: exact without `visit`, else bounded by the omitted cells' radii."""
 
     name = "quantized"
 
@@ -64,7 +64,7 @@ class Quantized(ScoredIndex):
         coder: Coder = vectors_coded,
         tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
-        """As `ScoredIndex`; pool_size: N, the best by code that are evaluated exactly (at least k).
+        """As `ScoredIndex`; pool_size: N, the number of best items by code that are evaluated exactly (at least k).
 
         visit None: exact. cells None: `default_cells`; a CellScan of the same items is shared.
         Raises: ValueError also for more than one component pair, or sizes that disagree.
@@ -137,8 +137,9 @@ class Quantized(ScoredIndex):
     def _certificates(
         self, bounds: Scores, norms: Scores, kth_scores: Scores, *, whole: bool
     ) -> tuple[Certificate, ...]:
-        """Return certificates from the scan's bounds (B,), none if the norms alone are as tight. Plain floats, one by
-        one: a query's scan takes 0.1 ms, and NumPy's overhead on arrays of one would be a fifth of that.
+        """Return certificates from the scan's bounds (B,); an estimate if the norms alone give as tight a bound.
+
+        Plain floats are used: a query's scan takes 0.1 ms, and NumPy calls on arrays of one element take a fifth of it.
         """
         found = []
         for bound, norm, kth in zip(bounds.tolist(), norms.tolist(), kth_scores.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Our codebooks and codes inside FAISS's inverted files, which FAISS scans fastest.
+"""FAISS inverted files filled with our codebooks and codes, because FAISS scans them fastest.
 
 Centroids and packed codes are copied in; `add` is never called, since it would encode by plain l2 and lose the
 anisotropy. Codes with a rotation become an IndexPreTransform around the same index, which rotates queries
@@ -28,8 +28,9 @@ def inverted_fast_scan(codes: InvertedCodes) -> Any:
 
 
 def inverted_lists(index: Any, codes: InvertedCodes) -> dict[str, npt.NDArray[Any]]:
-    """Return the cells (X,) and codes (X, m) of an `inverted_fast_scan`'s file; `codes` defines the coding. Searches
-    may run meanwhile.
+    """Return the cells (X,) and codes (X, m) in the inverted file of an `inverted_fast_scan`.
+
+    codes: gives the numbers of cells and subspaces. Searches may run at the same time.
     """
     faiss = imported_faiss()
     cells = np.empty(index.ntotal, dtype=np.int32)

@@ -2,14 +2,14 @@
 
 s(q, x) = sum_p pi_p c_p is a function of the item's components g (the cosines c are linear in them) and its gate. Its
 tangent at one item is <v, (g, gate)> plus a constant: a dot product with a vector computed from the query and that
-item. If gate weights are similar for a query's best items, one tangent orders them. Mostly they are similar in a few
-groups, one per pair of largest weight. So a query has several vectors, one for each group among the best items known so
-far: first those of a sample, then those that the sample's tangents find in a few cells. Each vector's best by code are
-the pool. This method is our own; the paper's TopKAvg (arXiv:2407.15462, section 3.2) is the same with equal weights for
-every query and item.
+item. If gate weights are similar for a query's best items, one tangent orders them. Usually the weights are similar
+within a few groups of items: a group has the same pair of largest weight. So a query has several vectors, one for each
+group among the best items known so far: first the best of a sample, then those that the sample's tangents find in a few
+cells. The pool is the union of each vector's best items by code. This method is our own; the paper's TopKAvg
+(arXiv:2407.15462, section 3.2) is the same with equal weights for every query and item.
 
-Measured in docs/benchmarks/large-catalogues.md. There is no bound of s minus a tangent: "estimate", unless the pool is
-everything.
+Measured in docs/benchmarks/large-catalogues.md. The difference of s and a tangent has no bound, so the
+certificate is "estimate" unless the pool has all allowed items.
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d width, M tangents of a query,
 n items, w = P_x d + P coordinates (P_x d without gates), N pool size. Cost: M scans of w / 2 bytes per item of the
@@ -49,7 +49,7 @@ DoubleArray = npt.NDArray[np.float64]
 
 _SAMPLE, _CENTRE = 2_048, 64
 _LOOK = Visit(probes=8)
-# Cells whose better items are not expected to reach the pool are omitted: a quarter of them finds what all find.
+# Cells whose better items are not expected in the pool are omitted: a quarter of the cells finds what all cells find.
 _REACH = 0.5
 _CHUNK = 65_536
 
@@ -63,17 +63,20 @@ class VectorScan(Protocol):
     def pool(
         self, queries: npt.NDArray[np.float32], size: int, /, *, visit: Visit, allowed: Mask | None = None
     ) -> CellAnswer:
-        """Return the `size` best of the allowed (X,), or all of those, for each of the queries (M, w)."""
+        """Return the `size` best allowed items, or all if there are fewer, for each of the queries (M, w).
+
+        allowed: (X,).
+        """
 
 
 class TangentIndex(ScoredIndex, ABC):
-    """The union of the N / M best by each of a query's M tangents as coded, reordered by s. Certificate: an estimate.
+    """The N / M best items by code for each of a query's M tangents; their union is reordered by s.
 
-    A list has at least k items. pool_size: N; visit: the visited cells, None for all.
+    Certificate: an estimate. A list has at least k items. pool_size: N; visit: the visited cells, None for all.
     """
 
     name: str
-    _gate_scale: DoubleArray | None = None  # None: the items'
+    _gate_scale: DoubleArray | None = None  # None: computed from the items' gates
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class TangentIndex(ScoredIndex, ABC):
         super().__init__(items, pair_gate, tie_ranks=tie_ranks)
 
     def with_sizes(self, *, pool_size: int, visit: Visit | None = None) -> Self:
-        """Return the same index with other sizes; the shared codes count as the first one's bytes."""
+        """Return an index with other sizes that shares this one's codes; only this one counts them in `nbytes`."""
         check_pool_size("pool_size", pool_size)
         other = copy(self)
         other.pool_size, other._visit, other._bytes_of_codes = pool_size, visit, 0
@@ -119,7 +122,7 @@ class TangentIndex(ScoredIndex, ABC):
 
     @abstractmethod
     def _scan(self) -> VectorScan:
-        """The coded vectors of all items."""
+        """Return the coded vectors of all items."""
 
     @property
     def visit(self) -> Visit:
@@ -127,7 +130,7 @@ class TangentIndex(ScoredIndex, ABC):
         return self._visit or Visit(probes=self.cells.num_cells)
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """Return the top `k` by s of a pool of about N, with lists of at least k items."""
+        """Return the top `k` by s of a pool of about N items; each list has at least k items."""
         self.check(queries, k, allowed)
         started = time.perf_counter()
         lists = self._lists(queries, self.pool_size, k, allowed)
@@ -142,7 +145,7 @@ class TangentIndex(ScoredIndex, ABC):
         )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """Return the `size` best by the highest of a query's tangents, as coded; scores are that height."""
+        """Return the `size` best items by the highest value of a query's tangents at their code; that is the score."""
         self.check(queries, size, allowed)
         started = time.perf_counter()
         lists = self._lists(queries, 2 * size, size, allowed)
@@ -167,7 +170,7 @@ class TangentIndex(ScoredIndex, ABC):
         return np.where(sizes == counts, -np.inf, np.nan)
 
     def _lists(self, queries: QueryStates, size: int, least: int, allowed: Mask | None) -> "_Lists":
-        """Return, for each query's M tangents, the `size` / M best by code each, at least `least`."""
+        """Return, for each of a query's M tangents, the `size` / M best items by code, but at least `least`."""
         found, touched = [], np.zeros(len(queries), dtype=np.int64)
         for query, (vectors, heights) in enumerate(self.tangents(queries)):
             mask = allowed if allowed is None or allowed.ndim == 1 else allowed[query]
@@ -180,7 +183,7 @@ class TangentIndex(ScoredIndex, ABC):
     def tangents(self, queries: QueryStates) -> list[tuple[npt.NDArray[np.float32], Scores]]:
         """Return each query's tangents: vectors (M, w) and their heights at the origin (M,).
 
-        A plain dot product is its own tangent, whatever the item.
+        A plain dot product is its own tangent at every item.
         """
         if self.scorer.num_pairs == 1:
             return self._tangents(queries, [self._sample[:1]] * len(queries))
@@ -206,8 +209,8 @@ class QuantizedTangents(TangentIndex):
     name = "quantized_tangents"
 
     def _scan(self) -> VectorScan:
-        # All coordinates in 4 bits each: .9925 of the top 100 of a million in 1.9 ms, in 8 bits .9942 in 2.4, and two
-        # thirds of the coordinates, as `default_cells` chooses for wide vectors, .936 (N 2,000).
+        # 4 bits for every coordinate find .9925 of the top 100 of a million items in 1.9 ms (N 2,000); 8 bits find
+        # .9942 in 2.4 ms. Two thirds of the coordinates, as in `default_cells` for wide vectors, find .936.
         cells = Cells(num_cells=default_cells(self.num_items, self.scorer.width).num_cells, bits=4)
         cells, part = self._chosen or cells, f"{self.name}-slopes"
         shape = (self.num_items, self._slopes.width)
@@ -234,8 +237,8 @@ class _Lists:
 class Slopes:
     """Items as vectors (w,) for tangents, and the tangents of one query.
 
-    gate_scale (P,): divisor of gates, default the items' own spread. Codes have one step for all coordinates, so gates
-    are scaled to the components' size, and slopes inversely.
+    gate_scale (P,): divisor of item gates, default the items' own spread. Codes have one step for all coordinates, so
+    item gates are divided by it, to the size of components, and the slopes by a gate are multiplied by it.
     """
 
     def __init__(self, scorer: MolScorer, gate_scale: DoubleArray | None = None) -> None:

@@ -1,9 +1,9 @@
 """The N best items of each of many query vectors at once, without storing the dot products.
 
-Replaces the library call per component pair of arXiv:2407.15462 (its Algorithm 2, line 8): every query vector against
-every item component in one pass, with a rising threshold per pair, so that (B, Q, S, X) never exists. With one vector
-per query and one component per item it is plain top-N by dot product. Mixtures, gates and certificates are not known
-here.
+It replaces the library call per component pair of arXiv:2407.15462 (its Algorithm 2, line 8): one pass multiplies every
+query vector by every item component, with a rising threshold per pair, so that (B, Q, S, X) never exists. With one
+vector per query and one component per item it is plain top-N by dot product. Mixtures, gates and certificates are
+computed elsewhere.
 
 Letters: B queries, Q vectors per query (P_q), X items, S item components (P_x), d width, N results per pair.
 """
@@ -23,7 +23,7 @@ __all__ = ["GroupedBest", "GroupedTopK", "Storage", "from_bfloat16", "to_bfloat1
 FloatArray = npt.NDArray[np.float32]
 Storage = Literal["rows", "float32", "bfloat16"]
 _PANEL = 64  # items whose floats are adjacent, as in cpu.cpp
-# Limit of candidates in memory besides the answer. Queries are taken in groups below it.
+# Limit of memory for candidates, besides the answer. Queries are processed in groups that stay below it.
 BUFFER_BYTES = 64 << 20
 
 
@@ -57,8 +57,8 @@ class GroupedTopK:
     ) -> None:
         """Prepare items (X, S, d). tie_ranks (X,): a permutation that orders equal scores, default row numbers.
 
-        Storage: "rows" is a view of `items`; "float32" a copy in panels, which saves the scan its transposition;
-        "bfloat16" the same rounded to nearest, half the bytes: scores are then those of the rounded vectors.
+        storage: "rows" keeps a view of `items`; "float32" copies them into panels, so that the scan need not transpose;
+        "bfloat16" also rounds them to nearest, for half the bytes: scores are then those of the rounded vectors.
         Raises: ValueError for another shape, no items, or 2**32 items and more.
         """
         if items.ndim != 3 or not 0 < len(items) < 2**32 or 0 in items.shape:
@@ -99,9 +99,8 @@ class GroupedTopK:
     ) -> GroupedBest:
         """Return the `size` best allowed items of each query vector and item component.
 
-        Shapes: queries (B, Q, d), allowed (X,) or (B, X) or None for all; see `GroupedBest`. kernels: another library
-        than
-        this processor's.
+        Shapes: queries (B, Q, d), allowed (X,) or (B, X) or None for all; see `GroupedBest`. kernels: a library
+        other than this processor's.
         Raises: ValueError with `queries`, `size` or `allowed` and what is expected.
         """
         self._check(queries, size, allowed)
@@ -183,7 +182,7 @@ def _panels(items: FloatArray, storage: Storage) -> npt.NDArray[np.generic]:
 
 
 def from_bfloat16(bits: npt.NDArray[np.generic]) -> FloatArray:
-    """Return the values of bfloat16's 16 bits."""
+    """Return the values of bfloat16 numbers that are given as 16 bits."""
     return (bits.astype(np.int32) << 16).view(np.float32)
 
 

@@ -12,7 +12,7 @@ from services.algorithms.ops.grouped_top_k.kernel import collect_kernel, collect
 
 NO_KEY = torch.iinfo(torch.int64).min
 _ROWS, _ITEMS = 64, 128  # a tile: at most 64 x 128 accumulators, 64 registers of a thread
-_TILES_PER_RESULT = 4  # so that about one in eight collected is surplus
+_TILES_PER_RESULT = 4  # then about one in eight collected items is surplus
 _BLOCK = 1024
 
 

@@ -82,7 +82,7 @@ def _plain_keys(
     best = torch.full((len(flat), num_groups, keep), _NO_KEY, dtype=torch.int64, device=items.device)
     step = max(1, _CHUNK_ELEMENTS // max(1, len(flat) * num_groups))
     for x in range(0, num_items if len(flat) else 0, step):
-        # Adding 0 makes -0 equal to +0; flipping the lower bits of negative floats makes integers of one order.
+        # Adding 0 makes -0 equal to +0; flipping the lower bits of negative floats gives integers in float order.
         scores = torch.einsum("rd,xsd->rsx", flat, items[x : x + step].float()).add_(0.0).contiguous()
         bits = scores.view(torch.int32)
         keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()

@@ -1,15 +1,15 @@
-"""Grouped top-N on a GPU without storing the dot products: many query vectors against every item component, twice.
+"""Grouped top-N on a GPU. The dot products of query vectors and item components are computed twice, never stored.
 
 `tile_maxima_kernel` stores only the best of every W items per (query vector, component). The (N + 1)-th largest of
 these is at most the (N + 1)-th largest of all, so at least N + 1 items reach it as a threshold. With four times as many
 tiles as N, few more do. `collect_kernel` computes the dot products again, which costs less than writing and reading
-them (d multiply-adds against 8 bytes), and stores those. `collect_values_kernel` does the second half for existing
-values. The order of stored results depends on the run; callers sort.
+them (d multiply-adds against 8 bytes), and stores those that reach the threshold. `collect_values_kernel` does the same
+for values that exist already. The order of stored results depends on the run; callers sort.
 
 Letters: R query vectors (B queries times Q each), X items, S item components, d width, W items per maximum.
 """
 
-# Kernels are Triton's language, not Python's types.
+# Triton kernels have no Python type annotations.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import triton
@@ -60,7 +60,7 @@ def _tile_scores(
         query = (row // rows_per_query).to(tl.int64)
         mask = tl.load(allowed + query[:, None] * allowed_stride + item[None, :], mask=present, other=0)
         present = present & (mask != 0)
-    # Adding 0 makes -0 equal to +0, as their order goes by bits below.
+    # Adding 0 turns -0 into +0: scores are ordered by their bits below.
     return tl.where(present, total + 0.0, float("-inf"))
 
 
@@ -126,7 +126,8 @@ def collect_kernel(
 ):
     """Keys of all dot products at or above their threshold, and how many there are. Grid as above.
 
-    A key orders by (score, -rank): the score's bits made to order as integers, above 2**32 - 1 - rank.
+    A key orders by (score, -rank). Its upper 32 bits are the score's bits, changed to have integer order; its lower 32
+    bits are 2**32 - 1 - rank.
     """
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)

@@ -1,8 +1,8 @@
-"""The gate's pair network, m(c) = W2 SiLU(W1 c + b1) + b2, in int8 with a certificate.
+"""The gate's pair network, m(c) = W2 SiLU(W1 c + b1) + b2, in int8 with error bounds.
 
-Each step's error is carried to m_p by a norm: of the cosines by steepness_p >= the network's Lipschitz constant, of
-W1's codes by ||W2_p|| max|SiLU'| ||W1 - W1~||, of the activations' codes and of SiLU's 32 lines by sum_g |W2_pg|, of
-W2's codes by ||W2_p - W2~_p||. Proof and measurements: docs/decisions/006.
+A norm bounds the effect of each step's error on m_p. For the cosines' error it is steepness_p >= the network's
+Lipschitz constant; for W1's codes ||W2_p|| max|SiLU'| ||W1 - W1~||; for the activations' codes and SiLU's 32 lines
+sum_g |W2_pg|; for W2's codes ||W2_p - W2~_p||. Proof and measurements: docs/decisions/006.
 
 Letters: P pairs, L lanes, G hidden width (padded to 16 in arrays).
 """
@@ -21,10 +21,10 @@ Codes = npt.NDArray[np.int8]
 
 UNIT = 2.0**-24
 _SLOPE = 1.0999  # max |SiLU'|
-# SiLU' lies in [-0.0999, 1.0999]: a diagonal of 1/2 plus one of norm 0.5999.
+# SiLU' lies in [-0.0999, 1.0999]: its diagonal matrix is 1/2 plus a diagonal matrix of norm at most 0.5999.
 _SLOPE_MIDDLE, _SLOPE_SPREAD = 0.5, 0.5999
 _SEGMENTS, _SEGMENT_WIDTH, _LOWEST = 32, 0.5, -8.0
-_UP = 1 + 2.0**-16  # float64 roundings, and the pass's own of norms and sums
+_UP = 1 + 2.0**-16  # covers float64 roundings, and the pass's roundings of norms and sums
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class Int8Network:
         return all(bool((np.abs(array) < 1e15).all()) for array in arrays)
 
     def function_error(self, cosine_norm: Doubles) -> Doubles:
-        """Return the error of one activation besides its code's, for cosine vectors of at most this norm (B,)."""
+        """Return the error of one activation, except its code's, for cosine vectors of at most this norm (B,)."""
         largest_hidden = self.reach * (cosine_norm + 1)
         return np.asarray(self.segment_error + 64 * UNIT * (largest_hidden + 1))
 
@@ -71,7 +71,7 @@ NETWORK_ARRAYS = tuple(
 
 
 def int8_network(pair_gate: PairGate, lanes: Lanes, turn: float) -> Int8Network:
-    """Code the network for cosines in lanes. turn: subtracted from the outputs, where the pass counts gates from."""
+    """Code the network for cosines in lanes. turn: subtracted from the outputs; the pass measures gates from it."""
     hidden, bias = pair_gate.hidden_weight.astype(np.float64), pair_gate.hidden_bias.astype(np.float64)
     out, offsets = pair_gate.out_weight.astype(np.float64), pair_gate.out_bias.astype(np.float64)
     width = len(bias)
@@ -134,13 +134,17 @@ def _silu(values: Doubles) -> Doubles:
 
 
 def _silu_segments() -> tuple[Floats, Floats, float]:
-    """Return 32 lines a + b h over [-8, 8), the outer two for all beyond: values a, slopes b, their largest error."""
+    """Return 32 lines a + b h over [-8, 8): values a, slopes b, their largest error.
+
+    The outer two lines also cover all values beyond.
+    """
     starts = _LOWEST + _SEGMENT_WIDTH * np.arange(_SEGMENTS, dtype=np.float64)
     ends = starts + _SEGMENT_WIDTH
     slopes = (_silu(ends) - _silu(starts)) / _SEGMENT_WIDTH
     slopes[0], slopes[-1] = 0.0, 1.0
     slopes = slopes.astype(np.float32).astype(np.float64)
-    # Slightly beyond each segment, whose number is computed in float32; beyond 8, SiLU only comes closer to its line.
+    # Points reach slightly beyond each segment, because its number is computed in float32. Beyond 8, SiLU only comes
+    # closer to its line.
     points: Doubles = starts[:, None] + np.linspace(-1e-5, _SEGMENT_WIDTH + 1e-5, 2001, dtype=np.float64)
     apart = _silu(points) - slopes[:, None] * points
     values = ((apart.max(axis=1) + apart.min(axis=1)) / 2).astype(np.float32).astype(np.float64)

@@ -26,7 +26,7 @@ _LARGEST = 1e30
 
 
 def bounded(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    """Limit values to float32's range; readers treat the limit as proving nothing."""
+    """Limit values to float32's range; a value at the limit proves nothing."""
     return np.asarray(np.clip(values, -_LARGEST, _LARGEST))
 
 
@@ -160,7 +160,7 @@ class BoundItems:
 
 
 class AverageItems:
-    """Items' mean components in int8, sixteen items to a block: a first look at every item, without certificate.
+    """Items' mean components in int8, in blocks of sixteen items: they rank all items roughly, without a certificate.
 
     Array: codes (ceil(X / 16), d4, 16, 4) uint8 with 128 for zero; one scale for all, as only the order matters.
     """

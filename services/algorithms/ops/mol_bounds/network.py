@@ -36,7 +36,7 @@ class Expansion:
 
 
 class NetworkBounds:
-    """The constants of the network: kappa (P,). None means no network: m = 0."""
+    """The constants of the network: `curvature` is kappa (P,). Without a pair gate there is no network: m = 0."""
 
     def __init__(self, pair_gate: PairGate | None, num_pairs: int) -> None:
         self.curvature = np.zeros(num_pairs)

@@ -26,7 +26,7 @@ _ABSURD = 1e15  # larger numbers could overflow float32 when multiplied
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survivors:
-    """Rows (n_b,) ascending per query that could not be dropped, and the items that reached the gate test: (B,)."""
+    """Per query: the ascending rows (n_b,) that were not dropped, and how many items reached the gate test (B,)."""
 
     rows: list[npt.NDArray[np.int64]]
     tested: npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ class _Network(ctypes.Structure):
 
 
 class BoundPass:
-    """Certified dropping over one catalogue. Thread-safe."""
+    """Drops a catalogue's items that provably score below a threshold. Thread-safe."""
 
     def __init__(
         self,
@@ -76,11 +76,10 @@ class BoundPass:
     ) -> None:
         """Prepare the scorer's items.
 
-        low_precision: int8 cosines with their error, and the gate's network in int8, or `expanded` around a centre;
-        else
-        float32 cosines, tile by tile, and the expansion. by_gates False: stop at the largest cosine (plain Algorithm
-        1).
-        items: codes of the same scorer and precision, to be shared. kernels: another library than this processor's.
+        low_precision: int8 cosines with their error, and the gate's network in int8 or, if `expanded`, expanded around
+        a centre; else float32 cosines, tile by tile, and the expansion. by_gates False: stop at the largest cosine
+        (plain Algorithm 1). items: codes of the same scorer and precision, to be shared. kernels: a library other than
+        this processor's.
         """
         self.scorer = scorer
         self.by_gates = by_gates and scorer.num_pairs > 1
@@ -191,7 +190,7 @@ class BoundPass:
     def tables(
         self, queries: QueryStates, thresholds: npt.NDArray[np.float64], centres: npt.NDArray[np.float64]
     ) -> QueryTables:
-        """Return the kernel's data of each query; one that overflows float32 proves nothing and keeps all items."""
+        """Return the kernel's data of each query; a query whose data overflow float32 keeps all items."""
         tables = query_tables(queries, self.items, self._network, self._int8, thresholds, centres)
         sound = np.isfinite(thresholds) & (tables.largest < _ABSURD) & self._is_sound
         tables.scalars[~sound, 0] = -np.inf
@@ -213,7 +212,7 @@ def best_averages(
     *,
     kernels: ctypes.CDLL | None = None,
 ) -> list[npt.NDArray[np.int64]]:
-    """Return the `size` allowed items with the nearest mean component to each query's: B arrays of rows, ascending.
+    """Return the `size` allowed items whose mean has the largest product with the query's: B arrays of ascending rows.
 
     All allowed items if there are at most `size`. kernels: as in `BoundPass`.
     """

@@ -1,7 +1,7 @@
 """The numbers of each query that the bound pass reads: one row of lanes per quantity, rounded outward.
 
-For a pair with cosine c~ and gate code x~, and with z = c~ - c0, t = directions . z, across = what of z the directions
-leave, radius = ||z|| + the cosines' error:
+For a pair with cosine c~ and gate code x~, and with z = c~ - c0, t = directions . z, across = the norm of z without its
+parts along the directions, radius = ||z|| + the cosines' error:
 
     c <= c~ + cosine error
     |q x + m(c) - (gate x~ + middle + slopes . t)| <= rest across + curvature radius^2 + steepness (error) + width
@@ -26,7 +26,7 @@ Doubles = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32]
 
 UNIT = 2.0**-24
-WEIGHT_ERROR = 0.0045  # of exp(SiLU) from a grid of 1 / 128 (e^(1.0999 / 256) - 1 = 0.0043)
+WEIGHT_ERROR = 0.0045  # relative, of exp(SiLU) from a table with steps of 1 / 128 (e^(1.0999 / 256) - 1 = 0.0043)
 TURN = -1.2784645  # where SiLU is smallest
 _UP = 1 + 2.0**-20
 
@@ -35,8 +35,8 @@ _UP = 1 + 2.0**-20
 class QueryTables:
     """Arrays (B, L) unless noted: codes (B, d4, L, 4) int8, corrections int32, scalars (B, 8) as in cpu.cpp.
 
-    Arrays with a value per lane begin on a cache line, so that the kernel's vectors never cross one (a quarter of its
-    time). largest (B,): the largest magnitude among a query's float32 numbers, NaN if one of them is.
+    Arrays with a value per lane begin on a cache line, so that the kernel's vectors never cross one (crossing takes a
+    quarter of its time). largest (B,): the largest magnitude among a query's float32 numbers, NaN if one of them is.
     """
 
     codes: npt.NDArray[np.int8]

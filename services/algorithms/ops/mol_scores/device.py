@@ -2,7 +2,8 @@
 
 On a CUDA card the pass is `kernel.py` in half precision, with the error of `kernel_error.py`. Elsewhere, and for values
 beyond half precision, it is the plain formula in float32, chunk by chunk, with the error of `rounding.py`. Callers use
-the bounds alike. Nothing here waits for the device or copies from it, so callers can capture it in a CUDA graph.
+both bounds in the same way. `bounds` and `scores_float64` do not wait for the device or copy from it, so callers can
+capture them in a CUDA graph.
 
 Letters: B queries, X items, n scored items per query, P_q, P_x query and item components, P = P_q * P_x, d component
 width, G gate hidden width.
@@ -31,9 +32,9 @@ class DeviceQueries:
     """B queries on the device, with the data of their scores' errors.
 
     Shapes: components (B, P_q, d) and gate (B, P) float32, pair p_q * P_x + p_x; half (B, P_q, d) and half_gate (B, P
-    as the kernel rounds it) in the kernel's format; errors (B, 3): base, the bound on |score - exact| of the plain
-    pass, or `kernel_error`'s numbers for the kernel; double_error (B,) float64: the same for float64 scores. half_fits:
-    first stages may use half precision; fused: scores come from the kernel.
+    as the kernel rounds it) in the kernel's format; errors (B, 3): for the kernel, the numbers of `kernel_error`; for
+    the plain pass, the bound on |score - exact| in the first column; double_error (B,) float64: that bound for float64
+    scores. half_fits: first stages may use half precision; fused: scores come from the kernel.
     """
 
     components: torch.Tensor
@@ -67,13 +68,12 @@ class DeviceScorer:
         kernels: bool | None = None,
         chunk_bytes: int = 64 << 20,
     ) -> None:
-        """Copy X items. precision: of the kernel's operands; bounds include its error. kernels: whether they run,
-        default on a CUDA card. chunk_bytes: limit of every intermediate of the plain passes, and of the kernel's for
+        """Copy X items. precision: of the kernel's operands; bounds include its error. kernels: whether kernels run;
+        default: on a CUDA card. chunk_bytes: limit of every intermediate of the plain passes, and of the kernel's for
         wide components.
 
-        float16 has an error 8 times less than bfloat16 at the same speed, and values up to 65,504; searches with values
-        above
-        30,000 take the plain pass.
+        The error of float16 is an eighth of bfloat16's at the same speed. float16 has values up to 65,504; searches
+        with values above 30,000 take the plain pass.
         Raises: ValueError for an empty index or gates and components that disagree.
         """
         if precision not in LARGEST:
@@ -124,7 +124,7 @@ class DeviceScorer:
             gate = torch.from_numpy(np.array(queries.gate))
         half = components.to(_half(self.precision))
         double_error = self.error_bounds_float64(queries)
-        # Includes scores within float64's own error of the K-th.
+        # With float64's own error added, items whose float64 scores cannot be distinguished from the K-th are kept.
         base = rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT32) + double_error
         errors = np.zeros((len(queries), 3), dtype=np.float32)
         errors[:, 0] = np.nextafter((base * (1 + 2**-22)).astype(np.float32), np.float32(np.inf))
@@ -172,9 +172,8 @@ class DeviceScorer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return upper and lower bounds on s of every item, or of `rows` (B, n), -1 for none: (B, n) float32 each.
 
-        -inf where no item is allowed; allowed: (1 or B, X) uint8. grouped: the lower bounds may be those of the best of
-        each
-        group of items: fewer columns, whose K-th largest is at most the true one.
+        -inf where no item is allowed; allowed: (1 or B, X) uint8. grouped: the lower bounds may be those of the
+        best of each group of items: fewer columns, whose K-th largest is at most the true one.
         """
         if queries.fused:
             assert self._fused is not None

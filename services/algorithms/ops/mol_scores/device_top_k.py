@@ -15,7 +15,7 @@ import torch
 from services.algorithms.ops.grouped_top_k.device import at_least
 from services.algorithms.ops.mol_scores.device import DeviceQueries, DeviceScorer
 
-_GROUP, _GROUPS_PER_RESULT = 64, 4  # lower bounds per 64 items suffice if there are many more than K of them
+_GROUP, _GROUPS_PER_RESULT = 64, 4  # one lower bound per 64 items suffices if there are at least 4 K of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,8 +23,8 @@ class DeviceAnswer:
     """The exact top K of B pools, on the device.
 
     Shapes: rows (B, K') int64 and scores (B, K') float64, padded with -1 and -inf; kth_scores (B,): a lower bound of
-    the K-th exact score, -inf if a pool had fewer items; evaluated (B,): items that float64 had to decide; above
-    `capacity` the answer is void.
+    the K-th exact score, -inf if a pool had fewer items; evaluated (B,): the number of items to evaluate in float64;
+    above `capacity` the answer is invalid.
     """
 
     rows: torch.Tensor

@@ -102,7 +102,8 @@ class FusedItems:
         self._gate = None if gate is None else self._in_kernel_order(gate.to(dtype))
         self._weights: tuple[torch.Tensor, ...] | None = None
         if pair_gate is not None:
-            # Halved, which is exact: the kernel's SiLU takes x / 2. The first layer's (G, P) is transposed to (P, G).
+            # Weights are halved, which is exact, because the kernel's SiLU takes x / 2. The first layer's (G, P) is
+            # transposed to (P, G).
             spare = self._shape.g - self._shape.hidden
             hidden = self._in_kernel_order(0.5 * torch.from_numpy(np.array(pair_gate.hidden_weight)))
             out = self._in_kernel_order(0.5 * torch.from_numpy(np.array(pair_gate.out_weight)).T.contiguous())

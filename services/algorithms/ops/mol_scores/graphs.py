@@ -1,7 +1,8 @@
 """CUDA graphs of searches: a small batch has about forty launches, which a graph replays as one.
 
 A graph is captured at the second call with the same key, so that single calls cost no capture; the least recently used
-ones are evicted. Without a CUDA card every call simply runs. Callers lock: a replay writes into tensors of the graph.
+ones are evicted. Without a CUDA card every call simply runs. Callers must hold a lock, because a replay writes into
+tensors of the graph.
 
 Letters: B queries.
 """
@@ -67,7 +68,7 @@ class CapturedCalls(Generic[Output]):
             errors=queries.errors.clone(),
             double_error=queries.double_error.clone(),
         )
-        # Once outside the graph, on the capturing stream: libraries set up their workspaces on first use.
+        # Run once outside the graph, on the capturing stream: libraries set up their workspaces on first use.
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -75,7 +76,7 @@ class CapturedCalls(Generic[Output]):
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the card meanwhile; only this one must not wait for it.
+        # Other threads may use the card during the capture; only this thread must not wait for it.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             output = function(own)
         return _Captured(graph, own, output)

@@ -1,19 +1,17 @@
-"""Mixture-of-Logits scores on a GPU, in one pass that keeps a pair's P cosines and G hidden values in registers.
+"""Mixture-of-Logits scores on a GPU. One pass keeps the P cosines and G hidden values of a query and item in registers.
 
 A program takes `M` items and goes over the queries: cosines by tensor cores, both layers of the pair gate as two more
-matrix products whose left operand is the accumulator of the product before, SiLU, softmax and the weighted mean. What
-goes to memory is one float per pair, an upper bound on its exact score, and the lower bounds that a threshold needs:
-(B, X, P) never exists. Operands are float16 or bfloat16, sums float32; `kernel_error.py` says what that costs.
-
-Measured by `freshet bench gpu` where there is a card; docs/decisions/010-gpu.md has the figures.
-Nothing here knows item ids, pools or top-K.
+matrix products whose left operand is the accumulator of the product before, SiLU, softmax and the weighted mean. The
+kernel writes an upper bound on the exact score of each query and item, and the lower bounds that a threshold needs:
+(B, X, P) never exists. Operands are float16 or bfloat16, sums float32; `kernel_error.py` bounds the error of that.
+`freshet bench gpu` measures it on a GPU; docs/decisions/010-gpu.md has the figures.
 
 Letters: B queries, X items, n scored items per query (X, or a pool's size), P_q, P_x query and item components, d
 component width, G gate hidden width. In this file a pair is p_x * Q + p_q with P_q, P_x, d, G rounded up to powers of
 two (Q at least 8, P, d, G at least 16): rounding up adds zero rows, and columns that the softmax leaves out.
 """
 
-# Kernels are Triton's language, not Python's types.
+# Triton kernels have no Python type annotations.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import triton
@@ -32,14 +30,14 @@ def _silu_of_double(half, FAST: tl.constexpr):
 
 @triton.jit
 def _dot(left, right, total, FAST: tl.constexpr):
-    """left @ right + total in float32. Triton's interpreter multiplies the bits of bfloat16, hence the second way."""
+    """left @ right + total in float32. Triton's interpreter multiplies the bits of bfloat16, hence the else branch."""
     if FAST:
         return tl.dot(left, right, total)
     else:
         return tl.dot(left.to(tl.float32), right.to(tl.float32), total, input_precision="ieee")
 
 
-# A kernel compiles once more, 1 to 3 s, for a number that is 1 or divisible by 16; these gain nothing by it.
+# Triton compiles a kernel again, in 1 to 3 s, for a number that is 1 or divisible by 16. These numbers gain nothing.
 _ANY_NUMBER = [
     "allowed_stride", "num_scored", "first_item", "upper_stride", "lower_stride", "num_queries", "queries_per_program"
 ]  # fmt: skip
@@ -93,7 +91,7 @@ def mol_scores_kernel(
     pair = tl.arange(0, P)
     width_range = tl.arange(0, D)
     query_component = tl.arange(0, Q)
-    # Row p_x * M + m of the item tile: then the accumulator's row blocks become column blocks without moving data.
+    # Item m's component p_x is row p_x * M + m, so the accumulator's row blocks become column blocks without a move.
     tile_row = tl.arange(0, PX * M)
     tile_component = tile_row // M
     if HAS_PAIR_GATE:
@@ -152,7 +150,8 @@ def mol_scores_kernel(
         gate_error = tl.load(term + 1) + tl.load(term + 2) * tl.sqrt(tl.sum(c * c, axis=1))
         half_gate = tl.zeros((M, P), dtype=tl.float32)
         if HAS_PAIR_GATE:
-            # A cosine goes in as the sum of two: its rounding would be most of the error, and tensor cores have time.
+            # A cosine is read as the sum of two half-precision numbers: its rounding would be most of the error, and
+            # tensor cores are not the bottleneck.
             high = c.to(dtype)
             low = (c - high.to(tl.float32)).to(dtype)
             hidden = _dot(low, w1, tl.zeros((M, G), dtype=tl.float32), FAST)
@@ -169,7 +168,7 @@ def mol_scores_kernel(
         total = tl.sum(weight, axis=1)
         score = tl.sum(weight * c, axis=1) / total
         square = tl.sum(weight * c * c, axis=1) / total
-        # The difference of the two nearly cancels if cosines agree: a bound of their roundings is added.
+        # square - score^2 nearly cancels if cosines agree, so a bound of its roundings is added.
         spread = tl.sqrt(tl.maximum(square - score * score, 0.0) + (2 * P + 16) * 2.4e-7 * square)
         gate_error = tl.minimum(gate_error, 60.0)  # beyond that the bound is useless, but must not be infinite
         error = tl.load(term) + gate_error * tl.exp(gate_error) * spread

@@ -1,21 +1,22 @@
-"""How far a score of `kernel.py` can be from its exact value, pair by pair; the kernel adds the norm of its cosines.
+"""How far a score of `kernel.py` can be from its exact value; the kernel computes the norm of the cosines.
 
-For one query-item pair with cosines c, hidden values h = z SiLU'd and gating weights pi, all as computed,
+For one query-item pair with cosines c, hidden values h = SiLU(z) and gating weights pi, all as computed,
 
     |s computed - s exact| <= base + D e^D sd_pi(c),    D = constant + per_cosine ||c||
 
 - *base* holds the errors of the cosines. Rounding of the stored vectors is measured, not assumed: by Cauchy-Schwarz
   ||f - f'|| ||g|| + ||f'|| ||g - g'|| with f', g' as stored.
 - *D* bounds the error of every gate logit (after SiLU). Moving the logits by at most D along a line changes s at the
-  rate Cov_pi(change, c) <= D sd_pi(c), and sd_pi(c) by at most e^(t D): where the cosines agree, gates cannot err.
+  rate Cov_pi(change, c) <= D sd_pi(c), and sd_pi(c) by at most e^(t D): equal cosines leave no gate error.
   The numbers in D follow the errors through W2 SiLU(W1 c + b1) + b2 as Euclidean norms, with SiLU' in [-0.1, 1.1] =
-  0.5 +- 0.6, so that an error e of c becomes at most (0.5 ||(W2 W1)_p|| + 0.6 ||W2_p|| ||W1||) ||e||. The norm of the
-  pair's cosines instead of the worst case makes it far tighter; of the hidden values ||z|| <= ||W1|| ||c|| + ||b1||
-  will do (on an H200 the sum of their squares cost 0.6 of 4.1 ms at Books, and spared 68 of 261 items a query).
+  0.5 +- 0.6, so that an error e of c becomes at most (0.5 ||(W2 W1)_p|| + 0.6 ||W2_p|| ||W1||) ||e||. D uses the
+  norm of the pair's own cosines instead of the worst case, which makes it far tighter. For the hidden values, the bound
+  ||z|| <= ||W1|| ||c|| + ||b1|| suffices (on an H200 the sum of their squares cost 0.6 of 4.1 ms at Books, and saved
+  68 of 261 items per query).
 
-Assumed of the card: a matrix product of K terms errs by at most (K + 4) 2**-22 of the sum of magnitudes (float32 sums
-that truncate), tanh.approx by 2**-10.9 of its value (PTX: 2**-11), exp2 by 2**-20 of its value. Tests hold the bound
-against float64, in the interpreter and on a card where there is one.
+Assumed of the GPU: a matrix product of K terms errs by at most (K + 4) 2**-22 of the sum of magnitudes (float32 sums
+that truncate), tanh.approx by 2**-10.9 of its value (PTX: 2**-11), exp2 by 2**-20 of its value. Tests compare
+errors with the bound in float64, in the interpreter and on a GPU where there is one.
 
 Letters: B queries, P_q, P_x query and item components, P = P_q * P_x (pair p_q * P_x + p_x), d width, G hidden width.
 """
@@ -89,7 +90,7 @@ class KernelErrorModel:
             query_gate = np.abs(queries.gate.astype(np.float64))
             gate = query_gate * (items.gates + items.gate_residuals)
             gate_error = query_gate * items.gate_residuals
-        # From |z| to the error of SiLU(z), and to that of exp, whose argument rounds: an error of the logit again.
+        # The error of SiLU(z) per |z|, with that of exp: its argument is rounded, which is an error of the logit too.
         function = _TANH / 2 + 16 * _FLOAT32
         if self._network is not None:
             network = self._network
@@ -128,12 +129,12 @@ class KernelErrorModel:
 
 
 class _Network:
-    """The effect of W2 SiLU(W1 c + b1) + b2 on errors: largest over its P outputs, in the terms of the module's
-    formula.
+    """The effect of W2 SiLU(W1 c + b1) + b2 on errors: bounds for all P outputs, in the terms of the module's formula.
 
-    per_read: an output's error per unit of ||error of c||; constant, per_cosine, per_hidden: its own errors, per
-    one, per ||c|| and per ||z / 2|| (all already times SiLU's slope); gate_per_hidden, largest_bias: |output| itself;
-    hidden_constant, hidden_per_cosine: ||z / 2|| as computed, its own and per ||c||.
+    per_read: an output's error per unit of ||error of c||. constant, per_cosine, per_hidden: the error that the network
+    adds is at most constant + per_cosine ||c|| + per_hidden ||z / 2||, times SiLU's slope already. gate_per_hidden,
+    largest_bias: |output| <= gate_per_hidden ||z / 2|| + largest_bias. hidden_constant, hidden_per_cosine: the computed
+    ||z / 2|| <= hidden_constant + hidden_per_cosine ||c||.
     """
 
     def __init__(self, pair_gate: PairGate, precision: str) -> None:

@@ -1,9 +1,9 @@
 """How far a Mixture-of-Logits score computed in floating point can be from its exact value.
 
 The bound is a priori: it follows the formula step by step with the magnitudes of one query and the largest of all
-items, so it holds for every item, any order of summation (Higham's gamma_n), the kernel's and BLAS's. Exact search
-re-evaluates in float64 whatever lies within it. Vectors are followed by their Euclidean norms, through matrices by
-spectral norms: with c the P cosines and M_p = ||f|| ||g|| their magnitudes,
+items. So it holds for every item and any order of summation (Higham's gamma_n), in the kernel and in BLAS. Exact search
+re-evaluates every item within it in float64. Vectors are bounded by Euclidean norms, matrices by spectral norms: with c
+the P cosines and M_p = ||f|| ||g|| their magnitudes,
 
     ||c|| <= C = ||F|| ||G||_F                       ||dc|| <= gamma_d ||M||
     ||z|| <= Z = ||W1|| C + ||b1||                   ||dz|| <= ||W1|| ||dc|| + gamma_P+1 (||W1||_F C + ||b1||)
@@ -61,7 +61,7 @@ class _NetworkNorms:
 
 @lru_cache(maxsize=16)
 def _network_norms(gate: PairGate) -> _NetworkNorms:
-    """Cached, because the spectral norm of 128 x 64 takes a millisecond and every search needs it."""
+    """Return the norms, cached: the spectral norm of 128 x 64 takes a millisecond, and every search needs it."""
     hidden = gate.hidden_weight.astype(np.float64)
     return _NetworkNorms(
         hidden=float(np.linalg.norm(hidden, ord=2)),
@@ -85,7 +85,7 @@ def cosine_magnitudes(queries: QueryStates, items: ItemMagnitudes) -> DoubleArra
 
 
 def cosine_errors(queries: QueryStates, items: ItemMagnitudes) -> DoubleArray:
-    """Bound the error of a cosine of float32 vectors, a sum in whatever order, over all items: (B, P)."""
+    """Bound the error of a cosine of float32 vectors, for any order of summation and all items: (B, P)."""
     return np.asarray((items.width + 1) * FLOAT32 * cosine_magnitudes(queries, items) * 1.01)
 
 

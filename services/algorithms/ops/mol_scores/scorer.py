@@ -1,7 +1,7 @@
 """Item states prepared for scoring: float32 scores with a proven error bound, and float64 re-evaluation.
 
-The compiled kernel (cpu.cpp) computes them. Plain dot products of everything (P = 1) are a matrix product, which BLAS
-does fastest; the bound applies to both.
+The compiled kernel (cpu.cpp) computes scores. Plain dot products with all items (P = 1) are a matrix product, for which
+BLAS is fastest; the bound applies to both.
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -22,7 +22,7 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 Rows = npt.NDArray[np.int64]
 
-# A second thread pays from about here (60 us of work against 20 us to start it).
+# One more thread pays for about this much work (60 us of work against 20 us to start it).
 _MULTIPLY_ADDS_PER_THREAD = 4_000_000
 
 
@@ -99,7 +99,7 @@ class NativeScores:
 
     @contextmanager
     def _problem(self, queries: QueryStates, num_pairs_scored: int) -> Iterator[object]:
-        """The arguments of one call, whose arrays live as long as the context."""
+        """Yield the arguments of one call; their arrays exist until the context ends."""
         num_items, item_parts, width = self._components.shape
         query_parts = queries.components.shape[1]
         pairs = query_parts * item_parts

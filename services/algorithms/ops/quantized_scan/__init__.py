@@ -1,7 +1,7 @@
 """The best of X vectors by dot product, from small integer codes in cells: the scan of an index over many vectors.
 
-`coded` trains and codes; `cells.py` defines the format, and `cpu.cpp` searches it in one native call (queries of 0.1 ms
-leave no time for an interpreter). Ids, gates and certificates are not known here.
+`coded` trains and codes; `cells.py` defines the format, and `cpu.cpp` searches it in one native call, because Python
+steps would be too slow for queries of 0.1 ms. Ids, gates and certificates are handled elsewhere.
 
 Letters: B queries, X items, C cells, d width, h coded width, K results, N pool size.
 """
@@ -61,7 +61,7 @@ class Cells:
 
     @property
     def text(self) -> str:
-        """Return the common properties of codes of any number of vectors."""
+        """Return the properties of codes that do not depend on the number of vectors."""
         return f"{self.coded_width or 'all'} dimensions in {self.bits} bits"
 
     @property
@@ -74,8 +74,9 @@ class Cells:
 
 
 def default_cells(num_items: int, width: int) -> Cells:
-    """Return the measured best: cells of about 700 items; up to 64 dimensions in 8 bits each, beyond that half of them
-    in 4.
+    """Return the measured best format: 1.25 sqrt(X) cells, but at most one per 16 items.
+
+    Up to 64 dimensions are coded in 8 bits each; of wider vectors, half the dimensions in 4 bits each.
     """
     num_cells = max(1, min(round(1.25 * num_items**0.5), num_items // 16))
     return (
@@ -221,7 +222,7 @@ class CellScan:
     ) -> CellAnswer:
         """Return the exact `k` best: items not ruled out by a bound on their code's error are evaluated exactly.
 
-        Cells ruled out by their radius aren't visited. Pays with 8 bits and h = d, where bounds are tight.
+        Cells ruled out by their radius are not visited. This pays with 8 bits and h = d, where bounds are tight.
         """
         visit = Visit(probes=self.num_cells)
         return self._search(queries, allowed, tolerances, k=k, pool=k, visit=visit, prove=True, rescore=True)
@@ -229,7 +230,7 @@ class CellScan:
     def pool(
         self, queries: FloatMatrix, size: int, *, visit: Visit, allowed: npt.NDArray[np.bool_] | None = None
     ) -> CellAnswer:
-        """Return the `size` best by code, with those scores."""
+        """Return the `size` best by code, with their scores by code."""
         return self._search(queries, allowed, None, k=size, pool=size, visit=visit, prove=False, rescore=False)
 
     def _search(

@@ -3,7 +3,7 @@
 A cell's residuals x - centre share one step (scale), so a query's score is base + step * (an integer dot product) and
 the scan can compare integers. Of wide vectors only the leading principal directions of the residuals are coded, rotated
 at random among themselves so that all h coordinates vary alike and one step fits all. Codes are in blocks of 16 items,
-4 dimensions of all 16 per 64 bytes, the layout of integer dot products. Queries and ids are not known here.
+4 dimensions of all 16 per 64 bytes, the layout of integer dot products.
 
 Letters: X items, C cells, d width, h coded width.
 """
@@ -26,8 +26,7 @@ class CellCodes:
     Shapes: centres (C, d); projection (d, h) with orthonormal columns, None for the identity; scales, errors (largest
     ||residual - decoded||), code_norms (largest ||decoded||), radii (largest ||residual||), spreads (root mean square
     of ||residual||), counts of items: (C,) each; starts (C + 1,) in blocks of 16; rows (16 * blocks,), -1 in empty
-    slots;
-    codes (blocks, groups, 64) uint8.
+    slots; codes (blocks, groups, 64) uint8.
     """
 
     bits: int
@@ -74,7 +73,7 @@ class CellCodes:
         """Return the codes of some ascending rows, numbered from 0. Other rows' slots become empty; cells retain their
         bounds.
         """
-        numbers = np.full(self.num_items + 1, -1, dtype=np.int32)  # of slot -1: the last one
+        numbers = np.full(self.num_items + 1, -1, dtype=np.int32)  # the last number, -1, is for empty slots
         numbers[rows] = np.arange(len(rows))
         kept = numbers[self.rows]
         counts = np.bincount(self.cell_of_slots()[kept >= 0], minlength=self.num_cells)
@@ -107,7 +106,7 @@ def encode(
     projection (d, h): the coded directions (see `principal_directions`); None: all coordinates.
 
     8 bits: a cell's step is its largest residual coordinate / 127. 4 bits: 0.335 of the coordinates' root mean square,
-    which loses least for a normal distribution of 16 levels (Max 1960); larger values are clipped.
+    the step of least error for normally distributed values and 16 levels (Max 1960); larger values are clipped.
     Memory: besides the result, chunks of 16 MB. Raises: ValueError for bits other than 4 and 8.
     """
     if bits not in (4, 8):
@@ -178,10 +177,9 @@ def encode(
 def train_centres(
     vectors: FloatMatrix, num_cells: int, *, seed: int, sample_per_cell: int = 64, rounds: int = 10
 ) -> FloatMatrix:
-    """Return centres of `num_cells` cells (C, d) by Lloyd's k-means on a sample, fewer if there are fewer distinct
-    rows.
+    """Return centres of `num_cells` cells (C, d), or of one per vector if that is fewer, by k-means on a sample.
 
-    Deterministic by seed. Cells that lose all their points move to a random point of the sample.
+    Lloyd's algorithm, deterministic by seed. A cell that loses all its points moves to a random point of the sample.
     """
     generator = np.random.default_rng(seed)
     count = min(len(vectors), sample_per_cell * num_cells)
@@ -216,9 +214,9 @@ def principal_directions(
 ) -> FloatMatrix:
     """Return the `width` directions of largest variance of residuals, rotated at random among themselves: (d, width).
 
-    From up to 65,536 residuals. Measured on 135k MiniLM vectors (d 384, 384 cells, 4 bits; share of the exact top 100
-    within the best 300 by code): all 384 coordinates .9946 in 192 bytes; 192 principal directions .9929, and rotated
-    .9965, in 96 bytes.
+    Up to 65,536 residuals are used. Measured on 135k MiniLM vectors (d 384, 384 cells, 4 bits; share of the exact top
+    100 within the best 300 by code): all 384 coordinates .9946 in 192 bytes; 192 principal directions .9929, and
+    rotated .9965, in 96 bytes.
     """
     generator = np.random.default_rng(seed)
     count = min(len(vectors), 1 << 16)

@@ -1,4 +1,4 @@
-"""The compiled scan of `cpu.cpp`: its arguments as C structures, and the call. Knows memory layouts only."""
+"""The compiled scan of `cpu.cpp`: its arguments as C structures, and the call."""
 
 import ctypes
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from services.algorithms.ops.quantized_scan.cells import LANES, CellCodes, Float
 class Visit:
     """The extent of a search: the `probes` nearest cells (more until the pool is full).
 
-    reach: cells are taken in order of <q, centre> + reach ||q|| (the cell's root mean square residual), until that is
-    below the worst of the pool; 0: by <q, centre> alone, all `probes`.
+    reach: cells are visited in order of <q, centre> + reach ||q|| times the cell's root mean square residual, until
+    that is below the worst score of the pool. 0: all `probes` cells are visited, in order of <q, centre>.
     """
 
     probes: int
@@ -31,8 +31,8 @@ class Visit:
 @dataclass(slots=True)
 class CellQuestion:
     """B queries (B, d); allowed (X,) or (B, X), None for all, and their counts (B,); products within tolerances (B,) of
-    each other are equal. prove: bounds, not `visit`, decide which cells are scanned; rescore: exact products of the
-    pool.
+    each other are equal. prove: bounds, not `visit`, decide which cells are scanned; rescore: the pool gets exact
+    products.
     Arrays are C-contiguous. Not frozen, which saves a microsecond of a query's hundred.
     """
 

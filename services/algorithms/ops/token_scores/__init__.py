@@ -1,7 +1,7 @@
 """Dot products of a few vectors with chosen rows of a large matrix in int8 or half precision, and unions of row sets.
 
-For an output layer over millions of phrases: 25,000 rows scattered over gigabytes are read once, for all positions,
-gathered and multiplied in one native call (`cpu.cpp`). The choice of rows is not known here.
+An output layer over millions of phrases needs them: one native call (`cpu.cpp`) reads 25,000 rows scattered over
+gigabytes once and multiplies them for all positions. The caller chooses the rows.
 
 Letters: V rows, D width, s vectors (positions), U requested rows.
 """
@@ -59,7 +59,7 @@ class CodedVectors:
 
 
 def code_rows(weights: Floats) -> CodedRows:
-    """Code (V, D) float32 by rows, at most a million at a time."""
+    """Code (V, D) float32 by rows, about 16 million values at a time."""
     codes = np.empty(weights.shape, dtype=np.uint8)
     scales = np.empty(len(weights), dtype=np.float32)
     step = max(1, (1 << 24) // weights.shape[1])
@@ -118,7 +118,7 @@ def token_scores(
 
 
 def products(rows: Floats, vector: Floats, *, kernels: ctypes.CDLL | None = None) -> Floats:
-    """Return products of float32 rows (m, D) with one vector (D,): (m,). One thread: BLAS wakes others for 0.1 ms."""
+    """Return products of float32 rows (m, D) with one vector (D,): (m,). One thread: BLAS takes 0.1 ms to wake more."""
     library = kernels or load_kernels("token_scores")
     vector, out = np.ascontiguousarray(vector), np.empty(len(rows), dtype=np.float32)
     library.freshet_products(address(rows), address(vector), *map(_INT64, rows.shape), address(out))
@@ -126,7 +126,7 @@ def products(rows: Floats, vector: Floats, *, kernels: ctypes.CDLL | None = None
 
 
 def union(sets: Ints, chosen: npt.NDArray[np.int64], num_rows: int, *, kernels: ctypes.CDLL | None = None) -> Ints:
-    """Return the sorted union of rows of `sets` (m, r), numbers 0 to num_rows - 1, and 0: (U,)."""
+    """Return the sorted union of the `chosen` rows of `sets` (m, r) and {0}: (U,). Numbers are 0 to num_rows - 1."""
     function = (kernels or load_kernels("token_scores")).freshet_union
     function.restype = _INT64
     out = np.empty(min(len(chosen) * sets.shape[1] + 1, num_rows), dtype=np.int32)

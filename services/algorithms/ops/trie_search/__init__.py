@@ -1,7 +1,7 @@
 """The identifiers of a trie with the best scores when their tokens may take the positions in any order.
 
-A level-by-level search with an exact score and an exact bound per node, in one native call (`cpu.cpp`). The meaning of
-tokens, identifiers and items is not known here.
+The search goes level by level, with an exact score and an exact bound per node, in one native call (`cpu.cpp`). Tokens,
+identifiers and items are plain integers here.
 
 Letters: s positions, U tokens scored, I identifiers, K results.
 """
@@ -26,7 +26,7 @@ __all__ = [
     "search_trie",
 ]
 
-MAX_POSITIONS = 12  # a node has a score for each set of used positions of its depth's size: C(12, 6) = 924
+MAX_POSITIONS = 12  # a node of depth n has a score for each set of n used positions: at most C(12, 6) = 924
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,9 +54,9 @@ class TrieQuestion:
 
 @dataclass(frozen=True, slots=True)
 class TrieMatches:
-    """Best first: identifiers (n,) int32, gains (n,) float32, n at most K. No omitted identifier gains more than
-    `bound`;
-    -inf: the beam dropped no node.
+    """Best first: identifiers (n,) int32, gains (n,) float32, n at most K.
+
+    No omitted identifier gains more than `bound`; -inf: the beam dropped no node.
     """
 
     identifiers: npt.NDArray[np.int32]
@@ -98,8 +98,8 @@ def search_trie(
     """Return the best identifiers of several tries together, best first, ties by identifier.
 
     Shapes: deleted (I,), allowed (X,) over the rows of `items`: an identifier needs one allowed item.
-    Cost:   per level, s operations for each child of the at most `beams` nodes per part, s C(s, level) for those
-    themselves.
+    Cost:   per level and part, s C(s, level) operations for each of at most `beams` nodes, and s for each of their
+    children.
     kernels: another library than this processor's.
     """
     tries = (_Trie * len(parts))(

@@ -2,7 +2,7 @@
 
 Nodes are numbered level by level, so the children of a node are a range, sorted by token, and the ranges of neighbours
 adjoin: one boundary per node delimits its children. Identifiers are attached to nodes the same way. 12 bytes per node
-and 4 per identifier. Changes, scores and items are not known here.
+and 4 per identifier. Changes, scores and items are handled elsewhere.
 
 Letters: N nodes (the root included), I identifiers, n tokens of an identifier.
 """
@@ -44,7 +44,7 @@ class TrieArrays:
             if nodes == 0 or array[0] != (1 if name == "children" else 0) or array[-1] != last:
                 raise ValueError(f"{name} does not run from the first entry to the last, {last}")
             if (np.diff(array) < 0).any():
-                raise ValueError(f"{name} falls; its boundaries rise")
+                raise ValueError(f"{name} decreases; boundaries must not decrease")
         if (self.children[:-1] <= np.arange(nodes)).any():
             raise ValueError("children lie at or before their node; a level follows its parents'")
         # The root may have a million children: a bit per token marks existing ones, a rank per word finds them.

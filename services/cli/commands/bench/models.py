@@ -1,4 +1,4 @@
-"""`freshet bench ...` of what models learn: from a stream, from words and from phrases."""
+"""`freshet bench ...` commands that measure what models learn: from a stream, from words and from phrases."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,10 +27,10 @@ def generation(
         int | None, typer.Option(min=100, help="Queries whose answers must be in the catalogue. Default: 100,000.")
     ] = None,
 ) -> "Report":
-    """Generating identifiers from phrases: the shortlist beside full softmax and its other approximations.
+    """Generate identifiers from phrases: compare the shortlist with full softmax and its other approximations.
 
-    First random and adversarial queries are asked, and every answer must be in the catalogue: else the exit status
-    is 1. Five million phrases take 3 GB and minutes to make.
+    First random and adversarial queries are sent. The exit status is 1 if an answer is not in the catalogue. Generating
+    five million phrases takes minutes and 3 GB.
 
     Example:  freshet bench generation --quick
 
@@ -47,10 +47,10 @@ def pefa(
     *,
     data: Annotated[list[str] | None, typer.Option(help="scifact or medquad; may be repeated. Default: both.")] = None,
 ) -> "Report":
-    """PEFA on text, its paper's own ground: real queries and documents, a real sentence encoder.
+    """PEFA on text, as in its paper: real queries and documents, and a real sentence encoder.
 
-    The encoder alone beside PEFA-XS and PEFA-XL: recall, lambda and k swept and chosen on held-out training queries,
-    build time, index size, latency, and how little feedback is enough.
+    Compares the encoder alone with PEFA-XS and PEFA-XL: recall, build time, index size, latency, and how little
+    feedback is enough. Lambda and k are chosen on held-out training queries.
 
     Example:  freshet bench pefa
 
@@ -80,10 +80,11 @@ def stream(
     ] = 1,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training, preset quick.")] = 4,
 ) -> "Report":
-    """A stream walked event by event: what feedback is worth without training, and how soon a new item is found.
+    """Replay a stream event by event: what feedback adds without training, and how soon a new item is found.
 
-    Trains on the first four fifths of time with a tenth of the catalogue withheld, then predicts every later event
-    before learning from it: frozen items, PEFA-XS, XL and both, retrained at intervals, popularity, item-kNN.
+    Trains on the first four fifths of the time with a tenth of the catalogue withheld, then predicts every later event
+    before learning from it. Compares frozen items, PEFA-XS, XL and both, a model retrained at intervals, popularity,
+    and item-kNN.
 
     Example:  freshet bench stream
 

@@ -35,11 +35,11 @@ def table_3(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """SASRec and HSTU, each with a dot product and a mixture, beside tuned baselines: quality, intervals, hours.
+    """Compare SASRec and HSTU, each with a dot product and a mixture, with tuned baselines: quality, intervals, hours.
 
-    Every arm's trials on validation have the same processor time, ten minutes a split; the test is read once. Processor
-    hours, estimated from finished runs: ml-1m-long (30 epochs) 16, ml-1m-full (the paper's size) 30, all other sets 20.
-    Interrupt it at any time: finished runs are kept, and a training resumes from its checkpoint.
+    Every arm's trials on validation get the same processor time, ten minutes a split; the test split is used once.
+    Processor hours, estimated from finished runs: ml-1m-long (30 epochs) 16, ml-1m-full (the paper's size) 30, all
+    other sets 20. You may interrupt it at any time: finished runs are kept, and training resumes from its checkpoint.
 
     Example:  freshet bench paper table-3 --data ml-latest-small
 
@@ -75,9 +75,9 @@ def table_3(
 
 @benchmark(paper, "published")
 def published(request: "Request") -> "Report":
-    """What each difference of the authors' protocol adds to our leave-one-out on ml-1m, at preset quick.
+    """Measure how each difference of the authors' protocol changes our leave-one-out result on ml-1m, at preset quick.
 
-    Some two hours of a core; interrupt it at any time: trainings that the page's JSON has are not done again.
+    Takes about two hours on one core. You may interrupt it at any time: trainings in the page's JSON are not repeated.
 
     Example:  freshet bench paper published --quick
     """

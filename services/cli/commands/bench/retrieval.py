@@ -1,4 +1,4 @@
-"""`freshet bench ...` of retrieval: speed, exactness and size, in the library and as a service."""
+"""`freshet bench ...` commands for retrieval: speed, exactness and size, in the library and as a service."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,10 +39,10 @@ def retrieval(
     ] = False,
     device: Annotated[str, typer.Option(hidden=True)] = "cpu",
 ) -> "Report":
-    """Top-K over a Mixture of Logits: every algorithm beside its PyTorch transcription and the roofline.
+    """Top-K over a Mixture of Logits: compare every algorithm with its PyTorch transcription and the roofline.
 
-    Every row has milliseconds, speedup, recall, the share proven exact, items touched and bytes per item. The exit
-    status is 1 if an answer called proven exact was not the exact one. On a card: `freshet bench gpu`.
+    Every row has milliseconds, speedup, recall, the share of answers proven exact, items touched and bytes per item.
+    The exit status is 1 if an answer marked as proven exact was wrong. On a GPU use `freshet bench gpu`.
 
     Example:  freshet bench retrieval --quick
 
@@ -73,9 +73,9 @@ def gpu(
     as_json: AsJson = False,
     device: Annotated[str, typer.Option(hidden=True)] = "cuda",
 ) -> None:
-    """The papers' Table 5 on a card: every algorithm beside its roofline and the paper's times, line by line.
+    """The papers' Table 5 on a GPU: compare every algorithm with its roofline and the paper's times, line by line.
 
-    Needs NumPy, PyTorch, Triton, typer and rich alone. The exit status is 1 if a row failed or a proof was wrong.
+    Needs only NumPy, PyTorch, Triton, typer and rich. The exit status is 1 if a row failed or a proof was wrong.
 
     Example:  freshet bench gpu --shape books --quick
     """
@@ -106,7 +106,7 @@ def quantization(
         list[Path] | None, typer.Option(help="Codes of a trained bundle's items instead; may be repeated.")
     ] = None,
 ) -> "Report":
-    """Anisotropic codes beside FAISS's at equal bits, on real embeddings, or on trained items.
+    """Compare anisotropic codes with FAISS's at equal bits, on real embeddings, or on trained items.
 
     Example:  freshet bench quantization --quick
 
@@ -130,9 +130,9 @@ def large(
     ] = "",
     width: Annotated[int | None, typer.Option(min=2, help="With --shard: coordinates kept of a component.")] = None,
 ) -> "Report":
-    """A search among millions of synthetic items, in the library and through the service's RPC.
+    """Search among millions of synthetic items, in the library and through the service's RPC.
 
-    Ten million take some 10 GB of memory and half an hour.
+    Ten million items take about 10 GB of memory and half an hour.
 
     Example:  freshet bench large --size 1000000
 
@@ -165,7 +165,7 @@ def gaps(
     size: Annotated[list[int] | None, typer.Option(min=1000, help="Items; may be repeated. Default: 1M.")] = None,
     requests: Annotated[int, typer.Option(min=1, help="Of each kind.")] = 1000,
 ) -> "Report":
-    """Searches that must prove a gap of 0, .01 or .05 beside `exact` and a pool without a promise, and brute force.
+    """Compare searches that must prove a gap of 0, .01 or .05 with `exact`, a pool without a guarantee and brute force.
 
     The exit status is 1 if a proven gap did not hold.
 
@@ -180,7 +180,7 @@ def gaps(
 
 @benchmark(app, "universality")
 def universality(request: "Request") -> "Report":
-    """Theorem 1: any score matrix is a mixture of two rank-1 logits; the paper's construction beside ours.
+    """Theorem 1: any score matrix is a mixture of two rank-1 logits; compare the paper's construction with ours.
 
     Example:  freshet bench universality --out .freshet/bench
     """

@@ -87,7 +87,7 @@ def _require_one_catalogue(a: Bundle, b: Bundle) -> None:
     ]
     raise ValueError(
         f"the bundles have different catalogues: {' and '.join(described)}; allowed: two bundles of the same items, "
-        "since ranks among others do not compare"
+        "since ranks in different catalogues are not comparable"
     )
 
 

@@ -1,7 +1,7 @@
 """`freshet evaluate`: a bundle as served, next to baselines, on events outside its training.
 
 Every scorer ranks the same events. The report has metrics with intervals over users, the difference to each baseline on
-the same draws, all by kind of event, and measures beyond accuracy. It knows nothing of pages.
+the same draws, all by kind of event, and measures beyond accuracy.
 
 Letters: E events, X items.
 """
@@ -92,8 +92,9 @@ def baselines_of(split: MeasuredSplit, means: Callable[[str], Any]) -> tuple[dic
 
 
 def ease_seconds(num_items: int) -> float:
-    """Estimate the seconds of EASE's inverse on this machine, from a small one's best time of three: it grows with the
-    cube.
+    """Estimate the seconds of EASE's inverse on this machine from the best of three times of a small one.
+
+    The time grows with the cube of the size.
     """
     import torch
 

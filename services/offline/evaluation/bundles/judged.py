@@ -1,8 +1,7 @@
 """The events of a file to evaluate a bundle on: events outside its training.
 
 A bundle's training data is recognised by its fingerprint, and split as in training: its held-out events are predicted.
-Of other data, events after the newest training event are predicted; all earlier ones are history alone. It does not
-know how anything is scored.
+Of other data, events after the newest training event are predicted; all earlier ones only serve as history.
 
 Letters: N events, X items.
 """
@@ -28,7 +27,7 @@ from services.offline.evaluation.engine.ranked_events import counting
 from services.offline.training.fit import LEAVE_ONE_OUT, TIME
 from services.offline.training.sequences import IntArray
 
-# Evenly spread over the predictable events.
+# At most this many events are predicted, evenly spread over the predictable ones.
 MAX_EVENTS = 6_000
 
 Data = str | Path | Interactions
@@ -37,8 +36,8 @@ _AS_USUAL = TableOptions()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """split: its interactions have the bundle's items first, in the bundle's order; test_rows are predicted. note:
-    describes these events.
+    """split: its interactions have the bundle's items first, in the bundle's order; its test_rows are predicted. note:
+    text about these events.
     """
 
     split: MeasuredSplit
@@ -54,8 +53,8 @@ def judged_by(
 ) -> Judged:
     """Return the positive events outside the training of all bundles (of one catalogue and event schema).
 
-    `table`: how to read a table. `say` is called with how it was read and its findings.
-    Raises: ValueError for data that the bundles were trained on, or without one event that counts.
+    `table`: how to read a table. `say` is called with the roles of its columns and its findings.
+    Raises: ValueError if no event is known to be outside the training, or if none of those is positive.
     """
     first = bundles[0]
     schema = first.event_schema
@@ -70,7 +69,7 @@ def judged_by(
     seen = given.seen(schema)
     events = _over_catalogue(given.select(seen), first)
     held_out = [np.searchsorted(seen, rows) for _, rows, _ in parts]
-    # The bundle with the most training data has the fewest rows.
+    # Intersect the rows held out from each bundle, the fewest first.
     rows = held_out[int(np.argmin([len(one) for one in held_out]))]
     for one in held_out:
         rows = np.intersect1d(rows, one, assume_unique=True)
@@ -97,7 +96,7 @@ def judged_by(
 
 
 def _part(bundle: Bundle, given: Interactions) -> tuple[IntArray, IntArray, str]:
-    """Return rows of the bundle's training, or before its end, the rows after it, and a sentence about them."""
+    """Return the rows that the bundle may have been trained on, the rows to predict, and a sentence about them."""
     trained_on = bundle.manifest.data
     read = _rows_read(bundle, given)
     divided = _as_trained(trained_on, given.select(read))
@@ -106,11 +105,11 @@ def _part(bundle: Bundle, given: Interactions) -> tuple[IntArray, IntArray, str]
         return read[learnt], read[held_out], f"{given.name} is what model {bundle.model_version} was trained on: {what}"
     newest = trained_on.get("newest_time")
     if newest is None or not given.has_times:
-        why = "has no times by the clock" if newest is not None else "may have been learnt, no time says which of it"
+        why = "has no times by the clock" if newest is not None else "the model does not record its newest event's time"
         raise ValueError(
             f"{given.name} is not the data that model {bundle.model_version} was trained on, and {why}; allowed: that "
-            "data, where it was trained with --split leave-one-out or time, or data with times and a model that says "
-            "its newest event's"
+            "data, where it was trained with --split leave-one-out or time, or data with times and a model that "
+            "records its newest event's time"
         )
     first = int(np.searchsorted(given.timestamps, newest, side="right"))
     learnt, rest = read[: np.searchsorted(read, first)], np.arange(first, len(given), dtype=np.int64)

@@ -1,15 +1,15 @@
-"""The generator's constants, fitted to trained models until scenes had their moments (`moments.py`).
+"""The generator's constants, fitted until generated scenes had the moments (`moments.py`) of trained models.
 
 QUICK: preset quick on MovieLens-1M, HR@10 .245 (4x2x32, G 64), well trained. PAPER, the default: components of preset
-ml-1m (8x4x64, after 4 of its 101 epochs, HR@10 .205), whose eight views agree more than four do (pair correlation .53
-against .17); item and query gates of QUICK, since ml-1m's hardly vary yet (item gate sd .019); the pair network's two
-scales are near the means of both. About nine such mixtures were compared with the paper's Table 5 at the Books shape,
-and the nearest was kept; 5 queries, share of the top 100 held with nearly these constants:
+ml-1m (8x4x64, after 4 of its 101 epochs, HR@10 .205), whose eight views agree more than QUICK's four (pair correlation
+.53 against .17); item and query gates of QUICK, since ml-1m's hardly vary yet (item gate sd .019); the pair network's
+two scales are near the means of both models'. About nine such combinations were compared with the paper's Table 5 at
+the Books shape, and the nearest was kept. Share of the top 100 found with nearly these constants, 5 queries:
 
     TopKAvg 200, 500, 1000, 2000, 4000        .65, .89, .97, 1.0, 1.0   the paper's own model, as relative hit
     TopKPerEmbedding 5, 50, 100               .18, .72, .89             rates: .77 .88 .94 .97 .99, .40 .90 .96
 
-With QUICK's components TopKPerEmbedding(100) would hold .20: too good a case for TopKAvg.
+With QUICK's components TopKPerEmbedding(100) would hold .20, which would favour TopKAvg too much.
 """
 
 from dataclasses import dataclass, replace
@@ -19,14 +19,16 @@ from dataclasses import dataclass, replace
 class Fitted:
     """Constants of one trained model. Shares are of variance or energy, in [0, 1].
 
-    shared_share: of a view that all views have in common; leading_share: of the latent axes within which the rest of a
-    view turns. item_level, query_level: place on the axis that all queries share. popularity_share: of an item's energy
-    that is popularity, whose standardised distribution popularity_quantiles gives at equal steps of probability.
-    *_spectrum_*: variance of taste axis i is (i + offset)^-exponent, normalised. cluster_share: of taste that an item
-    has from its cluster; there are clusters_per_root_item sqrt(X) clusters. *_gate_*: over pairs the sd of means, over
-    items or queries the sd, and how many latent axes it follows. hidden_*: sd of the pair network's first layer on
-    cosines and of its bias. pair_*: over pairs the sd of its outputs' means and of their slopes over the (standardised)
-    mean cosine, correlation of slopes with cosines of good items and of means with slopes, sd of what is left.
+    shared_share: the part of a view that all views share; leading_share: the part of the latent axes that the rest of a
+    view rotates among themselves. item_level, query_level: coordinate on the axis that all queries share.
+    popularity_share: the part of an item's energy that is popularity; popularity_quantiles: its standardised
+    distribution at equal steps of probability. *_spectrum_*: the variance of taste axis i is (i + offset)^-exponent,
+    normalised. cluster_share: the part of an item's taste that its cluster gives; there are clusters_per_root_item
+    sqrt(X) clusters. *_gate_mean_sd: sd of the gate's means over pairs; *_gate_sd: its sd over items or queries;
+    *_gate_axes: number of latent axes that it depends on. hidden_*: sd of the pair network's first layer on cosines,
+    and of its bias. pair_mean_sd, pair_slope_sd: sd over pairs of the outputs' means, and of their slopes over the
+    standardised mean cosine. pair_slope_to_cosine: correlation of slopes with cosines of good items;
+    pair_mean_to_slope: of means with slopes; pair_residual_sd: sd of the residual.
     """
 
     shared_share: float
@@ -86,7 +88,7 @@ QUICK = Fitted(
     pair_mean_to_slope=-0.8781,
     pair_residual_sd=0.1316,
 )
-# At 8x8x32 this shared_share has the pair correlation that the trained model has at 8x4x64.
+# This shared_share gives, at 8x8x32, the pair correlation of the trained model at 8x4x64.
 PAPER = replace(
     QUICK,
     shared_share=0.58,

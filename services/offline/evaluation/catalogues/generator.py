@@ -1,11 +1,11 @@
 """Catalogues and queries at any shape whose score and gate distributions are those of a trained model.
 
-Isotropic noise would make every heuristic look bad: there a pair's cosines know nothing of each other. In a trained
+Isotropic noise would make every heuristic look bad, because its cosines are independent of each other. In a trained
 model half the variance of scores is popularity, tastes have a steep spectrum, an item's components are several views
 of one latent vector, and the gate moves weight between pairs as the average cosine rises. The construction:
 
     item    z = (level + sqrt(l_0) u, sqrt(l_i) e_i)   u popularity by quantiles, e_i clusters and noise, l power law
-    query   y = (1, sqrt(m_i) e_i), scaled             the first axis is what all queries share
+    query   y = (1, sqrt(m_i) e_i), scaled             all queries share the first axis
     views   g_j = unit(E A_j z), f_i = unit(E B_i y)   A, B = a I + sqrt(1 - a^2) * (a random rotation), E isometry
     gates   linear in a few axes of z and y; the pair network random, then moved so that each pair's output has the
             fitted mean, slope over the average cosine and residual on this very catalogue's pairs
@@ -24,7 +24,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate,
 from services.offline.evaluation.catalogues.fitted import PAPER, Fitted
 from services.offline.evaluation.catalogues.scene import Scene, Shape
 
-_CHUNK = 65_536  # items made at a time: the catalogue itself is the only array of its size
+_CHUNK = 65_536  # items per step, so that only the catalogue itself takes memory for all items
 _LARGEST_LATENT = 64
 _PROBE_QUERIES, _PROBE_ITEMS = 64, 512
 # Independent random streams, so that items do not depend on the number of queries.
@@ -41,8 +41,8 @@ def generate(
 ) -> Scene:
     """Return items, queries and pair gate at `shape`, with `num_items` instead of the shape's X if given.
 
-    There are no labels (`Scene.label_draws` is (B, 0)): they could only be drawn from the scores that an algorithm is
-    then evaluated by. Equal arguments make equal scenes.
+    There are no labels (`Scene.label_draws` is (B, 0)): they could only be drawn from the scores by which
+    algorithms are then evaluated. Equal arguments make equal scenes.
     Raises: ValueError for num_items or num_queries below 1.
     Cost: X P_x r (r + d) multiply-adds; memory: the result and 50 MB.
     """
@@ -91,7 +91,7 @@ class World:
         wish = (axes + fitted.query_spectrum_offset) ** -fitted.query_spectrum_exponent
         rest = 1 - fitted.item_level**2 - fitted.popularity_share
         pairs = shape.num_pairs
-        # From a stream of their own, so that a catalogue of another size has the same world.
+        # Centres have their own random stream, so that a catalogue of another size has the same views and gates.
         num_clusters = max(1, round(fitted.clusters_per_root_item * num_items**0.5))
         centres = np.random.default_rng([seed, _CENTRES]).standard_normal((num_clusters, latent), dtype=np.float32)
         return cls(
@@ -173,7 +173,7 @@ def make_pair_gate(world: World) -> PairGate:
     cosines = np.einsum("bqd,xpd->bxqp", queries.components, items.components, optimize=True).reshape(-1, pairs)
     average = cosines.mean(axis=1)
     average = (average - average.mean()) / average.std()
-    # Each hidden unit sees its own mixture of cosines, at the scale of the trained first layer.
+    # Each hidden unit gets its own mixture of cosines, at the scale of the trained first layer.
     hidden_weight = rng.standard_normal((shape.gate_hidden, pairs))
     hidden_weight *= fitted.hidden_sd / (cosines @ hidden_weight.T).std()
     hidden_bias = fitted.hidden_bias_sd * rng.standard_normal(shape.gate_hidden)
@@ -182,7 +182,7 @@ def make_pair_gate(world: World) -> PairGate:
     out_weight = rng.standard_normal((pairs, shape.gate_hidden)) / np.sqrt(shape.gate_hidden)
     centred = hidden - hidden.mean(axis=0)
     slopes = average @ centred / len(centred)
-    # Remove the average's part from every row, so that only the residual is left; then add the wanted slope.
+    # Remove each row's dependence on the average, so that only the residual remains; then add the wanted slope.
     out_weight -= np.outer(out_weight @ slopes, slopes) / (slopes @ slopes)
     residual = (centred @ out_weight.T).std(axis=0)
     out_weight *= (fitted.pair_residual_sd / residual)[:, None]
@@ -204,7 +204,7 @@ def make_pair_gate(world: World) -> PairGate:
 
 
 def _views(rng: np.random.Generator, count: int, latent: int, fitted: Fitted) -> npt.NDArray[np.float64]:
-    """a I + sqrt(1 - a^2) times random rotations of the leading and of the other axes, `count` times: (n, r, r)."""
+    """Return `count` views (n, r, r): a I + sqrt(1 - a^2) times random rotations of the leading and the other axes."""
     leading = max(1, min(latent - 1, round(fitted.leading_share * latent)))
     views = np.empty((count, latent, latent))
     for view in views:
@@ -217,12 +217,12 @@ def _views(rng: np.random.Generator, count: int, latent: int, fitted: Fitted) ->
 
 
 def _correlated(rng: np.random.Generator, values: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.float64]:
-    """Values (P,) of mean 0 and variance 1 mixed with noise, so that the correlation is `share` in expectation."""
+    """Mix values (P,) of mean 0 and variance 1 with noise, so that the expected correlation is `share`."""
     return np.asarray(share * values + np.sqrt(1 - share**2) * rng.standard_normal(len(values)))
 
 
 def _gate_map(rng: np.random.Generator, latent: int, pairs: int, axes: int) -> FloatArray:
-    """From the first latent axes to P gate inputs of unit variance: (r, P)."""
+    """Return a random map (r, P) from the first latent axes to P gate inputs of unit variance."""
     weights = np.zeros((latent, pairs))
     used = min(axes, latent)
     weights[:used] = rng.standard_normal((used, pairs))
@@ -230,7 +230,7 @@ def _gate_map(rng: np.random.Generator, latent: int, pairs: int, axes: int) -> F
 
 
 def _project(vectors: FloatArray, views: FloatArray, *, out: FloatArray) -> None:
-    """vectors (n, r), views (P, r, d) -> unit components, into out (n, P, d)."""
+    """Write to `out` (n, P, d) the unit components of vectors (n, r) in views (P, r, d)."""
     latent = vectors.shape[1]
     stacked = np.ascontiguousarray(views.transpose(1, 0, 2)).reshape(latent, -1)
     np.matmul(vectors, stacked, out=out.reshape(len(vectors), -1))

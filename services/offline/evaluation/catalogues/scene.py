@@ -10,7 +10,7 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """One workload. `gated`: queries and items have gate parts; without, the pair's cosines alone make the gate."""
+    """One workload. `gated`: queries and items have gate parts; otherwise the gate depends on cosines alone."""
 
     name: str
     num_items: int
@@ -72,7 +72,7 @@ def shape_named(name: str) -> Shape:
 
 
 IntArray = npt.NDArray[np.int64]
-# The name of `generator`'s catalogues in rows and pages; others have their bundle's name.
+# Rows and pages use this name for `generator`'s catalogues, and the bundle's name for others.
 SYNTHETIC = "synthetic"
 
 

@@ -22,7 +22,7 @@ _MOST = 100
 def recall(found: Rows, exact: Rows) -> float:
     """Return the mean over queries of the share of exact answers that were found; -1 pads a row.
 
-    Shapes: found (B, any), exact (B, any); rows may differ in length. A query without exact answers counts as 0.
+    Shapes: found (B, any), exact (B, any); rows may differ in length. A query without exact answers has recall 0.
     Raises: ValueError if B differs.
     """
     shares = []
@@ -35,7 +35,7 @@ def recall(found: Rows, exact: Rows) -> float:
 def pair_ranks(scores: npt.NDArray[np.floating], pairs: Pairs) -> npt.NDArray[np.int64]:
     """Return the number of documents before each pair's own (E,), 0 for the best; scores (B, n), pairs (E, 2).
 
-    Counting needs no sort, so a sweep of a hundred settings costs a comparison each.
+    Ranks are counted without sorting, which keeps a sweep of a hundred settings cheap.
     Raises: ValueError if a wanted score is NaN, which would otherwise rank first.
     """
     ranks = np.empty(len(pairs), dtype=np.int64)

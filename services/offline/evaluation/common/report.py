@@ -19,7 +19,7 @@ _LINE = re.compile(r"(?:([@?])(\w+) )?(.*)")
 
 
 def filled(template: Path, **values: Any) -> str:
-    """Return the page. Raises: KeyError for a missing value that the template names, except in rows: there "–"."""
+    """Return the filled page; "–" stands for a missing part of a value or row. Raises: KeyError for a missing value."""
     lines = []
     for line in template.read_text(encoding="utf-8").splitlines():
         mark, name, text = _LINE.fullmatch(line).groups()  # type: ignore[union-attr]
@@ -33,8 +33,9 @@ def filled(template: Path, **values: Any) -> str:
 def cell(value: Any, spec: str = "") -> str:
     """Return a value as a page shows it: None as "–", lists of lines joined, else by Python's format specification.
 
-    Further specifications: `short` three digits; `share` four without a leading zero; `interval` (`+interval` signed)
-    of [mean, low, high]; `M` and `G` before another one millions and billions; `±` before another one " ± x" or "".
+    Further specifications: `short`: three digits; `share`: four without a leading zero; `interval` (`+interval`:
+    signed): of [mean, low, high]. A prefix `M` or `G` divides by a million or a billion; a prefix `±` gives " ± x", and
+    "" for None.
     """
     if spec.startswith("±"):
         return "" if value is None else f" ± {cell(value, spec[1:])}"

@@ -1,7 +1,7 @@
 """The roofline: measured rates of this machine, and the least time of each algorithm's work at them.
 
-It is the larger of two times: arithmetic (float32 multiply-adds plus exponentials, which use the same units) and memory
-(every byte that must be read, once). Selection, gathering and everything else count as 0.
+The least time is the larger of two: arithmetic (float32 multiply-adds plus exponentials, which use the same units), and
+memory (every byte that must be read, once). Selection, gathering and everything else count as 0.
 
 Letters: X items, B queries, P_q, P_x components, P = P_q * P_x, d width, G gate hidden width, N pool size.
 """
@@ -46,7 +46,7 @@ class Work:
 
 
 def measure_rates() -> Rates:
-    """Measure the fastest of 40 runs each: a 1024^3 float32 product, exp over a cached array, the sum of 256 MB."""
+    """Measure by the fastest of 40 runs each: a 1024^3 float32 product, exp over a cached array, the sum of 256 MB."""
     a, b = torch.rand(1024, 1024), torch.rand(1024, 1024)
     small, target = torch.rand(1 << 17), torch.empty(1 << 17)
     large = torch.ones(1 << 26)

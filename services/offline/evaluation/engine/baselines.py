@@ -1,9 +1,9 @@
 """Baselines without a sequence model: popularity, neighbours of items and of sessions, EASE, and matrix factorisation.
 
 All answer one question in one form: given a user's past before an event, how good is each item as the next? They learn
-from training events alone; a user's later events are history, as for the models. It does not know which events are
-predicted or how a ranking is evaluated. Item neighbours and ALS are `implicit`'s. No maintained library of session
-neighbours and EASE installs with NumPy 2, so they are written here from their papers.
+from training events alone; a user's later events only serve as history, as for the models. Item neighbours and ALS are
+`implicit`'s. No maintained library of session neighbours and EASE installs with NumPy 2, so they are written here from
+their papers.
 
 Letters: B events of a batch, U users, X items, S sessions.
 """
@@ -61,7 +61,7 @@ class Popularity:
 
 @dataclass(kw_only=True)
 class RecentPopularity:
-    """Items by their training events in the `days` before the request; equal counts by all training events.
+    """Items by their number of training events in the `days` before the request, then by all training events.
 
     A request after the training's end uses the training's last days. Without times there is no common clock: the last
     `events` training events of every user count instead of days.
@@ -109,7 +109,7 @@ class ServedNeighbours:
     _counts: FloatArray = field(init=False, repr=False)
 
     def fit(self, train: Interactions, learnt: ItemNeighbours | None = None) -> None:
-        """`learnt`: of these events, where they are known already."""
+        """Learn the neighbours, unless `learnt` has those of the same events."""
         self._neighbours, self._counts = learnt or learn_neighbours(train), train.item_counts().astype(np.float64)
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> FloatArray:
@@ -121,7 +121,7 @@ class ItemKnn:
     """Item-kNN: an item's score sums its similarity to the items of the history.
 
     Similarities are `implicit`'s ("cosine", "tf-idf" or "bm25" weights), the `neighbours` nearest of each item. The
-    item r places back counts recency^r (1: all equal). Items without a neighbour follow by popularity.
+    item r places back has the weight recency^r (1 weighs all equally). Items without a neighbour follow by popularity.
     """
 
     weights: str = "tf-idf"
@@ -143,7 +143,7 @@ class ItemKnn:
         # An item is its own nearest neighbour.
         model = kinds[self.weights](K=self.neighbours + 1)
         with warnings.catch_warnings():
-            # It warns about the matrix form that its own weighting returns.
+            # `implicit` warns about the matrix format that its own weighting returns.
             warnings.filterwarnings("ignore", message="Method expects CSR input")
             model.fit(_user_items(train), show_progress=False)
         self._similarity = model.similarity
@@ -277,7 +277,7 @@ class Ease:
         del factor
         inverse.div_(-inverse.diagonal().clone())
         inverse.fill_diagonal_(0.0)
-        # LAPACK returns columns; the sparse product would copy the matrix into rows for every batch.
+        # LAPACK returns column-major order, which the sparse product would copy to row-major order for every batch.
         self._matrix = np.ascontiguousarray(inverse.numpy())
         self._counts = train.item_counts().astype(np.float64)
 
@@ -312,7 +312,7 @@ class ImplicitAls:
         from implicit.cpu.als import AlternatingLeastSquares
         from threadpoolctl import threadpool_limits
 
-        # BLAS's threads besides its own make it many times slower; it warns of them.
+        # `implicit` has its own threads: with BLAS's it is many times slower, and warns.
         with threadpool_limits(1, "blas"):
             self._model = AlternatingLeastSquares(
                 factors=self.factors,
@@ -382,7 +382,7 @@ class _Lists:
 
 
 def _user_items(train: Interactions) -> Any:
-    """Return (U, X) sparse: 1 if the user had the item, any number of times."""
+    """Return a sparse matrix (U, X): 1 if the user took the item, any number of times."""
     from scipy import sparse
 
     pairs = np.unique(train.users.astype(np.int64) * train.num_items + train.items)
@@ -400,8 +400,8 @@ def _history_matrix(
     recency: float = 1.0,
     distinct: bool = False,
 ) -> Any:
-    """Return (B, X) sparse, from the events before each: recency^r for the item r places back, summed; or 1 if
-    `distinct`.
+    """Return a sparse matrix (B, X) of each event's history. An item r places back adds recency^r; if `distinct`, every
+    item has 1.
     """
     from scipy import sparse
 
@@ -418,7 +418,7 @@ def _history_matrix(
 
 
 def _by_popularity_where_zero(scores: FloatArray, counts: FloatArray) -> FloatArray:
-    """Replace scores of exactly 0, the unknown ones, by -1 to 0 by popularity: below every item with a neighbour."""
+    """Replace scores of 0, of items without a neighbour, by -1 to 0 by popularity: these items rank last."""
     return np.where(scores == 0, counts / (counts.max(initial=0) + 1.0) - 1.0, scores)
 
 
@@ -427,7 +427,7 @@ def _require(name: str, value: Value, condition: bool, allowed: str) -> None:
         raise ValueError(f"{name}={value!r}; allowed: {allowed}")
 
 
-# Small on purpose: as many trials as a model's arm gets.
+# Small on purpose: six settings at most, about as many as a mixture's arm tries.
 GRIDS: Mapping[str, Sequence[Mapping[str, Value]]] = MappingProxyType(
     {
         "popularity": ({},),

@@ -2,7 +2,7 @@
 
 Two things vary: the sampled users, and the seed of the training. The pigeonhole bootstrap (Owen, "The pigeonhole
 bootstrap", Annals of Applied Statistics 1(2), 2007) draws both, independently, so an interval covers both; if an arm
-has a single seed, it covers users alone. It knows nothing of models or data sets: it reads values per seed and event.
+has a single seed, it covers users alone. The input is values per seed and event.
 
 Letters: S seeds, E events, R replicates.
 """
@@ -51,7 +51,7 @@ def paired_difference(
 
     Shapes: one (S, E), other (S', E): a value per seed and event, such as a hit or a reciprocal rank. Seeds of the two
     are independent, events are the same. users (E,): each event's user, to draw events of one user together; None: each
-    event by itself.
+    event is drawn by itself.
     Raises: ValueError if the numbers of events differ or there are none.
     """
     if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1] or not one.size or not other.size:
@@ -85,7 +85,10 @@ def interval(means: Values) -> tuple[float, float]:
 def drawn_means(
     values: Sequence[Values], groups: npt.NDArray[np.integer], *, replicates: int = REPLICATES, seed: int = 0
 ) -> list[Values]:
-    """Return means (R,) of each of several values (E,) over the same draws of groups (E,), with all their events."""
+    """Return means (R,) of each array of values (E,) over the same draws of groups (E,).
+
+    A drawn group brings all its events.
+    """
     present, dense = np.unique(groups, return_inverse=True)
     rng = np.random.default_rng(seed)
     drawn = rng.multinomial(len(present), np.full(len(present), 1 / len(present)), size=replicates).astype(np.float64)
@@ -101,10 +104,10 @@ def estimates(
     minus: str | None = None,
     seed: int = 0,
 ) -> dict[str, dict[str, Estimate]]:
-    """Return by name and metric [mean, low, high] over E events, groups (E,) of them drawn together; empty without
-    events.
+    """Return [mean, low, high] over E events by name and metric; {} without events.
 
-    `minus`: each one minus that one, on the same draws. Ranks (E,) are 0-based.
+    groups (E,): events of one group are drawn together. `minus`: subtract the values of this name, on the same draws.
+    Ranks (E,) are 0-based.
     """
     if not len(groups):
         return {}

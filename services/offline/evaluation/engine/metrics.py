@@ -16,8 +16,8 @@ def target_ranks(
 ) -> Ranks:
     """Return the number of allowed items before each target: (B,).
 
-    Shapes: scores (B, X), targets (B,), excluded (B, X) = seen before; None: nothing. Equal scores are ordered by item
-    index.
+    Shapes: scores (B, X), targets (B,), excluded (B, X): items seen before, None without any. Equal scores are ordered
+    by item index.
     Raises: ValueError if a target's score is NaN, which would otherwise rank first.
     """
     rows = np.arange(len(targets))
@@ -29,7 +29,7 @@ def target_ranks(
 
 
 def top_rows(scores: npt.NDArray[np.floating], had: npt.NDArray[np.int64], *, k: int) -> npt.NDArray[np.intp]:
-    """Return the k items (at most) with the highest of `scores` (X,), without `had`; of equals the first ones.
+    """Return the (at most) k items with the highest `scores` (X,), without `had`; among equal scores the first ones.
 
     A score of -inf is no answer.
     """
@@ -47,8 +47,8 @@ METRICS = ("hr@1", "hr@10", "hr@50", "hr@200", "ndcg@10", "mrr")
 
 
 def gains(ranks: npt.NDArray[np.integer], metric: str) -> npt.NDArray[np.float64]:
-    """Return the gain of each rank (0-based, any shape): "hr@k" 1 for the first k, "ndcg@k" discounted by the logarithm
-    of the position, "mrr" by the position, not cut.
+    """Return the gain of each rank (0-based, any shape): "hr@k" is 1 for the first k, "ndcg@k" is discounted by the
+    logarithm of the position, "mrr" by the position, without a cut.
     """
     if metric == "mrr":
         return np.asarray(1.0 / (ranks + 1.0))

@@ -24,11 +24,11 @@ class ServedScorer:
         self._states = ServedStates(bundle)
         self._scorer = MolScorer(bundle.item_states, bundle.pair_gate)
         self._rows, _ = data.by_user()
-        # Row in the bundle of each of the data's items, or -1.
+        # Each item's row in the bundle, or -1.
         self._item = np.array([bundle.item_index.get(item_id, -1) for item_id in data.item_ids], dtype=np.int64)
         self._against = data.speaking_against(bundle.event_schema)
         self._popular = bundle.counts / max(1, bundle.counts.sum())
-        self._seconds: list[float] = []  # an event's, of each batch
+        self._seconds: list[float] = []  # seconds per event, by batch
 
     @property
     def seconds_per_event(self) -> float:

@@ -1,6 +1,7 @@
 """States as the encoder process serves them, from a data set's histories.
 
-It uses that process's code: its schema, windows, model and half precision. Histories are events as they are stored.
+This module uses the encoder process's code for schema, windows, model and half precision. Histories are events in the
+form in which they are stored.
 """
 
 from collections.abc import Sequence

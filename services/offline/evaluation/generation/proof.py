@@ -2,7 +2,7 @@
 
 Answers are checked against a plain dictionary of the present catalogue: the text belongs to the identifier, its phrases
 are those that it was built from, its items are its own and allowed, and its score is the best assignment of its phrases
-by the definition. An insert must be the next query's answer, a deleted identifier in none.
+by the definition. The same query must find an identifier after its insert, and not after its delete.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class Proof:
 
 
 def prove_catalogue(*, num_queries: int, seed: int, say: Callable[[str], None] = lambda line: None) -> Proof:
-    """Compare answers: half of the queries are adversarial, a third are filtered, both modes alternate."""
+    """Check answers: half of the queries are adversarial, a third are filtered, both modes alternate."""
     rng = np.random.default_rng(seed)
     weights = rng.normal(size=(_NUM_TOKENS, WIDTH)).astype(np.float32)
     centers = rng.normal(size=(_VECTORS, WIDTH)).astype(np.float32)
@@ -131,7 +131,10 @@ def _change(
     catalogue: Catalogue,
     sets: npt.NDArray[np.int32],
 ) -> None:
-    """Insert an identifier that a query answers best and find it in the next answer; delete it and find it in none."""
+    """Insert an identifier with the phrases of a query's best answer and check that the query finds it.
+
+    Then delete that best answer (the inserted identifier if there was none) and check that it is not found.
+    """
     number = len(generators[0].identifiers)
     x = rng.normal(size=(1 + POSITIONS, WIDTH)).astype(np.float32)
     best = generators[0].generate(x, 1).answers
@@ -141,7 +144,7 @@ def _change(
     catalogue[number] = (tokens, (number,))
     proof.inserts += 1
     if best:
-        # As good as the best one: among the answers, however many share its phrases.
+        # It scores as high as the best answer, so it is among 200 answers even if others share its phrases.
         seen = {answer.identifier for answer in generators[0].generate(x, 200).answers}
         proof.unseen_inserts += number not in seen
     gone = best[0].identifier if best else number

@@ -59,7 +59,7 @@ _QUICK_SHAPE: dict[str, int] = {"num_identifiers": 50_000, "vectors": 64, "set_t
 _SETS, _BEAMS, _K, _TOP = 5, 256, 10, 10
 _TAKEN = 3000  # tokens per position that the position-wise methods take
 
-_CLUSTERED_UP_TO = 2_000_000  # phrases: building needs minutes beyond
+_CLUSTERED_UP_TO = 2_000_000  # phrases: with more, building takes minutes
 
 
 def run(request: Request, *, sizes: tuple[int, ...] = (), num_queries: int | None = None) -> Report:
@@ -82,7 +82,7 @@ class _Method:
     name: str
     setting: str
     source: TokenSource
-    bytes_read: float  # to find the tokens, without the tokens' own rows
+    bytes_read: float  # bytes read to find the tokens, without the tokens' own rows
 
 
 def rows(

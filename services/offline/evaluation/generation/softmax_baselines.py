@@ -2,8 +2,7 @@
 
 All return tokens, so that scores and decoding are the same: SVD-softmax (NeurIPS 2018: the leading directions of a
 rotated layer scan everything, the best are rescored) and clustered weights (the nearest cells of k-means at every
-position). Both work position by position; a shortlist works once per query, which is PIXAR's point. It knows no tries
-or identifiers.
+position). Both work position by position; a shortlist works once per query, which is PIXAR's point.
 
 Letters: V vocabulary size, D width, s positions, N tokens taken per position, C cells, U union.
 """
@@ -26,7 +25,7 @@ class TokenSource(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes besides the output layer's own."""
+        """Bytes in addition to the output layer's."""
         ...
 
     def tokens(self, x: Floats) -> Tokens: ...
@@ -62,7 +61,7 @@ class LowRank:
     """SVD-softmax: products over the `window` leading directions of all rows; rescore the N best of each position."""
 
     def __init__(self, layer: OutputLayer, *, window: int, taken: int) -> None:
-        """Directions of the rows' second moments; previews in int8. Cost: V D (D + window)."""
+        """The directions are of the rows' second moments; previews are in int8. Cost: V D (D + window)."""
         if not 1 <= window <= layer.width:
             raise ValueError(f"window={window} allowed: 1 to {layer.width}")
         moments = np.zeros((layer.width, layer.width))
@@ -86,7 +85,7 @@ class LowRank:
 
 
 class Clustered:
-    """Cells of the rows; the whole `probes` cells with the largest <x_t, centre> of each position are scored."""
+    """Cells of the rows; at each position all rows of the `probes` cells with the largest <x_t, centre> are scored."""
 
     def __init__(self, layer: OutputLayer, centres: Floats, owners: npt.NDArray[np.int64], *, probes: int) -> None:
         """Shapes: centres (C, D), owners (V,) below C."""

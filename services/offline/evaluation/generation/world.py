@@ -3,7 +3,7 @@
 With millions of phrases training is too expensive. The cost of decoding depends on the weights' spectrum and on the
 queries' clustering around topics, so those come from real data: a phrase's row is .8, .7 and .3 times three rows of
 MiniLM's word-piece embeddings (its topic's word, a frequent word, a rare one), so all have the covariance of a trained
-layer. Rows called `synthetic` come from here. It measures nothing.
+layer. Report rows called `synthetic` use this model. This module measures nothing.
 
 Letters: V vocabulary size, D width (384), s positions, I identifiers, m vectors, r tokens of a set, N queries.
 """
@@ -29,7 +29,7 @@ Tokens = npt.NDArray[np.int32]
 MAKING = (
     "synthetic: a row is .8, .7 and .3 times three of MiniLM's word-piece embeddings (topic, frequent word, rare "
     "word), centred; identifiers of 1 to 5 phrases of one topic, queries around an identifier's rows mixed with those "
-    "of another of its topic; the shortlist's vectors by k-means of x_0"
+    "of a random identifier; the shortlist's vectors by k-means of x_0"
 )
 _WORD_PIECES = "embeddings.word_embeddings.weight"
 _FIRST_WORD = 1996  # earlier rows are reserved and single characters
@@ -51,7 +51,7 @@ class WorldShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhraseWorld:
-    """The parts of a generator, with `queries`. Tokens are numbered by locality already.
+    """The parts of a generator, with `queries`. Tokens are already numbered by locality.
 
     Shapes: tokens (sum of n,) and offsets (I + 1,): the identifiers' tokens.
     """
@@ -128,7 +128,7 @@ def _weights(words: Floats, shape: WorldShape, seed: int) -> CodedRows:
 
 
 def _identifiers(rng: np.random.Generator, shape: WorldShape) -> tuple[Tokens, npt.NDArray[np.int64]]:
-    """Return identifiers of 1 to 5 phrases of one topic, frequent phrases more often."""
+    """Return identifiers of 1 to 5 phrases of one topic; frequent phrases are drawn more often."""
     lengths = rng.choice(5, size=shape.num_identifiers, p=[0.15, 0.35, 0.3, 0.15, 0.05]) + 1
     offsets = np.append(0, np.cumsum(lengths))
     of_topic = shape.num_tokens // shape.topics
@@ -145,7 +145,11 @@ def _query(
     identifier: int,
     shape: WorldShape,
 ) -> Floats:
-    """Return x (1 + s, D) about an identifier, unscaled: its phrases in order, then padding; x_0 their mean."""
+    """Return x (1 + s, D) near an identifier, unscaled. x_0 is the mean of its phrases' rows.
+
+    Each position is a phrase's row, or padding after the last, plus .3 times the mean and .3 times a row of a random
+    other identifier. All have noise.
+    """
     own = layer.decoded_rows(tokens[offsets[identifier] : offsets[identifier + 1]])
     other = int(rng.integers(0, shape.num_identifiers))
     mixed = layer.decoded_rows(tokens[offsets[other] : offsets[other + 1]])
@@ -167,7 +171,7 @@ def _centers(
     offsets: npt.NDArray[np.int64],
     shape: WorldShape,
 ) -> Floats:
-    """Spherical k-means of x_0, 16 queries per vector."""
+    """Return the centres of spherical k-means of x_0, with 16 queries per vector."""
     asked = rng.integers(0, shape.num_identifiers, size=16 * shape.vectors)
     lengths = (offsets[asked + 1] - offsets[asked]).astype(np.int64)
     begins = np.cumsum(lengths) - lengths
@@ -211,7 +215,7 @@ def _sets(centers: Floats, rows: CodedRows, shape: WorldShape) -> Tokens:
     sets = np.empty((len(centers), wanted), dtype=np.int32)
     for number in range(len(centers)):
         best = tokens[order[bounds[number] : bounds[number + 1]]][:wanted]
-        sets[number] = np.resize(best, wanted)  # a threshold that selected too few repeats some
+        sets[number] = np.resize(best, wanted)  # repeats some if the threshold selected too few
     return sets
 
 
@@ -223,7 +227,7 @@ def _product(vectors: torch.Tensor, rows: CodedRows, which: npt.NDArray[np.int64
 
 
 def _move(rows: CodedRows, places: Tokens) -> None:
-    """Move rows to their places, a few columns at a time, so that gigabytes need no second copy."""
+    """Move rows to their places, a few columns at a time, to avoid a second copy of gigabytes."""
     for begin in range(0, rows.weights.shape[1], 48):
         rows.weights[places, begin : begin + 48] = rows.weights[:, begin : begin + 48].copy()
     rows.scales[places] = rows.scales.copy()

@@ -1,9 +1,9 @@
 """`freshet bench gpu`: the papers' Table 5 on a GPU, every algorithm next to its roofline and the paper's times.
 
-It needs a checkout, NumPy, PyTorch, Triton, typer and rich alone, so that an hour on a rented GPU is enough.
+It only needs a checkout, NumPy, PyTorch, Triton, typer and rich, so that an hour on a rented GPU is enough.
 Milliseconds are CUDA events around the device's part of a search; `end_to_end_ms` is the wall clock of `search` with
 NumPy in and out. Recall is against an exact answer computed without these kernels (float32 by PyTorch, float64 for
-close scores), on synthetic catalogues. A failing row is reported and the others continue.
+close scores), on synthetic catalogues. If a row fails, its error is reported and the others are measured.
 
 Letters: X items, B queries, K = 100 results.
 """
@@ -81,7 +81,7 @@ PAPER_MS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """A row per batch: the index with its pool sizes, and its first passes over all items."""
+    """An algorithm, measured once per batch size: its index with pool sizes, and its first passes over all items."""
 
     name: str
     kind: Callable[..., CardIndex]
@@ -114,8 +114,8 @@ def rows(
     device: str = "cuda",
     say: Say = lambda line: None,
 ) -> Iterator[Row]:
-    """Yield every algorithm's rows at the named shapes as they are measured. Device "cpu": a trial, at 900 items at
-    most.
+    """Yield every algorithm's rows at the named shapes as they are measured. Device "cpu" tries the
+    code on at most 900 items.
 
     Raises: ValueError for an unknown shape; RuntimeError without a GPU.
     """
@@ -181,7 +181,7 @@ class _Run:
             }
         for one in algorithms(self._shape.num_items):
             yield from self._measured(one, "float16")
-        # bfloat16 has 8 times float16's error at the same speed: measure its effect once.
+        # bfloat16 has 8 times float16's rounding error at the same speed: measure its effect once.
         self._scorers.clear()
         torch.cuda.empty_cache()
         self._scorers["bfloat16"] = DeviceScorer(
@@ -261,7 +261,7 @@ class _Run:
         return list(range(0, len(self._scene.queries) - batch + 1, batch))[:8]
 
     def _timed_plain(self, plain: DeviceScorer, batch: int) -> float:
-        """Time scores by PyTorch in float32, a chunk at a time, and their top K: the obvious implementation."""
+        """Time the obvious implementation: PyTorch scores in float32, a chunk at a time, and their top K."""
         prepared = plain.prepare(take_queries(self._scene.queries, 0, batch))
 
         def call(_: int) -> object:
@@ -330,7 +330,7 @@ def _compiled_best(
     compiled = torch.compile(plain, dynamic=False, backend=backend)
     shape, out = scene.shape, torch.empty((len(components), len(items)), dtype=dtype, device=device)
     widest = max(shape.gate_hidden, shape.num_pairs) * len(components) * dtype.itemsize
-    # Chunks of one size, so that there is one program: the last one ends with the items and overlaps the one before.
+    # All chunks have one size, so that one program is compiled: the last chunk overlaps the one before.
     step = -(-len(items) // -(-len(items) * widest // _COMPILED_BYTES))
 
     def call(_: int) -> torch.Tensor:
@@ -361,7 +361,7 @@ def _in_groups(index: CardIndex, scene: Scene, size: int) -> TopK:
 
 
 def _wrong_proofs(answers: TopK, exact: TopK) -> int:
-    """Return the number of answers called exact whose rows or scores are not exact: must be 0."""
+    """Return the number of answers certified as exact whose rows or scores are wrong; it must be 0."""
     same_rows: npt.NDArray[np.bool_] = (answers.item_indices == exact.item_indices).all(axis=1)
     same_scores = np.isclose(answers.scores, exact.scores, rtol=0, atol=1e-9).all(axis=1)
     proven = np.array([one.kind == "exact" for one in answers.certificates])
@@ -374,10 +374,10 @@ def measure(
     """Print a line as each row is measured, and with `as_json` one object with `rows` at the end. Returns 1 after a
     failure, else 0.
 
-    Device "cpu": as in `rows`.
+    Device "cpu": see `rows`.
     Raises: ValueError for an unknown shape; RuntimeError without a GPU.
     """
-    # The largest first, the most important ones if time runs out.
+    # The largest first: they matter most if time runs out.
     names = shapes or ["books", "ml-20m", "nq320k", "ml-1m"]
     found = []
     started = time.perf_counter()

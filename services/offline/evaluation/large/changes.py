@@ -26,8 +26,8 @@ _TRUTH = "brute_force"
 
 @dataclass(frozen=True, slots=True)
 class Changing:
-    """Times of searches before and during the changes; applied changes a second; overlap of the top K with brute
-    force's at the end.
+    """Times of searches before and during the changes; applied changes per second; recall: share of brute
+    force's top K that is found at the end.
     """
 
     before: Times
@@ -39,10 +39,11 @@ class Changing:
 def searched_while_changing(
     catalogue: Bundle, asked: QueryStates, algorithm: str, k: int, *, seconds: float, seed: int
 ) -> Changing:
-    """Apply half of the changes that trigger a merge; then for `seconds` search every ten milliseconds during 1,000
-    changes a second, 20 at a time. A change rotates an item's components a little.
+    """Search without changes; apply half of the changes that trigger a merge; then search during changes.
 
-    asked: B queries; k: number of items to search. Raises: ValueError for an unknown algorithm.
+    The last part takes `seconds`: it pauses ten milliseconds between searches, and 1,000 items change per second, 20 at
+    a time. A change rotates an item's components a little.
+    asked: B queries; k: number of items to find. Raises: ValueError for an unknown algorithm.
     """
     wanted = parse_algorithm(algorithm)
 

@@ -1,7 +1,7 @@
 """The cost of a proven gap: searches that request a gap of 0, .01 and .05, next to `exact` and an unproven pool.
 
-The candidates process's own handler, which chooses and deepens, makes every answer. It is compared with brute force
-over the same version: does the best omitted item score within the proven gap?
+Every answer comes from the handler of the candidates process, which chooses the algorithm and deepens the search.
+Brute force over the same version checks it: does the best omitted item score within the proven gap?
 """
 
 import time
@@ -31,7 +31,8 @@ from services.offline.evaluation.large.catalogue import enlarged, queries
 
 K = 100
 GAPS = (0.0, 0.01, 0.05)
-# `exact` first tries each of its strategies three times, and a choice learns what proves a gap.
+# Warm-up, because `exact` first tries each of its strategies three times, and the automatic choice learns which
+# algorithm proves a gap.
 _WARM_UP, _AT_ONCE = 24, 16
 
 
@@ -53,7 +54,7 @@ def run(request: Request, *, bundle: Path, sizes: Sequence[int], requests: int) 
 
 
 def broken(report: Report) -> str:
-    """Return the violated invariant: answers whose proven gap does not hold; "" without any."""
+    """Return a sentence about answers whose proven gap does not hold; "" if all hold."""
     rows = [f"{row['broken']} of {row['asked']} at {row['num_items']:,}" for row in report["rows"] if row["broken"]]
     return f"proven gaps that do not hold: {'; '.join(rows)}" if rows else ""
 

@@ -1,6 +1,7 @@
 """Start and memory of one shard of a catalogue, and of the processes in front of it, each in its own process.
 
-Each opens a bundle of all items as the deployed process does, without Kafka: the needs of the bundle, without users.
+Each opens a bundle of all items as the deployed process does, without Kafka. So the memory is the bundle's, without
+users.
 """
 
 import time
@@ -29,12 +30,12 @@ from services.refresher.config import RefresherSettings
 from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings
 
-# A process's data, and its bytes per item besides states and codes.
+# A process's data, and named sizes in bytes per item (`held` is a number of items).
 Loaded = tuple[Any, dict[str, float]]
 
 
 def run(request: Request, *, bundle: Path, sizes: Sequence[int], shard: Shard, width: int | None) -> Report:
-    """Measure with one computing thread each; writes large-shards.{md,json}. width: as in `enlarged`. Raises:
+    """Measure with one computing thread each; writes large-shards.{md,json}. width: see `enlarged`. Raises:
     BundleError.
     """
     from services.offline.evaluation.large.catalogue import enlarged
@@ -108,7 +109,10 @@ _PROCESSES: dict[str, Callable[[Path, Shard], Loaded]] = {
 
 
 def _measured(load: Callable[[Path, Shard], Loaded], path: Path, shard: Shard) -> dict[str, Any]:
-    """Memory excludes the libraries, which this process has, too. `again` maps the files that the first start wrote."""
+    """Return start time and memory of a process. Libraries are loaded before and not counted.
+
+    The process named `again` maps the files that the first start wrote.
+    """
     set_compute_threads(1)
     before, wall, cpu = _memory(), time.perf_counter(), time.process_time()
     loaded, bytes_per_item = load(path, shard)
@@ -127,7 +131,7 @@ def _measured(load: Callable[[Path, Shard], Loaded], path: Path, shard: Shard) -
 
 
 def _memory() -> tuple[int, int, int]:
-    """Return kilobytes of this process's own memory, of mapped files, and the maximum."""
+    """Return kilobytes of this process's own memory, of its mapped files, and of its largest memory so far."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     own, mapped, most = (int(fields[name].split()[0]) for name in ("RssAnon", "RssFile", "VmHWM"))
     return own, mapped, most

@@ -1,6 +1,6 @@
 """Questions and documents as vectors, for PEFA: test and training queries with their relevant documents.
 
-It also removes feedback from training: folds for the choice of lambda and k, and a sampled share of the pairs. Letters:
+It also removes training pairs: folds hold them out to choose lambda and k, and `sampled` drops a share. Letters:
 n documents, m training queries, B test queries, E pairs, d width.
 """
 
@@ -42,7 +42,7 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextSet:
-    """One corpus. `unseen` (B,): no training query has the test query's text. `tested_are_trained`: by the set's split
+    """One corpus. `unseen` (B,): no training query has the test query's text. `tested_are_trained`: in the set's split
     every tested document has training queries; folds preserve this. `decided_by`: the recalls that choose lambda and k.
     """
 
@@ -58,8 +58,8 @@ class TextSet:
 def folds(data: TextSet, *, count: int, seed: int) -> Iterator[tuple[Judged, Judged]]:
     """Yield (fitted, held out) parts of the training queries, `count` times; no query is held out twice.
 
-    If tested documents are trained ones, so are held-out ones: a query stays in the fitted part if its documents would
-    have none left there.
+    With `tested_are_trained`, every held-out document has queries in the fitted part: a query stays there if one of its
+    documents would have no other.
     """
     train = data.train
     fold_of = np.random.default_rng(seed).permutation(len(train)) % count
@@ -73,7 +73,7 @@ def folds(data: TextSet, *, count: int, seed: int) -> Iterator[tuple[Judged, Jud
 
 
 def sampled(train: Judged, share: float, *, seed: int) -> Judged:
-    """Return a share of the pairs, drawn uniformly (paper, section 5.4); queries without a pair left are dropped.
+    """Return a share of the pairs, drawn uniformly (paper, section 5.4); queries that lose all their pairs are dropped.
 
     Raises: ValueError if `share` is not in (0, 1].
     """

@@ -25,7 +25,7 @@ from services.offline.evaluation.pefa.paper import Pairs, xl_votes
 K = 100
 BUILD_THREADS = 2
 _EDGES, _BUILD_BREADTH, _SEARCH_BREADTH = 32, 500, 300
-_APPEND = 2_048  # remembered queries that become visible together
+_APPEND = 2_048  # remembered queries added at a time
 
 Found = npt.NDArray[np.int64]
 Votes = list[dict[int, float]]
@@ -117,7 +117,7 @@ def bytes_per_entry(width: int) -> int:
 
 
 class GraphVectors(VectorIndex):
-    """hnswlib's HNSW over document vectors, at the paper's settings."""
+    """hnswlib's HNSW over vectors, at the paper's settings."""
 
     def __init__(self, vectors: FloatArray, *, seed: int, results: int = K) -> None:
         self._index = import_module("hnswlib").Index(space="ip", dim=vectors.shape[1])
@@ -158,7 +158,7 @@ class GraphMemory:
 class Voted:
     """PEFA-XL: the base's best documents and every voted one, by lambda s + (1 - lambda) vote.
 
-    Exact if base and memory are and no vote is negative: every omitted document has no vote and scores at most the
+    Exact if base and memory are exact and no vote is negative: an omitted document has no vote and scores at most the
     base's K-th, and K documents score at least that.
     """
 

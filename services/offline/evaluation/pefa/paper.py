@@ -1,9 +1,9 @@
 """PEFA on matrices, exactly as in the paper: for text retrieval, where all queries are known at once.
 
-The streamed forms (sums.py, memory.py) reduce to these with one component, weights of 1 and no decay; tests check it. Y
-is sparse, as pairs of a training query's and a passage's row. Compared with the model alone, XS costs nothing at query
-time and no bytes (its passages replace the model's); XL costs a second search, over m queries, and m d + nnz(Y) numbers
-(the paper's table 1).
+The streamed forms (sums.py, memory.py) reduce to these with one component, weights of 1 and no decay; tests check this.
+Y is sparse, as pairs of a training query's and a passage's row. Compared with the model alone, XS costs no time per
+query and no bytes (its passages replace the model's); XL costs a second search, over m queries, and m d + nnz(Y)
+numbers (the paper's table 1).
 
 Letters: n passages, m training queries, B queries asked, d width, k neighbours.
 """
@@ -32,7 +32,7 @@ class Pairs:
 
     @classmethod
     def of(cls, queries: npt.ArrayLike, passages: npt.ArrayLike, *, num_queries: int, num_passages: int) -> "Pairs":
-        """Build it from one row of a query and of a passage per pair; a repeated pair counts once.
+        """Build Y from a query's row and a passage's row per pair; a repeated pair counts once.
 
         Raises: ValueError for rows out of range or columns of unequal length.
         """
@@ -108,7 +108,7 @@ def nearest_queries(asked: FloatArray, queries: FloatArray, k: int) -> tuple[Row
 
 
 def xl_votes(neighbours: Rows, products: Scores, pairs: Pairs, *, k: int) -> list[tuple[Rows, Scores]]:
-    """What the nearest training queries say of passages: (1/k) sum over them of <q, q_i> Y_ij, where it is not 0.
+    """Return the nearest training queries' votes for passages: (1/k) sum over them of <q, q_i> Y_ij, if any Y_ij is 1.
 
     Shapes: neighbours and products (B, k') with k' <= k, row -1 for none -> per query asked passages (v,) ascending
             and their votes (v,).

@@ -1,8 +1,8 @@
 """`freshet bench pefa`: PEFA on its paper's data, real texts with a real sentence encoder.
 
 The questions: how much better are answers with remembered training queries and their documents, with lambda and k
-chosen on held-out training queries alone; what do build, memory and queries cost; how little feedback is enough. It
-collects the rows of the other modules into one report, and measures only samples of pairs itself.
+chosen on held-out training queries alone; what do build, memory and queries cost; how little feedback is enough. The
+report has the rows of the other modules; this module only measures samples of pairs.
 """
 
 import time
@@ -167,7 +167,7 @@ def _rows_of(data: TextSet, request: Request) -> list[Row]:
 
 
 def _chosen_row(data: TextSet, setting: Setting, found: Mapping[Setting, Recalls]) -> Row:
-    """Return recalls of all test queries and of those with a text unknown to training, with gain and interval."""
+    """Return recalls of all test queries, with gain and interval, and of those whose text is not a training query's."""
     own, alone = found[setting], found[ENCODER]
     row = {"table": "chosen", "data": data.name, "queries": len(data.test), **_described(setting), **_means(own)}
     row |= {"unseen_queries": int(data.unseen.sum())}

@@ -1,7 +1,7 @@
 """PEFA on text in this library's indexes, and over graph indexes: build time, bytes, latency and recall.
 
-The library's are exact search, the proven integer codes, and the same codes with only some cells visited (an
-approximate index); the memory is the one that candidates search while it changes.
+This library's indexes are exact search, the proven integer codes, and the same codes with only some cells visited (an
+approximate index). The memory is the index that candidates search while it changes.
 
 Letters: n documents, m training queries, B queries, d width.
 """
@@ -30,7 +30,7 @@ from services.offline.evaluation.pefa.indexes import (
 from services.offline.evaluation.pefa.sweep import ENCODER, Setting, relevance, xs_vectors
 
 _OURS = ("brute_force", "quantized(1)", "quantized(300,{cells})")
-_VISITED = 0.6  # of the cells, in the approximate row: these sets have a hundred cells, and a quarter lost 6 points
+_VISITED = 0.6  # share of cells that the approximate index visits: of the sets' hundred, a quarter lost 6 points
 
 
 def builds(
@@ -38,7 +38,7 @@ def builds(
 ) -> dict[tuple[str, str], Callable[[], Retriever]]:
     """Return a function per (index, method) that builds it completely from vectors and pairs.
 
-    `settings`: the chosen one of "xs" and "xl". hnswlib is omitted if it is not installed.
+    `settings`: the chosen ones of "xs" and "xl". hnswlib is omitted if it is not installed.
     """
     documents, train = data.documents, data.train
     xs, xl = settings["xs"], settings["xl"]
@@ -65,9 +65,9 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Return one row per index and method, as in the paper's Table 6, with recall.
 
-    Seconds and milliseconds are of processor time, over all threads, which excludes waits on a busy machine. Builds use
-    up to two threads; queries run one at a time on one thread, alternating between indexes. Leaves one thread to
-    PyTorch.
+    Seconds and milliseconds are processor time of all threads, which excludes waits on a busy machine. Builds use up to
+    two threads; queries run one at a time on one thread, alternating between indexes. PyTorch has one thread
+    afterwards.
     """
     built: dict[tuple[str, str], Retriever] = {}
     building = Times()

@@ -1,7 +1,7 @@
 """lambda and k of PEFA on text: recall over a grid by exact search, and the choice on held-out training queries.
 
 All scores come from the library's transcription of the paper (paper.py). Equation 8 has two readings for a document
-without feedback: as printed its vector is multiplied by lambda, as served it does not change. Test queries are never
+without feedback: as printed, its vector is multiplied by lambda; as served, it does not change. Test queries are never
 used here.
 
 Letters: n documents, m training queries, B queries asked, d width, k neighbours.
@@ -28,12 +28,12 @@ PAPER_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 PAPER_NEIGHBOURS = (16, 32, 64)
 
 _FOLDS = 5
-_HELD_OUT = 2_500  # queries that decide; with fewer training queries each is held out once
+_HELD_OUT = 2_500  # held-out queries that decide; if there are fewer training queries, each is held out once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A method with its lambda (`share`) and k. `printed`: documents without feedback as equation 8 is printed."""
+    """A method with its lambda (`share`) and k. `printed`: equation 8 as printed for documents without feedback."""
 
     method: Method
     share: float = 1.0
@@ -103,7 +103,7 @@ def chosen(
     data: TextSet, settings: Sequence[Setting], *, seed: int, say: Callable[[str], None] = lambda line: None
 ) -> dict[tuple[Method, bool], Setting]:
     """Return the best setting of each method (and reading) on held-out training queries: the largest mean of the set's
-    two recalls; of equals the larger lambda and the smaller k. Test queries play no part.
+    two recalls; among equals the larger lambda, then the smaller k. Test queries are not used.
     """
     totals = dict.fromkeys(settings, 0.0)
     per_fold = len(data.train) / _FOLDS

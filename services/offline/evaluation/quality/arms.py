@@ -1,7 +1,7 @@
-"""The arms of the comparison: encoder and head of each, and the settings that it tunes in a given processor time.
+"""The arms of the comparison: each arm's encoder and head, and the settings that it tunes in a given processor time.
 
 Six arms, as in the paper's Table 3 (arXiv:2407.15462) with two controls: a dot product at the mixture's bytes per item,
-and a mixture without its mutual-information loss. It trains and measures nothing.
+and a mixture without its mutual-information loss. This module trains and measures nothing.
 """
 
 import math
@@ -17,10 +17,10 @@ _FIELDS = ("loss", "num_negatives", "groups_per_tile", "head_rate", "gate_rate",
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """One setting of an arm. `regularised` drops more: encoder .3, item .2.
+    """One setting of an arm. `regularised`: more dropout, encoder .3 and item .2.
 
-    `component_width` is a mixture's; None: the preset's. `rate`, `head_rate` and `gate_rate` are factors of the
-    learning rate: of all, of the head's projections, of the gate.
+    `component_width` is for mixtures; None: the preset's. `rate`, `head_rate` and `gate_rate` multiply the learning
+    rate: of all parameters, of the head's projections, of the gate.
     """
 
     loss: str
@@ -37,14 +37,14 @@ class Trial:
 
     @property
     def text(self) -> str:
-        """The setting for a table: the loss, its negatives if it draws some, and other values than the default."""
+        """The setting for a table: the loss, its negatives if it draws some, and values that are not the default."""
         parts = [self.loss if self.loss == "full-softmax" else f"{self.loss}, {self.num_negatives} negatives"]
         parts += ["more dropout"] if self.regularised else []
         others = (one for one in fields(self)[3:] if getattr(self, one.name) != one.default)
         return ", ".join([*parts, *(f"{one.name.replace('_', ' ')} {getattr(self, one.name):g}" for one in others)])
 
     def applied(self, config: TrainConfig) -> TrainConfig:
-        """Return the configuration with this trial's settings. Its gate or pair dropout replaces the preset's."""
+        """Return the configuration with this trial's settings. A gate or pair dropout above 0 replaces the preset's."""
         kept = config.dropouts
         kept = replace(kept, gate=self.gate_dropout or kept.gate, pair=self.pair_dropout or kept.pair)
         return replace(
@@ -73,9 +73,10 @@ class Arm:
         return self.name.endswith(("mol", "no-mi"))
 
 
-# Every arm tries the paper's loss, and its log-Q correction with 64 and 256 negatives; then, one at a time on the best
-# so far, as many changes as its processor time allows. The full softmax would cost a mixture X / K times its sampled
-# one. More dropout of encoder and items is omitted: it lost in 35 of 36 trials (docs/benchmarks/quality.json).
+# Every arm tries the paper's loss, and its log-Q correction with 64 and 256 negatives; then as many changes as its
+# processor time allows, each applied to the best setting so far. Mixtures omit the full softmax: with X items and K
+# negatives it costs X / K times the sampled one. More dropout of encoder and items is omitted: it lost in 35 of 36
+# trials (docs/benchmarks/quality.json).
 EVERY_ARM: Changes = (
     {"loss": "sampled-softmax"},
     {"loss": "corrected-softmax"},
@@ -97,10 +98,10 @@ _MIXTURE_CHANGES: Changes = (
 
 
 def tune(changes: Changes, seconds: float, tried: Callable[[Trial, float], tuple[float, float] | None]) -> Trial:
-    """Return the setting with the best validation of those that fit into `seconds` of processor time.
+    """Return the setting with the best validation score among those that fit into `seconds` of processor time.
 
     Each change is made to the best setting so far. `tried(trial, left)` returns a trial's validation score and seconds,
-    None if it would take more than `left`; the settings of every arm are always tried.
+    or None if it would take more than `left`. EVERY_ARM is always tried.
     """
     scores: dict[Trial, float] = {}
     for number, change in enumerate(changes):

@@ -1,4 +1,4 @@
-"""The comparison as one run: finished runs and their results, as a page, and learning curves as a plot."""
+"""The comparison as one command: do the missing runs, write a page of results and a plot of learning curves."""
 
 import json
 import time
@@ -27,7 +27,7 @@ def quality(
     request: Request, *, data: Sequence[table.MeasuredData], store: Path, seeds: int | None, hours: float | None
 ) -> Report:
     """Compare encoders and heads with tuned baselines; writes quality.{md,json,png}. It skips finished runs in `store`,
-    and splits that are complete in the quality.json that it overwrites; no run begins after `hours`.
+    and splits that are complete in the quality.json that it will overwrite; no run begins after `hours`.
 
     Raises: DatasetUnavailableError for a set that is not on this machine.
     """

@@ -4,8 +4,8 @@ MovieLens-1M.
 The authors' public code (github.com/bailuding/rails) gives the encoder the time of the event to predict, adds
 embeddings of absolute positions, includes every film, trains on the validation events too, excludes a user's last 200
 films from the ranking, and can only choose an epoch on the test events. Both heads are trained at preset `quick` with
-these, alone and together. A model that knows the future can be made in this module alone: no training command for
-serving uses it, and no bundle can contain it.
+each of these differences, and with all. Only this module can make a model that knows the future: no training command
+for serving uses it, and no bundle can contain it.
 
 Letters: B histories, L events, E events to predict, X items.
 """
@@ -49,8 +49,8 @@ _GAP_BITS = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Protocol:
-    """The published differences; without any it is this repository's protocol. `knows_absence`: its model has a bucket
-    of the time since the last event, one for all below 1,024 s. `seeds`: numbers of trainings of the dot product and of
+    """The published differences; the defaults are this repository's protocol. `knows_absence`: the model gets the time
+    since the last event in buckets, the first up to 1,024 s. `seeds`: numbers of trainings of the dot product and of
     the mixture.
     """
 
@@ -83,7 +83,7 @@ PROTOCOLS = (
 
 
 class _PublishedEncoder(HstuEncoder):
-    """HSTU as published. Times are those of `with_next_times` if the protocol knows them."""
+    """HSTU as published. If the protocol knows the next time, times are those of `with_next_times`."""
 
     def __init__(self, shape: EncoderShape, *, dropout: float, protocol: Protocol) -> None:
         super().__init__(shape, dropout=dropout)
@@ -123,13 +123,13 @@ def with_next_times(interactions: Interactions) -> Interactions:
     gaps[offsets[1:] - 1] = 0
     packed = np.empty_like(times)
     packed[rows] = (times << _GAP_BITS) | gaps
-    # Within a second a user's last event has the largest gap, so that a stable order preserves every user's.
+    # Of a user's events in one second only the last can have a gap, so a stable sort preserves each user's order.
     order = np.argsort(packed, kind="stable")
     return replace(interactions.select(order), timestamps=packed[order])
 
 
 def _ranked(model: SequentialModel, interactions: Interactions, rows: IntArray) -> Row:
-    """Return the measures, and HR@10 if only the user's last 200 items, or none, are excluded."""
+    """Return the metrics, and HR@10 with only the user's last 200 items excluded, and with none."""
     scorer, ranks = ModelScorer(model), []
     for batch in held_out_batches(interactions, rows):
         recent = np.zeros_like(batch.seen)
@@ -161,7 +161,7 @@ def run(request: Request) -> Report:
 
 
 def _planned(*, quick: bool) -> Iterator[tuple[Protocol, str, int]]:
-    """Yield by arm all protocols once, then the further seeds of those with several."""
+    """Yield, for each arm, every protocol with seed 0, then the protocols that have further seeds."""
     for number, arm in enumerate(_ARMS):
         for seed in range(1 if quick else 3):
             yield from ((one, arm, seed) for one in PROTOCOLS if seed < one.seeds[number])
@@ -191,7 +191,7 @@ def _trained(request: Request, data: MeasuredData, protocol: Protocol, arm: str,
 
 
 def _rows(runs: Sequence[Row]) -> Iterator[Row]:
-    """Yield means over seeds: of the epoch with the best validation, and of the one with the best test."""
+    """Yield means over seeds of the test metrics: at the epoch with the best validation, and at the best test epoch."""
     for arm in _ARMS:
         ours: list[float] = []
         for protocol in PROTOCOLS:
@@ -207,7 +207,7 @@ def _rows(runs: Sequence[Row]) -> Iterator[Row]:
                 "seeds": len(found),
                 "hr@10": float(np.mean(hits)),
                 "hr@10_sd": spread(hits),
-                # Of the same seeds, in order.
+                # Compare equal seeds.
                 "more": None if hits is ours else float(np.mean(hits) - np.mean(ours[: len(hits)])),
                 "ndcg@10": float(np.mean([one["seen"]["ndcg@10"] for one in best])),
                 "recent": float(np.mean([one["recent"] for one in best])),

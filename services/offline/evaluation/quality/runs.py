@@ -1,7 +1,7 @@
 """One run of the comparison: train an arm or fit a baseline, rank the events, and store the result.
 
-A finished run is two files, a row and its ranks, so that a machine does a run once and an interrupted comparison
-continues (a training from its checkpoint). Only final runs rank the test events, once each.
+A finished run is two files, a row and its ranks, so that a machine does a run once. An interrupted comparison
+continues, a training from its checkpoint. Only final runs rank the test events, once each.
 
 Letters: E events, X items.
 """
@@ -29,14 +29,14 @@ Row = dict[str, Any]
 
 # Trials and the choice of an epoch maximise this on validation.
 CHOSEN_BY = "ndcg@10"
-# Validation events per epoch: enough to separate .05 from .055, few enough to cost little of an epoch.
+# Validation events per epoch: enough to separate .05 from .055, few enough to take little of an epoch's time.
 _EVENTS_PER_EPOCH = 4_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Lengths of trainings: `trial_epochs` for trials, `final_epochs` for final runs; and the processor time of an
-    arm's trials, in seconds.
+    """Lengths of trainings: `trial_epochs` for trials, `final_epochs` for final runs. `tuning_seconds`: processor time
+    of all trials of an arm.
     """
 
     config: TrainConfig
@@ -47,14 +47,14 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """A run's row, and of a final run its ranked test events."""
+    """A run's row; for a final run also its ranked test events."""
 
     row: Row
     ranked: RankedEvents | None
 
 
 class Store:
-    """Finished runs under a folder, each under its name: `name`.json and, of final runs, `name`.npz."""
+    """Finished runs in a folder, by name: `name`.json and, for final runs, `name`.npz."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -109,8 +109,8 @@ def run_arm(
 ) -> Finished:
     """Train one arm with one setting on the split's training rows; the epoch with the best validation counts.
 
-    A trial ends with its validation score; a final run ranks the test events, once. `with_neighbours`: with the best
-    share of item neighbours on validation; from a final run's checkpoints it trains nothing.
+    A trial only has a validation score; a final run ranks the test events, once. `with_neighbours`: add item neighbours
+    with the weight that is best on validation. With a final run's checkpoints nothing is trained again.
     """
     config = trial.applied(arm.shaped(plan.config))
     config = replace(config, seed=seed, epochs=plan.final_epochs if is_final else plan.trial_epochs)

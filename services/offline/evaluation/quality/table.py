@@ -1,9 +1,9 @@
-"""The whole comparison: its data, splits and seeds, their order, and the results of the finished runs.
+"""The whole comparison: its data, splits and seeds, the order of its runs, and the results of the finished runs.
 
 Every arm tunes itself on validation in the same processor time, every baseline over its grid; then each ranks the test
-events once per seed. A time limit ends the work; the next call continues, and missing runs are counted. Runs are stored
-on their machine; the sections of an earlier report, possibly of another machine, are used until there are more runs
-than theirs.
+events once per seed. At the time limit the work ends; the next call continues. The report counts missing runs. Runs are
+stored on the machine that did them. A section of an earlier report, possibly from another machine, is used until this
+machine has more runs of it.
 """
 
 import math
@@ -36,7 +36,7 @@ TIME, LAST, LAST_REVERSED = "global time", "leave-one-out", "leave-one-out, reve
 JUDGED = ("ndcg@10", "hr@10")
 # Holm multiplies the smallest possible p-value, 2 / (R + 1), by the comparisons of a family, 50 at most: .02.
 _REPLICATES = 5_000
-# Processor time of an arm's trials on one split: a dozen of a dot product on ML-1M, half as many of a mixture.
+# Processor time of an arm's trials on one split: on ML-1M a dozen of a dot product, half as many of a mixture.
 TUNING_SECONDS = 600.0
 _SHORTER, _NEIGHBOURS = "short", "neighbours"
 
@@ -46,9 +46,9 @@ class MeasuredData:
     """One data set of the table: its splits, the primary one first, the number of seeds of final runs, and its arms and
     baselines.
 
-    `variant` separates entries of one data set. With `setting` all arms have that one, and nothing is tuned;
-    `is_published`: they are the preset of the data's name, with its epochs. `settings_of`: arms and baselines use the
-    choices of that set's trials. `epochs`: of final runs.
+    `variant` distinguishes entries of one data set. With `setting` all arms have this setting, and nothing is tuned.
+    `is_published`: arms use the preset of the data's name, with its epochs. `settings_of`: arms and baselines use the
+    settings that this set's trials chose. `epochs`: number of epochs of final runs.
     """
 
     name: str
@@ -68,13 +68,13 @@ class MeasuredData:
         return f"{self.name}-{self.variant}" if self.variant else self.name
 
     def tuned_on(self, split: str) -> tuple[str, str]:
-        """Return the data and split of the trials that chose the settings; for its other order of ties,
-        leave-one-out's.
+        """Return the data and split of the trials that choose the settings. Leave-one-out with reversed ties uses the
+        trials of leave-one-out.
         """
         return self.settings_of or self.key, LAST if split == LAST_REVERSED else split
 
     def arms_of(self, split: str) -> tuple[str, ...]:
-        """Return the arms; for another order of ties the two arms of the verdict that it checks."""
+        """Return the arms; for reversed ties only the two arms whose verdict the split checks."""
         return ("hstu-dot", "hstu-mol") if split == LAST_REVERSED else self.arms
 
     def expected(self, split: str, seeds: int | None = None) -> int:
@@ -92,7 +92,7 @@ DATA = (
     MeasuredData(name="amazon-beauty-2014", splits=(LAST,)),
     MeasuredData(name="ml-1m", splits=(TIME, LAST, LAST_REVERSED)),
     MeasuredData(name="amazon-sports-2014", splits=(LAST,)),
-    # Its own trials would take five hours of a core; EASE's matrices, items by items, 22 GiB.
+    # Own trials would take a core five hours. EASE is omitted: its matrices, items by items, need 22 GiB.
     MeasuredData(
         name="amazon-beauty-large-2014",
         splits=(LAST,),
@@ -109,7 +109,7 @@ DATA = (
         settings_of="ml-1m",
         epochs=30,
     ),
-    # The paper's own claim: equal, sampled negatives for all.
+    # The paper's own comparison: all arms have the same sampled negatives.
     *(
         MeasuredData(
             name=name,
@@ -139,10 +139,10 @@ class OutOfTime(Exception):
 
 
 def plan_for(data: MeasuredData, train: Interactions) -> Plan:
-    """Return preset `quick`, or at full size the published one with its own epochs.
+    """Return preset `quick`, or the published preset with its own epochs.
 
-    `quick` has as many epochs as make a million positions for a trial and 2.5 million for a final run. Short histories
-    use larger batches: at seven events each, 128 instead of 32 halve the processor time.
+    With `quick` a trial has about a million positions and a final run 2.5 million. Short histories use larger batches:
+    with seven events each, 128 sequences instead of 32 halve the processor time.
     """
     if data.is_published:
         config = preset(data.name)
@@ -161,8 +161,9 @@ def plan_for(data: MeasuredData, train: Interactions) -> Plan:
 
 @dataclass(kw_only=True, slots=True)
 class Work:
-    """Where results are, how to show progress, until when runs may begin (time.monotonic, None: no limit), the plan of
-    trainings, an earlier report's sections, and the commit that rows name.
+    """Folder of results, progress callback, plan of trainings, sections of an earlier report, commit named in rows.
+
+    until: no run begins after this time.monotonic(); None: no limit.
     """
 
     store: Path
@@ -186,7 +187,7 @@ def measure(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = Non
     try:
         for one in data:
             open_splits = [split for split in one.splits if not _is_whole(work, one, split, seeds)]
-            # Final runs that another machine began start again here: splits without any result come first.
+            # A split that another machine began starts again here, so splits without any result come first.
             open_splits.sort(key=partial(_num_done, work, one))
             if not open_splits:
                 continue
@@ -255,13 +256,14 @@ class _Comparison:
         self._done(self.store, f"{name}/final-0", lambda: run(settings, is_final=True))
 
     def tuned(self, arm: Arm) -> Trial:
-        """Return the data's setting, or the one with the best validation of those that the plan's time allows, one seed
-        each.
+        """Return the data's fixed setting, or the best on validation of those that the plan's time allows.
+
+        Each is tried with one seed.
         """
         if self.data.setting is not None:
             return self.data.setting
         begun = self.store.get(f"{arm.name}/final-0")
-        if begun is not None:  # a trial's expected time varies: all seeds have one setting
+        if begun is not None:  # expected times vary, and all seeds must have one setting
             return Trial(**begun.row["trial"])
         known = {Trial(**one.row["trial"]): one for one in _stored(self.trials, arm.name, "trial")}
 
@@ -275,7 +277,7 @@ class _Comparison:
         return tune(arm.changes, self.plan.tuning_seconds, tried)
 
     def _expected_seconds(self, arm: Arm, trial: Trial) -> float:
-        """Processor time of a trial, measured on its first batches."""
+        """Return a trial's processor time, estimated from its first batches."""
         self.work.check_time()
         positions = Histories.of(self.split.train).num_positions * self.plan.trial_epochs
         return (
@@ -283,7 +285,7 @@ class _Comparison:
         )
 
     def final(self, arm: Arm, trial: Trial, seed: int, *, served: bool = False) -> None:
-        """A final run; `served`: as a bundle serves it, with item neighbours."""
+        """Do a final run; `served`: with item neighbours, as a bundle serves it."""
         name = f"{arm.name}/final-{seed}"
         served_name = f"{arm.name}/{_NEIGHBOURS}-{seed}" if served else name
         self._trained(served_name, arm, trial, seed=seed, is_final=True, of=name)
@@ -316,9 +318,9 @@ class _Comparison:
         plan: Plan | None = None,
         of: str | None = None,
     ) -> Finished:
-        """Do a run; if `of` names another, that one's model with item neighbours."""
+        """Do a run. If `of` names another run, use that run's model, with item neighbours."""
         store = self.store if is_final else self.trials
-        # The next trial depends on a measured time: a later call may choose another one.
+        # A trial's checkpoint has its setting in its name: a later call may measure other times and try another one.
         checkpoints = of or (name if is_final else f"{name}, {trial.text}")
         title = f"{self.data.key}, {self.split.name}, {name}"
 
@@ -349,7 +351,7 @@ class _Comparison:
             return found
         if store is self.trials and self.data.settings_of is not None:
             raise ValueError(
-                f"{self.data.key} takes the settings that {self.data.settings_of}'s trials chose, "
+                f"{self.data.key} uses the settings that {self.data.settings_of}'s trials chose, "
                 f"but there is no {name}; measure {self.data.settings_of} first"
             )
         self.work.check_time()
@@ -379,7 +381,7 @@ def _stored(store: Store, name: str, kind: str) -> Iterator[Finished]:
 
 
 def best_arm(finals: Mapping[str, Sequence[Finished]], *, mixtures: bool) -> str | None:
-    """Return the mixture, or the dot product, with the best validation over its seeds; None if none has finished."""
+    """Return the mixture, or the dot product, with the best mean validation over seeds; None if none has finished."""
     names = [name for name in finals if name in ARMS and ARMS[name].is_mixture == mixtures]
     return max(names, key=lambda name: _mean(finals[name], "validation"), default=None)
 
@@ -407,7 +409,7 @@ def values_of(runs: Sequence[Finished], metric: str) -> np.ndarray[tuple[int, in
 def report(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = None) -> dict[str, Any]:
     """Return the results of the finished runs as plain values: a section per split, earlier ones first.
 
-    An earlier section is used if it has as many runs, or if its data was not requested.
+    An earlier section is used if it has at least as many runs, or if its data was not requested.
     """
     measured: dict[tuple[str, str], dict[str, Any]] = {}
     for one in data:
@@ -424,7 +426,7 @@ def report(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = None
 
 
 def _num_runs(section: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the numbers of final runs and of trials, in order of importance."""
+    """Return the numbers of final runs and of trials; final runs are compared first."""
     return section["finals"]["done"], len(section["trials"])
 
 
@@ -460,7 +462,7 @@ def _commits(finals: Mapping[str, Sequence[Finished]]) -> list[str]:
 
 
 def _order(comparison: _Comparison) -> dict[str, Any] | None:
-    """Return the data's shuffle test, for its first split; an earlier report's result is used."""
+    """Return the data's shuffle test, only for its first split; an earlier report's result is used if it has one."""
     data, split = comparison.data, comparison.split
     if data.key != data.name or split.name != data.splits[0]:
         return None
@@ -534,8 +536,8 @@ def _verdicts(store: Store, finals: Mapping[str, Sequence[Finished]]) -> Iterato
 
 
 def difference(one: Sequence[Finished], other: Sequence[Finished], metric: str) -> Difference:
-    """Return how much higher a metric of one's runs is than of the other's, over users and seeds: in a time split a
-    user has several similar test events.
+    """Return how much higher a metric of `one`'s runs is than of `other`'s. Users and seeds are drawn, since a user has
+    several similar test events in a time split.
     """
     ranked = one[0].ranked
     assert ranked is not None
@@ -554,14 +556,14 @@ def _plain(found: Difference) -> dict[str, float]:
 
 
 def family(question: str) -> str:
-    """Return the family of comparisons for the correction of a verdict's p-value: those of one question of the page."""
+    """Return the question's family, in which p-values are corrected together: one question of the page."""
     if question.endswith("best baseline"):
         return "against the best baseline"
     return "item neighbours" if question.startswith("with item neighbours") else "mixture against dot product"
 
 
 def correct(sections: Sequence[dict[str, Any]]) -> None:
-    """Holm's correction over the table's verdicts of each family and metric."""
+    """Apply Holm's correction to the table's verdicts of each family and metric."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for verdict in (verdict for section in sections for verdict in section["verdicts"]):
         groups.setdefault((family(verdict["question"]), verdict["metric"]), []).append(verdict)

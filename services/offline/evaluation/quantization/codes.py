@@ -1,8 +1,8 @@
-"""`freshet bench quantization`: is the score-aware loss worth it? This library's codes next to FAISS's, at equal bits.
+"""`freshet bench quantization`: compares this library's score-aware codes with FAISS's at the same number of bits.
 
-Per row: the score-aware loss, recall 1@N, and the relative error of the best inner product, on real embeddings with
-held-out queries; the paper's figures 3 and 4a and table 1 (arXiv:1908.10396). Scores are exact inner products with
-decoded vectors, independent of an index's scan.
+Each row has the score-aware loss, recall 1@N, and the relative error of the best inner product, on real embeddings
+with held-out queries. Figures 3 and 4a and table 1 of the paper (arXiv:1908.10396) show the same measures. Scores are
+exact inner products with decoded vectors: no index scans.
 
 Letters: X items, B queries, d width, m subspaces.
 """
@@ -75,8 +75,8 @@ def compare(
     loss_threshold: float = DEFAULT_THRESHOLD,
     seed: int = 0,
 ) -> list[Row]:
-    """Return one row per method at one bit rate. This library trains and encodes with `threshold`; the rows' loss is at
-    `loss_threshold` for every method, relative to the loss of storing nothing (decoding to zero).
+    """Return one row per method at one bit rate. This library trains and encodes with `threshold`. The loss of every
+    method is computed with `loss_threshold` and divided by the loss of decoding every item to zero.
 
     LSQ has 8-bit codes only; its m is the rate's bits / 8. Raises: ValueError for an unknown method.
     """
@@ -116,8 +116,8 @@ def rows(
 ) -> list[Row]:
     """Return the benchmark's rows, each with `kind`: "rate" (several bit rates), "lsq" or "threshold" (a sweep of T).
 
-    quick: one seed, 4,000 to 10,000 items. Otherwise seeds `seed` to `seed + 2`, 20,000 MiniLM and MNIST items. LSQ,
-    which is slow, runs with one seed on at most 10,000 items, next to the others on the same ones (`kind` "lsq").
+    quick: one seed, 4,000 to 10,000 items. Otherwise seeds `seed` to `seed + 2`, 20,000 MiniLM and MNIST items. LSQ
+    is slow: it runs with one seed on at most 10,000 items, and two other methods run on the same items (`kind` "lsq").
     Raises: ValueError if a set's file or the embedding model is missing, with what to do.
     """
     source = source or EmbeddingSource()
@@ -127,7 +127,7 @@ def rows(
         for embeddings, rates in _sets(source, quick, run):
             for rate in rates:
                 say(f"{embeddings.name}, {rate.bits} bits, seed {run}")
-                # FAISS's own rotation takes 50 alternations, longer than all else of the quick table.
+                # FAISS's own rotation needs 50 iterations: longer than the rest of the quick table.
                 methods = (OURS, UNROTATED, FAISS_PQ) if quick else (OURS, UNROTATED, FAISS_PQ, FAISS_OPQ)
                 found += [{"kind": "rate", **row} for row in compare(embeddings, rate, methods=methods, seed=run)]
     for embeddings, rate in _lsq_sets(source, quick, seed):
@@ -170,11 +170,11 @@ class _Truth:
         self._score = np.take_along_axis(exact, self._best[:, None], axis=1)[:, 0]
 
     def measured(self, decoded: FloatArray) -> dict[str, float]:
-        # Equal vectors once: in one product, equal rows may get different scores, depending on their position.
+        # Each distinct vector is scored once: a matrix product may give equal rows different scores.
         vectors, places = np.unique(decoded, axis=0, return_inverse=True)
         scores = (self._queries @ vectors.T)[:, places.ravel()]
         of_best = np.take_along_axis(scores, self._best[:, None], axis=1)
-        # Equal codes have equal scores; such ties are broken at random, so half of them count as above.
+        # Equal codes have equal scores. Half of the tied items count as above: the mean of a random order.
         above = (scores > of_best).sum(axis=1) + ((scores == of_best).sum(axis=1) - 1) / 2
         recall = {f"recall_1_at_{depth}": float((above < depth).mean()) for depth in RECALL_DEPTHS}
         errors = np.abs(self._score - of_best[:, 0]) / np.abs(self._score)
@@ -204,12 +204,12 @@ def _trained(method: str, items: FloatArray, rate: Rate, threshold: float, seed:
         return lambda vectors: local_search.decode(local_search.compute_codes(vectors))
     product: Any = faiss.ProductQuantizer(items.shape[1], rate.num_subspaces, rate.code_bits)
     product.cp.seed = seed + 1
-    # Below 39 points per codeword FAISS would warn on standard error; the row has the number of items.
+    # FAISS would warn on standard error below 39 points per codeword; the row's `items` shows this instead.
     product.cp.min_points_per_centroid = 1
     if method == FAISS_PQ:
         product.train(items)
         return lambda vectors: product.decode(product.compute_codes(vectors))
-    # As many points as this library's training of 4-bit codes; FAISS would use 65,536, many minutes on wide vectors.
+    # This library trains 4-bit codes on as many items. FAISS would use 65,536: many minutes for wide vectors.
     sample = items[np.random.default_rng(seed).permutation(len(items))[:_OPQ_TRAINING_ITEMS]]
     turn: Any = faiss.OPQMatrix(items.shape[1], rate.num_subspaces)
     turn.pq = product

@@ -1,8 +1,9 @@
 """Speed of quantized search at recall@100 of .99, next to Google's scann, FAISS and hnswlib, one thread each.
 
-Queries per second at equal recall, one query at a time (latency) and many at once (throughput). Every library is built
-once, swept over its own settings, and represented by its cheapest one with the recall; then all chosen ones run
-alternately, so that a busy machine slows all alike. Libraries that are not installed are omitted.
+It compares queries per second at equal recall, one query at a time (latency) and many at once (throughput). Every
+library builds its index once, and a sweep over its settings chooses the cheapest one that reaches the recall. The
+chosen settings then run in turns, so that other load slows all of them alike. Libraries that are not installed are
+omitted.
 
 Letters: X items, B queries, d width.
 """
@@ -51,7 +52,10 @@ class VectorSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One way to search a built index: `one` takes (1, d), `many` (B, d), by default the same: rows (B, 100)."""
+    """One way to search a built index. `one` takes a query (1, d), `many` takes (B, d); both return rows (B, 100).
+
+    `many` is `batched`, or `one` without it.
+    """
 
     text: str
     one: Search
@@ -64,7 +68,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
-    """A built index: its settings in ladders from cheap to dear, and bytes per item with floats to re-evaluate."""
+    """A built index. A ladder lists settings from cheap to expensive; `bytes_per_item` includes the float vectors."""
 
     algorithm: str
     ladders: Sequence[Sequence[Setting]]
@@ -75,8 +79,8 @@ class Built:
 def rows(quick: bool, seed: int, *, source: EmbeddingSource | None = None) -> list[dict[str, Any]]:
     """Return one row per set, library and batch: queries per second at the cheapest setting with recall@100 >= .99.
 
-    Leaves one thread to PyTorch and FAISS. `quick`: 100,000 items of either set, without indexes that take minutes to
-    build: hnswlib, and anisotropic codebooks of wide vectors.
+    Sets PyTorch and FAISS to one thread, also after the call. `quick`: at most 100,000 items of each set, without
+    indexes that take minutes to build: hnswlib, and anisotropic codebooks of wide vectors.
     """
     use_threads(1)
     results = []
@@ -107,12 +111,12 @@ def rows(quick: bool, seed: int, *, source: EmbeddingSource | None = None) -> li
 
 
 def _time(table: list[dict[str, Any]], settings: Sequence[Setting], data: VectorSet, *, rounds: int) -> None:
-    """Add milliseconds per query, queries per second and the speed-up over scann to each row, measured in turns."""
+    """Time the settings in turns; add milliseconds, queries per second and the speed-up over scann to each row."""
     samples = [Times() for _ in table]
     rng = np.random.default_rng(0)
     for _ in range(rounds):
         for row, setting, taken in zip(table, settings, samples, strict=True):
-            # A few queries of a library that needs milliseconds are enough samples.
+            # Half a second gives enough samples, also of a library that needs milliseconds per query.
             queries = data.queries[rng.permutation(len(data.queries))]
             if row["batch"] == 1:
                 stop = time.perf_counter() + 0.5
@@ -152,7 +156,7 @@ def _cheapest(candidates: Sequence[tuple[Setting, float]], data: VectorSet, batc
 
 
 def _seconds(setting: Setting, data: VectorSet, batch: int) -> float:
-    """Return seconds per query, the median of a few."""
+    """Return the median seconds per query over a few calls."""
     if batch == 1:
         return Times.of(setting.one, [query[None] for query in data.queries[:100]]).median_ms / 1e3
     return Times.of(setting.many, [data.queries] * 3).median_ms / 1e3 / len(data.queries)
@@ -166,7 +170,7 @@ def _sets(quick: bool, seed: int, source: EmbeddingSource) -> Iterator[VectorSet
     yield _with_answers("books-average", average_items(shape, count, seed=seed), queries)
     try:
         real = minilm_queries(source, seed=seed, num_items=_QUICK_ITEMS if quick else None)
-    except ValueError:  # its weights are an extra download; MNIST's pixels are not
+    except ValueError:  # MiniLM's weights are an extra download; MNIST is not
         real = mnist(source, seed=seed)
     yield _with_answers(real.name, real.items, real.queries)
 
@@ -268,7 +272,7 @@ def _faiss_anisotropic(items: FloatArray, seed: int) -> Built:
 
 
 def _faiss_plain(items: FloatArray, seed: int) -> Built:
-    """Build FAISS's own codes at the same bits."""
+    """Build FAISS's own codes, also of 4 bits per 2 dimensions."""
     import faiss
 
     faiss.omp_set_num_threads(1)

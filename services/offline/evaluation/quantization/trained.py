@@ -1,9 +1,9 @@
-"""`freshet bench quantization --bundle`: codes of trained items at equal bits, and the indexes that serve from them.
+"""`freshet bench quantization --bundle`: codes of a trained model's items at equal bits, and indexes over codes.
 
-Codes: every kind gets the same query vectors, a query's tangents as in `quantized_tangents` (a dot product has one);
-the N / M best of each are a pool, and recall is the pool's share of the exact top 100. Scores are exact products with
-decoded vectors, without a scan's rounding. Cells, as many as the product has, are not counted among the bits. Indexes:
-end to end, one query a call, on the trained items and on many similar ones.
+Codes: every kind is searched with the same vectors: a query's tangents, as in `quantized_tangents` (a dot product has
+one). The pool is the union of the N / M best items of each tangent; recall is the share of the exact top 100 in the
+pool. Scores are exact products with decoded vectors, without a scan's rounding. The bits of an item exclude its cell.
+Indexes: timed end to end, one query per call, on the trained items and on an enlarged catalogue of similar items.
 
 Letters: X items, B queries, M tangents of a query, w coordinates of an item for tangents, N pool size.
 """
@@ -37,7 +37,7 @@ POOLS = (100, 200, 500, 1000, 2000)
 _KINDS = ((0.0, False), (0.0, True), (0.1, True), (0.2, False), (0.2, True), (0.4, True))  # T, rotated
 _INDEXES = ("quantized_tangents", "anisotropic")
 _SHOWN = ("product, T = 0, rotated", "product, T = 0.2, rotated")
-_BITS = (104, 216)  # of an item, for a dot product and for a mixture: two bits per coordinate
+_BITS = (104, 216)  # per item: 2 per coordinate of a dot product, of a mixture
 _LARGE = 200_000
 _QUERIES = 200
 _SEEDS = 3
@@ -45,7 +45,7 @@ _SEEDS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Code:
-    """One kind of code, of `bits` per coordinate: `decoded(vectors, num_cells, seed)`, (X, w) each."""
+    """One kind of code. `bits`: per coordinate. `decoded(vectors, num_cells, seed)` encodes and decodes (X, w)."""
 
     name: str
     bits: int
@@ -95,10 +95,10 @@ def page(report: Report) -> str:
 
 
 def code_rows(scorer: MolScorer, queries: QueryStates, request: Request) -> Iterator[dict[str, Any]]:
-    """Yield a row per kind of code: recall@100 of pools of N, the mean over codebook seeds and its largest range."""
+    """Yield a row per kind of code: mean recall@100 over codebook seeds for each N, the largest range over seeds."""
     exact = BruteForce(scorer).search(queries, K).item_indices
     index = QuantizedTangents(scorer, pool_size=1)
-    # Padded with zeros to whole codewords of the largest.
+    # Zeros pad the width to a multiple of 4: the longest codewords have 4 coordinates.
     asked, vectors = [_whole(vectors) for vectors, _ in index.tangents(queries)], _whole(Slopes(scorer).vectors())
     num_cells = default_cells(*vectors.shape).num_cells
     sizes = _sizes(len(vectors))
@@ -153,7 +153,7 @@ def index_rows(scorer: MolScorer, queries: QueryStates, request: Request) -> Ite
 
 
 def codes(width: int) -> Iterator[Code]:
-    """Yield the compared codes: none at all, then 4, 2 and 1 bits per coordinate."""
+    """Yield the compared codes: uncompressed vectors, then 4, 2 and 1 bits per coordinate."""
     yield Code(name="none", bits=32, decoded=lambda vectors, num_cells, seed: vectors)
     for bits in (4, 2, 1):
         kept = width * bits // 4
@@ -164,7 +164,7 @@ def codes(width: int) -> Iterator[Code]:
 
 
 def _sizes(num_items: int) -> list[int]:
-    """Return the pools that are less than a third of all items."""
+    """Return the pool sizes that are less than a third of all items."""
     return [size for size in POOLS if size < num_items / 3]
 
 
@@ -207,7 +207,7 @@ def values(codes: CellCodes) -> FloatArray:
 
 
 def _pools(asked: Sequence[FloatArray], decoded: FloatArray, sizes: Sequence[int]) -> list[list[list[int]]]:
-    """Return by size the pools of B queries: the union of the N / M best of each of their vectors."""
+    """Return, for each pool size, B pools of items: the union of the N / M best of each vector of a query."""
     result: list[list[list[int]]] = [[] for _ in sizes]
     for vectors in asked:
         scores = vectors @ decoded.T

@@ -1,7 +1,7 @@
 """The algorithms of a retrieval benchmark: their construction, roofline, and transcription.
 
-One list: a new algorithm is one row. Settings of one algorithm share its data of the items, so that a table of nine
-pool sizes prepares the catalogue three times. It measures nothing.
+A new algorithm is one more row of `algorithms`. The pool sizes of one algorithm share its prepared item data. This
+module measures nothing.
 
 Letters: X items, B queries, P component pairs, K results, N pool size.
 """
@@ -43,8 +43,8 @@ _PAIR_POOLS = (5, 10, 50, 100)
 _AVERAGE_POOLS = (200, 500, 1000, 2000, 4000)
 _TANGENT_POOLS = (500, 2000)
 _COMBINED_POOLS = ((5, 200), (50, 500), (100, 1000))
-# A proof that passes every item costs more than brute force and shows nothing new; two pool sizes each already show the
-# trade-off.
+# Exact Algorithm 1 drops no item here, so it costs more than brute force. Two pool sizes of each heuristic already show
+# the trade-off.
 _NOT_QUICK = ("exact_algorithm_1", "top_k_per_embedding(10)", "top_k_per_embedding(50)", "combined_top_k(50,500)")
 
 Scan = Callable[..., Work]
@@ -58,7 +58,9 @@ class Bench:
     _held: dict[Any, Any] = field(default_factory=dict)
 
     def index(self, kind: Any, sizes: Mapping[str, int]) -> Any:
-        """Return the index of this kind at these pool sizes, read at search: the last kind built is shared."""
+        """Return an index of this kind with these pool sizes. Only a search reads them, so indexes of the kind that was
+        built last share its data.
+        """
         if kind not in self._held:
             self._held.clear()
             options = {"codebooks": self._codebooks()} if kind is Anisotropic else {}
@@ -75,9 +77,10 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """One row per batch size. `scans`: first passes over all items, none if every item is scored.
+    """An algorithm has one row per batch size. `scans`: its first passes over all items; empty: its work is compared
+    with brute force's.
 
-    `transcribed` answers (B, K) by the paper's formulas; `largest_pool` is the largest N among its sizes.
+    `transcribed` returns the answers (B, K) of the paper's formulas. `largest_pool` is the largest of its pool sizes.
     """
 
     name: str
@@ -87,15 +90,15 @@ class Algorithm:
     largest_pool: int = 0
 
     def work(self, shape: Shape, num_queries: int, num_items: int, touched: Mapping[str, float]) -> Work:
-        """Return the unavoidable work; `touched`: mean items of each pass. Exact strategies are compared with brute
-        force's: a ratio below 1 beats it.
+        """Return the unavoidable work. `touched`: mean number of items per pass. For an exact strategy it is brute
+        force's work: a time below 1 roofline is better than brute force can be.
         """
         pool = touched.get("full", 0.0)
         return searched(shape, self.scans, num_queries=num_queries, num_items=num_items, pool=pool)
 
 
 def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:
-    """Return every useful algorithm at `num_items`: no pools of the whole catalogue, and fewer when quick."""
+    """Return the algorithms whose pools are at most half of `num_items`; fewer if `quick`."""
     found = [
         Algorithm(
             name="brute_force",

@@ -18,7 +18,7 @@ _FOLDER = Path(__file__).parent
 
 
 def page(report: Report) -> str:
-    """retrieval.md; the report's optional `notes` are printed before the first synthetic table."""
+    """Return retrieval.md; the report's optional `notes` are printed before the first synthetic table."""
     trained = _groups([row for row in report["rows"] if row["catalogue"] != SYNTHETIC])
     proof = report["proof"]
     return filled(
@@ -43,7 +43,7 @@ _LEFT_OUT = {
 
 
 def _is_shown(algorithm: str) -> bool:
-    """Of the transcriptions the page shows the baseline: the others' times are the column "× its transcription"."""
+    """The page shows one transcription, brute force's. The column "× its transcription" has the others' times."""
     is_transcription = algorithm.startswith(TRANSCRIPTION) and not algorithm.endswith("brute_force")
     return not is_transcription and algorithm not in _LEFT_OUT
 

@@ -1,7 +1,7 @@
-"""Do exact answers equal the definition of exact, and do certificates hold? Many random catalogues, one at full size.
+"""Checks exact answers and certificates against float64 scores, on many random catalogues and one of full size.
 
 Small catalogues are drawn to be difficult: copies, near ties, zero components, gates from none to huge, filters. Each
-answer is compared with the float64 formula over every item. Nothing here is timed; `retrieval` times.
+answer is compared with the float64 formula over every item. `rows` measures times.
 
 Letters: B queries, X items, K results.
 """
@@ -37,7 +37,7 @@ Doubles = npt.NDArray[np.float64]
 _SAME = 1e-10
 _SHAPES = ((1, 1, 12), (2, 2, 8), (4, 2, 8), (3, 3, 5), (2, 5, 6))
 _SMALL_POOL = 50  # so that bounds can drop items in a catalogue of a few hundred
-_LARGEST_REFERENCE = 4_000_000  # numbers of (B, X, P) at a time
+_LARGEST_REFERENCE = 4_000_000  # elements of (B, X, P) that are computed at a time
 
 
 @dataclass(kw_only=True, slots=True)
@@ -72,8 +72,8 @@ class Proof:
 
 
 def prove(request: Request, *, at_scale: bool) -> dict[str, Any]:
-    """Check 100,000 random queries (2,000 when quick) on small catalogues, and 100 at the Books shape if wanted and not
-    quick. Return `small` and `books` as plain values, and whether both hold.
+    """Check 100,000 random queries (2,000 when quick) on small catalogues, and 100 at the Books shape if `at_scale` and
+    not quick. Return `small` and `books` as plain values, and whether both hold.
     """
     wanted = 2_000 if request.quick else 100_000
     small = prove_on_small_catalogues(
@@ -142,7 +142,7 @@ def prove_at_scale(
 
 
 def wrong_answers(answer: TopK, exact: Doubles, k: int, *, must_be_exact: bool) -> int:
-    """Return the number of answers whose scores or certificate contradict the scores (B, X), -inf if not allowed.
+    """Return the number of answers that contradict `exact`: the scores (B, X), -inf for items that are not allowed.
 
     An answer called exact must be the top `k`; a gap must hold for every omitted item; an estimate claims nothing.
     """
@@ -198,7 +198,7 @@ def _awkward(rng: Rng, count: int, batch: int) -> tuple[QueryStates, ItemStates,
         out_weight=_floats(network * rng.normal(size=(pairs, hidden))),
         out_bias=_floats(network * rng.normal(size=pairs)),
     )
-    # Half of the time around SiLU's minimum, where weights change direction.
+    # Half of the catalogues have gates around SiLU's minimum, where its slope changes sign.
     shift = rng.choice([0.0, -1.2785])
     item_gate = _floats(shift + scale * rng.normal(size=(count, pairs)))
     query_gate = _floats(1 + 0.5 * rng.normal(size=(batch, pairs)))
@@ -210,7 +210,7 @@ def _awkward(rng: Rng, count: int, batch: int) -> tuple[QueryStates, ItemStates,
 
 
 def _reference(queries: QueryStates, items: ItemStates, gate: PairGate | None) -> Doubles:
-    """Return the float64 formula for all pairs (B, X), a bounded group of queries at a time."""
+    """Return the float64 scores of all pairs (B, X), computed for a bounded group of queries at a time."""
     pairs = queries.components.shape[1] * items.components.shape[1]
     step = max(1, _LARGEST_REFERENCE // (len(items) * pairs))
     groups = (take_queries(queries, start, start + step) for start in range(0, len(queries), step))

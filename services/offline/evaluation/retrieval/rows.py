@@ -85,7 +85,7 @@ def wrong_proofs(rows: list[Row]) -> list[str]:
 
 def plans(names: list[str], *, batches: tuple[int, ...] | None, quick: bool) -> list[Plan]:
     """Return the plans of a run. Quick has every shape at full size, fewer queries, and B = 8 instead of 32 at the
-    largest.
+    largest shapes.
     """
     found = []
     for name in names:
@@ -201,7 +201,7 @@ def _timed(
 ) -> tuple[Times, list[Any]]:
     """Call repeatedly with one batch after the other for `seconds` and, if wanted, until all queries ran once.
 
-    Also returns the answers to the first q queries, all different.
+    Also returns the answers to the first len(groups) batches or fewer; no query occurs in two of them.
     """
     groups = [take_queries(queries, start, start + batch) for start in range(0, len(queries) - batch + 1, batch)]
     search(take_queries(queries, 0, 1), RESULTS)  # warm-up: first accesses to memory, tables made on demand

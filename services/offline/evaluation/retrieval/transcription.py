@@ -1,8 +1,8 @@
 """A straightforward PyTorch transcription of the paper's formulas: the baseline of every run.
 
-A competent user's implementation of arXiv:2407.15462, sections 2 and 3.2, and the authors' code: batched tensor
-operations, torch.topk, precomputed values of items, chunks only if the intermediates would not fit. No certificates, no
-float64, none of this library's indexes. It uses PyTorch's number of threads.
+It implements sections 2 and 3.2 of arXiv:2407.15462 as a competent user and the authors' code do: batched tensor
+operations, torch.topk, precomputed values of items, and chunks only if the intermediates would not fit. It uses no
+certificates, no float64 and none of this library's indexes. PyTorch's setting determines the number of threads.
 
 Letters: B queries, X items, P_q, P_x components, P = P_q * P_x, d width, G gate hidden width, K results, N pool size.
 """
@@ -14,8 +14,9 @@ from torch.nn.functional import silu
 
 from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
 
-# Floats of one (b, x, max(P, G)) intermediate, the best of 2^22 to 2^26 at 8x8x32, B = 32, 100,000 items on two cores:
-# 12.0 s against 19.0, 17.3, 23.3 and 23.3 (a shared machine). At batch 1, 2^20 was a fifth faster: .18 against .23 s.
+# Maximum number of floats of one (b, x, max(P, G)) intermediate. Measured at 8x8x32 with 100,000 items on two cores of
+# a shared machine: at B = 32, 2^22 took 12.0 s, and 2^23 to 2^26 took 19.0, 17.3, 23.3 and 23.3 s. At B = 1, 2^20 was
+# a fifth faster: .18 against .23 s.
 _CHUNK_FLOATS = 1 << 22
 
 
@@ -27,7 +28,7 @@ class Transcription:
         always has one.
         """
         if pair_gate is None:
-            raise ValueError("pair_gate=None; the transcription is of the gated mixture alone")
+            raise ValueError("pair_gate=None; the transcription needs the pair gate")
         self._components = _tensor(items.components)
         self._gate = None if items.gate is None else _tensor(items.gate)
         self._w1, self._b1 = _tensor(pair_gate.hidden_weight), _tensor(pair_gate.hidden_bias)

@@ -36,7 +36,8 @@ def mixture_of_constants(scores: DoubleMatrix) -> tuple[DoubleMatrix, DoubleMatr
 
 
 def mixture_of_scales(scores: DoubleMatrix, rank: int, *, epsilon: float = 1e-6) -> tuple[DoubleMatrix, DoubleMatrix]:
-    """The paper's Lemma 2 as printed: return gates (2, n, m) over the least and the most scaled rank-d part (2, n, m).
+    """The paper's Lemma 2 as printed: return gates (2, n, m) over two copies (2, n, m) of the rank-d part,
+    at the smallest and the largest scale.
 
     `epsilon` replaces a zero denominator, as in the proof. Entries of the rank-d part below 1e-12 of the largest count
     as zero.
@@ -56,7 +57,7 @@ def mixture_of_scales(scores: DoubleMatrix, rank: int, *, epsilon: float = 1e-6)
 
 
 def mix(gates: DoubleMatrix, logits: DoubleMatrix) -> DoubleMatrix:
-    """sum_p gates_p * logits_p: (P, n, m) each -> (n, m)."""
+    """Return sum_p gates_p * logits_p: (P, n, m) each -> (n, m)."""
     return np.asarray((gates * logits).sum(axis=0))
 
 
@@ -74,7 +75,9 @@ def page(report: Report) -> str:
 
 
 def rows(*, size: int = 16, seed: int = 0) -> list[dict[str, Any]]:
-    """Return one row per matrix and rank: the largest error of an entry by the paper's construction and constants."""
+    """Return one row per matrix and rank: the largest error of an entry by the paper's construction and by
+    two constants.
+    """
     return [
         {
             "matrix": name,

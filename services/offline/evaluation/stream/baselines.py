@@ -1,7 +1,7 @@
 """Baselines without a model: popularity and item-to-item neighbours, both learning from every event of the stream.
 
-They start from the same past as a model's training and learn without delay, so that they are as strong as possible.
-Their settings are chosen on held-out time like PEFA's.
+They start from the events that a model is trained on and learn without delay, so that they are as strong as possible.
+Their settings are chosen on a held-out period, as PEFA's are.
 
 Letters: B events of a batch, X items.
 """
@@ -17,7 +17,7 @@ from services.offline.evaluation.stream.walk import EventBatch, IntArray, Scores
 
 
 class StreamingPopularity:
-    """Interactions so far; an event's weight halves after `half_life_events` later ones (None: never)."""
+    """Scores an item by its interactions so far. A weight halves with every `half_life_events` events (None: never)."""
 
     def __init__(self, setting: StreamSetting, *, half_life_events: float | None, name: str = "popularity") -> None:
         past = setting.interactions.items[: setting.split]
@@ -28,8 +28,8 @@ class StreamingPopularity:
         self._counts: npt.NDArray[np.float64] = counts.astype(np.float64)
 
     def step(self, batch: EventBatch) -> Mapping[str, Scores]:
-        # Relative to the batch's start, where a coming event weighs fading^-(its place + 1): only ratios matter for the
-        # rank.
+        # Weights are relative to the batch's start: its event at `place` weighs fading^-(place + 1). A rank depends on
+        # ratios only.
         scores = np.repeat(self._counts[None], len(batch.chosen), axis=0)
         gains = self._fading ** -(np.arange(len(batch), dtype=np.float64) + 1)
         for place, item in enumerate(batch.items):
@@ -71,7 +71,7 @@ class StreamingItemNeighbours:
         self._weights = settings.recency ** np.arange(settings.window, dtype=np.float32)
         self._recent: dict[int, deque[int]] = {}
         self._learn_past(setting)
-        # (n_x + shrink)^damping: an event changes one item's, and computing all powers would be most of a score's cost.
+        # Cached (n_x + shrink)^damping: an event changes one item's, and all powers would be most of a score's cost.
         self._raised = (self._counts + np.float32(settings.shrink)) ** np.float32(settings.damping)
 
     def step(self, batch: EventBatch) -> Mapping[str, Scores]:
@@ -92,7 +92,7 @@ class StreamingItemNeighbours:
         return {self.name: scores}
 
     def _score(self, recent: deque[int], out: npt.NDArray[np.float32]) -> None:
-        """`recent`: newest first."""
+        """Write the scores of all known items to `out`. `recent`: newest first."""
         known = self._counts > 0
         if not recent:
             out[known] = self._counts[known] * np.float32(1e-9)
@@ -100,7 +100,7 @@ class StreamingItemNeighbours:
         items = np.fromiter(recent, dtype=np.int64)
         weights = self._weights[: len(items)] / np.sqrt(self._counts[items])
         found = weights @ self._together[items]
-        # Popularity orders items without a neighbour among them.
+        # Popularity orders the items that co-occur with none of these.
         out[known] = (found[known] + 1e-9 * self._counts[known]) / self._raised[known]
 
     def _learn_past(self, setting: StreamSetting) -> None:

@@ -1,7 +1,7 @@
 """Prediction quality of rankers over a stream: rates by kind of event, with intervals clustered by item.
 
-Events of one item are correlated, so the bootstrap draws items, with all events of an item, in all seeds at once. It
-takes ranks and columns; it knows nothing of models.
+Events of one item are correlated, so the bootstrap draws items, each with its events of all seeds. The input is
+ranks and columns: this module does not depend on models.
 
 Letters: N predicted events (of all seeds together), X items.
 """
@@ -18,7 +18,7 @@ from services.offline.evaluation.engine.metrics import summary
 from services.offline.evaluation.stream.walk import BoolArray, IntArray, StreamSetting
 
 _NO_END = 10**9
-# Age of a new item in its own interactions, including the predicted one, and in days since its first: (from, up to).
+# Age ranges (from, up to) of a new item: in its interactions, including the predicted one; in days since its first.
 _INTERACTION_AGES = ((1, 2), (3, 5), (6, 10), (11, 30), (31, _NO_END))
 _DAY_AGES = ((0, 1), (1, 7), (7, 30), (30, _NO_END))
 _SECONDS_PER_DAY = 86_400
@@ -28,11 +28,11 @@ METRICS = ("hr@10", "hr@50", "mrr")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventColumns:
-    """Known facts of each predicted event before it happens. All arrays are (N,).
+    """Facts that are known of each predicted event before it happens. All arrays are (N,).
 
-    places in the stream; nth counts the item's streamed interactions, including this one; age_seconds since the item's
-    first one ever; past_events of the item and past_of_user of the user before the split; predictable: the user has a
-    state. Without one no ranker's prediction is counted.
+    places: in the stream. nth: number of the item's streamed interactions, including this one. age_seconds: time since
+    the item's first interaction of all. past_events: the item's events before the split; past_of_user: the user's.
+    predictable: whether the user has a state. Other events are not counted for any ranker.
     """
 
     items: IntArray
@@ -70,7 +70,7 @@ def joined(parts: list[EventColumns]) -> EventColumns:
 
 
 def kinds(table: EventColumns) -> dict[str, BoolArray]:
-    """Return events by kind, each a mask (N,): overall, by item age and popularity, by presence in training."""
+    """Return a mask (N,) for each kind of event: overall, by item age and popularity, by presence in training."""
     every = table.predictable
     known = every & (table.past_events > 0)
     new = every & (table.past_events == 0)
@@ -102,7 +102,7 @@ def kinds(table: EventColumns) -> dict[str, BoolArray]:
 def estimates(
     table: EventColumns, ranks: Mapping[str, IntArray], mask: BoolArray, *, minus: str | None = None, seed: int = 0
 ) -> dict[str, dict[str, Estimate]]:
-    """Return estimates by ranker and metric, `minus` another if given; empty if `mask` selects no event."""
+    """Return estimates by ranker and metric, or differences from ranker `minus`; empty if `mask` selects no event."""
     kept = {name: found[mask] for name, found in ranks.items()}
     return intervals.estimates(kept, table.items[mask], METRICS, minus=minus, seed=seed)
 

@@ -1,6 +1,6 @@
 """Trained models in a stream: the frozen one, and one that is retrained at intervals.
 
-Both encode every event at once, so a user's state is always fresh; between trainings only the items do not change.
+Both encode every event immediately, so user states are always current. Only a training changes item states.
 
 Letters: C predicted events of a batch, X items of the whole vocabulary, K items of a model.
 """
@@ -35,8 +35,8 @@ _WINDOWS_PER_BATCH = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventStates:
-    """`states` are S distinct states; rows (n,) is the one before each event, -1 if the user had no history, and gaps
-    (n,) the seconds from that history's last event.
+    """`states`: S distinct states. rows (n,): row of the state before each event, -1 if the user had no history. gaps
+    (n,): seconds since that history's last event.
     """
 
     states: QueryStates
@@ -45,7 +45,7 @@ class EventStates:
     absence: AbsenceRows | None
 
     def of(self, events: IntArray) -> QueryStates:
-        """Return states before the events at these places, which must have one, as of the events' times."""
+        """Return states before the events at these places, as of the events' times. Every event must have a state."""
         states = self.states.take(self.rows[events])
         if self.absence is None:
             return states
@@ -67,7 +67,7 @@ def states_before(
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     before = _read_before(interactions.users[:end], item_rows >= 0)[first:]
     users = interactions.users[first:end].astype(np.int64)
-    # The state before an event is the one after the last event that the encoder read: its place among all that are.
+    # The state before an event is the state after the user's last event that the encoder read, at this place.
     places = np.where(before > 0, offsets[users] + before - 1, -1)
     wanted = np.unique(places[places >= 0])
     times = interactions.timestamps[order].astype(np.int64)
@@ -180,7 +180,7 @@ def _stretches(offsets: IntArray, wanted: IntArray, max_history: int) -> list[_S
 
 
 class Fit(Protocol):
-    """Trains a model on all of some interactions. Equal seeds give equal models."""
+    """Trains a model on all given interactions. Equal seeds give equal models."""
 
     def __call__(self, interactions: Interactions, *, seed: int) -> SequentialModel: ...
 
@@ -247,10 +247,10 @@ def stream_model(setting: StreamSetting, fit: Fit, *, seed: int, first: int = 0,
 
 
 class TrainedModels:
-    """Scores of frozen items; of several models, each from its `first` on."""
+    """Scores by trained models. Each model scores the events from its `first` to the next model's."""
 
     def __init__(self, setting: StreamSetting, models: Sequence[StreamModel], *, name: str) -> None:
-        """`models` in the order of their sections. Raises: ValueError without any."""
+        """`models`: in the order of their sections. Raises: ValueError if there are none."""
         if not models:
             raise ValueError("models is empty; allowed: at least one")
         self.name, self._models = name, list(models)

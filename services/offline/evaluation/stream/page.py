@@ -1,4 +1,4 @@
-"""docs/benchmarks/freshness.md and its plots from a report and the walked sets. It formats; it measures nothing."""
+"""Formats docs/benchmarks/freshness.md and its plots from a report and the walked sets. It measures nothing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ _FEWEST_EVENTS = 30  # for a point of a curve
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WalkedSet:
-    """One data set's walks: columns and ranks of all seeds, one after the other; `trainings` are stream places."""
+    """One data set's walks: columns and ranks of all seeds in turn. `trainings`: stream places of retrainings."""
 
     name: str
     table: EventColumns
@@ -75,7 +75,7 @@ def _set_part(settings: Row, rows: Sequence[Row]) -> str:
 
 
 def _verdict(row: Row) -> Row:
-    """Return whether a ranker improves, does not measurably harm, or harms."""
+    """Return whether a ranker is above, below or not distinguishable from the frozen one, and the gap, per metric."""
     found: Row = {"name": row["name"]}
     for metric, (mean, low, high) in row["all"]["minus frozen"].items():
         found[metric] = "above" if low > 0 else "below" if high < 0 else "not distinguishable from"
@@ -105,7 +105,7 @@ def plot_stream(sets: Sequence[WalkedSet], path: Path) -> None:
 
 
 def plot_new_items(sets: Sequence[WalkedSet], path: Path) -> None:
-    """Plot hit rate@50 of new items by their own interactions so far, in groups of three, since they are few."""
+    """Plot hit rate@50 of new items by their number of interactions; each point joins three numbers: events are few."""
     with panels(path, 1, len(sets), size=(6.5, 4.2)) as drawn:
         for panel, walked in zip(drawn[0], sets, strict=True):
             mask = walked.table.predictable & (walked.table.past_events == 0)

@@ -1,6 +1,6 @@
 """PEFA in a stream: the serving code (algorithms/pefa), which predicts each event before learning from it.
 
-`RefreshedItems` is XS: sums grow with every event, states follow at once. `WithVotes` adds XL to a wrapped ranker.
+`RefreshedItems` is XS: every event immediately updates sums and item states. `WithVotes` adds XL to a wrapped ranker.
 Within a batch both predict each event from exactly the events before it, like a system without delay.
 
 Letters: B events of a batch, C predicted ones, X items of the whole vocabulary, P_q, P_x components, d their width, k
@@ -50,8 +50,8 @@ class Feedback:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refreshing:
-    """XS: lambda of the model's items; of new ones, whose state has length 1 - lambda; and a new one's least number of
-    users.
+    """Settings of XS. `share`: lambda of the model's items. `new_share`: lambda of new items, whose state has length
+    1 - lambda. A new item is scored once it has `min_users` users.
     """
 
     share: SharePolicy
@@ -60,7 +60,7 @@ class Refreshing:
 
 
 class RefreshedItems:
-    """Frozen items moved toward their users' query states, and new items made of these alone (PEFA-XS)."""
+    """PEFA-XS: moves frozen items toward their users' query states, and makes new items of such states alone."""
 
     def __init__(
         self, setting: StreamSetting, model: StreamModel, feedback: Feedback, variants: Mapping[str, Refreshing]
@@ -141,8 +141,8 @@ class RefreshedItems:
         return scores
 
     def behind(self, queries: QueryStates) -> dict[str, float]:
-        """Return facts that explain XS's changes of items, as means over items with enough interactions; empty without
-        any.
+        """Return facts that explain XS's changes of items, as means over items with enough interactions. The result is
+        empty without such known items, without such new items or without queries.
 
         An average of queries is nearer to any query than a trained item is, the more so the less queries differ; the
         difference determines how short a new item's state must be.
@@ -169,7 +169,7 @@ class RefreshedItems:
         return ItemStates(components=self._base.components[codes], gate=gate)
 
     def _to_learn(self, rows: IntArray) -> "_Learnt":
-        """Return the contributions of interactions (rows of the setting); none without a state or with weight 0."""
+        """Return the contributions of the interactions (rows of the setting) that have a state and a weight."""
         events, weights = self._setting.interactions, self._feedback.weights(self._setting, rows)
         able, queries = self._model.queries(rows - self._setting.split)
         able_rows, able_weights = rows[able], weights[able]
@@ -222,7 +222,7 @@ def _mean_score(items: ItemStates, pair_gate: PairGate | None, queries: QuerySta
 
 
 def _by_share(shares: Mapping[str, SharePolicy]) -> dict[SharePolicy, list[str]]:
-    """Return names by policy: one scoring serves all of them."""
+    """Return names by policy: the names of one policy share their scores."""
     found: dict[SharePolicy, list[str]] = {}
     for name, share in shares.items():
         found.setdefault(share, []).append(name)
@@ -238,8 +238,8 @@ def _joined(parts: Sequence[SumsOf]) -> SumsOf:
 class WithVotes:
     """Scores of other rankers, each also with the votes of remembered interactions (PEFA-XL, equation 6).
 
-    An item without a score of the inner ranker has no similarity: it enters with s = 0 once it has `min_users`
-    contributors. Entries that a full memory evicts leave it when a batch ends.
+    An item that the inner ranker does not score gets s = 0 once it has `min_users` contributors. A full memory evicts
+    entries only at the end of a batch.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class WithVotes:
         capacity: int,
         min_users: int,
     ) -> None:
-        """`votes` names the variants: each adds its name to that of every inner one."""
+        """The keys of `votes` name the variants: a result's name is the inner ranker's name and the key."""
         self._setting, self._model, self._feedback, self._votes = setting, model, feedback, dict(votes)
         self._inner, self._min_users = list(inner), min_users
         _, num_components, width = model.before.states.components.shape
@@ -282,11 +282,11 @@ class WithVotes:
 
     @property
     def share_on_seen(self) -> float:
-        """The share of voters so far whose item the user has seen: they change no answer."""
+        """The share of voters so far whose item the user has seen. Their votes change no answer."""
         return self._num_on_seen / max(1, self._num_voters)
 
     def _cast(self, batch: EventBatch) -> dict[str, npt.NDArray[np.float32]]:
-        """Return votes (C, X) by variant: of the k nearest of the memory and of the batch's earlier interactions."""
+        """Return votes (C, X) by variant, of the k nearest interactions in the memory and earlier in the batch."""
         votes = {name: np.zeros((len(batch.chosen), self._num_items), dtype=np.float32) for name in self._votes}
         able, queries = self._model.queries(batch.places[batch.chosen])
         if not len(able):
@@ -301,7 +301,7 @@ class WithVotes:
             codes = np.array([int(voter.item_id) for voter in voters] + [int(new[at].item_id) for at in earlier], int)
             weights = np.array([voter.weight for voter in voters] + [new[at].weight for at in earlier])
             ids = np.array([int(voter.entry_id) for voter in voters] + [int(new[at].entry_id) for at in earlier])
-            # Equal states (one-event histories of one item) are common; the index orders them by entry id, too.
+            # Equal states (one-event histories of one item) are common; entry ids break such ties, as in the index.
             order = np.lexsort((ids, -np.round(similarity, 6)))
             self._num_voters += min(self._nearest, len(order))
             self._num_on_seen += int(batch.excluded[row, codes[order[: self._nearest]]].sum())
@@ -320,7 +320,7 @@ class WithVotes:
         return np.asarray(cosines / len(self._kept))
 
     def _answerable(self, batch: EventBatch) -> BoolArray:
-        """Return new items with enough contributors at each predicted event (C, X). Counts the batch's users."""
+        """Return a mask (C, X) of items with enough contributors at each predicted event. Counts the batch's users."""
         enough = np.array([len(self._users.get(code, ())) >= self._min_users for code in range(self._num_items)])
         answerable = np.repeat(enough[None], len(batch.chosen), axis=0)
         for place, (code, user) in enumerate(zip(batch.items.tolist(), batch.users.tolist(), strict=True)):
@@ -355,5 +355,5 @@ class WithVotes:
 
 
 def _entry_id(row: int) -> str:
-    """Return ids in the order of their rows."""
+    """Return the row as an id; ids sort like their rows."""
     return f"{row:010d}"

@@ -1,7 +1,7 @@
-"""`freshet bench stream`: the value of feedback without training, event by event; one page, its plots, one report.
+"""`freshet bench stream`: what feedback improves without training, event by event. Writes a page, plots and a report.
 
-Per data set and seed a model is trained on the first four fifths of the events without a tenth of the catalogue, and
-the rest is the stream. The caller passes the training.
+For each data set and seed a model is trained on the first four fifths of the events, without the events of a withheld
+tenth of the catalogue. The last fifth is the stream. The caller passes the training function.
 """
 
 import time
@@ -31,7 +31,7 @@ from services.offline.evaluation.stream.walk import IntArray, StreamSetting, str
 Row = dict[str, Any]
 
 DATASETS = ("ml-1m", "ml-latest-small")
-# Nothing is withheld if time itself brings many new items.
+# No items are withheld from a set whose stream has many new items anyway.
 _WITHHELD_SHARES = {"ml-latest-small": 0.0}
 _WITHHELD_SHARE = 0.1
 _SAMPLED_QUERIES = 1000

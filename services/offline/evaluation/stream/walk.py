@@ -25,7 +25,7 @@ BoolArray = npt.NDArray[np.bool_]
 class StreamSetting:
     """`interactions`: all events, oldest first; rows from `split` on are streamed.
 
-    Shapes: withheld (X,) drawn to be withheld; known (X,) items with an event before the split.
+    withheld (X,): items drawn to have no event before the split. known (X,): items with an event before the split.
     """
 
     interactions: Interactions
@@ -82,7 +82,7 @@ def stream_setting(
 
 
 def training_part(interactions: Interactions, end: int) -> TrainingPart:
-    """Return the first `end` events as training data of their own."""
+    """Return the first `end` events as training data with their own vocabularies."""
     past = interactions.select(slice(0, end))
     return TrainingPart(
         interactions=past.keep_frequent(), item_rows=_rows(past.item_counts()), user_rows=_rows(past.user_counts())
@@ -124,7 +124,7 @@ class Ranker(Protocol):
         """Return scores (C, X) by name, each row from the events before its event, -inf for items that it cannot answer
         with.
 
-        Afterwards the whole batch has been learnt. Variants that share work have a name each.
+        Afterwards the ranker has learnt the whole batch. Variants that share work return one entry each.
         """
         ...
 

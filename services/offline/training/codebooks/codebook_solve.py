@@ -34,7 +34,7 @@ def solve_codebooks(
     weight_sums = weight_sums[:, None]
 
     def gathered(point_terms: Tensor, rows: slice) -> Tensor:
-        """sum_i B_i^T of terms (n, d): (m k, d / m)."""
+        """Return sum_i B_i^T t_i for terms t (n, d): (m k, d / m)."""
         result = torch.zeros((num_subspaces * num_codewords, sub_width), dtype=torch.float64)
         return result.index_add_(0, flat_codes[rows].reshape(-1), point_terms.reshape(-1, sub_width))
 

@@ -1,7 +1,7 @@
 """Plain k-means in all subspaces at once, the start of anisotropic training.
 
-k-means++ seeds on a sample, then Lloyd's steps with batched matrix products. Deterministic by seed, also on a machine
-without FAISS. It knows no score-aware loss.
+It chooses k-means++ seeds on a sample, then runs Lloyd's steps with batched matrix products. Equal seeds give equal
+results. It needs no FAISS and does not use the score-aware loss.
 
 Letters: X points, m subspaces, k codewords each.
 """

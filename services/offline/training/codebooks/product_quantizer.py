@@ -2,7 +2,7 @@
 
 m codebooks of k = 16 or 256 codewords each; a point is m small numbers, and its score for a query is a sum of m table
 entries. Training starts from plain k-means and then alternates coordinate-descent encoding with the joint codebook
-solve; neither step can raise the loss (arXiv:1908.10396, section 4.1). It knows no index and no search.
+solve; neither step can raise the loss (arXiv:1908.10396, section 4.1). It has no index and no search.
 
 Letters: X points, d width, m subspaces, k codewords each, C coarse cells.
 """
@@ -79,10 +79,10 @@ class ProductQuantizer:
         *,
         centres: FloatArray | None = None,
     ) -> CodeArray:
-        """Return codes (X, m) of points (X, d), one uint8 per subspace for any width of the code.
+        """Return codes (X, m) of points (X, d), one uint8 per subspace for 4-bit codes too.
 
         centres (X, d), if given, are each point's coarse centre: the codes then encode point - centre, while errors
-        still weigh by the point's own direction. Zero vectors and points no longer than T are encoded by l2.
+        are still weighted along the point's own direction. Zero vectors and points no longer than T are encoded by l2.
         Raises: ValueError for another width, non-finite values, or centres of another length.
         """
         checked = checked_points(points, width=self.width)
@@ -157,7 +157,7 @@ def _check_centres(centres: FloatArray | None, points: FloatArray) -> None:
 
 
 def _refined(targets: Targets, codebooks: Tensor, on_step: Callable[[str, float], None] | None) -> Tensor:
-    """Alternate encoding and solving until a round gains less than a thousandth, or for ten rounds."""
+    """Alternate encoding and solving until a round lowers the loss by less than a thousandth, or for ten rounds."""
     report = on_step or (lambda name, loss: None)
     codes = encode(targets, codebooks)
     losses = targets.losses(decode(codes, codebooks))
@@ -183,7 +183,7 @@ def _refined(targets: Targets, codebooks: Tensor, on_step: Callable[[str, float]
 
 
 def _reseeded(targets: Targets, codes: Tensor, codebooks: Tensor, losses: Tensor) -> Tensor:
-    """Move unused codewords to the parts of the points with the largest losses; no present code changes its meaning."""
+    """Move unused codewords to the parts of the points with the largest losses; present codes decode as before."""
     num_subspaces, num_codewords, _ = codebooks.shape
     flat = codes + torch.arange(num_subspaces) * num_codewords
     used = torch.bincount(flat.reshape(-1), minlength=num_subspaces * num_codewords).view(num_subspaces, -1) > 0

@@ -2,7 +2,7 @@
 
 For a query q drawn uniformly from the unit sphere, E[w(<q, x>) <q, x - x~>^2] is a weighted sum of the squared parts of
 the residual along x and across it (arXiv:1908.10396, Theorem 3.2). For w(t) = 1[t >= T] both weights are incomplete
-beta functions, computed here by one continued fraction, exact and stable for every width. It knows no codebook.
+beta functions, computed here by one continued fraction, exact and stable for every width. It uses no codebook.
 
 With I_d = the integral of sin^d over angles from 0 to a = arccos(T / |x|), one integration by parts gives
 

@@ -1,7 +1,7 @@
 """Vector quantization under the score-aware loss: k whole-width centres, each point assigned to one.
 
 The centre update is closed form (arXiv:1908.10396, Theorem 4.2, with h_along in its last sum, as in its proof and
-gradient; the main text prints the weight across). Its centres are the coarse cells of an inverted file. It knows no
+gradient; the main text prints the weight across). Its centres are the coarse cells of an inverted file. It uses no
 codes.
 
 Letters: X points, d width, k centres.
@@ -41,7 +41,7 @@ class VectorQuantizer:
     scale: float
 
     def assign(self, points: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
-        """Numbers (X,) of the centres of least score-aware loss for points (X, d)."""
+        """Return the numbers (X,) of the centres of least score-aware loss for points (X, d)."""
         checked = checked_points(points, width=self.centres.shape[1])
         if len(checked) == 0:
             return np.empty(0, dtype=np.int64)

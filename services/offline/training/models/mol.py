@@ -1,4 +1,4 @@
-"""Heads: they make states of an encoder's output and of an item's embedding, and score two states.
+"""Heads make states from an encoder's output and from an item's embedding, and score a pair of states.
 
 Mixture of Logits (arXiv:2407.15462, equation 2 and appendix A.3): P_q query and P_x item components, l2-normalised;
 pair weights pi = softmax(SiLU(query gate * item gate + MLP of the P cosines)). Scores are similarities s = sum_p pi_p
@@ -48,10 +48,10 @@ def _projection(width_in: int, hidden: int, width_out: int, *, activation: str =
 def _align(query: nn.Module, item: nn.Module, component_width: int, noise: float = 0.0) -> None:
     """Initialise query component p and item component p mod P_x as one orthogonal map, if both projections are linear.
 
-    With `noise` all components start as one such map plus Gaussian noise, rows of about this length next to rows of
-    length 1: so no two query components are equal. A dot product of the encoder's output with the item's own embedding
-    knows from the start that people continue with similar items; random projections have to learn it. On Amazon Beauty
-    (docs/decisions/026) it is most of a mixture's loss against a dot product.
+    With `noise` all components start as one such map plus Gaussian noise, so that no two query components are equal.
+    Rows of the map have length 1, rows of the noise about length `noise`. An untrained dot product of the encoder's
+    output with the item's own embedding already ranks similar items first; random projections have to learn it. On
+    Amazon Beauty (docs/decisions/026) this is most of the gap between a mixture and a dot product.
     """
     if not (isinstance(query, nn.Linear) and isinstance(item, nn.Linear)):
         return
@@ -116,7 +116,7 @@ class MolHead(nn.Module):
     """Query states and item states of a mixture of logits, and the score of aligned pairs.
 
     With `num_users` > 0 the last query component is a user-id embedding. It is zero for an unknown user (-1), and
-    training zeroes it per row with probability `user_dropout`, so that the model knows the case. The authors' training
+    training zeroes it per row with probability `user_dropout`, so that this case is trained. The authors' training
     drops single elements before the normalisation instead: `user_element_dropout`. `pair_dropout` drops single cosines
     that the pair network reads.
     """
@@ -162,7 +162,7 @@ class MolHead(nn.Module):
 
     def item_states(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
         """embedded (N, D) -> components (N, P_x, d), gate (N, P)."""
-        # The gate reads the embedding without dropout, as in the authors' code; the projection has it.
+        # The gate reads the embedding without dropout, as in the authors' code; the projection reads it with dropout.
         dropped = functional.dropout(embedded, self.item_dropout, self.training)
         components = self.item(dropped).unflatten(-1, (-1, self.shape.component_width))
         return unit_rows(components), self.item_gate(embedded)

@@ -3,8 +3,8 @@
 BERT's layers, initialised with MiniLM's weights, without a head: the output layer W (V, D) is separate, since serving
 never multiplies by all of it. The input is [CLS] pieces [SEP] [PAD] ...; outputs are read at its positions 0..s, as in
 the paper. Position 0 ([CLS]) is x_0, the shortlist embedding; x_1..x_s are the output positions, for words of the query
-and padding alike. A query of fewer than 1+s columns is padded to that inside. Padding attends to the query and is never
-attended to: a longer padding changes no answer. It knows no vocabulary, no loss and no trie.
+and padding alike. The model pads shorter queries to 1+s columns. Padding attends to the query and is never
+attended to: a longer padding changes no answer. It has no vocabulary, no loss and no trie.
 
 Letters: B queries, T input columns, s output positions, D width, V vocabulary.
 """

@@ -1,6 +1,6 @@
 """The whole model: item embeddings, an encoder over histories, a head over both. Built from a bundle's shapes.
 
-It contains all that training, export and evaluation share about the model; it knows nothing of losses or files.
+Training, export and evaluation share this model. The module has no losses and reads no files.
 
 Letters: B batch, L history length, D width, X items, M positions per history, P_q, P_x components, P = P_q * P_x.
 """
@@ -55,7 +55,8 @@ class SequentialModel(nn.Module):
     ) -> None:
         super().__init__()
         if encoder.uses_user_index != (num_users > 0):
-            raise ValueError(f"num_users={num_users}; uses_user_index={encoder.uses_user_index} needs the other")
+            needed = "at least 1" if encoder.uses_user_index else "0"
+            raise ValueError(f"num_users={num_users}; uses_user_index={encoder.uses_user_index} needs {needed}")
         if num_users and not head.is_mixture:
             raise ValueError("a dot head has no user-id component; allowed: num_users=0")
         self.encoder_shape, self.head_shape, self.num_items = encoder, head, num_items
@@ -63,8 +64,8 @@ class SequentialModel(nn.Module):
         # Buckets for items that training never saw follow the items.
         self.item_embedding = nn.Embedding(num_items + encoder.num_item_buckets, encoder.width)
         nn.init.trunc_normal_(self.item_embedding.weight, std=0.02, a=-0.04, b=0.04)
-        # Initially zero, and row 0 always: untrained, the model equals the one without. An action is read with its
-        # item. The outcome of a target that is not positive moves the state, in training alone.
+        # Rows are initially zero, row 0 always: the untrained model equals one without actions. An action is read with
+        # its item. In training only, the outcome of a target that is not positive changes the state.
         self.action_embedding: nn.Embedding | None = None
         self.outcome_embedding: nn.Embedding | None = None
         if encoder.actions:

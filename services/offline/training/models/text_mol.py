@@ -3,7 +3,7 @@
 P_q aggregation tokens precede a query's tokens, P_x a document's, and are trained with the body. They join at layer
 `joined` (0: they are rows of the vocabulary; higher: the output of the lower, frozen layers can be cached while
 training). Parameterized pooling: the first position's output gives, per component, a distribution over all positions,
-and the component is that mean of the outputs, l2-normalised; d is the body's width. The gate reads the P cosines alone.
+and the component is the outputs' mean by it, l2-normalised; d is the body's width. The gate reads the P cosines alone.
 Query and document share the body. The dot product is the same body, mean-pooled.
 
 Letters: B texts, L tokens, P_q, P_x components, P = P_q * P_x, D width, d = D, G gate hidden width.
@@ -45,7 +45,7 @@ class Aggregation(nn.Module):
 class TextMol(nn.Module):
     """Components of queries and documents, and the similarity of a pair.
 
-    `body` is trained from layer `joined` on; the lower layers' output may be passed in (`from_kept`).
+    `body` is trained from layer `joined` on. `from_kept` takes the lower layers' cached output.
     Raises: ValueError if `joined` is not a layer, or if the head's component width is not the body's.
     """
 
@@ -63,7 +63,7 @@ class TextMol(nn.Module):
         if head.is_mixture:
             self.query = Aggregation(head.num_query_components, width, max_tokens)
             self.document = Aggregation(head.num_item_components, width, max_tokens)
-            # Trained on cosines: a text model whose gate starts 1 / tau times as steep was not measured.
+            # tau = 1: the gate is trained on cosines. Training it on logits was not measured for text models.
             self.gate = PairGateMlp(head.num_pairs, head.gate_hidden, tau=1.0)
             self._begin_as_mean()
 

@@ -75,8 +75,8 @@ class SampledSoftmax:
     threads: int = 1
 
     def loss_and_gradients(self, *, kernels: ctypes.CDLL | None = None) -> tuple[float, dict[str, Array]]:
-        """Return the loss, summed over positions, and its gradients by `INPUTS`. `kernels`: another library than this
-        processor's.
+        """Return the loss, summed over positions, and its gradients by `INPUTS`. `kernels`: a library to use instead
+        of this processor's.
 
         Cost: N K P (d + 2 G) products, and three times those of the negatives with a gradient.
         """

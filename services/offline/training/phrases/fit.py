@@ -4,7 +4,7 @@ As in arXiv:2406.06739, A.3 (Adam, linear warm-up, linear decay), scaled down: o
 over cached activations of the others, on a GPU all of them. The output layer is new, as in the paper, and has its own
 learning rate: with tens of steps instead of tens of thousands, 5e-5 would hardly move it. It starts at the tokens'
 frequencies along the mean output, so that the partition sum is 1 before the first step; from zero, the first hundred
-steps would only reduce log^2 V of l3. Equal seeds train equal models on one machine and number of threads. It knows no
+steps would only reduce log^2 V of l3. Equal seeds train equal models on one machine and number of threads. It uses no
 bundle and no terminal.
 
 Letters: N questions, B of a batch, s positions, D width, V vocabulary.
@@ -48,8 +48,8 @@ _SMALL_NOISE = 0.02  # BERT's own spread of fresh weights
 class PhraseSettings:
     """The user's options. `positions`, `shortlist` None: from the data. `least_steps`: with few questions training
     exceeds `epochs` until it has so many steps. `exact_limit`: above that many logits of a step (rows times V) l1 and
-    l2 are sampled with `drawn_tokens`, and l3 is exact on `drawn_rows` rows. `seconds`: the longest training; the rate
-    decays towards its end.
+    l2 are sampled with `drawn_tokens`, and l3 is exact on `drawn_rows` rows. `seconds`: limit of the training time; the
+    learning rate decays towards it.
     """
 
     positions: int | None = None
@@ -107,7 +107,7 @@ class TrainedPhrases:
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> FloatArray:
-        """Return x (B, 1+s, D) of B queries; a text without words has one, too."""
+        """Return x (B, 1+s, D) of B queries, also of texts without words."""
         if not texts:
             return np.zeros((0, self.encoder.shape.positions + 1, self.encoder.shape.width), dtype=np.float32)
         ids, mask = self.pieces.batch(texts, max_tokens=self.encoder.shape.max_tokens)
@@ -116,7 +116,7 @@ class TrainedPhrases:
         return np.ascontiguousarray(x.cpu().numpy(), dtype=np.float32)
 
     def generator(self, settings: GeneratorSettings | None = None) -> Generator:
-        """Return a generator of the identifiers: item rows are document rows. The k of the shortlist by default."""
+        """Return a generator of the identifiers: item rows are document rows. Its default k is the shortlist's."""
         trie = IdentifierTrie.build(
             self.identifiers.tokens,
             range(len(self.identifiers)),
@@ -175,7 +175,7 @@ class _Training:
         self.pieces, self.tell = pieces, progress or (lambda step: None)
         self.device = torch.device(settings.device)
         self.all_layers = self.device.type != "cpu"
-        # Without such units bfloat16 products are slower than float32 ones; with AVX-512's 2 to 4 times faster.
+        # bfloat16 products are slower than float32 ones without such units, and 2 to 4 times faster with AVX-512's.
         units = torch.cpu.get_capabilities()
         self.half = self.device.type != "cpu" or bool(units.get("amx_bf16") or units.get("avx512_bf16"))
         self.encoder = encoder.to(self.device)

@@ -1,9 +1,9 @@
 """Document identifiers as token sequences, each of which fits the decoder's s positions.
 
 A document has several identifiers (title, keywords, real or pseudo queries) and an identifier may name several
-documents. One that is longer than s is omitted and counted. A document without any left gets its shortest one cut to s
-tokens, counted separately, so that every document can be generated. Equal token sequences are one identifier. It knows
-no trie.
+documents. One that is longer than s is omitted and counted. A document whose identifiers are all too long gets its
+shortest one, cut to s tokens and counted separately, so that every document can be generated. Equal token sequences are
+one identifier. It uses no trie.
 
 Letters: X documents, I identifiers, s positions.
 """
@@ -26,7 +26,7 @@ class TargetTokenizer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal tokenizers; a model and its identifiers have it."""
+        """A value that is equal for equal tokenizers. A model and its identifiers store it."""
         ...
 
     def __len__(self) -> int: ...

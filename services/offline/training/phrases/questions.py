@@ -51,7 +51,7 @@ def training_questions(
     held_out: int,
     seed: int,
 ) -> tuple[Questions, Questions]:
-    """Return (training questions, held-out ones): `held_out` of the pairs, drawn; no text of theirs is in the training.
+    """Return (training questions, held-out ones): `held_out` pairs, drawn; training has none of their texts.
 
     own_row: a text's identifier, or -1. Raises: ValueError if a pair names no row of `documents`.
     """
@@ -115,7 +115,7 @@ class EncodedQuestions:
         return len(self._ids)
 
     def batches(self, size: int, rng: np.random.Generator) -> Iterator[Ints]:
-        """Yield every row once, in drawn order, batches of near-equal lengths."""
+        """Yield every row once, in batches of near-equal lengths and in random order."""
         order = rng.permutation(len(self))
         span = size * _SORTED_BATCHES
         groups: list[Ints] = []

@@ -1,9 +1,9 @@
 """Candidates of tokens: the frequent phrases of whole words, words, and parts of words of a set of texts.
 
 The first stage of PIXAR's section 4.1 (TokenMonster): all substrings up to a length that respect word boundaries and
-character classes and occur often enough. Counted one length at a time over sorted keys of (number of the shorter
-substring, next symbol), and only after frequent substrings, so nothing is spilled and memory is bounded: about 80 bytes
-per word of the distinct texts, and per letter of the distinct words. It knows no vocabulary and no size.
+character classes and occur often enough. It counts one length at a time over sorted keys of (number of the shorter
+substring, next symbol), and extends only frequent substrings. So nothing is spilled and memory is bounded: about 80
+bytes per word of the distinct texts, and per letter of the distinct words. It uses no vocabulary and no size of one.
 
 Letters: T distinct texts, N words (or letters) of all of them, C candidates.
 """
@@ -66,7 +66,7 @@ class Corpus:
 
     @property
     def word_weights(self) -> Integers:
-        """Each position's weight: its text's (N,)."""
+        """The weight of each position's text (N,)."""
         return np.repeat(self.weights, np.diff(self.cut.starts))
 
     def forms(self) -> tuple[list[Piece], Integers]:
@@ -81,7 +81,7 @@ def candidates(corpus: Corpus, *, min_count: int) -> dict[Piece, int]:
     """Return phrases, words and parts of words with at least `min_count` occurrences, with counts, sorted.
 
     Phrases that differ only in number ("brain tumor", "brain tumors"), in marks or in spaces are one: the one with the
-    most characters in all (its count times its length), or the first in the alphabet of equals.
+    most characters in all (its count times its length), or of equals the first in alphabetical order.
     """
     forms, often = corpus.forms()
     found = _parts(forms, often, min_count)

@@ -76,7 +76,7 @@ def _uses(lattice: Lattice, way: Way, weights: Integers) -> Integers:
     """Return how often each piece (C,) is in the way; `weights` (N,) are the positions'."""
     num_pieces, num_forms = len(lattice.counts), len(way.costs)
     many, alone = np.flatnonzero(way.steps > 1), np.flatnonzero(way.steps == 1)
-    # Of an empty input NumPy makes integers, whatever the weights.
+    # NumPy returns integers for an empty input, whatever the weights.
     used = np.bincount(way.phrases[many], weights=weights[many], minlength=num_pieces).astype(np.float64)
     of_form = np.bincount(lattice.form_of[alone], weights=weights[alone], minlength=num_forms)
     there = way.parts >= 0

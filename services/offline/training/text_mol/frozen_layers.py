@@ -1,7 +1,7 @@
 """The frozen lower layers' output for a set of texts, computed once and cached in half precision.
 
 Training the last two of MiniLM's six layers reads each text many times; the four below would be two thirds of every
-step. It knows neither loss nor heads.
+step. It uses no loss and no heads.
 
 Letters: n texts, B of a batch, L tokens of the longest of them, T tokens of all, D width.
 """
@@ -21,7 +21,7 @@ _TEXTS_AT_ONCE = 4096
 
 
 class FrozenOutputs:
-    """Texts as inputs of the layer `joined`. With joined = 0 the ids are stored and embedded again, with gradients."""
+    """Cached inputs of layer `joined`. With joined = 0 the ids are stored; `batch` embeds them, with gradients."""
 
     def __init__(
         self,

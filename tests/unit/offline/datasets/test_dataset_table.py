@@ -108,7 +108,7 @@ def test_times_are_read_in_their_unit(tmp_path: Path, text: str, seconds: int, u
         (("1700000000", "2021-05-03"), r"not ISO 8601 \(first: 1700000000\): .* \(rows 2\): .*may not be mixed"),
         (
             ("1700000000", "1700000000", "soon"),
-            r"no number, as most rows are \(first: soon\): 1 of 3, 33.3% \(rows 4\)",
+            r"not a number, though most rows are \(first: soon\): 1 of 3, 33.3% \(rows 4\)",
         ),
         (("1700000000", ""), r"timestamp is missing: 1 of 2, 50.0% \(rows 3\)"),
         (("1700000000", "-5"), r"negative, NaN or infinite \(first: -5\): 1 of 2, 50.0% \(rows 3\)"),

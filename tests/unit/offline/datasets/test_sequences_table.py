@@ -127,7 +127,7 @@ def test_titles_come_from_the_item_table(tmp_path: Path) -> None:
             {"user_id": [1, 2], "items": [[1], [2, None]]},
             r"an id of column items in row 2 is missing",
         ),
-        ({"user_id": [1, 2, 1], "items": [[1], [2], [3]]}, r"user_id '1' stands in rows 1 and 3; one row per user"),
+        ({"user_id": [1, 2, 1], "items": [[1], [2], [3]]}, r"user_id '1' is in rows 1 and 3; give one row per user"),
         ({"user_id": ["a", "b"], "items": [["x"], ["x", ""]]}, r"items='' in row 2 is empty"),
         ({"user_id": ["a", "b\n"], "items": [["x"], ["x"]]}, r"user_id='b\\n' in row 2 holds a control character"),
         ({"user_id": [1], "items": pa.array([[]], pa.list_(pa.int32()))}, r"column items holds no item"),
