@@ -1,7 +1,7 @@
 """Which users are forgotten, up to which positions, and what remains of them: pure functions and values.
 
 A forget names positions of `interactions`. Records at or below them have no effect, even after redelivery, a rebuild
-or an import. Later records do. This module uses neither Kafka nor Redis.
+or an import. Later records count. This module uses neither Kafka nor Redis.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,24 +43,25 @@ def check_same_log(named: Mapping[int, int], ends: Mapping[int, int]) -> None:
     """Check that the forgets belong to this log.
 
     named: per partition the highest offset in any forget. ends: one past the last record of each partition to check.
-    Raises: PreconditionFailed if a forget names an offset that the topic does not have.
+    Raises: PreconditionFailed if a forget names an offset at or after the end of its partition.
     """
     for partition, offset in named.items():
         if offset >= ends.get(partition, offset + 1):
             raise PreconditionFailed(
-                f"partition {partition} of the topic ends before offset {ends[partition]}, but {FORGETS!r} voids a "
-                f"user up to {offset}: the topic was recreated. Empty {FORGETS!r}, too, or restore the topic"
+                f"partition {partition} of `interactions` ends before offset {ends[partition]}, but {FORGETS!r} voids "
+                f"a user up to {offset}: `interactions` was recreated. Empty {FORGETS!r} too, or restore `interactions`"
             )
 
 
 def pseudonyms_of(user_id: str, keys: Sequence[bytes]) -> list[str]:
-    """Return the user's pseudonyms under these keys, in their order."""
+    """Return the user's pseudonym for each key, in the order of the keys."""
     return [pseudonym_of(user_id, key) for key in keys]
 
 
 def erase(history: UserHistory, up_to: Mapping[int, int]) -> UserHistory:
-    """Remove everything up to these positions. Later events, positions, and the hashes and outcomes of recent event ids
-    remain; the hashes are needed to recognise a redelivery.
+    """Return the history without the events up to these positions, and with the positions added to `forgotten`.
+
+    All `positions` remain. The hashes and outcomes of recent event ids also remain, because they identify a redelivery.
     """
     forgotten = furthest(history.forgotten, up_to)
     return UserHistory(

@@ -1,10 +1,10 @@
 """Check that a partition of `interactions` is still the log whose records were applied.
 
 Offsets alone cannot show this: a recreated topic may be longer than the first one. kafka-python does not identify
-topics by id. So the progress stores three records of each partition, by offset and digest: the first of this epoch, the
-newest, and one near the newest. The near one advances only after a check found it in place, so it always belongs to the
-same log as the records before it. The newest one shows whether the log lost its end and was overwritten. This module
-uses neither Kafka nor Redis.
+topics by id. So the progress stores three anchors of each partition; an anchor is a record's offset and digest. `first`
+is the first record of this epoch, `newest` the newest one. `last` is at or shortly before `newest`. It advances only
+after a check found it in place, so it always belongs to the same log as the records before it. `newest` shows whether
+the log lost its end and was overwritten. This module uses neither Kafka nor Redis.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -72,12 +72,12 @@ class LogIdentity:
     _anchors: dict[int, Anchors] = field(default_factory=dict)
     # The last record read of each partition; it becomes the next `last` anchor.
     _latest: dict[int, SourceRecord] = field(default_factory=dict)
-    # Logs known to be the same although the store's new epoch has no anchors of them yet.
+    # Anchors from before the store was emptied. The progress in the new epoch has no anchors yet.
     _kept: dict[int, Anchors] = field(default_factory=dict)
 
     @property
     def partitions(self) -> Collection[int]:
-        """Partitions with anchors that the last check found in place."""
+        """Partitions with anchors."""
         return self._anchors.keys()
 
     def text(self, partition: int) -> str:
@@ -99,9 +99,9 @@ class LogIdentity:
         self._latest |= latest
 
     def check(self, stream: Reader, partitions: Collection[int]) -> None:
-        """Check that the anchors are in place, then move them to the last records read.
+        """Check that `last` and `newest` are in place, then move `last` to the last record read.
 
-        Raises: Conflict if one is not (`resync` finds the cause); DependencyUnavailable.
+        Raises: Conflict if one is not in place (`resync` finds the cause); DependencyUnavailable.
         """
         known = {partition: self._anchors[partition] for partition in partitions if partition in self._anchors}
         same = _found_last(stream, known)
@@ -113,8 +113,8 @@ class LogIdentity:
     def resync(self, stream: Reader, watermarks: Offsets, stored: Mapping[int, str]) -> None:
         """Restart from the anchors in the state store. stored: `text` by partition, "" without anchors.
 
-        Raises: LostTail for partitions of the same log that end before the watermark; PreconditionFailed for another
-        log; DependencyUnavailable.
+        Raises: LostTail if the same log lost applied records at its end; PreconditionFailed if it is another log;
+        DependencyUnavailable.
         """
         known = {partition: anchors for partition in watermarks if (anchors := Anchors.parse(stored[partition]))}
         bounds = stream.bounds(list(watermarks))
@@ -156,7 +156,7 @@ class LogIdentity:
             raise LostTail(lost)
 
     def keep(self) -> None:
-        """Call it after `LostTail`: the next `resync`, on an empty store, identifies the logs by first records."""
+        """Call it after `LostTail`. The next `resync`, with an empty store, identifies each log by its first record."""
         self._kept = {p: Anchors(*[anchors.first] * 3) for p, anchors in self._anchors.items()}
 
 

@@ -28,7 +28,10 @@ class LostUsers:
         self._removed = -1
 
     def resynced(self, *, is_new_epoch: bool) -> None:
-        """Call it after reading the progress from the store again. Other partitions or a new epoch restart the scan."""
+        """Call it after reading the progress from the store again. A running scan stops.
+
+        The next `find` begins a new scan if one was running, the partitions changed, or the epoch is new.
+        """
         has_others = self._partitions != set(self._progress.watermarks)
         self._partitions = set(self._progress.watermarks)
         if self.restore is not None and has_others:
@@ -39,9 +42,10 @@ class LostUsers:
             self._looking, self._removed = None, -1
 
     def find(self, *, look: bool) -> StoreUsage:
-        """Return the store's usage. Begin a scan if the store removed keys since the last one.
+        """Return the store's usage. Begin a scan if the store removed keys since the last scan began.
 
-        look: begin it in any case, since the store does not count keys that a client deleted.
+        No scan begins during another or in the pause after it. look: begin a scan even if the store removed no keys,
+        since the store does not count keys that a client deleted.
         Raises: DependencyUnavailable.
         """
         usage = self._store.usage()

@@ -20,7 +20,7 @@ from services.user_state.values import (
 
 
 class HistoryOutbox(Protocol):
-    """Writes `histories`; an ordinary topic reader reads them."""
+    """Writes the topic `histories`. `services.platform.stream.ports.Reader` reads it."""
 
     def keep(self, records: Sequence[EncodedHistory]) -> Sequence[int]:
         """Write records, in the order given within a partition, and return their offsets (-1: unknown).
@@ -36,19 +36,19 @@ class Store(Protocol):
         """Return the current epoch; None if the store is new or was emptied."""
 
     def ensure_epoch(self, num_partitions: int) -> tuple[str, bool]:
-        """Return the current epoch, and whether this call created it. num_partitions: of the whole stream.
+        """Return the current epoch, and whether this call created it. num_partitions: that of `interactions`.
 
-        Raises: PreconditionFailed if another version filled the store, or it has another number of partitions.
+        Raises: PreconditionFailed if another version, or another number of partitions, filled the store.
         """
 
     def start_new_epoch(self, epoch: str) -> None:
-        """Erase all users and replace `epoch` with a new one; do nothing if it is not the current epoch."""
+        """Erase all users and progress, then replace `epoch` by a new epoch. Do nothing if `epoch` is not current."""
 
     def add_model(self, model_version: str) -> None:
         """Add a model version before its first state is stored, so that a forget finds its states."""
 
     def pause_consumer(self, seconds: int) -> None:
-        """Ask the consumer of the stream to wait for this long. A new call extends the time."""
+        """Ask the stream's consumer to wait for this long. A new call restarts the wait."""
 
     def release(self) -> None:
         """End `pause_consumer`."""
@@ -60,15 +60,18 @@ class Store(Protocol):
         """Return each partition's progress in this epoch."""
 
     def begin(self, partitions: Sequence[int], epoch: str) -> Mapping[int, Progress]:
-        """Return each partition's progress; begin it if this epoch has none. Raises: Conflict if `epoch` is old."""
+        """Return each partition's progress. Store an empty one for a partition without progress in this epoch.
+
+        Raises: Conflict if `epoch` is not current.
+        """
 
     def load_users(self, user_ids: Collection[str], epoch: str) -> Mapping[str, UserHistory]:
         """Return the users' histories: empty for an unknown user, marked `is_lost` for a lost one."""
 
     def find_lost(self, partitions: Collection[int], epoch: str) -> Iterator[Collection[str]]:
-        """Scan the users of these home partitions; yield lost ones, possibly repeatedly.
+        """Scan the users of these home partitions and yield the lost ones. A user may be yielded more than once.
 
-        Each item covers about a thousand users. Others may write in between.
+        Each item covers about a thousand users. Other processes may write between two items.
         """
 
     def usage(self) -> StoreUsage:
@@ -81,42 +84,47 @@ class Store(Protocol):
         watermarks: Mapping[int, int],
         beside: Sequence[ModelState] = (),
     ) -> None:
-        """Write every update whose `expected` position matches the stored one, then `beside` like `store_states`.
+        """Write every update whose `expected` position is the stored one. Then write `beside` as `store_states` does.
 
-        watermarks: of this writer's partitions. A user with its home in one of them is written only if the stored
-        watermark equals it. Raises: Conflict if some were not written.
+        watermarks: of this writer's partitions. A user whose home is one of them is written only if the stored
+        watermark is the same. Raises: Conflict if some updates were not written.
         """
 
     def store_states(self, states: Sequence[ModelState], epoch: str) -> int:
-        """Write states of other models, each if its history's position is unchanged; return the number written."""
+        """Write states of other models; skip a state if its history changed. Return the number written."""
 
     def rewrite(self, updates: Sequence[UserUpdate], epoch: str, forgets: ForgetsApplied | None = None) -> None:
         """Replace everything stored of each user, including states of every model version, atomically per user.
 
-        A user without positions, stored or new, is only erased. forgets: the progress in `forgets`; it advances with
-        each user.
-        Raises: Conflict if some users changed meanwhile, or the store has other progress than `forgets`.
+        A user is only erased if neither the store nor the update has positions. forgets: the progress in the topic
+        `forgets`; it advances with each user.
+        Raises: Conflict if some users changed meanwhile, or the stored progress is not `forgets`.
         """
 
     def dump(self, user_ids: Collection[str], partitions: Collection[int], epoch: str) -> Dump:
-        """Return these users without states, then the progress of these partitions, read later."""
+        """Return these users without states, and these partitions' progress. Read the progress after the users."""
 
     def user_ids(self, partition: int, epoch: str) -> Sequence[str]:
         """Return all users whose home is this partition."""
 
     def seed(self, partition: int, user_ids: Collection[str], epoch: str) -> None:
-        """Add users to the table of their home partition. Users already in it do not change; others count as lost."""
+        """Add users to the table of their home partition. An added user without other keys counts as lost.
+
+        The entries of users already in the table do not change.
+        """
 
     def forgets_applied(self, reader: str, epoch: str) -> ForgetsApplied:
         """Return `reader`'s progress in `forgets` per home partition in this epoch."""
 
     def note_forgets(self, forgets: ForgetsApplied, offset: int, epoch: str) -> None:
-        """Store that the topic `forgets` is applied up to this offset in the partitions of `forgets`. Raises: Conflict
-        if the store has other progress.
+        """Store that the topic `forgets` is applied up to this offset in the home partitions listed by the argument.
+
+        Raises: Conflict if the stored progress is not that of the argument.
         """
 
     def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:
-        """Move watermarks and add counts, once.
+        """Move watermarks and add counts. A repeated step is not applied.
 
-        Raises: Conflict if a watermark differs, or users written since the last step are missing.
+        Raises: Conflict if a stored watermark is not `from_watermark`, or users written since the last step are
+        missing.
         """

@@ -42,9 +42,9 @@ class StateReader:
     async def read_user(
         self, user_id: str, model_version: str, *, with_seen: bool = True, partition: int | None = None
     ) -> UserView:
-        """Return state, seen items, epoch and the watermark of a partition (None: the user's home).
+        """Return state, seen items, epoch and a watermark. partition: that of the watermark (None: the user's home).
 
-        One round trip; a watermark of another partition needs one more.
+        One round trip; the watermark of a partition other than the home needs one more.
         """
         # A local copy: a concurrent call may set a new epoch while this call waits for an answer in the old one.
         epoch = self._epoch or await self._current_epoch()
@@ -76,8 +76,8 @@ class StateReader:
         elsewhere: list[bytes | None] | None = None
         with redis_errors():
             if asked != home.partition:
-                # The watermark is read before the state: one read later could cover an event that the state lacks. It
-                # has another slot, perhaps on another node.
+                # The watermark is read before the state: a watermark read later could cover an event that the state
+                # lacks. The script cannot read this watermark: its key has another hash slot, perhaps on another node.
                 progress = self._redis.hmget(layout.progress_key(asked), ["epoch", "watermark"])
                 elsewhere = await cast(Awaitable[list[bytes | None]], progress)
             for attempt in (1, 2):
@@ -124,7 +124,7 @@ class StateReader:
         return _checked((found or b"").decode())
 
     async def last_epoch(self) -> str:
-        """Return the epoch of the last answer, "" before the first."""
+        """Return the epoch of the last answer. If there is none, read it from Redis; "" if Redis has none."""
         if not self._epoch:
             self._epoch = await self._current_epoch()
         return self._epoch
@@ -134,7 +134,7 @@ class StateReader:
         return layout.home_of(user_id, epoch) if epoch else None
 
     async def epoch(self) -> str | None:
-        """Return the current epoch; None before anything was applied."""
+        """Return the current epoch; None if the store is new or was emptied."""
         return await self._current_epoch() or None
 
     async def read_progress(self) -> tuple[str | None, dict[int, Progress]]:
@@ -157,7 +157,7 @@ class StateReader:
         return stored_history.unpack_events(blob)
 
     async def read_keys(self, user_id: str) -> UserKeys:
-        """Return what is stored of the user, in three round trips."""
+        """Return the user's numbers of events and seen items, and the models with a state, in three round trips."""
         home = await self._home(user_id)
         if home is None:
             return UserKeys(history_events=0, seen_items=0, state_model_versions=())
@@ -206,7 +206,7 @@ class StateReader:
 
 
 def _checked(epoch: str) -> str:
-    """Return the epoch, "" for none. Raises: PreconditionFailed for another version's."""
+    """Return the epoch, "" for none. Raises: PreconditionFailed if another version wrote it."""
     if epoch:
         layout.num_partitions_of(epoch)
     return epoch

@@ -3,9 +3,9 @@
 The store's table of users has each user's progress, so a user whose keys were evicted, deleted or reset is known to be
 lost, not new. A record in `histories` that is up to date suffices. If the history changed since the last round of
 `write_histories.py`, the log after that round's marks is read too. A user without a usable record is read from the
-beginning of the log. The result is the user's history at the watermark. Attributions and clicks were published when the
-records were first applied and are not published again. Users with records come first; the others, and all states,
-follow in slices between polls.
+beginning of the log, or after the marks if the user is newer. The result is the user's history at the
+watermark. Attributions and clicks were published when the records were first applied and are not published again.
+`turn` works between two polls: first on users with records, then on the others, then on states.
 """
 
 import time
@@ -30,7 +30,7 @@ from services.user_state.write_histories import WriteHistories
 
 log = structlog.get_logger()
 
-# Users read from the log together: one scan serves them all, with their histories in memory.
+# At most this many users are restored by one scan of the log, because their histories are in memory meanwhile.
 MAX_TOGETHER = 10_000
 # SLICE_USERS: users looked up together (in a tenth of a second), and states computed together. SLICE_S: seconds of work
 # between two polls.
@@ -45,8 +45,9 @@ _WRITE_USERS = 1_000
 class RestoreUsers:
     """Restores lost users.
 
-    replay: the log. keep: the durable histories. make_states: computes states of model `model_version` from histories;
-    a history without a state is left out. restored: called with the number of restored users.
+    replay: merges records of the log again. keep: writes and reads `histories`. make_states: computes states of model
+    `model_version` from histories in an epoch; it leaves out a history that has no state. restored: called with the
+    number of restored users.
     """
 
     store: Store
@@ -55,11 +56,11 @@ class RestoreUsers:
     model_version: str
     make_states: Callable[[Mapping[str, UserHistory], str], Mapping[str, StoredState]]
     restored: Callable[[int], None] = lambda users: None
-    # Lost users in order; those without a record; restored ones without a state.
+    # Lost users in order of arrival; lost users without a record; restored users without a state.
     _waiting: dict[str, None] = field(default_factory=dict, init=False)
     _without_record: list[str] = field(default_factory=list, init=False)
     _stateless: deque[str] = field(default_factory=deque, init=False)
-    # Restored users that are not logged yet: all, and those read from the log.
+    # Number of users restored since the last `lost_users_restored` event, and how many of them came from the log.
     _num_restored: int = field(default=0, init=False)
     _from_log: int = field(default=0, init=False)
     _scan: Iterator[Sequence[SourceRecord]] | None = field(default=None, init=False)
@@ -133,7 +134,8 @@ class RestoreUsers:
                 if user_id in self._waiting and topic.is_newest(record)
             }
         else:
-            # The scan is over. Users still in the queue had no record, or became lost since.
+            # No scan is needed, or it is over: the users still in the queue had no record in it or were added later.
+            # Their records are looked up.
             self._scan, some = None, list(islice(self._waiting, SLICE_USERS))
             histories = dict.fromkeys(some) | topic.find(some)
         found = {user_id: history for user_id, history in histories.items() if history is not None}
@@ -152,7 +154,7 @@ class RestoreUsers:
     def _restore(
         self, user_ids: Sequence[str], histories: Mapping[str, HistoryRecord], watermarks: Offsets, epoch: str
     ) -> None:
-        # Read before the log: if a user changes meanwhile, the write below fails.
+        # The store is read before the log, so that the write below fails if a user changes meanwhile.
         stored = self.store.load_users(user_ids, epoch)
         user_ids = [user_id for user_id in user_ids if stored[user_id].is_lost]
         users: dict[str, ReplayedUser] = {}

@@ -16,7 +16,7 @@ PROGRESS_FIELDS = ("epoch", "watermark", "unfinished", "anchors", *layout.COUNT_
 
 
 def progress_of(values: Sequence[bytes | None], epoch: bytes | None) -> Progress:
-    """Return the progress. values: of PROGRESS_FIELDS."""
+    """Return the progress, or an empty one if its epoch is not `epoch`. values: the values of PROGRESS_FIELDS."""
     if epoch is None or values[0] != epoch:
         return Progress()
     counts = {name: int(value or 0) for name, value in zip(layout.COUNT_FIELDS, values[4:], strict=True)}
@@ -31,7 +31,10 @@ def progress_of(values: Sequence[bytes | None], epoch: bytes | None) -> Progress
 def is_lost_user(
     epoch: str, home: Home, entry: bytes | None, position: bytes | None, *, events: bool, seen: bool
 ) -> bool:
-    """Return whether the table of users is ahead of the user's own keys. events, seen: whether the user has any."""
+    """Return whether the user's keys are missing, are behind the table of users, or have events but no seen items.
+
+    events, seen: whether the user has any.
+    """
     applied = layout.unpack_entry(entry, time.time())
     if applied is None:
         return False
@@ -42,7 +45,7 @@ def is_lost_user(
 def history_of(
     epoch: str, home: Home, entry: bytes | None, row: Sequence[bytes | None], *, has_seen: bool
 ) -> UserHistory:
-    """Return the history. entry: in the table of users. row: the values of HISTORY_FIELDS."""
+    """Return the history. entry: the user's entry in the table of users. row: the values of HISTORY_FIELDS."""
     position, events, ids = row
     is_lost = is_lost_user(epoch, home, entry, position, events=bool(events), seen=has_seen)
     found = layout.unpack_positions(epoch, position)
@@ -79,7 +82,7 @@ def dumped_history(
 
 
 def state_of(values: Sequence[bytes | None], model_version: str, trace: bytes | None = None) -> StoredState | None:
-    """Return the state. values: of STATE_FIELDS. trace: of STATE_TRACE."""
+    """Return the state; None if a value is missing. values, trace: the values of STATE_FIELDS and of STATE_TRACE."""
     if None in values:
         return None
     components, gate, *texts = cast(list[bytes], values)
@@ -114,7 +117,7 @@ def state_words(state: StoredState) -> list[Any]:
 def apply_words(
     update: UserUpdate, epoch: str, watermarks: Mapping[int, int], *, ttl_seconds: int, max_seen: int
 ) -> tuple[list[str], list[Any]]:
-    """Return the keys and arguments of the script APPLY; REWRITE has the same and more at the end."""
+    """Return the keys and arguments of the script APPLY. Those of REWRITE begin with the same ones."""
     state, home = update.state, layout.home_of(update.user_id, epoch)
     keys = [
         layout.history_key(home),
@@ -151,8 +154,9 @@ def apply_words(
 def forget_moves(
     forgets: ForgetsApplied | None, homes: Sequence[Home], epoch: str
 ) -> tuple[list[tuple[str, str, str]], dict[int, str]]:
-    """Return the last arguments of the script REWRITE for users of these homes, in order, and the reader's texts after
-    all of them. forgets: None for a writer that does not apply `forgets`; the arguments are then empty.
+    """Return the last three arguments of the script REWRITE for each user, and the progress texts after the last user.
+
+    forgets: None for a writer that does not apply the topic `forgets`; the arguments are then empty.
     """
     if forgets is None:
         return [("", "", "")] * len(homes), {}
@@ -166,7 +170,7 @@ def forget_moves(
 
 
 def popularity_words(step: PopularityStep | None, ttl_seconds: int) -> list[Any]:
-    """Return the last arguments of the script ADVANCE; none without popular items."""
+    """Return the last arguments of the script ADVANCE; none if no popular item changes."""
     if step is None or not (step.joins or step.goes):
         return []
     joins, goes = ([word for pair in some.items() for word in pair] for some in (step.joins, step.goes))

@@ -1,4 +1,4 @@
-"""Write every user's history to the compacted topic `histories`, in rounds, and look histories up by user.
+"""Write every user's history to the compacted topic `histories`, in rounds.
 
 A round reads the users whose history changed since the last round from the state store and writes them. After all are
 acknowledged, it writes a mark to each partition: the offset up to which the topic reflects `interactions`. So a user's
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 # Users written between two polls of the stream: about 50 ms.
 SLICE_USERS = 500
-# From this many records on, all users are written again instead of those in the records.
+# If more records than this follow the marks, every user is written again, not only the users in these records.
 _MANY_RECORDS = 200_000
 _RETRY_S = 30.0
 
@@ -40,8 +40,8 @@ class ChangedUsers:
     """Users whose history changed after the marks.
 
     known_to: per partition, the offset up to which every changed user is in `users` or in the topic. foreign:
-    partitions with records of users whose home belongs to another process; their marks do not advance. elsewhere: per
-    home partition, the other partitions in which its changed users have records.
+    partitions with records of users whose home belongs to another process; the marks of these partitions do not
+    advance. elsewhere: per home partition, the other partitions in which its changed users have records.
     """
 
     users: set[str] = field(default_factory=set)
@@ -90,8 +90,8 @@ class WriteHistories:
     `interactions`.
 
     every_s: the least pause between rounds. The pause is also at least ten times the duration of the last round, so
-    that writing takes at most a tenth of the time. anchors: identifies a partition's log where its progress in the
-    store has no anchors yet.
+    that writing takes at most a tenth of the time. anchors: returns the text that identifies a partition's log, for a
+    partition whose progress in the store has no anchors yet.
     """
 
     topic: HistoryTopic
@@ -111,7 +111,8 @@ class WriteHistories:
 
         progress: of all partitions that this process now owns; marks and changed users of retained partitions are not
         read again.
-        Raises: Conflict, DependencyUnavailable; PreconditionFailed if the topic and the log differ in partitions.
+        Raises: Conflict; DependencyUnavailable; PreconditionFailed if the topic and the log have different numbers of
+        partitions.
         """
         self._give_up_round()
         seeded, marks = False, self.topic.marks
@@ -274,8 +275,8 @@ class WriteHistories:
     def _seed(self, marks: Mapping[int, Mark], partitions: Sequence[int], epoch: str) -> None:
         """Fill the user tables and watermarks of a store that lost everything.
 
-        partitions: those without progress in the store. A partition without records can be the home of users with
-        records in other partitions.
+        partitions: all those without progress in the store, also those without a mark to restore: such a partition can
+        be the home of users with records in other partitions.
         """
         live: dict[int, dict[bytes, bool]] = {partition: {} for partition in partitions}
         oldest_ms = self.clock_ms() - 1000 * self.ttl_seconds
@@ -297,7 +298,7 @@ class WriteHistories:
         self.store.advance(steps, epoch)
 
     def _find_changed(self, watermarks: Offsets, epoch: str) -> None:
-        """Find users with records after the known offsets: from the log, or all users if the log is too long."""
+        """Find users with records after the known offsets. If such records are too many or deleted, take all users."""
         known_to, mine = self.changed.known_to, self.topic.marks.keys()
         missing = {p: (known_to[p] + 1, last) for p, last in watermarks.items() if known_to[p] < last}
         if not missing:

@@ -65,9 +65,7 @@ class StateWriter:
         return found.decode() if found is not None else None
 
     def ensure_epoch(self, num_partitions: int) -> tuple[str, bool]:
-        """See `Store.ensure_epoch`. Raises: PreconditionFailed for the store of another version or number of
-        partitions.
-        """
+        """See `Store.ensure_epoch`. Also raises Conflict if the epoch is deleted meanwhile."""
         with redis_errors():
             made = bool(self._redis.set(layout.EPOCH_KEY, layout.new_epoch(num_partitions), nx=True))
             found = cast(bytes | None, self._redis.get(layout.EPOCH_KEY))
@@ -78,7 +76,7 @@ class StateWriter:
         return epoch, made
 
     def pause_consumer(self, seconds: int) -> None:
-        """Ask the stream's consumer to wait for this long. A new call extends the time."""
+        """Ask the stream's consumer to wait for this long. A new call restarts the wait."""
         with redis_errors():
             self._redis.set(layout.PAUSE_KEY, "1", ex=seconds)
 
@@ -98,12 +96,13 @@ class StateWriter:
         return {p: progress_of(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
 
     def begin(self, partitions: Sequence[int], epoch: str) -> dict[int, Progress]:
-        """Return the partitions' progress. If a partition has progress of another epoch, replace it by an empty one.
+        """Return the partitions' progress. Store an empty one for a partition without progress in this epoch.
 
         Raises: Conflict if the epoch is not current, or another writer came first.
         """
         rows = self._progress_rows(partitions)
-        if self.epoch() != epoch:  # read after the progress, which is therefore older
+        # The epoch is read after the progress, so BEGIN fails if another process began a newer epoch in between.
+        if self.epoch() != epoch:
             raise Conflict(f"the state store's epoch is not {epoch} any more")
         others = {p: row[0] or b"" for p, row in zip(partitions, rows, strict=True) if row[0] != epoch.encode()}
 
@@ -117,7 +116,7 @@ class StateWriter:
         return {p: progress_of(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
 
     def start_new_epoch(self, epoch: str) -> None:
-        """Erase all users and replace `epoch` with a new one; do nothing if it is not the current epoch.
+        """Erase all users and progress, then replace `epoch` by a new epoch. Do nothing if `epoch` is not current.
 
         The epoch is replaced last, so a call that failed can be repeated.
         """
@@ -134,7 +133,7 @@ class StateWriter:
             self._redis.eval(scripts.REPLACE_EPOCH, 1, layout.EPOCH_KEY, epoch, after)
 
     def load_users(self, user_ids: Collection[str], epoch: str) -> dict[str, UserHistory]:
-        """Return the users' histories in one round trip; an unknown user's is empty."""
+        """Return the users' histories in one round trip. The history of an unknown user is empty."""
         if not user_ids:
             return {}
         homes = [layout.home_of(user_id, epoch) for user_id in user_ids]
@@ -215,10 +214,10 @@ class StateWriter:
         watermarks: Mapping[int, int],
         beside: Sequence[ModelState] = (),
     ) -> None:
-        """See `Store.apply`; each update is atomic, all take one round trip.
+        """See `Store.apply`. Each update is atomic; all updates take one round trip.
 
-        Raises: Conflict if another writer changed some users, or the store lost progress. The others are written;
-        merging the same records again skips them.
+        Raises: Conflict if another writer changed some users, or the store lost progress. The other users are written;
+        merging the same records again does not change them.
         """
 
         def queue(pipeline: Any, apply: str, write_state: str) -> None:
@@ -233,7 +232,7 @@ class StateWriter:
         _check_written(replies[: len(updates)])
 
     def store_states(self, states: Sequence[ModelState], epoch: str) -> int:
-        """Write each state whose history's position is unchanged; return the number written."""
+        """Write states of other models; skip a state if its history changed. Return the number written."""
 
         def queue(pipeline: Any, sha: str) -> None:
             self._queue_states(pipeline, sha, states, epoch)
@@ -251,7 +250,7 @@ class StateWriter:
     def rewrite(self, updates: Sequence[UserUpdate], epoch: str, forgets: ForgetsApplied | None = None) -> None:
         """See `Store.rewrite`; one transaction per user.
 
-        Raises: Conflict if another writer changed some users, or the store has other progress than `forgets`.
+        Raises: Conflict if another writer changed some users, or the stored progress is not `forgets`.
         """
         homes = [layout.home_of(update.user_id, epoch) for update in updates]
         moves, texts = forget_moves(forgets, homes, epoch)
@@ -335,9 +334,9 @@ class StateWriter:
         return ForgetsApplied(reader, {p: layout.unpack_forgets(epoch, text)[0] for p, text in texts.items()}, texts)
 
     def note_forgets(self, forgets: ForgetsApplied, offset: int, epoch: str) -> None:
-        """Note that `forgets` is applied up to this offset in its partitions.
+        """Store that the topic `forgets` is applied up to this offset in the home partitions listed by the argument.
 
-        Raises: Conflict if the store has other progress.
+        Raises: Conflict if the stored progress is not that of the argument.
         """
         after = layout.forgets_text(epoch, offset)
 
@@ -350,9 +349,9 @@ class StateWriter:
         forgets.offsets, forgets.texts = dict.fromkeys(forgets.texts, offset), dict.fromkeys(forgets.texts, after)
 
     def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:
-        """Move watermarks and add counts. A step is not applied if its from_watermark is not the stored watermark.
+        """Move watermarks and add counts.
 
-        Raises: Conflict if some step was not applied.
+        Raises: Conflict if some step was not applied, because the stored epoch, watermark or `unfinished` is another.
         """
 
         def queue(pipeline: Any, sha: str) -> None:

@@ -1,5 +1,6 @@
 """`freshet-client` keeps its promises on both profiles of the real system, and over a gateway that is killed."""
 
+import re
 import threading
 
 import pytest
@@ -9,6 +10,7 @@ from freshet_client import AsyncClient, Client, Unavailable
 
 from services.algorithms.bundles.model_bundle import load_bundle
 from services.stack import Stack
+from services.stack.folders import REPOSITORY
 
 PAIRS, KILLS = 400, 3
 
@@ -92,3 +94,20 @@ def test_a_gateway_that_restarts_between_two_pages_goes_on_with_the_list(running
     rest = [page.item_ids for page in iter(session.next_page, None)]
     assert [len(page) for page in rest] == [5, 5]
     assert len({*first.item_ids, *rest[0], *rest[1]}) == 15
+
+
+def test_the_guides_first_example_prints_what_it_promises(
+    running: Stack, scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (REPOSITORY / "docs" / "guide" / "clients.md").read_text(encoding="utf-8")
+    example = text.split("```python\n", 1)[1].split("```", 1)[0]
+    ours = {"127.0.0.1:50050": running.address("gateway"), "1217": scene.known_user(), "661": scene.items[0]}
+    for written, one in ours.items():
+        assert f'"{written}"' in example
+        example = example.replace(f'"{written}"', f'"{one}"')
+    exec(example, {})
+    *items, provenance, page, score = capsys.readouterr().out.splitlines()
+    assert len(items) == 3
+    assert " exact " in provenance
+    assert re.fullmatch(r"\[('[^']+',? ?){3}\]", page), page
+    assert float(score)

@@ -354,7 +354,7 @@ def test_an_experiment_is_created_compared_stopped_and_its_results_are_the_comma
     expect(panel.locator("li")).to_have_text(["control, 50%: the defaults", "few, 50%: max per category 1"])
     panel.get_by_role("button", name="Start").click()
     expect(panel.locator(".tag")).to_have_text("running")
-    people = [f"{name}-{number}" for number in range(240)]
+    people = [f"{name}-{number}" for number in range(280)]
     for user in people:
         answer = client.recommend(user, 3, context={"device": "tv"})
         client.record(Interaction(user, answer.item_ids[0], "like", exposure_id=answer.exposure_id))

@@ -1,6 +1,8 @@
 """The TypeScript client as it is shipped: packed, installed in another folder, and run by Node against a gateway."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -54,3 +56,17 @@ def test_sessions_keep_their_promises_on_a_real_gateway(installed: Path, compact
     told = run(installed, "node", "--test", "test/", FRESHET_URL=url, FRESHET_ITEMS=",".join(items))
     assert "# fail 0" in told or "fail 0" in told
     assert "skipped 0" in told
+
+
+def test_the_readmes_example_prints_what_it_promises(installed: Path, compact_stack: Stack) -> None:
+    (example,) = re.findall(
+        r"```ts\n(.*?)```", (REPOSITORY / _HERE / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    url = f"http://127.0.0.1:{compact_stack.ports['gateway-http']}"
+    item = json.dumps(next(iter(load_bundle(compact_stack.bundle).item_ids)))
+    for written, ours in (("http://127.0.0.1:50080", url), ('"1217"', '"reader-of-the-readme"'), ('"661"', item)):
+        assert written in example
+        example = example.replace(written, ours)
+    (installed / "example.mjs").write_text(example, encoding="utf-8")
+    printed = run(installed, "node", "example.mjs")
+    assert re.fullmatch(r"\[( '[^']+',?){3} \] \[\]\n3 -?[\d.]+\n", printed), printed

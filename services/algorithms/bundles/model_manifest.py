@@ -1,7 +1,7 @@
 """The manifest of a model bundle: the model's shapes and its files.
 
-An unknown, missing, mistyped or out-of-range field is an error with the field's name, because a process that guesses
-shapes fails later, elsewhere. This module does not read the files that the manifest lists.
+An unknown, missing, mistyped or out-of-range field is an error that names the field, because a process that guesses
+shapes fails later and in another place. This module does not read the files that the manifest lists.
 """
 
 import json
@@ -44,14 +44,15 @@ def _require_positive(owner: str, values: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderShape:
-    """The encoder's weights and inputs. width: D; d_qk, d_v: per head.
+    """The shapes of the encoder's weights, and its inputs. width: the model width D; d_qk, d_v: widths per head.
 
-    num_item_buckets: the item embedding's rows for items unknown to training, after the items' own rows
-    (`algorithms.encoding.item_buckets` assigns them); 0 if there are none.
+    num_item_buckets: how many rows the item embedding has for items unknown to training. They follow the items' own
+    rows, and `algorithms.encoding.item_buckets` assigns them.
     norm_epsilon: added to a variance inside a block. output_norm: "length" divides states by their length, "layer"
-    applies layer normalisation. residual_of_norm: a SASRec block in the authors' form, which normalises only the query
-    and adds the attention to it. The authors' models have 1e-6, "layer" for a mixture, and true.
-    actions: names of the action embedding's rows, from row 1 (`algorithms.encoding.actions`); empty if it has none.
+    applies layer normalisation. residual_of_norm: SASRec blocks have the authors' form, which normalises only the query
+    and adds the attention to the normalised query. The authors' models have norm_epsilon 1e-6 (HSTU) or 1e-8 (SASRec),
+    output_norm "layer" with a mixture, and residual_of_norm in SASRec.
+    actions: names of the action embedding's rows, from row 1 (`algorithms.encoding.actions`); empty without one.
     """
 
     kind: str
@@ -72,7 +73,7 @@ class EncoderShape:
     def __post_init__(self) -> None:
         if not isinstance(self.actions, list | tuple) or not all(type(name) is str for name in self.actions):
             raise BundleError(f"encoder.actions={self.actions!r:.80}; allowed: a list of names")
-        object.__setattr__(self, "actions", tuple(self.actions))  # JSON has lists
+        object.__setattr__(self, "actions", tuple(self.actions))  # JSON gives a list
         if len(set(self.actions)) < len(self.actions):
             raise BundleError(f"encoder.actions={list(self.actions)!r:.80}; allowed: each name once")
         if self.kind not in ENCODER_KINDS:
@@ -90,7 +91,7 @@ class EncoderShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadShape:
-    """The head's weights: P_q, P_x, d, and for a mixture the widths of gate and MLPs.
+    """The shapes of the head's weights: P_q, P_x and d; for a mixture also the hidden widths of gate and MLPs.
 
     query_activation: the activation of the query projection's hidden layer, "silu" (SwiGLU) or "gelu" (GeGLU).
     """
@@ -129,9 +130,10 @@ class HeadShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeighbourShape:
-    """Item neighbours: each item has `num_neighbours`, and the user's r-th last item has weight decay^r.
+    """Item neighbours: each item has `num_neighbours`. The user's r-th last item, counted from 0, has weight decay^r.
 
-    model_share: lambda; a final score is model_share * s + (1 - model_share) * vote.
+    model_share: lambda. A final score is model_share * s + (1 - model_share) * vote, where s is the model's score and
+    vote the neighbours'.
     """
 
     num_neighbours: int
@@ -141,7 +143,7 @@ class NeighbourShape:
     def __post_init__(self) -> None:
         _require_positive("neighbours", {"num_neighbours": self.num_neighbours})
         for name in ("decay", "model_share"):
-            if not 0 < getattr(self, name) <= 1:  # NaN too
+            if not 0 < getattr(self, name) <= 1:  # rejects NaN, too
                 raise BundleError(f"neighbours.{name}={getattr(self, name)}; allowed: more than 0, at most 1")
 
 
@@ -149,7 +151,7 @@ class NeighbourShape:
 class AbsenceShape:
     """The buckets of the time since a user's last event (`algorithms.encoding.absence`).
 
-    Bucket 0 is below `floor_seconds`; bucket b > 0 begins at floor_seconds * 2^(b - 1). The last of 18 buckets begins
+    Bucket 0 ends at `floor_seconds`; bucket b > 0 begins at floor_seconds * 2^(b - 1). The last of 18 buckets begins
     at 2.1 years.
     """
 
@@ -172,11 +174,12 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """`manifest.json`. data: what the model was trained on. metrics: its quality. The version depends on neither.
+    """The content of `manifest.json`.
 
-    encoder: None for imported embeddings. new_item_length: the length of a new item's components (a trained item's
-    have length 1), None if not measured. It is measured on the model, and not part of its version. neighbours: None if
-    the model scores alone. absence: None if it ignores the time since the last event.
+    data: what the model was trained on. metrics: the model's quality. encoder: None for imported embeddings.
+    new_item_length: the length of a new item's components (a trained item's have length 1), None if not measured.
+    neighbours: None if the model scores alone. absence: None if the model ignores the time since the last event.
+    model_version does not depend on data, metrics or new_item_length.
     """
 
     model_version: str
@@ -198,12 +201,12 @@ class Manifest:
         _require_positive("manifest", {"num_items": self.num_items})
         if self.num_users < 0 or (self.num_users and not (self.encoder and self.encoder.uses_user_index)):
             raise BundleError(f"num_users={self.num_users}; a model without user-id component has 0")
-        if self.new_item_length is not None and not 0 < self.new_item_length <= 1:  # NaN too
+        if self.new_item_length is not None and not 0 < self.new_item_length <= 1:  # rejects NaN, too
             raise BundleError(f"new_item_length={self.new_item_length}; allowed: more than 0, at most 1, or null")
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a manifest. Raises: BundleError if the file is missing, no JSON object, or has other fields."""
+        """Read a manifest. Raises: BundleError if the file is missing, is no JSON object, or has a wrong field."""
         raw = read_fields(path, "a bundle")
         if raw.get("format") != FORMAT:
             allowed = f"format {FORMAT}; `freshet train` or `freshet index` writes it again"
@@ -231,7 +234,7 @@ def read_fields(path: Path, whose: str) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
-        raise BundleError(f"{path} is missing; {whose} is a directory that holds one") from exc
+        raise BundleError(f"{path} is missing; {whose} is a directory that contains this file") from exc
     except (ValueError, RecursionError) as exc:
         raise BundleError(f"{path} is not JSON: {exc}") from exc
     if not isinstance(raw, dict):
@@ -262,7 +265,7 @@ def build_part(path: Path, owner: str, raw: Any, kind: type[Part]) -> Part:
     check_types(path, owner, raw, kind)
     try:
         return kind(**raw)
-    except ValueError as exc:  # a BundleError is one
+    except ValueError as exc:  # BundleError is a ValueError
         raise BundleError(f"{path}: {exc}") from exc
 
 
@@ -274,8 +277,9 @@ def check_names(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any])
 
 
 def check_types(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any]) -> None:
-    """Raises: BundleError unless the values of `raw` have the types of `kind`'s fields; parts, which have no JSON type,
-    are checked elsewhere.
+    """Raises: BundleError unless the values of `raw` have the types of `kind`'s fields.
+
+    Parts and tuples, which have no JSON type, are checked when they are built.
     """
     for one in fields(kind):
         union = get_args(one.type) if get_origin(one.type) is UnionType else (one.type,)

@@ -1,8 +1,8 @@
 """TopKPerEmbedding(N): the union of the N best items of every component pair, then full scores within it.
 
 From arXiv:2407.15462, section 3.2. An omitted item is in none of the lists, so its cosine of pair p is at most t_p, the
-(N + 1)-th best. So s <= max_p t_p, and a bound on its gate weights (gate_bounds.py) lowers this. The paper's Theorem 2,
-phi of the (N + 1)-th items, is not a bound (counterexample in the tests).
+(N + 1)-th best. So s <= max_p t_p, and gate_bounds.py lowers this bound by bounding its gate weights. The paper's
+Theorem 2 takes phi of the (N + 1)-th items, which is not a bound (counterexample in the tests).
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d width, K results, N per pair.
 Cost: X P d multiply-adds per query, then full scores on N to N P items. Memory: only the scorer's.
@@ -50,11 +50,11 @@ class TopKPerEmbedding(PooledIndex):
         return PairScan(self, request, lists[0])
 
     def upper_bounds(self, request: Request, thresholds: Scores) -> Scores:
-        """Return the largest s of an item whose computed cosines are at most `thresholds` (B, P): (B,)."""
+        """Return bounds (B,) on s of items whose computed cosines are at most `thresholds` (B, P)."""
         return self._gate_bounds.upper_bounds(request.queries, thresholds + self.passes.cosine_errors(request))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """Return a pool of `size` items: the lists down to one common depth, then the best of the next depth by cosine.
+        """Return a pool of `size` items: all items of the lists to a common depth, then the best of the next by cosine.
 
         An item's score is its best cosine among the pairs that list it.
         """
@@ -71,8 +71,8 @@ class TopKPerEmbedding(PooledIndex):
             depths = np.zeros(len(queries), dtype=np.int64)
             for query in range(len(queries)):
                 rows, levels, cosines = scan.levels(query)
-                # Rows are ordered by (level, -cosine, rank), so the first `size` are whole levels and the best of one
-                # more.
+                # Rows are ordered by (level, -cosine, rank), so the first `size` are whole levels and the best rows
+                # of the next level.
                 depths[query] = scan.depth if len(rows) <= size else levels[size]
                 rows, cosines = rows[:size], cosines[:size]
                 order = np.lexsort((self.ranks[rows], -cosines))
@@ -100,7 +100,7 @@ class TopKPerEmbedding(PooledIndex):
 
 
 class PairScan:
-    """The best of every component pair of B queries."""
+    """The best items of every component pair, for B queries."""
 
     def __init__(self, index: TopKPerEmbedding, request: Request, lists: Lists) -> None:
         self._index, self._request, self._lists = index, request, lists
@@ -120,9 +120,7 @@ class PairScan:
         return rows[rows >= 0]
 
     def thresholds(self, size: int) -> Scores:
-        """Return t_p: the best cosine outside the `size` best of each list, (B, P); -inf: the list has all allowed
-        items.
-        """
+        """Return t_p (B, P): the best cosine outside the `size` best of each pair; -inf if no item is outside."""
         return self._thresholds(np.full(len(self._request.queries), size, dtype=np.int64))
 
     def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
@@ -137,7 +135,7 @@ class PairScan:
         return bounds
 
     def levels(self, query: int) -> tuple[Indices, Indices, Scores]:
-        """Return listed rows by their best position in any list: rows, positions and best listed cosines (n,) each."""
+        """Return rows, their best positions in any list and best listed cosines, (n,) each, in order of position."""
         rows, cosines = self._rows[query].ravel(), self._scores[query].ravel().astype(np.float64)
         positions = np.tile(np.arange(self._rows.shape[2]), self._rows.shape[1])
         listed = rows >= 0

@@ -1,9 +1,9 @@
 """A catalogue that changes while it answers: refreshed states; new, withdrawn and returning items; versions by name.
 
-It puts a mutable index over a bundle's items and applies the stream's changes to it: an item's present state, whether
-it is served, its title. Before any change the version has the bundle's index version as its name. Names are compared,
-never parsed; positions order versions. The last versions stay available, so that a reranker can score with the version
-of a pool. The caller passes positions, marks and times; this module reads no stream and no clock.
+It builds a mutable index from a bundle's items and applies the stream's changes: an item's present state, whether it is
+served, its title. Before any change the version's name is the bundle's index version. Names are compared, never parsed;
+positions order versions. The last versions stay available, so that a reranker can score a pool with the version that
+made it. The caller passes positions, marks and times; this module reads no stream and no clock.
 
 Letters: n items of a change, P_x item components, P = P_q * P_x pairs, d component width.
 """
@@ -40,10 +40,11 @@ _UNTOUCHED = (math.nan, 0)  # what a snapshot stores as evidence of an item in i
 
 
 class ItemChange(Protocol):
-    """An item's refreshed state, or its removal (`dropped`): a bundle's item returns to the bundle's state.
-    Any other dropped item disappears.
+    """An item's refreshed state, or its removal (`dropped`).
 
-    components (P_x, d); gate (P,) or None; model_share: lambda, 0 for an item outside the bundle.
+    A dropped item of the bundle returns to the bundle's state. Any other dropped item is removed from the index.
+    components (P_x, d); gate (P,) or None; model_share: lambda, the weight of the bundle's state, 0 for an item outside
+    the bundle.
     """
 
     @property
@@ -77,10 +78,10 @@ class Description(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
-    """One version: its name, its position with that position's mark, and its freshness.
+    """One version: its name, its position and mark (see `LiveCatalogue.apply`), and its freshness.
 
     newest_recorded_ms: when its newest interaction was recorded, Unix milliseconds; lag_s: seconds from then until this
-    version was served. Both are None before any interaction.
+    version was served. Both are None before any interaction; lag_s is also None after a start from a snapshot.
     """
 
     name: str
@@ -93,7 +94,10 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainedItem:
-    """An item in one version: its state (one row), the bundle's state (None without one), lambda and the evidence."""
+    """An item in one version: its state (one row), the bundle's state, lambda and the number of interactions.
+
+    base: None for an item outside the bundle.
+    """
 
     served: Served
     state: ItemStates
@@ -115,11 +119,12 @@ class LiveCatalogue:
         max_versions: int = 1,
         snapshot: Snapshot | None = None,
     ) -> None:
-        """Start from the bundle's items or from a snapshot of their later states. build, max_bytes: as in MutableIndex.
-        A snapshot does not store which items were withdrawn: the caller must describe them again.
+        """Start from the bundle's items, or from a snapshot with their later states.
 
-        Raises: SnapshotError for a snapshot of other items; IndexFullError without enough room; ValueError if states
-        and gates disagree, and the errors of `build`.
+        A snapshot does not store which items were withdrawn: the caller must describe them again. build, max_bytes: as
+        in MutableIndex.
+        Raises: SnapshotError for a snapshot of another bundle or with inconsistent arrays; IndexFullError if
+        `max_bytes` is too small; ValueError if states and gates disagree; the errors of `build`.
         """
         self.base, self._categories = base, Categories.of(base.categories)
         self._writing = threading.Lock()
@@ -140,7 +145,7 @@ class LiveCatalogue:
             self._start_from(snapshot, build, max_bytes)
 
     def _start_from(self, snapshot: Snapshot, build: Build, max_bytes: int | None) -> None:
-        """Make a main segment of the snapshot's items with codes, or of all if none has, and insert all other items."""
+        """Build the main segment from the snapshot's coded items, or from all if none is coded; insert the others."""
         stored, base, items = StoredChanges.of(snapshot, self.base), self.base, snapshot.items
         count = snapshot.codes.num_rows or len(items)
         rows = base.rows.rows_of(items.ids)
@@ -178,7 +183,7 @@ class LiveCatalogue:
 
     @property
     def served(self) -> Served:
-        """The newest version. A merge keeps its content and makes searches faster."""
+        """The newest version. After a merge it has the same content and faster searches."""
         return self._merged(self._kept[-1])
 
     def version_named(self, name: str, position: int | None = None) -> tuple[Served, bool]:
@@ -207,7 +212,7 @@ class LiveCatalogue:
         return description is not None and not description.is_served
 
     def absence_of(self, item_id: str) -> str:
-        """Return why an item without a state in the newest version is not answered, as the end of a sentence."""
+        """Return why the newest version has no state of this item, as the end of a sentence."""
         if self.is_hidden(item_id):
             return "is withdrawn or not available"
         if item_id in self._described:
@@ -215,7 +220,7 @@ class LiveCatalogue:
         return "is no item of this index"
 
     def categories_of(self, item_ids: Sequence[str]) -> list[Sequence[str]]:
-        """Return each item's described categories, else the bundle's; none for an unknown item."""
+        """Return each item's categories, from its description or else from the bundle; none for an unknown item."""
         rows = self.base.rows.find(item_ids)
         described = map(self._described.get, item_ids)
         listed = self._categories.take(rows)
@@ -229,7 +234,7 @@ class LiveCatalogue:
         return {} if row is None else self.base.attributes.of_row(row)
 
     def passing(self, wanted: ItemFilter, item_ids: Sequence[str]) -> Mask:
-        """Return which of n items pass a filter by their present description, item by item: (n,)."""
+        """Return which of n items pass a filter, by their present descriptions: (n,)."""
         asks_categories = wanted.allow_categories or wanted.deny_categories
         categories = self.categories_of(item_ids) if asks_categories else [()] * len(item_ids)
         attributes = [self.attributes_of(item_id) for item_id in item_ids] if wanted.where else ()
@@ -244,7 +249,7 @@ class LiveCatalogue:
 
     def explain(self, item_id: str) -> ExplainedItem | None:
         """Return an item of the newest version; None if it has no state or is not served."""
-        with self._writing:  # state and evidence of one version
+        with self._writing:  # state and evidence must belong to one version
             served = self._kept[-1]
             found = find_items(served.version, [item_id])
             if not len(found):
@@ -260,7 +265,7 @@ class LiveCatalogue:
             )
 
     def check(self, queries: QueryStates) -> None:
-        """Raises: ValueError with both values if these queries cannot be scored against these items."""
+        """Raises: ValueError with both conflicting values if these queries cannot be scored against these items."""
         self.index.shape.check_queries(queries)
         if self.base.is_normalised:
             check_sizes(queries.components)
@@ -276,11 +281,13 @@ class LiveCatalogue:
         newest_recorded_ms: int | None = None,
         lag_s: float | None = None,
     ) -> tuple[str, ...]:
-        """Apply a batch of states as one version of that position; return the ids whose states do not fit the model.
+        """Apply a batch of changes as one version at `position`; return the ids whose states do not fit the model.
 
-        mark: distinguishes the batch from one of equal position in another log; part of the name.
-        A version has the newest `newest_recorded_ms` so far, with its lag.
-        Raises: ValueError for a repeated id; IndexFullError without enough room, and nothing changes.
+        An id may occur once in a batch; not every repetition is detected. mark: distinguishes batches of equal position
+        in different logs; part of the version's name. The version gets the latest `newest_recorded_ms` so far and its
+        lag.
+        Raises: ValueError for malformed and some repeated ids, IndexFullError without enough room; then nothing has
+        changed.
         """
         misfits = [one.item_id for one in changes if not one.dropped and not self._fits(one)]
         states = {one.item_id: _state(one) for one in changes if not one.dropped and one.item_id not in misfits}
@@ -308,7 +315,7 @@ class LiveCatalogue:
     def describe(self, descriptions: Sequence[Description]) -> None:
         """Apply titles, categories, attributes, withdrawals and returns; the last description of an item counts.
 
-        A withdrawn item keeps its state, and refreshed states of it are kept. Positions and names of versions stay.
+        A withdrawn item keeps its state, and `apply` still refreshes it. Positions and names of versions do not change.
         Raises: IndexFullError without room for returning items; then only the withdrawals are applied.
         """
         newest = {one.item_id: one for one in descriptions}
@@ -348,7 +355,7 @@ class LiveCatalogue:
             self._publish_again()
 
     def reset(self) -> None:
-        """Return to the bundle's states and forget earlier versions: their positions are invalid."""
+        """Return to the bundle's states and drop earlier versions, because their positions are invalid."""
         with self._writing:
             refreshed = list(self._evidence)
             back = {item_id: self.base.states_of([item_id]) for item_id in refreshed if item_id in self.base.rows}
@@ -361,10 +368,9 @@ class LiveCatalogue:
             self._publish(NO_CHANGE, None, None, "", others=())
 
     def capture(self, **said: int) -> Callable[[Path], Path]:
-        """Return a function that writes the present content as a snapshot below a folder, at any time and in any
-        thread.
+        """Return a function that writes the present content as a snapshot below a folder.
 
-        said: the caller's own fields of the manifest.
+        It may be called at any time and in any thread. said: the caller's own fields of the manifest.
         """
         with self._writing:
             served, evidence, aside = self.served, dict(self._evidence), dict(self._aside)
@@ -397,8 +403,9 @@ class LiveCatalogue:
         return lambda root: write_snapshot(root, self.index, version=served.version, said=content, columns=columns)
 
     def _change(self, states: dict[str, ItemStates], removals: Sequence[str]) -> None:
-        """Under the writer's lock: insert these items with their categories and remove those, as one version of the
-        index.
+        """Insert `states` with their categories and attributes and remove `removals`, as one index version.
+
+        The caller holds the writer's lock.
         """
         if states:
             self._upsert(list(states), _together(list(states.values())), removals)
@@ -419,7 +426,7 @@ class LiveCatalogue:
         mark: str,
         others: Sequence[Served] | None = None,
     ) -> None:
-        """Publish a version. others: the earlier versions that stay; None: those of other positions."""
+        """Publish a version. others: the earlier versions to retain; None: those at other positions."""
         base = self.base.index_version
         served = Served(
             name=base if position == NO_CHANGE else f"{base}+{position}{mark and '.'}{mark}",

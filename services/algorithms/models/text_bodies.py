@@ -1,4 +1,4 @@
-"""BERT's encoder (such as MiniLM's) in plain PyTorch.
+"""The encoder of BERT models, such as MiniLM, in plain PyTorch.
 
 A caller runs a range of layers, so that training can cache the outputs of the lower layers and add aggregation tokens
 before any layer. text_model_folder.py reads the files and has the tokenizer.
@@ -58,7 +58,7 @@ class _BertLayer(nn.Module):
 
 
 class BertBody(nn.Module):
-    """BERT with layers that run by range: learned positions, a norm after every sum.
+    """BERT's encoder: learned positions, a norm after every sum. `run` runs a range of its layers.
 
     half_precision: layers multiply in bfloat16 (for training on a processor that supports it); outputs are float32.
     """
@@ -95,7 +95,7 @@ class BertBody(nn.Module):
         return hidden
 
     def layers_from(self, first: int) -> list[nn.Parameter]:
-        """Return the parameters of `run(..., first, all)`, with the embedding's only if `first` is 0."""
+        """Return the parameters of the layers from `first` on, and the embedding's, too, if `first` is 0."""
         if first == 0:
             return list(self.parameters())
         return [parameter for layer in self.layers[first:] for parameter in layer.parameters()]

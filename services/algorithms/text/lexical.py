@@ -1,13 +1,13 @@
 """BM25 over the items' words: a bm25s index, and a small delta of later changes.
 
 It is the baseline that finds an item by its exact words, and the first source to have a new item, since it needs no
-model. A row is an item of the caller, who decides whether it is served.
+model. Each row is an item; the caller decides whether it is served.
 
 A put or withdrawn row is masked out in the bm25s index; a put row is added to the delta. Scores of the delta use the
 index's statistics (mean length, document frequencies), so that scores of both are comparable; the frequency of a word
 unknown to the index comes from the delta. When the delta has more than half as many slots as the index has rows, and
-more than 256, one new index replaces both. So n new rows cost three times the build of their index, for any batch
-sizes.
+more than 256, one new index replaces both. So adding n rows costs three times one build of an index of n rows,
+for any batch sizes.
 
 Letters: R rows, T words of a query, n slots of the delta.
 """
@@ -49,7 +49,7 @@ def words_of(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """The bm25s index of these documents; `tokens` are kept for the next build."""
+    """The bm25s index. tokens: the documents' word numbers, kept for the next build."""
 
     model: bm25s.BM25 | None
     vocabulary: Mapping[str, int]
@@ -85,8 +85,10 @@ class _Index:
 
 @dataclass(frozen=True, slots=True)
 class _Delta:
-    """Rows put after the index was built: their words, and per word its slots (in `rows`) with their parts of the
-    word's weight. is_dead (n,): slots whose row changed again.
+    """Rows put after the index was built.
+
+    documents: their words. postings: each word's slots (positions in `rows`) and its weight's factor in each.
+    is_dead (n,): slots whose row changed again.
     """
 
     rows: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -95,7 +97,7 @@ class _Delta:
     postings: Mapping[str, tuple[Rows, npt.NDArray[np.float64]]] = field(default_factory=dict)
 
     def changed(self, put: Mapping[int, Sequence[str]], withdrawn: Sequence[int], mean_length: float) -> "_Delta":
-        """Return the delta after one more batch. mean_length: of the index's documents, in words."""
+        """Return the delta after one more batch. mean_length: mean number of words of the index's documents."""
         rows = np.fromiter(put, dtype=np.int64, count=len(put))
         is_dead = self.is_dead | np.isin(self.rows, [*put, *withdrawn])
         found: dict[str, list[tuple[int, float]]] = {}
@@ -145,7 +147,7 @@ class LexicalIndex:
     def __init__(self, texts: Iterable[str]) -> None:
         """Row i has the words of text i; no query finds a text without words.
 
-        Cost: 50 microseconds per title (two shared cores), so 0.2 s for MovieLens-1M's 3,706 and 6 s for 100,000.
+        Cost: 50 to 60 microseconds per title (two shared cores): 0.2 s for MovieLens-1M's 3,706 and 6 s for 100,000.
         """
         self._serving = _built(words_of(text) for text in texts)
 
@@ -158,13 +160,13 @@ class LexicalIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of postings, words, and each document's words for the next build."""
+        """Bytes of postings, words, and the index's word numbers for the next build; without the delta's documents."""
         serving = self._serving
         delta = sum(found.nbytes + values.nbytes + _WORD_BYTES for found, values in serving.delta.postings.values())
         return serving.index.nbytes + serving.is_dead.nbytes + delta
 
     def change(self, put: Mapping[int, str], withdrawn: Sequence[int] = ()) -> None:
-        """Replace texts of rows (rows beyond the last are new) and withdraw rows; later searches see it.
+        """Replace texts of rows (rows beyond the last are new) and withdraw rows. Later searches use the change.
 
         Raises: ValueError for a negative row, or one that is both put and withdrawn.
         Cost:   30 microseconds for each row put; sometimes also a full build.
@@ -185,9 +187,9 @@ class LexicalIndex:
             self._serving = _Serving(before.index, delta, is_dead)
 
     def search(self, query: str, k: int, allowed: Mask | None = None) -> tuple[Rows, Scores]:
-        """Return the k rows of largest BM25 score above 0, best first, ties by row; fewer if fewer share a word.
+        """Return the k rows of largest BM25 score above 0, best first, ties by row; fewer if fewer have such a score.
 
-        allowed (at least R,): rows that may be answered, default all; rows beyond its end may not.
+        allowed (R or longer): rows that may be returned, default all; rows beyond its end are not returned.
         Raises: ValueError for k below 1.
         """
         if k < 1:

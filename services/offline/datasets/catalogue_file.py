@@ -1,8 +1,9 @@
 """Read a file of items: ids, titles, categories, and typed attributes for filters.
 
-The file is CSV, JSON lines or Parquet. Every column whose name is not one of an id, title or categories is an
-attribute. Its type in the file determines its type in the bundle. A value that filters cannot use is an error that
-names column, row and what is allowed. Columns of long texts or URLs are omitted and reported: filters do not read them.
+The file is CSV, JSON lines or Parquet. The columns of ids, titles and categories are found by name. Every other column
+with values is an attribute, and its type in the file determines its type in the bundle. A value that filters cannot use
+is an error that names column, row and what is allowed. Columns of long texts or URLs are omitted and reported: filters
+do not read them.
 
 Letters: X items.
 """

@@ -1,7 +1,8 @@
 """Past and future: the events to train on, and the events to predict.
 
-Leave-one-out holds out each user's last events, a time split all events after a moment. Both preserve all vocabularies,
-so codes stay comparable; every model and baseline predicts the same events. Scoring is elsewhere.
+Leave-one-out holds out each user's last events. A time split holds out all events from a moment on. Both keep the
+whole vocabularies, so a code means the same in each part. Every model and baseline predicts the same events. Scoring is
+elsewhere.
 
 Letters: N events.
 """
@@ -33,8 +34,8 @@ class MeasuredSplit:
     """Rows of `interactions`, each array increasing; train, validation and test share no row.
 
     train_rows: training data of any model. valid_rows, test_rows: the events to predict, each from all earlier events
-    of its user. refit_rows: training data of the tested model, after the settings are chosen: train_rows and all other
-    events before the test.
+    of its user. refit_rows: training data of the tested model, after the settings are chosen. They are all rows outside
+    the test part, including train_rows and valid_rows.
     """
 
     name: str
@@ -50,11 +51,13 @@ class MeasuredSplit:
 
 
 def leave_one_out_split(interactions: Interactions, *, tie_order: TieOrder = "file") -> MeasuredSplit:
-    """Test on each user's last event, validate on the one before; users with fewer than three events only train.
+    """Test on each user's last event, validate on the one before.
+
+    All events of users with fewer than three are training data.
 
     `tie_order` orders a user's events of the same second: "file" uses the file's order, "reversed" the reverse.
-    Published tables of ML-1M differ in it. The rows of "reversed" refer to the reordered
-    `interactions` of the result.
+    Published tables of ML-1M differ in it. With "reversed", `interactions` of the result is reordered, and the rows
+    refer to it.
     Raises: ValueError for "reversed" without times.
     """
     name = "leave-one-out"
@@ -110,8 +113,9 @@ def time_split(
 ) -> MeasuredSplit:
     """Train before t1, validation in [t1, t2), test from t2 on; t1 and t2 cut the events 80 : 10 : 10.
 
-    A second is never on both sides of a cut. Of the events whose user has an earlier event, up to `max_events` per part
-    are predicted, evenly spread over it; the others only serve as history.
+    A second is never on both sides of a cut. In the validation and the test part, up to `max_events` events each are
+    predicted: evenly spread ones whose user has an earlier event. The others are history; `refit_rows` has those of the
+    validation part.
     Raises: ValueError if a share or `max_events` is out of range, if there are no timestamps, or if a part has no event
     to predict.
     """

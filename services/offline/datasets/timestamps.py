@@ -1,8 +1,8 @@
-"""Convert event times of any unit to unix seconds, without guessing wrongly.
+"""Convert event times to unix seconds; reject times whose unit or format is ambiguous.
 
-Numbers are seconds, milliseconds, microseconds or nanoseconds only if every row is between 1973 and 2100 in that one
-unit; text must be ISO 8601 (no zone means UTC). Anything else is an error that names rows and the remedy. Fractions of
-a second decide the order of events.
+Numbers, also as text, are read as seconds, milliseconds, microseconds or nanoseconds: the unit in which every row is
+between 1973 and 2100. Other text must be ISO 8601; without a zone it is UTC. Anything else is an error that names rows
+and the remedy. Fractions of a second are used to order events and then dropped.
 
 Letters: N rows.
 """
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# 1973-03-03 and 2100-01-01. A number below the first may as well be a counter.
+# 1973-03-03 and 2100-01-01. A number below the first could also be a counter.
 _EARLIEST_S = 100_000_000
 _LATEST_S = 4_102_444_800
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -39,8 +39,8 @@ class TimestampError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedTimes:
-    """seconds (N,): unix seconds, rounded down; order (N,): the rows by time at the column's resolution, in file order
-    for equal times; `unit` of the column.
+    """seconds (N,): unix seconds, rounded down. order (N,): the rows sorted by time, including fractions of a second;
+    rows with equal times keep the file's order. unit: the column's, "s", "ms", "us", "ns" or "iso".
     """
 
     seconds: IntArray
@@ -49,7 +49,7 @@ class ParsedTimes:
 
 
 def parse_timestamps(column: pa.ChunkedArray) -> ParsedTimes:
-    """Read a column of times without missing ones. Raises: TimestampError for rows that can't be read."""
+    """Read a column of times. It must have no nulls. Raises: TimestampError for rows that can't be read."""
     if not len(column):
         return ParsedTimes(seconds=np.zeros(0, dtype=np.int64), order=np.zeros(0, dtype=np.int64), unit="s")
     kind = column.type
@@ -74,7 +74,7 @@ def _from_numbers(numbers: NumberArray) -> ParsedTimes:
     }
     unit = max(fits, key=lambda name: int(np.count_nonzero(fits[name])))
     what = f"outside 1973 to 2100 in {unit}, the unit of most rows" if fits[unit].any() else "not a unix time"
-    _refuse(what, ~fits[unit], numbers, advice + "; one unit per column, and a counter may begin at 1000000000")
+    _refuse(what, ~fits[unit], numbers, advice + "; one unit per column; add 1000000000 to a counter")
     if np.issubdtype(numbers.dtype, np.integer):
         seconds = numbers.astype(np.int64) // _PER_SECOND[unit]
     else:

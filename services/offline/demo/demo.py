@@ -1,6 +1,6 @@
-"""The demo's steps in order: data, training, export, stack, past, stream, search, new item, forget, evaluation.
+"""Demo steps in order: data, training, export, stack, past, stream, search, dislike, new item, forget, evaluation.
 
-This module only connects the others, times each part, and stops what it started. It measures and evaluates nothing.
+This module runs the steps, times each part, and stops what it started. Other modules compute the results.
 """
 
 import json
@@ -50,7 +50,7 @@ _APPLY_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Streamed:
-    """Output of the stream step, input of the evaluation."""
+    """Output of the stream step, input of all later steps."""
 
     plan: ReplayPlan
     result: ReplayResult
@@ -65,7 +65,8 @@ class Streamed:
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     """Run every step and return the summary, also written to `<state dir>/demo/summary.json`.
 
-    The stack is stopped at the end, also after an error or Ctrl-C, unless `keep` is set and all steps succeeded.
+    The stack is stopped before the evaluation, also after an error or Ctrl-C, unless `keep` is set and all steps so far
+    succeeded.
     """
     stack = steps.make_stack(options, display)
     steps.require_free(stack, options)

@@ -1,12 +1,12 @@
 """The replay protocol as a pure function from held-out events to the order in which they are sent.
 
-The last part of the events by time is held out. About `num_active` users are active at once, entering in the order of
-their first held-out event. One event of each is sent in turn, so a user's own order is exact and the next event comes a
-whole turn later. When a user has no more, the next user takes the slot. One event in `predict_every` is predicted
-before it is sent.
+The last part of the events by time is held out. Up to `num_active` users are active at once; they enter in the order
+of their first held-out event. Each turn sends one event of every active user, so a user's events keep their order and
+are a whole turn apart. When a user has no more events, the next user takes the slot. One event in `predict_every` is
+predicted before it is sent.
 
-Why not the order of the log itself: in MovieLens 95 % of events follow the same user's previous event within 60 events,
-so a fast replay of it would measure lag, not quality.
+The log's own order is not used: in MovieLens 95 % of events follow the same user's previous event within 60 events, so
+a fast replay in that order would measure lag, not quality.
 
 Letters: N held-out events, S scheduled events.
 """
@@ -26,7 +26,7 @@ class Schedule:
     """The events to send, in order.
 
     Shapes: rows (S,) rows of the held-out events; predicted (S,) whether the event is predicted first; previous (S,)
-    the position in the schedule of the same user's previous event, or -1; num_active (S,) users active then.
+    the position in the schedule of the same user's previous event, or -1; num_active (S,) number of active users.
     """
 
     rows: npt.NDArray[np.int64]
@@ -88,7 +88,7 @@ def _rows_by_user(users: npt.NDArray[np.integer]) -> deque[deque[int]]:
 
 
 def _predicted(num_events: int, *, num_active: int, every: int) -> npt.NDArray[np.bool_]:
-    """Choose one event in each run of `every`; the choice shifts with each turn, so that every user gets predicted."""
+    """Choose one of every `every` events; the choice shifts with each turn, so that no user is left out."""
     position = np.arange(num_events)
     turn = position // every // max(1, num_active // every)
     return np.equal(position % every, turn % every)

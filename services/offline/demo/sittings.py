@@ -1,8 +1,8 @@
-"""The time from the user's previous event to each predicted event: in the same sitting, or on a later day.
+"""Classify each predicted event by the time since its user's previous event: same sitting, same day or a later day.
 
 In MovieLens-1M 63 % of people have all their ratings within one day, and nine of ten predicted events follow the user's
-previous one within the hour. A recommender can predict those from the user's latest events, and a state frozen at the
-split cannot; so hits are also counted by kind. Times are the events' own, not the replay's.
+previous one within an hour. A recommender can use the user's latest events to predict these; a state frozen at the
+split does not contain them. So hit rates are also reported by kind. Times are the events' own, not the replay's.
 
 Letters: M predictions.
 """

@@ -1,7 +1,8 @@
 """Training state on disk: tensors in safetensors, everything else in JSON, nothing pickled.
 
-A checkpoint is one directory, written under another name and renamed, so that a complete one always exists. It
-records its configuration and data; a training with others rejects it.
+A checkpoint is one directory. It is written under another name and then renamed, so an interrupted write leaves no
+partial checkpoint. It records the training's configuration and the data's fingerprint: a training whose configuration
+or data differ rejects it.
 """
 
 import json
@@ -22,7 +23,7 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 @dataclass(kw_only=True, slots=True)
 class Progress:
-    """Progress of a training. `part_seconds`, `seconds` and `cpu_seconds` (all threads) add up over interruptions."""
+    """Progress of a training. A resumed training adds to `part_seconds`, `seconds` and `cpu_seconds` (all threads)."""
 
     epoch: int = 0
     next_batch: int = 0
@@ -33,7 +34,7 @@ class Progress:
     part_seconds: dict[str, float] = field(default_factory=dict)
     epoch_losses: list[float] = field(default_factory=list)
     cpu_seconds: float = 0.0
-    # Per finished epoch: processor seconds so far and, if validation stops training, the score.
+    # One entry per finished epoch: processor seconds so far, and the validation score (empty without validation).
     epoch_cpu_seconds: list[float] = field(default_factory=list)
     valid_scores: list[float] = field(default_factory=list)
 
@@ -50,8 +51,10 @@ def save(
     generators: Mapping[str, Tensor],
     best_weights: Mapping[str, Tensor],
 ) -> None:
-    """Write a checkpoint and remove older ones. `identity` = configuration and data; `generators` = random states;
-    `best_weights` = the model's after the best validated epoch, empty without validation.
+    """Write a checkpoint and remove older ones.
+
+    `identity`: configuration and data fingerprint. `generators`: states of the random generators. `best_weights`: the
+    model's weights after the epoch with the best validation score, empty without validation.
     """
     tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
@@ -91,7 +94,7 @@ def load(
     """Restore the newest checkpoint into model and optimizer; None without one.
 
     Returns the progress, the generators' states and the best weights so far.
-    Raises: ValueError for another format, or naming the first field of the configuration or data that differs.
+    Raises: ValueError for another format, or if configuration or data differ (it names the first field that does).
     """
     found = sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []
     if not found:

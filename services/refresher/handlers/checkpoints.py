@@ -141,7 +141,7 @@ def restore(
     except MALFORMED as exc:
         if isinstance(exc, CheckpointError):
             raise
-        raise CheckpointError(f"whole, but not written by this program: {exc!r}") from exc
+        raise CheckpointError(f"intact, but not written by this program: {exc!r}") from exc
 
 
 def to_bytes(state: Partition) -> bytes:

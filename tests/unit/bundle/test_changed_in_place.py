@@ -99,6 +99,6 @@ def test_a_mapped_file_that_is_written_to_is_told_and_one_that_is_replaced_is_no
     load_bundle(path).item_states  # noqa: B018
     for name in ("item_states.safetensors", "items.arrow"):
         write_into(path / name)
-        assert tensor_file.changed_in_place().startswith(f"{path / name} was written to while it serves")
+        assert tensor_file.changed_in_place().startswith(f"{path / name} was modified while in use")
         (path / name).unlink()
         assert tensor_file.changed_in_place() == ""

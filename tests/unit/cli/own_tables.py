@@ -349,7 +349,7 @@ TABLES = [
         "timestamp is outside 1973 to 2100 in s, the unit of most rows (first: 1700000900000): 1 of 9, 11.1% (rows 10)",
         rows=9,
     ),
-    refused("a counter", timed(range(8)), "timestamp is no unix time (first: 0): 8 of 8, 100.0%"),
+    refused("a counter", timed(range(8)), "timestamp is not a unix time (first: 0): 8 of 8, 100.0%"),
     # Amounts: what can be imported and not be learned from
     own(
         "one user",

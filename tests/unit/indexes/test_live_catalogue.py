@@ -168,7 +168,7 @@ def test_why_an_item_has_no_state_is_told() -> None:
     catalogue.describe([Description(item_id="i1", is_served=False), Description(item_id="put", title="Put")])
     assert [catalogue.absence_of(item_id) for item_id in ("i1", "put", "other")] == [
         "is withdrawn or not available",
-        "has no state yet: nobody has taken it since it was put, and no text speaks for it",
+        "has no state yet: it has had no interaction since it was put, and no state was made from its text",
         "is no item of this index",
     ]
 

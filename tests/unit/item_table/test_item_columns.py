@@ -147,7 +147,7 @@ def test_categories_are_the_lists_without_repetitions(given: list[list[str]], da
 
 @pytest.mark.parametrize(
     ("offsets", "codes", "message"),
-    [([0, 2, 1, 3], [0, 0, 0], "in order"), ([0, 4], [0, 0, 0], "not of them"), ([1, 3], [0, 0, 0], "from 0"),
+    [([0, 2, 1, 3], [0, 0, 0], "do not ascend"), ([0, 4], [0, 0, 0], "codes, 3"), ([1, 3], [0, 0, 0], "from 0"),
      ([0, 3], [0, 2, 0], "0 to 2; there are 2 names"), ([0, 1], [-1], "-1 to -1")],
 )  # fmt: skip
 def test_codes_that_cannot_be_are_refused(offsets: list[int], codes: list[int], message: str) -> None:

@@ -111,9 +111,9 @@ def test_identifiers_that_the_items_do_not_reach_yet_are_left_out_under_a_filter
     [
         ({"children": np.array([1, 2, 4], dtype=np.int32)}, "children does not run from the first entry to the last"),
         ({"children": np.array([1, 2], dtype=np.int32)}, r"children has shape \(2,\); 2 nodes need \(3,\)"),
-        ({"children": np.array([1, 0, 2], dtype=np.int32)}, "children falls"),
+        ({"children": np.array([1, 0, 2], dtype=np.int32)}, "children decreases"),
         ({"children": np.array([1, 1, 2], dtype=np.int32)}, "children lie at or before their node"),
-        ({"ends": np.array([0, 3, 1], dtype=np.int32)}, "ends falls"),
+        ({"ends": np.array([0, 3, 1], dtype=np.int32)}, "ends decreases"),
         ({"ends": np.array([0, 0, 2], dtype=np.int32)}, "ends does not run"),
     ],
 )

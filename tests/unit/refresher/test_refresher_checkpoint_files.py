@@ -73,7 +73,7 @@ def test_a_checkpoint_of_another_partition_or_of_other_rules_is_refused() -> Non
 def test_a_whole_file_with_other_content_is_refused() -> None:
     with pytest.raises(CheckpointError, match="its format is 2; this version reads 3"):
         from_bytes(pack({"partition": 0, "format": 2}, {}), 0, RULES, {})
-    with pytest.raises(CheckpointError, match="not of this program"):
+    with pytest.raises(CheckpointError, match="not written by this program"):
         from_bytes(pack({"partition": 0, "format": 3}, {}), 0, RULES, {})
 
 

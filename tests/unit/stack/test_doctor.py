@@ -87,7 +87,7 @@ def test_a_misspelt_setting_is_told_from_those_of_commands(stack: Stack, monkeyp
     monkeypatch.setenv("FRESHET_REDIS_URI", "redis://elsewhere:1/0")
     found = troubles(examine(stack))["settings"]
     assert found.severity == "warning"
-    assert "FRESHET_REDIS_URI; FRESHET_REDIS_URL is" in found.found
+    assert "FRESHET_REDIS_URI; did you mean FRESHET_REDIS_URL?" in found.found
 
 
 def test_every_variable_of_a_command_is_known() -> None:

@@ -2,8 +2,8 @@
 
 `freshet train` and `freshet index` learn them (offline/training/codebooks) and store them in the bundle. A code is the
 nearest centre and, for each subspace of the residual, one codeword, chosen under the loss that preserves high scores
-(arXiv:1908.10396, section 4.1, step 2). One number couples the subspaces: the residual's length along the vector's
-direction. Two tables per vector hold each codeword's squared error and its length along that direction. With them,
+(arXiv:1908.10396, section 4.1, step 2). One number couples the subspaces: the component of the error (residual
+minus codewords) along the vector. Two tables per vector hold each codeword's squared error and this component. So
 choosing one subspace's codeword again costs O(k), and a sweep over all subspaces O(m k). Only NumPy is used.
 
 Letters: X vectors, n of them, w width, C cells, m subspaces, k codewords each, P pairs.
@@ -28,7 +28,7 @@ _MAX_STIFFNESS = 1e4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Codebooks:
-    """The coding of vectors.
+    """The centres and codewords that code vectors.
 
     Shapes: centres (C, w) and codebooks (m, k, w / m), k = 16 (4-bit codes) or 256 (8-bit codes), float32, both after
     rotation (w, w) if there is one. shortest (1,): T, the length up to which a vector is coded by plain l2. stiffness
@@ -51,7 +51,7 @@ class Codebooks:
                 raise ValueError(f"{name} has shape {arrays[name].shape}; expected {dimensions} axes, none empty")
         for name, array in arrays.items():
             if not np.issubdtype(array.dtype, np.floating) or not np.isfinite(array).all():
-                raise ValueError(f"{name} holds {array.dtype} values that are no finite numbers")
+                raise ValueError(f"{name} holds {array.dtype} values; allowed: finite floating-point numbers")
         if self.codebooks.shape[1] not in (16, 256):
             raise ValueError(f"codebooks has shape {self.codebooks.shape}; expected (m, 16 or 256, w / m)")
         width = self.width
@@ -60,7 +60,7 @@ class Codebooks:
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[np.floating]]:
-        """Return the present arrays, by name."""
+        """Return the arrays that are not None, by name."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: array for name, array in values.items() if array is not None}
 
@@ -82,9 +82,9 @@ class Codebooks:
         return InvertedCodes
 
     def coded(self, vectors: FloatArray, *, seed: int = 0) -> InvertedCodes:
-        """Return the codes of vectors (X, w), padded with 0 to whole codewords. `seed` is not used.
+        """Return the codes of vectors (X, at most w), which are padded with 0 to width w. `seed` is not used.
 
-        Raises: ValueError for another width. Cost: 20,000 vectors a second and core (m = 64, k = 16).
+        Raises: as `check_width`. Cost: 20,000 vectors per second and core (m = 64, k = 16).
         """
         self.check_width(vectors.shape[1])
         num_vectors, missing = len(vectors), self.width - vectors.shape[1]
@@ -126,8 +126,8 @@ def encoded(
 ) -> npt.NDArray[np.uint8]:
     """Return codes (n, m) of residuals (n, w) of vectors with these unit directions (n, w), by coordinate descent.
 
-    The descent starts from `start` (n, m), or from the nearest codewords by l2, and never increases the loss. In a tie
-    the present codeword stays; otherwise the smallest number is chosen.
+    The descent starts from `start` (n, m), or from the nearest codewords by l2, and never increases the loss. If the
+    present codeword ties with the best, it stays. If better codewords tie, the one of smallest number is chosen.
     """
     num_subspaces, num_codewords, _ = codebooks.shape
     codes = np.empty((len(residuals), num_subspaces), dtype=np.uint8)
@@ -151,7 +151,7 @@ def _encoded(
     parts, along_parts = (
         np.ascontiguousarray(rows.reshape(shape).transpose(1, 2, 0)) for rows in (residuals, directions)
     )
-    # Squared errors minus the residual's squared length, and lengths along the direction: both (m, k, n).
+    # Each codeword's squared error minus the residual's squared length, and its error along the direction: (m, k, n).
     cost = np.matmul(codebooks, parts)
     cost *= -2
     cost += np.square(codebooks).sum(axis=2)[:, :, None]

@@ -1,8 +1,8 @@
 """Grouped top-N on a GPU. The dot products of query vectors and item components are computed twice, never stored.
 
 `tile_maxima_kernel` stores only the best of every W items per (query vector, component). The (N + 1)-th largest of
-these is at most the (N + 1)-th largest of all, so at least N + 1 items reach it as a threshold. With four times as many
-tiles as N, few more do. `collect_kernel` computes the dot products again, which costs less than writing and reading
+these maxima is the threshold, because at least N + 1 items reach it. If there are four times as many tiles as N, few
+more items do. `collect_kernel` computes the dot products again, which costs less than writing and reading
 them (d multiply-adds against 8 bytes), and stores those that reach the threshold. `collect_values_kernel` does the same
 for values that exist already. The order of stored results depends on the run; callers sort.
 
@@ -124,10 +124,10 @@ def collect_kernel(
     MASKED: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """Keys of all dot products at or above their threshold, and how many there are. Grid as above.
+    """Count the dot products at or above their threshold, and store the keys of the first `capacity` found.
 
     A key orders by (score, -rank). Its upper 32 bits are the score's bits, changed to have integer order; its lower 32
-    bits are 2**32 - 1 - rank.
+    bits are 2**32 - 1 - rank. Grid: as in `tile_maxima_kernel`.
     """
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
@@ -160,7 +160,10 @@ def collect_values_kernel(
     capacity,
     BLOCK: tl.constexpr,
 ):
-    """Columns of all values at or above their row's threshold, and how many. Grid: (blocks of n, B)."""
+    """Count the values at or above their row's threshold, and store the columns of the first `capacity` found.
+
+    Grid: (blocks of n, B).
+    """
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(values + row * num_values + column, mask=column < num_values, other=float("-inf"))

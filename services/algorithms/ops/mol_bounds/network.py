@@ -1,9 +1,9 @@
 """Intervals for the pair network of the gate, m(c) = W2 SiLU(W1 c + b1) + b2, around a centre c0.
 
-Taylor's theorem with the second derivative bounded: |m_p(c) - m_p(c0) - J_p (c - c0)| <= kappa_p ||c - c0||^2, where
-kappa_p = max of the largest eigenvalues of W1' diag(u) W1 / 2 over the two sides, u_g = W2_pg times the end of SiLU''
-on that side. The Jacobian is split into two directions, which hold nearly all of it, and a rest that is bounded by
-its norm. Proof and measurements: docs/decisions/006.
+Taylor's theorem with the second derivative bounded: |m_p(c) - m_p(c0) - J_p (c - c0)| <= kappa_p ||c - c0||^2. kappa_p
+is the larger of two numbers: the largest eigenvalue of W1' diag(u) W1 / 2 with u_g = max(W2_pg SiLU''), and the same
+with u_g = max(-W2_pg SiLU''). The Jacobian is split into two directions, which hold nearly all of it, and a rest that
+is bounded by its norm. Proof and measurements: docs/decisions/006.
 
 Letters: B queries, P pairs, G hidden width.
 """
@@ -19,14 +19,17 @@ Doubles = npt.NDArray[np.float64]
 
 # SiLU'' lies in [-0.0370, 0.5]; it is even, and largest at 0.
 _CURVATURE_UP, _CURVATURE_DOWN = 0.5, 0.0370
-_UP = 1 + 1e-9  # float64 roundings of the eigenvalues
+_UP = 1 + 1e-9  # margin for float64 rounding of the eigenvalues
 _ITERATIONS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expansion:
-    """Around c0 of each query, (B, P) each: middle m(c0), slopes (2, B, P) along directions (2, B, P) (orthonormal),
-    rest = norm of the Jacobian's rows without them, steepness = norm of its rows."""
+    """The expansion of m around c0 of each query.
+
+    Shapes: directions and slopes (2, B, P), others (B, P). middle: m(c0). directions: orthonormal. slopes: those of m
+    along the directions. rest: norms of the Jacobian's rows without the directions. steepness: norms of its rows.
+    """
 
     middle: Doubles
     directions: Doubles

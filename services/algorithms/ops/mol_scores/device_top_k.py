@@ -1,9 +1,10 @@
-"""The last step of every algorithm on a device: the exact top K of a pool, or of everything, from certified bounds.
+"""The last step of every algorithm on a device: the exact top K of a pool, or of all items, from certified bounds.
 
-A fast pass bounds every score from above and below. K items reach the K-th largest lower bound; it is the threshold for
-upper bounds, and items that reach it are evaluated in float64. Scores that float64 cannot distinguish are ordered by
-item id. Nothing here waits for the device, so the whole step can be captured in a CUDA graph. The number of items to
-evaluate is therefore fixed in advance (`capacity`), and the caller repeats with more room if it was too small.
+A fast pass bounds every score from above and below. The K-th largest lower bound is the threshold, because K items
+score at least as much. Items whose upper bound reaches it are evaluated in float64. Scores that float64 cannot
+distinguish are ordered by item id. Nothing here waits for the device, so the whole step can be captured in a CUDA
+graph. The number of items to evaluate is therefore limited in advance (`capacity`). If the limit was too low, the
+caller repeats the step with a higher one.
 
 Letters: B queries, X items, n pool size, K results.
 """
@@ -15,7 +16,7 @@ import torch
 from services.algorithms.ops.grouped_top_k.device import at_least
 from services.algorithms.ops.mol_scores.device import DeviceQueries, DeviceScorer
 
-_GROUP, _GROUPS_PER_RESULT = 64, 4  # one lower bound per 64 items suffices if there are at least 4 K of them
+_GROUP, _GROUPS_PER_RESULT = 64, 4  # one lower bound per group of 64 items suffices with at least 4 K groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +44,10 @@ def exact_answer(
     k: int,
     capacity: int,
 ) -> DeviceAnswer:
-    """Return the top `k` of distinct rows `pool` (B, n), -1 for none, or of all items; `allowed` (1 or B, X) uint8."""
+    """Return the top `k` of each query's pool, or of all items if `pool` is None.
+
+    pool (B, n): distinct rows, padded with -1. allowed (1 or B, X): uint8.
+    """
     count = scorer.num_items if pool is None else pool.shape[1]
     grouped = pool is None and queries.fused and count // _GROUP >= _GROUPS_PER_RESULT * k
     upper, lower = scorer.bounds(queries, rows=pool, allowed=allowed, grouped=grouped)

@@ -1,7 +1,7 @@
 """CUDA graphs of searches: a small batch has about forty launches, which a graph replays as one.
 
-A graph is captured at the second call with the same key, so that single calls cost no capture; the least recently used
-ones are evicted. Without a CUDA card every call simply runs. Callers must hold a lock, because a replay writes into
+A graph is captured at the second call with the same key, so that single calls cost no capture. The least recently used
+graphs are evicted. Without a CUDA device nothing is captured. Callers must hold a lock, because a replay writes into
 tensors of the graph.
 
 Letters: B queries.
@@ -17,7 +17,7 @@ import torch
 from services.algorithms.ops.mol_scores.device import DeviceQueries
 
 Output = TypeVar("Output")
-_MAX_QUERIES = 64  # above, kernels run longer than launches take
+_MAX_QUERIES = 64  # for larger batches, kernels take longer than their launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class CapturedCalls(Generic[Output]):
     """Functions of B queries, captured per key."""
 
     def __init__(self, *, max_graphs: int) -> None:
-        """max_graphs: limit of the cached graphs, each with the intermediates of its call. 0: never capture."""
+        """max_graphs: limit of cached graphs; each owns the intermediate tensors of its call. 0: never capture."""
         self._max_graphs = max_graphs
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._graphs: OrderedDict[Hashable, _Captured[Output]] = OrderedDict()
@@ -76,7 +76,7 @@ class CapturedCalls(Generic[Output]):
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the card during the capture; only this thread must not wait for it.
+        # Other threads may use the device during the capture; only this thread must not wait for the device.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             output = function(own)
         return _Captured(graph, own, output)

@@ -1,4 +1,4 @@
-"""`freshet compare`: two bundles of one catalogue on events outside both trainings, event by event.
+"""`freshet compare`: compare two bundles of one catalogue, event by event, on events that neither was trained on.
 
 Letters: E events.
 """
@@ -20,7 +20,7 @@ from services.offline.evaluation.engine.served_scorer import ServedScorer
 from services.offline.evaluation.engine.strata import strata
 from services.offline.training.sequences import Histories
 
-# Users side by side, the shown length of each history, and the number of answers of each bundle.
+# Number of users shown side by side, of events shown of each history, and of answers shown of each bundle.
 PEOPLE, _HISTORY, _ANSWERS = 20, 3, 5
 # A segment differs if its p-value (Holm) is below this.
 LEVEL = 0.05
@@ -32,9 +32,10 @@ Report = dict[str, Any]
 def compare(
     a: Path, b: Path, data: Data, *, table: TableOptions = _AS_USUAL, say: Callable[[str], None] = lambda line: None
 ) -> Report:
-    """Return a report of plain values: `metrics` and B minus A with intervals over users, `segments`, `people` side by
-    side.
+    """Return a report of plain values.
 
+    `metrics` and `b_minus_a` have intervals over users. `segments` has rates and differences by kind of event.
+    `people` shows both bundles' answers to some users side by side.
     Raises: ValueError for bundles of different catalogues, and as `judged_by`; BundleError.
     """
     bundles = {"a": load_bundle(a), "b": load_bundle(b)}
@@ -92,7 +93,7 @@ def _require_one_catalogue(a: Bundle, b: Bundle) -> None:
 
 
 def _people(bundle: Bundle, data: Any, ranked: dict[str, RankedEvents]) -> list[dict[str, Any]]:
-    """Return the last judged events of evenly spread users: their histories, the item taken, each bundle's answers."""
+    """Return, for evenly spread users, the last predicted event: history, item taken, each bundle's answers."""
     histories, users = Histories.of(data), ranked["a"].users
     last = np.flatnonzero(np.append(np.diff(users) != 0, True))
     chosen = last[np.linspace(0, len(last) - 1, min(PEOPLE, len(last))).astype(np.int64)]

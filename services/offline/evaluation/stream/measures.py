@@ -18,7 +18,8 @@ from services.offline.evaluation.engine.metrics import summary
 from services.offline.evaluation.stream.walk import BoolArray, IntArray, StreamSetting
 
 _NO_END = 10**9
-# Age ranges (from, up to) of a new item: in its interactions, including the predicted one; in days since its first.
+# Age ranges of a new item. By number of interactions, including the predicted one: (first, last). By days since its
+# first interaction: (from, below).
 _INTERACTION_AGES = ((1, 2), (3, 5), (6, 10), (11, 30), (31, _NO_END))
 _DAY_AGES = ((0, 1), (1, 7), (7, 30), (30, _NO_END))
 _SECONDS_PER_DAY = 86_400
@@ -28,11 +29,12 @@ METRICS = ("hr@10", "hr@50", "mrr")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventColumns:
-    """Facts that are known of each predicted event before it happens. All arrays are (N,).
+    """Properties of each predicted event that use no later event. All arrays are (N,).
 
-    places: in the stream. nth: number of the item's streamed interactions, including this one. age_seconds: time since
-    the item's first interaction of all. past_events: the item's events before the split; past_of_user: the user's.
-    predictable: whether the user has a state. Other events are not counted for any ranker.
+    places: positions in the stream. nth: number of the item's streamed interactions up to and including this one.
+    age_seconds: time since the item's first interaction, in the stream or before. past_events: number of the item's
+    events before the split. past_of_user: number of the user's events before the split. predictable: whether the user
+    has a state; events without one are not counted for any ranker.
     """
 
     items: IntArray
@@ -70,7 +72,7 @@ def joined(parts: list[EventColumns]) -> EventColumns:
 
 
 def kinds(table: EventColumns) -> dict[str, BoolArray]:
-    """Return a mask (N,) for each kind of event: overall, by item age and popularity, by presence in training."""
+    """Return a mask (N,) for each kind of event: all, by item age and popularity, and by item or user in training."""
     every = table.predictable
     known = every & (table.past_events > 0)
     new = every & (table.past_events == 0)
@@ -108,7 +110,7 @@ def estimates(
 
 
 def own_rates(ranks: IntArray, mask: BoolArray) -> dict[str, float]:
-    """Return means of one seed's ranks; empty if `mask` selects no event."""
+    """Return the mean of each metric for one seed; empty if `mask` selects no event."""
     return {name: round(mean, 5) for name, mean in summary(ranks[mask], METRICS).items()} if mask.any() else {}
 
 

@@ -1,7 +1,8 @@
 """`freshet bench stream`: what feedback improves without training, event by event. Writes a page, plots and a report.
 
-For each data set and seed a model is trained on the first four fifths of the events, without the events of a withheld
-tenth of the catalogue. The last fifth is the stream. The caller passes the training function.
+For each data set and seed a model is trained on the first four fifths of the events. A tenth of the items (none in
+ml-latest-small) is withheld: their events are left out of the training. The last fifth is the stream. The caller passes
+the training function.
 """
 
 import time
@@ -51,7 +52,7 @@ class Policies:
     neighbours: NeighbourSettings
 
     def as_plain(self) -> Row:
-        """Return plain values, policies as `parse` reads them."""
+        """Return plain values; a policy becomes the text that its `parse` reads."""
         return {
             "feedback": _FEEDBACK.policy.text,
             "XS share": self.share.text,
@@ -63,7 +64,8 @@ class Policies:
         }
 
 
-# Chosen on the last fifth of each set's training part, for all rankers alike, by the command of commit 507ecdf7.
+# Chosen on the last fifth of each set's training part, in the same way for every ranker, by `freshet bench stream` of
+# commit 507ecdf7.
 _CHOSEN = {
     "ml-1m": Policies(
         share=SharePolicy.parse("evidence(prior=30)"),
@@ -99,7 +101,7 @@ class _Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Seed:
-    """Result of one seed's walk; `trainings` are stream places."""
+    """Result of one seed's walk. `trainings`: places in the stream at which the retrained ranker is trained again."""
 
     seed: int
     setting: StreamSetting
@@ -120,8 +122,8 @@ def run(
 ) -> Report:
     """Walk each data set once per seed; write freshness.{md,json}, freshness.png and new_items.png to `request.out`.
 
-    `retrainings`: number of trainings of the retrained ranker, evenly over the stream. Every `predict_every`-th event
-    is predicted; all are learnt from.
+    `retrainings`: how often the retrained ranker is trained again; these trainings are spread evenly over the stream.
+    Only every `predict_every`-th event is predicted; the rankers learn from all events.
     Raises: ValueError for no data set, no seed, negative retrainings, predict_every below 1 or unavailable data.
     """
     for name, value in (("datasets", datasets), ("seeds", seeds)):

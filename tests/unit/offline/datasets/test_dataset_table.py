@@ -98,7 +98,7 @@ def test_times_are_read_in_their_unit(tmp_path: Path, text: str, seconds: int, u
 @pytest.mark.parametrize(
     ("times", "message"),
     [
-        (("17", "18"), r"no unix time \(first: 17\): 2 of 2, 100.0% \(rows 2, 3\)"),
+        (("17", "18"), r"not a unix time \(first: 17\): 2 of 2, 100.0% \(rows 2, 3\)"),
         (
             ("1700000000", "1700000001", "1700000000123"),
             r"outside 1973 to 2100 in s, the unit of most rows \(first: 1700000000123\): 1 of 3, 33.3% \(rows 4\)",

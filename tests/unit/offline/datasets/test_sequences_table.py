@@ -187,5 +187,5 @@ def test_a_splits_windows_are_put_together(tmp_path: Path) -> None:
 
 
 def test_windows_that_do_not_meet_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"test\.parquet row 1: user 7 has history \[2, 2\]; expected what came"):
+    with pytest.raises(ValueError, match=r"test\.parquet row 1: user 7 has history \[2, 2\]; expected earlier events"):
         read_sequences(windows(tmp_path, [(7, [1, 2], 3)], [(7, [2, 2], 4)]))

@@ -59,7 +59,7 @@ def test_codebooks_are_named_by_their_content() -> None:
         ({"codebooks": np.zeros((6, 17, 4), np.float32)}, r"codebooks has shape \(6, 17, 4\); expected \(m, 16 or 256"),
         ({"codebooks": np.zeros((24, 16), np.float32)}, "codebooks has shape"),
         ({"shortest": np.zeros(0)}, r"shortest has shape \(0,\); expected 1 axes, none empty"),
-        ({"stiffness": np.array([np.nan])}, "stiffness holds float64 values that are no finite numbers"),
+        ({"stiffness": np.array([np.nan])}, "stiffness holds float64 values; allowed: finite"),
         ({"centres": np.zeros((3, 24), np.int64)}, "centres holds int64 values"),
     ],
 )
