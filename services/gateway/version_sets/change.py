@@ -57,7 +57,10 @@ class ChangeVersionSet:
     async def _check_promotion(self, name: str) -> None:
         """Raises: NotFound; PreconditionFailed if the set is not ready here, or too few users have current states."""
         if self.routes.sets is None:
-            return  # `operate` raises the error
+            raise PreconditionFailed(
+                "no set was ever staged, or this gateway has not read it yet: "
+                "freshet model stage NAME --bundle DIR, or try again"
+            )
         model_version = self.routes.sets.find(name).model_version
         problem = next(one.problem for one in await self.routes.report() if one.of.name == name)
         if problem:

@@ -167,6 +167,14 @@ async def step(servicer: GatewayServicer, change: str, name: str = "", *, revisi
     return (await servicer.ChangeVersionSet(request, None)).revision
 
 
+async def test_a_gateway_that_has_not_read_the_sets_promotes_none() -> None:
+    sets = Sets()
+    staged = Operation(after=BOTH, operation="stage b", operator="ann", operation_id="1", time_ms=1)
+    servicer = GatewayServicer(sets.routes, memory_operations(sets.routes, staged))
+    with pytest.raises(PreconditionFailed, match="no set was ever staged, or this gateway has not read it yet"):
+        await step(servicer, "PROMOTE", "b", revision=1)
+
+
 async def test_an_operator_takes_a_staged_set_to_all_users_and_back() -> None:
     sets = Sets()
     with pytest.raises(PreconditionFailed, match="no set was ever staged"):
