@@ -31,6 +31,7 @@ from services.stack import Ports, Stack
 pytestmark = pytest.mark.integration
 
 CHROMIUM = "/usr/bin/chromium"
+HORIZON_S = 1.1
 WAIT_MS = 20_000
 # Text that a page must not read as anything else: HTML, its own markup, and a mark that turns the line around.
 EVIL = "<img src=x onerror=alert(1)> [/x] {{7*7}} \u202eevil"
@@ -358,6 +359,7 @@ def test_an_experiment_is_created_compared_stopped_and_its_results_are_the_comma
     for user in people:
         answer = client.recommend(user, 3, context={"device": "tv"})
         client.record(Interaction(user, answer.item_ids[0], "like", exposure_id=answer.exposure_id))
+    last_shown_s = time.monotonic()
     panel.get_by_role("link", name="What differs").click()
     field = page.get_by_label("User ids")
     field.fill(f"{people[0]}, {people[1]}")
@@ -369,11 +371,13 @@ def test_an_experiment_is_created_compared_stopped_and_its_results_are_the_comma
         ).items
         expect(sides.nth(place).locator("a")).to_have_text([one.title for one in items])
     expect(page.locator(".verdict")).to_contain_text("of 2 people differ")
+    # A user counts when the horizon after the first exposure is over before the end.
+    time.sleep(max(0.0, last_shown_s + HORIZON_S + 0.2 - time.monotonic()))
     page.get_by_label(name, exact=True).get_by_role("button", name="Stop").click()
     expect(page.get_by_label(name, exact=True).locator(".tag")).to_have_text("stopped")
     page.get_by_label(name, exact=True).get_by_role("link", name="Results").click()
     expect(page.locator("pre")).to_have_text(f"freshet results {name} --metric click --publish")
-    counted = (name, "--metric", "like", "--horizon-hours", "0.0003", "--publish")
+    counted = (name, "--metric", "like", "--horizon-hours", f"{HORIZON_S / 3600:.6f}", "--publish")
     cli(running, "results", *counted)
     table = page.get_by_label("By arm")
     # The page asks again by itself.
