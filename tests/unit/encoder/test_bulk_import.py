@@ -230,7 +230,7 @@ def test_forgets_of_another_log_refuse_an_import() -> None:
     forgets = MemoryForgetLog()
     forgets.append(Forget(forget_id="f", user_id="user-1", up_to={0: 5}, requested_ms=0))
     stream = MemoryStream(PARTITIONS)
-    with pytest.raises(PreconditionFailed, match="the topic was recreated"):
+    with pytest.raises(PreconditionFailed, match="`interactions` was recreated"):
         run(stream, MemoryStore(), past(), forgets=forgets)
     assert not any(stream.log)
 
