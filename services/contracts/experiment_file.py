@@ -1,13 +1,12 @@
-"""Read an experiment from YAML, for `freshet experiments create`."""
+"""Read an experiment from YAML, for `freshet experiments create` and the console."""
 
 from pathlib import Path
 from typing import Any
 
 import yaml
+from freshet.v1 import events_pb2
 
-from services.contracts.experiments import Arm, Experiment, check
 from services.contracts.rule_file import rules_from
-from services.contracts.wire import rules_of
 from services.platform.errors import InvalidRequest
 
 EXAMPLE = """\
@@ -30,16 +29,16 @@ _KEYS = ("name", "layer", "share", "arms", "context", "interleaved")
 _ARM_KEYS = ("name", "share", "version_set", "rules", "diversity", "max_per_category", "new_item_share", "max_gap")
 
 
-def read_experiment(path: Path) -> Experiment:
-    """Return the experiment of a file, without a salt. Raises: InvalidRequest with file and key."""
+def read_experiment(path: Path) -> events_pb2.Experiment:
+    """Return the experiment of a file, limits unchecked. Raises: InvalidRequest with file and key."""
     try:
         return parse_experiment(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as exc:
         raise InvalidRequest(f"{path} cannot be read: {exc}") from exc
 
 
-def parse_experiment(text: str, path: str) -> Experiment:
-    """Return the experiment of a text; `path` names it in errors. Raises: InvalidRequest with the key."""
+def parse_experiment(text: str, path: str) -> events_pb2.Experiment:
+    """Return the experiment of a text; `path` names it in errors. Raises: InvalidRequest as `read_experiment`."""
     try:
         content = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as exc:
@@ -48,37 +47,38 @@ def parse_experiment(text: str, path: str) -> Experiment:
     arms = raw.get("arms")
     if not isinstance(arms, list):
         raise InvalidRequest.of(f"{path}: arms", str(arms)[:80], "a list of arms")
-    found = Experiment(
+    return events_pb2.Experiment(
         name=str(raw.get("name", "")),
         layer=str(raw.get("layer", "default")),
         share=_number(f"{path}: share", raw.get("share", 1.0)),
-        arms=tuple(_arm(f"{path}: arms[{number}]", one) for number, one in enumerate(arms)),
+        arms=[_arm(f"{path}: arms[{number}]", one) for number, one in enumerate(arms)],
         context={str(name): str(value) for name, value in _keyed(f"{path}: context", raw.get("context", {})).items()},
         interleaved=raw.get("interleaved") is True,
+        state=events_pb2.Experiment.STATE_CREATED,
     )
-    try:
-        check(found)
-    except InvalidRequest as exc:
-        raise InvalidRequest(f"{path}: {exc.message}") from exc
-    return found
 
 
-def _arm(where: str, raw: Any) -> Arm:
+def _arm(where: str, raw: Any) -> events_pb2.Arm:
     arm = _keyed(where, raw, _ARM_KEYS)
 
     def optional(name: str) -> float | None:
         return _number(f"{where}.{name}", arm[name]) if arm.get(name) is not None else None
 
-    return Arm(
+    made = events_pb2.Arm(
         name=str(arm.get("name", "")),
         share=_number(f"{where}.share", arm.get("share")),
         version_set=str(arm.get("version_set", "")),
-        rules=rules_of(rules_from(f"{where}.rules", arm.get("rules", []))),
+        rules=rules_from(f"{where}.rules", arm.get("rules", [])),
         diversity=_number(f"{where}.diversity", arm.get("diversity", 0.0)),
-        max_per_category=round(_number(f"{where}.max_per_category", arm.get("max_per_category", 0))),
         new_item_share=optional("new_item_share"),
         max_gap=optional("max_gap"),
     )
+    most = arm.get("max_per_category", 0)
+    try:
+        made.max_per_category = most
+    except (TypeError, ValueError) as exc:
+        raise InvalidRequest.of(f"{where}.max_per_category", str(most)[:80], "a whole number from 0") from exc
+    return made
 
 
 def _keyed(where: str, raw: Any, keys: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -39,9 +39,10 @@ def create(
     Example:  freshet experiments create diversity.yaml
     """
     from services.contracts.experiment_file import read_experiment
+    from services.contracts.topics.experiments import experiment_of
 
     with sentences():
-        new = replace(read_experiment(file), salt=secrets.token_hex(8))
+        new = replace(experiment_of(read_experiment(file)), salt=secrets.token_hex(8))
         _check_sets(new, state)
         after = operated(lambda held: held.created(new), f"create {new.name}", state)
     _say(after.find(new.name), "created: it starts with `freshet experiments start`", as_json=as_json)

@@ -13,7 +13,6 @@ from services.console.access import Access
 from services.console.frame import Notice, area, box, button, entry, may_ask, page_frame, text
 from services.console.links import experiment_link, results_link, why_link
 from services.contracts.experiment_file import EXAMPLE, parse_experiment
-from services.contracts.topics.experiments import experiment_message
 from services.platform.errors import InvalidRequest
 
 PATH = "/experiments"
@@ -108,7 +107,7 @@ class Experiments:
                 new = parse_experiment(str(draft), "experiment")
             except InvalidRequest as exc:
                 raise InvalidArgument(exc.message) from exc
-            await self._change(create=experiment_message(new))
+            await self._change(create=new)
 
     async def _change(self, **change: Any) -> None:
         """Change one experiment. The gateway refuses if experiments changed since this page last read them."""
