@@ -389,6 +389,19 @@ EXPERIMENT_OPERATION = Operation(
     operation_id="operation-2",
     time_ms=NOW_MS,
 )
+GAP_OPERATION = Operation(
+    after=EXPERIMENT_OPERATION.after.created(
+        Experiment(
+            name="faster",
+            arms=(Arm(name="control", share=0.5), Arm(name="estimated", share=0.5, max_gap=0.125)),
+            salt="salt",
+        )
+    ),
+    operation="create faster",
+    operator="op@host",
+    operation_id="operation-3",
+    time_ms=NOW_MS,
+)
 LETTER = DeadLetter(
     SourceRecord(INTERACTIONS, 1, 43, NOW_MS, USER.encode(), b"\xff", [("trace", b"t")]),
     "value=1 unreadable bytes allowed: an Interaction message",
@@ -422,7 +435,7 @@ def topic_records() -> dict[str, list[tuple[bytes, bytes, Sequence[tuple[str, by
         ],
         REFRESHER_CHECKPOINTS: [(b"model-1/1/0123456789abcdef/head-0", encode_head(CHECKPOINT_HEAD), [])],
         VERSION_SETS: [(b"", encode_operation(OPERATION), [])],
-        EXPERIMENTS: [(b"", encode_experiments(EXPERIMENT_OPERATION), [])],
+        EXPERIMENTS: [(b"", encode_experiments(one), []) for one in (EXPERIMENT_OPERATION, GAP_OPERATION)],
         RULES: [(b"", encode_rules(RULES_OPERATION), [])],
         letter.topic: [(letter.key, letter.value or b"", list(letter.headers))],
     }

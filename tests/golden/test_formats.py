@@ -220,7 +220,11 @@ def test_attributions() -> None:
         ("items", lambda one: decode_item(one.key, one.value, formats.KINDS), [formats.PUT, formats.WITHDRAWN]),
         ("refresher-checkpoints", lambda one: decode_head(one.value), [formats.CHECKPOINT_HEAD]),
         ("version-sets", lambda one: decode_operation(one.value), [formats.OPERATION]),
-        ("experiments", lambda one: experiments.decode_operation(one.value), [formats.EXPERIMENT_OPERATION]),
+        (
+            "experiments",
+            lambda one: experiments.decode_operation(one.value),
+            [formats.EXPERIMENT_OPERATION, formats.GAP_OPERATION],
+        ),
         ("rules", lambda one: rules.decode_operation(one.value), [formats.RULES_OPERATION]),
     ],
 )
