@@ -376,7 +376,7 @@ def test_an_experiment_is_created_compared_stopped_and_its_results_are_the_comma
     page.get_by_label(name, exact=True).get_by_role("button", name="Stop").click()
     expect(page.get_by_label(name, exact=True).locator(".tag")).to_have_text("stopped")
     page.get_by_label(name, exact=True).get_by_role("link", name="Results").click()
-    expect(page.locator("pre")).to_have_text(f"freshet results {name} --metric click --publish")
+    expect(page.locator("pre")).to_have_text(f"freshet results {name} --metric click --follow")
     counted = (name, "--metric", "like", "--horizon-hours", f"{HORIZON_S / 3600:.6f}", "--publish")
     cli(running, "results", *counted)
     table = page.get_by_label("By arm")

@@ -3,11 +3,14 @@ restarted. Each has one arm, exposures are what clients received, and results ar
 
 import json
 import random
+import signal
+import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +23,7 @@ from outside import Outside, event, until
 from typer.testing import CliRunner
 
 from services.cli.main import app
+from services.cli.output import ExitStatus
 from services.contracts.operation_record import Control
 from services.contracts.pseudonyms import pseudonym_key, pseudonym_of
 from services.contracts.topic_reader import TopicReader
@@ -37,6 +41,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.timeout(
 
 PEOPLE, PAST, K, THREADS = 160, 8, 5, 3
 HORIZON_H = 0.002
+PUBLISHED_WITHIN_S = 60
 # Exposures wait a second in the gateway's memory; a kill of the gateway or of Kafka loses those.
 LOST_WITHIN_S = 3.0
 
@@ -114,6 +119,22 @@ def run(stack: Stack, *arguments: str) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout)
     return found
+
+
+@contextmanager
+def following(stack: Stack, *arguments: str) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Run `freshet results --follow`; yield what reads its newest publication."""
+    state = stack.place.state
+    argv = [sys.executable, "-m", "services.cli", *arguments, "--follow", "--state", str(state.root)]
+    path = state.results / f"{arguments[1]}.json"
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            until("results are published", path.exists, PUBLISHED_WITHIN_S)
+            yield lambda: json.loads(path.read_bytes())
+        finally:
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=30)
+    assert process.returncode == ExitStatus.INTERRUPTED, said
 
 
 def records_of(stack: Stack, name: str) -> list[SourceRecord]:
@@ -225,7 +246,8 @@ def test_kills_of_every_part_move_no_user_and_results_are_a_replays(stack: Stack
             outside.record(*past[start : start + 500])
         until("the gateway answers by the experiment", lambda: outside.recommend(next(iter(likes))).assignments)
         living = People(outside, likes)
-        with living.living():
+        counted = ["results", name, "--metric", "click", "--horizon-hours", str(HORIZON_H)]
+        with living.living(), following(stack, *counted) as published:
             until("everybody has looked", lambda: len({one.user for one in living.shown.values()}) == PEOPLE, 60)
             for part in stack.parts:
                 killed_s = time.monotonic()
@@ -235,10 +257,16 @@ def test_kills_of_every_part_move_no_user_and_results_are_a_replays(stack: Stack
                     outages.append((killed_s - LOST_WITHIN_S, time.monotonic() + LOST_WITHIN_S))
                 looks = len(living.shown)
                 until(f"people look after {part} is back", lambda so_far=looks: len(living.shown) > so_far + 20)
+                assert time.time() - published()["until_ms"] / 1000 <= PUBLISHED_WITHIN_S
+            written = len(Replay.of(stack, name, list(likes)).exposures)
+            until(
+                "the console's results have what the topic had",
+                lambda: sum(one["exposures"] for one in published()["parts"][0]["arms"].values()) >= written,
+                PUBLISHED_WITHIN_S,
+            )
         # The first look of the test itself, and what the gateway still has to write.
         until("the last exposure is in the topic", lambda: _last_is_written(stack, living))
     assert run(stack, "experiments", "stop", name)["state"] == "stopped"
-    counted = ["results", name, "--metric", "click", "--horizon-hours", str(HORIZON_H)]
     found = run(stack, *counted)
     assert time.monotonic() - living.acknowledged_s < 60
     replay = Replay.of(stack, name, list(likes))

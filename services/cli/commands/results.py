@@ -1,6 +1,8 @@
 """`freshet results`: compare the arms of an experiment from the log, with an interval for each difference."""
 
 import json
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,12 +11,24 @@ import typer
 
 from services.cli import options
 from services.cli.commands.experiments import Name, control_of_experiments, current_experiments, now_ms, operated
-from services.cli.output import CommandError, console, emit_json, reports_errors, sentences, table, usage_error
+from services.cli.output import (
+    CommandError,
+    console,
+    emit_json,
+    report,
+    reports_errors,
+    sentences,
+    table,
+    usage_error,
+)
 from services.cli.staging import kafka_of
 
 if TYPE_CHECKING:
     from services.contracts.experiments import Experiment
     from services.offline.experiments.results import Metric, Results
+
+# Seconds between two publications of `--follow`, and before the next attempt after a failure.
+FOLLOW_S, RETRY_S = 20.0, 5.0
 
 
 @reports_errors
@@ -43,6 +57,9 @@ def results(
         bool, typer.Option("--stop-broken", help="Stop the experiment if a guardrail is broken.")
     ] = False,
     publish: Annotated[bool, typer.Option("--publish", help="Also write them for the console's page.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Publish every 20 s until the experiment is stopped.")
+    ] = False,
     export: Annotated[Path | None, typer.Option(help="Write the table to this CSV or Parquet file.")] = None,
     state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,
@@ -58,29 +75,36 @@ def results(
     Example:  freshet results diversity --metric click --guardrail 'hide<=+5%' --stop-broken
 
     Example:  freshet results diversity --metric click --by day --archive archives/log
+
+    Example:  freshet results diversity --metric click --follow
     """
     from services.offline.experiments.over_time import document
-    from services.offline.experiments.results import Metric, counts_by
+    from services.offline.experiments.results import Metric
     from services.offline.experiments.results import results as compared
 
+    if by:
+        if publish or follow:
+            raise usage_error(f"by={by!r} allowed: without --publish and --follow", "run it in addition")
+        _show_counts(name, by, archive, export, state, as_json=as_json)
+        return
+    asked: dict[str, Any] = {"horizon": timedelta(hours=horizon_hours), "past": timedelta(days=past_days)}
+    asked["tuned_for"] = users
     metrics = [Metric(type=kind, of_values=bool(of_values)) for kind, of_values in map(_metric, metric)]
     metrics += [_guardrail(text) for text in guardrail or []]
-    with sentences(), _log(state, archive) as log:
-        found = current_experiments(control_of_experiments(state)).find(name)
-        if by:
-            rows = counts_by(log, found, by)
-        else:
-            asked: dict[str, Any] = {"now_ms": found.stopped_ms or now_ms(), "tuned_for": users}
-            asked |= {"horizon": timedelta(hours=horizon_hours), "past": timedelta(days=past_days)}
-            one = compared(log, found, metrics, **asked)
-            rows = _rows(one, found)
-            if publish:
-                _publish(document(log, found, metrics, **asked), state)
+
+    def compare() -> "tuple[Experiment, Results]":
+        with sentences(), _log(state, archive) as log:
+            found = current_experiments(control_of_experiments(state)).find(name)
+            now = found.stopped_ms or now_ms()
+            one = compared(log, found, metrics, now_ms=now, **asked)
+            if publish or follow:
+                _publish(document(log, found, metrics, now_ms=now, **asked), state)
+            return found, one
+
+    found, one = until_stopped(compare, stop_broken=stop_broken) if follow else compare()
+    rows = _rows(one)
     if export is not None:
         _export(rows, export)
-    if by:
-        emit_json({"experiment": name, "by": by, "rows": rows}) if as_json else _print_rows(rows)
-        return
     if as_json:
         emit_json(_result_json(one, rows))
     else:
@@ -89,6 +113,37 @@ def results(
         with sentences():
             operated(lambda held: held.stopped(name, now_ms()), f"stop {name}: guardrail {one.broken[0][0]}", state)
         raise CommandError(f"{name} is stopped: {', '.join(f'{arm} breaks {kind}' for kind, arm in one.broken)}")
+
+
+def until_stopped(
+    compare: "Callable[[], tuple[Experiment, Results]]", *, stop_broken: bool
+) -> "tuple[Experiment, Results]":
+    """Compare until the experiment is stopped, or is to be stopped; return the last results. A failure is printed, and
+    the next attempt follows soon.
+    """
+    while True:
+        began, every_s = time.monotonic(), FOLLOW_S
+        try:
+            found, one = compare()
+            if found.stopped_ms or (one.broken and stop_broken):
+                return found, one
+        except CommandError as failure:
+            report(failure, as_json=False)
+            every_s = RETRY_S
+        time.sleep(max(0.0, began + every_s - time.monotonic()))
+
+
+def _show_counts(name: str, by: str, archive: Path | None, export: Path | None, state: Path, *, as_json: bool) -> None:
+    from services.offline.experiments.results import counts_by
+
+    with sentences(), _log(state, archive) as log:
+        rows = counts_by(log, current_experiments(control_of_experiments(state)).find(name), by)
+    if export is not None:
+        _export(rows, export)
+    if as_json:
+        emit_json({"experiment": name, "by": by, "rows": rows})
+    else:
+        _print_rows(rows)
 
 
 def _log(state: Path, archive: Path | None) -> Any:
@@ -134,7 +189,7 @@ def _guardrail(text: str) -> "Metric":
     return Metric(type=name, of_values=bool(of_values), margin=margin)
 
 
-def _rows(found: "Results", experiment: "Experiment") -> list[dict[str, Any]]:
+def _rows(found: "Results") -> list[dict[str, Any]]:
     """Return one row per metric and arm."""
     rows = []
     for (metric, arm), mean in found.means.items():

@@ -82,8 +82,8 @@ class Results:
                 choice("Metric", made["metrics"], metric, lambda name: go(metric=name))
                 choice("Answers", list(parts), part, lambda name: go(part=name), empty="all")
         if made is None:
-            text("p", "Nothing is published. Run this, and again whenever you want newer results:")
-            text("pre", f"freshet results {self._name} --metric click --publish", tabindex="0")
+            text("p", "Nothing is published. This publishes results every 20 seconds:")
+            text("pre", f"freshet results {self._name} --metric click --follow", tabindex="0")
             return
         one = parts[part]
         rows = [row for row in one["rows"] if row["metric"] == metric]
