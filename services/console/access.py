@@ -12,6 +12,8 @@ from nicegui import app
 from services.console.config import ConsoleSettings
 
 SIGN_IN = "Sign in with an API key."
+# The context of calls that return items. Results of experiments do not count these exposures.
+LOOK = {"surface": "console"}
 MAX_BROWSERS, MAX_CLIENTS, TIMEOUT_S = 10_000, 64, 5.0
 
 

@@ -228,6 +228,7 @@ class SimilarQuery:
     user_id: str = ""
     k: int = 10
     filter: ItemFilter = field(default_factory=ItemFilter)
+    context: Mapping[str, str] = field(default_factory=dict)
     assignments: tuple[Assignment, ...] = ()
 
 

@@ -105,7 +105,8 @@ def recommend_query(request: gateway_pb2.RecommendRequest) -> RecommendQuery:
 
 def similar_query(request: gateway_pb2.GatewayServiceSimilarRequest) -> SimilarQuery:
     wanted = filter_of(request.filter, excludes_seen=True) if request.HasField("filter") else _NO_FILTER
-    return SimilarQuery(item_id=request.item_id, user_id=request.user_id, k=request.k, filter=wanted)
+    context = dict(request.context)
+    return SimilarQuery(item_id=request.item_id, user_id=request.user_id, k=request.k, filter=wanted, context=context)
 
 
 def explain_query(request: gateway_pb2.ExplainRequest) -> ExplainQuery:
@@ -119,7 +120,7 @@ def explain_query(request: gateway_pb2.ExplainRequest) -> ExplainQuery:
 
 
 def search_query(request: gateway_pb2.GatewayServiceSearchRequest) -> SearchQuery:
-    query = SearchQuery(query=request.query, user_id=request.user_id, k=request.k)
+    query = SearchQuery(query=request.query, user_id=request.user_id, k=request.k, context=dict(request.context))
     return (
         replace(query, filter=filter_of(request.filter, excludes_seen=False)) if request.HasField("filter") else query
     )

@@ -101,7 +101,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> gateway_pb2.GatewayServiceSearchResponse:
         """Return the top K items for words, for everyone or for a user."""
         query = await in_turn(search_query, request)
-        served, assignments = self.routes.assigned(query.user_id)
+        served, assignments = self.routes.assigned(query.user_id, query.context)
         return found_message(await served.handlers.search(replace(query, assignments=assignments)))
 
     async def Similar(
@@ -109,7 +109,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> gateway_pb2.GatewayServiceSimilarResponse:
         """Return the top K items most similar to one item."""
         query = await in_turn(similar_query, request)
-        served, assignments = self.routes.assigned(query.user_id)
+        served, assignments = self.routes.assigned(query.user_id, query.context)
         return similar_message(await served.handlers.similar(replace(query, assignments=assignments)))
 
     async def RecordInteractions(

@@ -1,7 +1,7 @@
 """Check every limit of a request before any work. Each error has field, value and what is allowed."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from services.algorithms.rules.attributes import MAX_CONDITIONS, Kinds
@@ -41,8 +41,7 @@ def check_query(query: RecommendQuery, now_ms: int, kinds: Kinds) -> None:
         raise InvalidRequest.of("max_gap", query.max_gap, "a finite number, at least 0")
     if query.history:
         _check_history(query.history, now_ms)
-    if query.context:
-        _check_context(query)
+    _check_context(query.context)
     if query.token is not None:
         _check_token(query.token, query.user_id)
     if query.query:
@@ -104,6 +103,7 @@ def check_search(query: SearchQuery, kinds: Kinds) -> None:
         validate_id("user_id", query.user_id)
     elif query.filter.exclude_seen:
         raise InvalidRequest.of("filter.exclude_seen", True, "only together with user_id")
+    _check_context(query.context)
     _check_filter(query.filter, kinds)
 
 
@@ -113,6 +113,7 @@ def check_similar(query: SimilarQuery, kinds: Kinds) -> None:
     _check_k(query.k)
     if query.user_id:
         validate_id("user_id", query.user_id)
+    _check_context(query.context)
     _check_filter(query.filter, kinds)
 
 
@@ -158,10 +159,10 @@ def _check_history(history: Sequence[HistoryEvent], now_ms: int) -> None:
         latest = time_ms
 
 
-def _check_context(query: RecommendQuery) -> None:
-    if len(query.context) > MAX_CONTEXT_ENTRIES:
-        raise InvalidRequest.of("context", f"{len(query.context)} entries", f"at most {MAX_CONTEXT_ENTRIES} entries")
-    for key, text in query.context.items():
+def _check_context(context: Mapping[str, str]) -> None:
+    if len(context) > MAX_CONTEXT_ENTRIES:
+        raise InvalidRequest.of("context", f"{len(context)} entries", f"at most {MAX_CONTEXT_ENTRIES} entries")
+    for key, text in context.items():
         size = max(len(key.encode()), len(text.encode()))
         if size > MAX_CONTEXT_BYTES:
             raise InvalidRequest.of("context", f"an entry of {size} bytes", f"at most {MAX_CONTEXT_BYTES} bytes a side")

@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, WebSocketRoute, expect, sync_play
 from typer.testing import CliRunner
 
 from services.cli.main import app
+from services.contracts.experiments import CONSOLE
 from services.contracts.operation_record import Control
 from services.contracts.topics.dead_letters import dead_letter
 from services.contracts.topics.interactions import INTERACTIONS, encode_interaction
@@ -137,6 +138,17 @@ def test_what_is_done_changes_the_list_and_the_page_says_after_how_long(open_pag
     assert [one.title for one in client.user(user).events] == [liked]
 
 
+def wait_for_looks(client: Client, user: str, surfaces: set[str]) -> None:
+    """Wait until the log has answers of these surfaces that results do not count."""
+    deadline = time.monotonic() + 30
+    while True:
+        shown = client.exposures(user, max_answers=100).answers
+        if {one.surface for one in shown if one.context.get("surface") == CONSOLE} == surfaces:
+            return
+        assert time.monotonic() < deadline, [(one.surface, one.context) for one in shown]
+        time.sleep(0.1)
+
+
 def test_pages_filters_words_and_similar_items_are_the_gateways(open_page: OpenPage, client: Client) -> None:
     user = f"u-{uuid4().hex}"
     client.session(user).record(client.recommend(user, k=1).item_ids[0], "like")
@@ -171,6 +183,7 @@ def test_pages_filters_words_and_similar_items_are_the_gateways(open_page: OpenP
     page.get_by_text("This list as curl and Python").click()
     expect(code.first).to_contain_text("GatewayService/Similar")
     expect(code.last).to_contain_text("client.similar(")
+    wait_for_looks(client, user, {"recommend", "search", "similar"})
 
 
 def test_of_a_visitor_the_list_follows_and_nothing_is_written(open_page: OpenPage, client: Client) -> None:

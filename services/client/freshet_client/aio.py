@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -158,10 +158,11 @@ class AsyncClient:
         *,
         user_id: str = "",
         filter: Filter | None = None,
+        context: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> SearchAnswer:
         """As `Client.search`."""
-        return await self._run(calls.search(query, k, user_id, filter), timeout_s)
+        return await self._run(calls.search(query, k, user_id, filter, context), timeout_s)
 
     async def similar(
         self,
@@ -170,10 +171,11 @@ class AsyncClient:
         *,
         user_id: str = "",
         filter: Filter | None = None,
+        context: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> SimilarAnswer:
         """As `Client.similar`."""
-        return await self._run(calls.similar(item_id, k, user_id, filter), timeout_s)
+        return await self._run(calls.similar(item_id, k, user_id, filter, context), timeout_s)
 
     async def explain(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -74,16 +74,20 @@ def recommend(user_id: str, k: int, options: Any) -> Call[Recommendation]:
     return _call("Recommend", gateway_pb2.RecommendRequest(), user_id=user_id, k=k, **options)
 
 
-def search(query: str, k: int, user_id: str, wanted: Filter | None) -> Call[SearchAnswer]:
+def search(
+    query: str, k: int, user_id: str, wanted: Filter | None, context: Mapping[str, str] | None
+) -> Call[SearchAnswer]:
     """The best items for a query."""
     request = gateway_pb2.GatewayServiceSearchRequest()
-    return _call("Search", request, query=query, k=k, user_id=user_id, filter=wanted)
+    return _call("Search", request, query=query, k=k, user_id=user_id, filter=wanted, context=context)
 
 
-def similar(item_id: str, k: int, user_id: str, wanted: Filter | None) -> Call[SimilarAnswer]:
+def similar(
+    item_id: str, k: int, user_id: str, wanted: Filter | None, context: Mapping[str, str] | None
+) -> Call[SimilarAnswer]:
     """The items most similar to one."""
     request = gateway_pb2.GatewayServiceSimilarRequest()
-    return _call("Similar", request, item_id=item_id, k=k, user_id=user_id, filter=wanted)
+    return _call("Similar", request, item_id=item_id, k=k, user_id=user_id, filter=wanted, context=context)
 
 
 def explain(

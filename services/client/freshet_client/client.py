@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -173,10 +173,11 @@ class Client:
         *,
         user_id: str = "",
         filter: Filter | None = None,
+        context: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> SearchAnswer:
-        """The top k items for a query; `user_id` also orders them for that user."""
-        return self._run(calls.search(query, k, user_id, filter), timeout_s)
+        """The top k items for a query; `user_id` also orders them for that user. `context`: as in `recommend`."""
+        return self._run(calls.search(query, k, user_id, filter, context), timeout_s)
 
     def similar(
         self,
@@ -185,10 +186,13 @@ class Client:
         *,
         user_id: str = "",
         filter: Filter | None = None,
+        context: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> SimilarAnswer:
-        """The top k items most like one item; `user_id` leaves out the items that this user has seen."""
-        return self._run(calls.similar(item_id, k, user_id, filter), timeout_s)
+        """The top k items most like one item; `user_id` leaves out the items that this user has seen. `context`: as in
+        `recommend`.
+        """
+        return self._run(calls.similar(item_id, k, user_id, filter, context), timeout_s)
 
     def explain(
         self,

@@ -9,7 +9,7 @@ from freshet.v1 import events_pb2, gateway_pb2
 from freshet_client import AsyncClient, InvalidArgument, ScoredItem
 from nicegui import ui
 
-from services.console.access import Access
+from services.console.access import LOOK, Access
 from services.console.frame import Notice, area, box, button, entry, may_ask, page_frame, text
 from services.console.links import experiment_link, results_link, why_link
 from services.contracts.experiment_file import EXAMPLE, parse_experiment
@@ -143,8 +143,7 @@ class Experiments:
             lines = box("div", "wide")
 
     async def _ask(self, user_id: str, experiment: str, arm: str) -> tuple[ScoredItem, ...]:
-        context = {"surface": "console"}
-        answer = await self._client.recommend(user_id, LIST, arms={experiment: arm}, with_details=True, context=context)
+        answer = await self._client.recommend(user_id, LIST, arms={experiment: arm}, with_details=True, context=LOOK)
         return answer.items
 
 

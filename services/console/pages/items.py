@@ -12,7 +12,7 @@ from freshet_client import DescribedItem, FreshetError, Item, ItemProgress, Perm
 from nicegui import ui
 from nicegui.element import Element
 
-from services.console.access import Access
+from services.console.access import LOOK, Access
 from services.console.frame import Notice, box, button, entry, may_ask, page_frame, text
 from services.console.links import items_link, why_link
 from services.console.sentences import date_text
@@ -181,7 +181,7 @@ class Items:
 
     async def _show_similar(self) -> None:
         try:
-            items = (await self._client.similar(self._item_id, SIMILAR)).items
+            items = (await self._client.similar(self._item_id, SIMILAR, context=LOOK)).items
         except FreshetError:
             items = ()
         with self._side, box("section", "panel", aria_label="Who is like it"):

@@ -10,7 +10,7 @@ from freshet_client.wire import read, write
 from google.protobuf.json_format import MessageToDict
 from nicegui import ui
 
-from services.console.access import Access
+from services.console.access import LOOK, Access
 from services.console.frame import Notice, box, button, entry, may_ask, page_frame, text
 from services.console.links import why_link
 from services.console.parts import Asker, calls_to_copy, snippet
@@ -118,7 +118,7 @@ class Rules:
         if not users:
             self.notice.say("Give the ids of up to ten users to try them on.")
             return
-        ask: dict[str, Any] = {"with_details": True, "context": {"surface": "console"}}
+        ask: dict[str, Any] = {"with_details": True, "context": LOOK}
         self._tried.clear()
         changed = 0
         with self.notice.failures(), self._tried:

@@ -8,7 +8,7 @@ from fastapi import Request
 from freshet_client import PermissionDenied, ScoredItem, SearchResult
 from nicegui import ui
 
-from services.console.access import Access
+from services.console.access import LOOK, Access
 from services.console.cards import Cards, Shown
 from services.console.frame import Notice, box, button, may_ask, page_frame, text
 from services.console.links import why_link
@@ -130,11 +130,11 @@ class TryIt:
         """The items, a sentence about them, and whether they reflect what was done."""
         wanted, client = self.wanted, self._asker.client
         if wanted.words:
-            found = await client.search(wanted.words, count, user_id=wanted.user, filter=wanted.filter)
+            found = await client.search(wanted.words, count, user_id=wanted.user, filter=wanted.filter, context=LOOK)
             items = [Shown(one.item_id, one.title, score=one.score, why=_found_by(one)) for one in found.results]
             return items, about_answer(len(items), found.degradations, None, found.total_ms), True
         if wanted.like:
-            near = await client.similar(wanted.like, count, user_id=wanted.user, filter=wanted.filter)
+            near = await client.similar(wanted.like, count, user_id=wanted.user, filter=wanted.filter, context=LOOK)
             items = [Shown(one.item_id, one.title, score=one.similarity, why="similar") for one in near.items]
             return items, about_answer(len(items), near.degradations, near.certificate, near.total_ms), True
         answer = await self._session.recommend(
@@ -144,7 +144,7 @@ class TryIt:
             max_per_category=wanted.per_category,
             diversity=wanted.variety,
             with_details=True,
-            context={"surface": "console"},
+            context=LOOK,
         )
         times = answer.provenance.stage_times
         milliseconds = times.total_ms if times else None

@@ -4,7 +4,7 @@ from fastapi import Request
 from freshet_client import ForgetReport, FreshetError, StoredEvent, UserReport
 from nicegui import ui
 
-from services.console.access import Access
+from services.console.access import LOOK, Access
 from services.console.frame import Notice, box, button, entry, may_ask, page_frame, text
 from services.console.links import try_link, user_link, why_link
 from services.console.sentences import ago, date_text
@@ -117,7 +117,7 @@ class User:
             self._add(await self._client.user(self._user_id, max_events=PAGE, skip_events=self._shown))
 
     async def _show_list(self) -> None:
-        answer = await self._client.recommend(self._user_id, LIST, with_details=True, context={"surface": "console"})
+        answer = await self._client.recommend(self._user_id, LIST, with_details=True, context=LOOK)
         with self._list:
             for one in answer.items:
                 with box("li"):

@@ -6,7 +6,7 @@ from fastapi import Request
 from freshet_client import AsyncClient, Explanation, Filter, NotFound, VotingInteractions
 from nicegui import ui
 
-from services.console.access import Access
+from services.console.access import LOOK, Access
 from services.console.frame import Notice, box, button, entry, may_ask, page_frame, text
 from services.console.links import user_link, why_link
 from services.console.sentences import duration
@@ -31,16 +31,15 @@ class ItemRank:
 
 async def place_of(client: AsyncClient, user_id: str, item_id: str) -> ItemRank:
     """Ask for the list, then for the item alone, then with seen items, until the reason for its absence is clear."""
-    context = {"surface": "console"}
-    ranked = (await client.recommend(user_id, DEPTH, context=context)).item_ids
+    ranked = (await client.recommend(user_id, DEPTH, context=LOOK)).item_ids
     if item_id in ranked:
         rank = ranked.index(item_id) + 1
         return ItemRank(rank, f"It is number {rank:,} of this user's list now.")
     alone = Filter(allow_item_ids=[item_id])
-    if (await client.recommend(user_id, 1, filter=alone, context=context)).items:
+    if (await client.recommend(user_id, 1, filter=alone, context=LOOK)).items:
         return ItemRank(0, f"It may be answered, and {len(ranked):,} items score higher.")
     alone = Filter(allow_item_ids=[item_id], exclude_seen=False)
-    if (await client.recommend(user_id, 1, filter=alone, context=context)).items:
+    if (await client.recommend(user_id, 1, filter=alone, context=LOOK)).items:
         return ItemRank(0, "It is left out: this user had it already, and seen items do not come again.")
     return ItemRank(0, "It is left out: it is withdrawn, not available, or unknown to the catalogue.")
 

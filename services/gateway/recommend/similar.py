@@ -64,6 +64,7 @@ class Similar:
                 sources=[item.source for item in found.items],
                 model_version=self.model.version,
                 index_version=found.index_version,
+                context=query.context,
                 assignments=query.assignments,
             ),
             warnings=self.model.warnings(query.filter),

@@ -96,6 +96,7 @@ class Search:
                 sources=["+".join(found.source for found in result.found_by) for result in results],
                 model_version=model_version,
                 text_version=text_version,
+                context=query.context,
                 absence_bucket=work.absence_bucket,
                 assignments=query.assignments,
             ),

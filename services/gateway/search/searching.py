@@ -1,6 +1,6 @@
 """Search's values: words, each source's results, the fused answer. Plain values, no Protobuf."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.algorithms.rules.filters import ItemFilter
@@ -20,6 +20,7 @@ class SearchQuery:
     user_id: str = ""
     k: int = 10
     filter: ItemFilter = field(default_factory=lambda: ItemFilter(exclude_seen=False))
+    context: Mapping[str, str] = field(default_factory=dict)
     assignments: tuple[Assignment, ...] = ()
 
 

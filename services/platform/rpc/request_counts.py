@@ -41,6 +41,8 @@ LIMITS: Mapping[str, int] = {
     "Filter.deny_item_ids": _IDS,
     "Filter.where": 64,
     "FindByWordsRequest.sources": 64,
+    "GatewayServiceSearchRequest.context": 32,
+    "GatewayServiceSimilarRequest.context": 32,
     "Interaction.context": 32,
     "Item.attributes": 32,
     "Item.categories": 64,

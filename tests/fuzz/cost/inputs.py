@@ -31,6 +31,8 @@ LIMITS = {
     "PutRulesRequest.rules": 8,
     "Experiment.arms": 8,
     "Experiment.context": 32,
+    "GatewayServiceSearchRequest.context": 32,
+    "GatewayServiceSimilarRequest.context": 32,
     "Arm.rules": 8,
     "Item.categories": 64,
     "Item.attributes": 32,

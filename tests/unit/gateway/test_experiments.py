@@ -140,6 +140,22 @@ async def test_an_arm_s_version_set_answers_all_of_its_users_calls() -> None:
     assert gateway.exposures("a") == []
 
 
+async def test_a_search_s_context_is_recorded_and_limits_experiments_as_a_recommendation_s() -> None:
+    experiments = running(experiment(Arm(name="next", share=0.5), context={"device": "tv"}))
+    gateway = Gateway(experiments)
+    user = "ann"
+    for context in ({"device": "tv"}, {"surface": "console"}):
+        search = gateway_pb2.GatewayServiceSearchRequest(user_id=user, query="space", k=2, context=context)
+        await gateway.servicer.Search(search, None)
+        similar = gateway_pb2.GatewayServiceSimilarRequest(user_id=user, item_id="a", k=2, context=context)
+        await gateway.servicer.Similar(similar, None)
+    assert [(one.surface, one.context, len(one.assignments)) for one in gateway.exposures()] == [
+        (surface, context, number)
+        for context, number in (({"device": "tv"}, 1), ({"surface": "console"}, 0))
+        for surface in ("search", "similar")
+    ]
+
+
 async def test_an_arm_whose_set_is_not_held_answers_nobody_and_no_exposure_names_it() -> None:
     experiments = running(experiment(Arm(name="next", share=0.5, version_set="b")))
     gateway = Gateway(experiments)

@@ -230,6 +230,7 @@ async def test_a_spent_deadline_is_an_error() -> None:
         ({"query": "a\nb"}, "query='text with control characters'"),
         ({"k": 0}, "k=0 allowed: 1-1000"),
         ({"k": 1001}, "k=1001 allowed: 1-1000"),
+        ({"context": {"a": "x" * 257}}, "context='an entry of 257 bytes' allowed: at most 256"),
         ({"user_id": "x" * 129}, "user_id='text of 129 bytes'"),
         ({"filter": ItemFilter(exclude_seen=True)}, "filter.exclude_seen=True allowed: only together with user_id"),
         ({"filter": ItemFilter(exclude_seen=False, allow_categories=("",))}, "filter.allow_categories[0]"),
