@@ -1,5 +1,6 @@
 """The console's settings: the shared ones, its port, and the address of the gateway."""
 
+import shlex
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,8 +22,8 @@ class ConsoleSettings(ProcessSettings):
     # Host names of the console that browsers may use, separated by commas. "": those of the loopback address.
     hosts: str = Field(default="", validation_alias="FRESHET_CONSOLE_HOSTS")
 
-    # Folder in which `freshet results --publish` writes one JSON file per experiment.
-    results: Path | None = Field(default=None, validation_alias="FRESHET_CONSOLE_RESULTS")
+    # The local stack's state folder. Commands on pages name it, and `freshet results --publish` writes below it.
+    state: Path | None = Field(default=None, validation_alias="FRESHET_STATE")
 
     @field_validator("gateway")
     @classmethod
@@ -33,6 +34,10 @@ class ConsoleSettings(ProcessSettings):
     def names(self) -> list[str]:
         """The names in `hosts`."""
         return [name.strip().lower() for name in self.hosts.split(",") if name.strip()]
+
+    def command(self, words: str) -> str:
+        """A command of `freshet` to copy, for this stack."""
+        return f"freshet {words}" + (f" --state {shlex.quote(str(self.state))}" if self.state else "")
 
     @property
     def is_for_this_machine(self) -> bool:

@@ -2,9 +2,10 @@
 
 from functools import partial
 
-from freshet_client import AsyncClient, DeadLetter, FreshetError
+from freshet_client import DeadLetter, FreshetError
 from nicegui.element import Element
 
+from services.console.access import Access
 from services.console.frame import Notice, box, button, text
 from services.console.sentences import date_text
 
@@ -15,8 +16,8 @@ LETTERS = 20
 class Letters:
     """The list of dead letters. Each can be replayed after a preview of the replay."""
 
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, access: Access) -> None:
+        self._client, self._command = access.client, access.settings.command
         with box("section", "panel", aria_label="Dead letters"):
             text("h2", "Dead letters")
             self.notice = Notice()
@@ -27,7 +28,7 @@ class Letters:
         """Show the newest dead letters."""
         with self.notice.failures():
             found = await self._client.dead_letters(max_letters=LETTERS)
-            older = " Older ones: freshet dead-letters list." if found.has_older else ""
+            older = f" Older ones: {self._command('dead-letters list')}." if found.has_older else ""
             about = f"The newest unusable records, at most {LETTERS} of a topic.{older}"
             self._about.set_text(about if found.letters else "No record is set aside.")
             with self._list:

@@ -313,6 +313,7 @@ def health_message(found: HealthReport) -> gateway_pb2.GetHealthResponse:
             name=part.name,
             ready=not part.problem,
             problem=part.problem,
+            started=part.started,
             effect=part.effect,
             lag_unit=part.lag_unit,
             **columns,

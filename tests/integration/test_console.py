@@ -296,7 +296,7 @@ def test_what_is_typed_stays_while_the_page_connects_and_changes(open_page: Open
 
 
 def test_a_part_that_stops_is_named_with_the_next_command_until_it_is_back(open_page: OpenPage, running: Stack) -> None:
-    page = open_page("/health")
+    page, root = open_page("/health"), running.place.state.root
     tile, verdict = page.locator(".tile", has_text="encoder"), page.locator(".verdict")
     expect(page.locator(".tile strong")).to_have_text(
         ["gateway", "redis", "candidates", "reranker", "generator", "kafka", "encoder", "refresher"]
@@ -307,7 +307,7 @@ def test_a_part_that_stops_is_named_with_the_next_command_until_it_is_back(open_
     expect(verdict).to_have_text(
         re.compile(r"^encoder is not ready: no answer at \S+ \(UNAVAILABLE\)\. Meanwhile users")
     )
-    expect(page.locator(".snippet pre")).to_have_text("freshet up --only encoder")
+    expect(page.locator(".snippet pre")).to_have_text(f"freshet up --only encoder --state {root}")
     tile.click()
     expect(page.get_by_role("heading", name="encoder, by the minute")).to_be_visible()
     expect(page.locator(".plot canvas")).to_have_count(4)
@@ -389,7 +389,9 @@ def test_an_experiment_is_created_compared_stopped_and_its_results_are_the_comma
     page.get_by_label(name, exact=True).get_by_role("button", name="Stop").click()
     expect(page.get_by_label(name, exact=True).locator(".tag")).to_have_text("stopped")
     page.get_by_label(name, exact=True).get_by_role("link", name="Results").click()
-    expect(page.locator("pre")).to_have_text(f"freshet results {name} --metric click --follow")
+    expect(page.locator("pre")).to_have_text(
+        f"freshet results {name} --metric click --follow --state {running.place.state.root}"
+    )
     counted = (name, "--metric", "like", "--horizon-hours", f"{HORIZON_S / 3600:.6f}", "--publish")
     cli(running, "results", *counted)
     table = page.get_by_label("By arm")
@@ -611,7 +613,7 @@ def test_a_gateway_that_is_away_is_said_and_the_page_works_again(open_page: Open
     expect(health.locator(".verdict")).to_have_text(
         re.compile("^gateway is not ready: .* Meanwhile nobody is answered")
     )
-    expect(health.locator(".snippet pre")).to_have_text("freshet up --only gateway")
+    expect(health.locator(".snippet pre")).to_have_text(f"freshet up --only gateway --state {running.place.state.root}")
     page.locator(".card .act.like").first.click()
     expect(page.get_by_role("alert")).to_contain_text("The gateway does not answer.")
     assert titles(page) == shown

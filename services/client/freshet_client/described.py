@@ -123,8 +123,9 @@ class UserReport:
 class PartHealth:
     """One part's state, and a value for each minute.
 
-    `problem`: why it is not ready, "" if it is. `effect`: what does not work while it is not ready. `degraded` counts
-    the gateway's degraded answers. `lag` is in `lag_unit`, -1 if unknown.
+    `problem`: why it is not ready, "" if it is. `started`: whether it was ready since the gateway started. `effect`:
+    what does not work while it is not ready. `degraded` counts the gateway's degraded answers. `lag` is in `lag_unit`,
+    -1 if unknown.
     """
 
     name: str
@@ -139,6 +140,7 @@ class PartHealth:
     lag_unit: str
     lag: tuple[float, ...]
     was_ready: tuple[bool, ...]
+    started: bool
 
 
 @dataclass(frozen=True)

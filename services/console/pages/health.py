@@ -13,6 +13,7 @@ from nicegui.element import Element
 from nicegui.elements.mixins.text_element import TextElement
 
 from services.console.access import Access
+from services.console.config import ConsoleSettings
 from services.console.frame import Notice, box, may_ask, page_frame, text
 from services.console.letters import Letters
 from services.console.parts import snippet
@@ -63,17 +64,17 @@ def add(access: Access) -> None:
             notice = Notice()
             if await may_ask(access, notice):
                 client = access.client
-                page = Health(watches.setdefault(client, Watch(client)), notice)
+                page = Health(watches.setdefault(client, Watch(client)), notice, access.settings)
                 await page.tick()
                 ui.timer(EVERY_S, page.tick)
-                await Letters(client).show()
+                await Letters(access).show()
 
 
 class Health:
     """One tab's page."""
 
-    def __init__(self, watch: Watch, notice: Notice) -> None:
-        self._watch, self._notice, self._chosen = watch, notice, "gateway"
+    def __init__(self, watch: Watch, notice: Notice, settings: ConsoleSettings) -> None:
+        self._watch, self._notice, self._settings, self._chosen = watch, notice, settings, "gateway"
         self._report: HealthReport | None = None
         self._tiles: dict[str, tuple[Element, TextElement]] = {}
         self._verdict = text("p", "", "verdict", role="status")
@@ -105,8 +106,8 @@ class Health:
             self._make_tiles(parts)
         for name, (tile, line) in self._tiles.items():
             one = parts[name]
-            line.set_text(f"ready · {_rate(one, report):,.1f}/s" if one.ready else "not ready")
-            tile.classes(replace="tile" if one.ready else "tile out")
+            line.set_text(f"ready · {_rate(one, report):,.1f}/s" if one.ready else _state(one))
+            tile.classes(replace="tile" if one.ready else "tile out" if one.started else "tile off")
             tile.props["aria-pressed"] = str(name == self._chosen).lower()
             tile.update()
         self._say([one for one in report.parts if not one.ready], parts["gateway"])
@@ -133,16 +134,18 @@ class Health:
     def _say(self, out: list[PartHealth], gateway: PartHealth) -> None:
         share = _shares(gateway)[-1] if gateway.calls else 0.0
         well = f"Every part is ready; {share:.0f}% of the answers of this minute are degraded."
-        verdicts = [f"{one.name} is not ready: {one.problem}. Meanwhile {one.effect}." for one in out]
+        verdicts = [f"{one.name} is {_state(one)}: {one.problem}. Meanwhile {one.effect}." for one in out]
         self._verdict.set_text(" ".join(verdicts) or well)
-        self._verdict.classes(replace="verdict out" if out else "verdict")
-        advice = _advice(out[0]) if out else ""
+        self._verdict.classes(replace="verdict out" if any(one.started for one in out) else "verdict")
+        # A part that answers is looked into, another one is started.
+        words = "doctor" if out and "answer" not in out[0].problem else f"up --only {out[0].name}" if out else ""
+        advice = self._settings.command(words) if words else ""
         if advice != self._advised:
             self._advised = advice
             self._todo.clear()
             if advice:
                 with self._todo:
-                    text("p", "Next, on a machine of the installation:")
+                    text("p", "Next:")
                     snippet("a command", advice)
                     text("p", "The runbook is docs/operate/runbooks/PartIsDown.md.", "hint")
 
@@ -175,7 +178,5 @@ def _shares(part: PartHealth) -> list[float]:
     return [100.0 * min(1.0, (failed + degraded) / max(1, calls)) for calls, failed, degraded in columns]
 
 
-def _advice(part: PartHealth) -> str:
-    """The command to run next: start the part if it does not answer, else look for the reason."""
-    is_away = "answer" in part.problem
-    return f"freshet up --only {part.name}" if is_away else "freshet doctor"
+def _state(part: PartHealth) -> str:
+    return "not ready" if part.started else "not started"

@@ -13,7 +13,6 @@ from services.console.parts import Asker, calls_to_copy, snippet
 PATH = "/models"
 # A step waits for Kafka and for this gateway; a promotion also counts the warm users.
 STEP_S = 30.0
-STAGE = "freshet model stage next --bundle DIR\nfreshet model warm next"
 
 
 def add(access: Access) -> None:
@@ -31,7 +30,7 @@ class Models:
     """One tab's page."""
 
     def __init__(self, access: Access) -> None:
-        self._client = access.client
+        self._client, self._command = access.client, access.settings.command
         text("h1", "Models")
         text("p", "Which model answers whom. A new one is tried beside the old one first.", "lead")
         self.notice = Notice()
@@ -43,7 +42,8 @@ class Models:
         with box("section", "panel", aria_label="Stage a model"):
             text("h2", "Stage a model")
             text("p", "Staging starts processes, and warming makes states of all users: both are commands.", "hint")
-            snippet("commands", STAGE)
+            stage = self._command("model stage next --bundle DIR")
+            snippet("commands", f"{stage}\n{self._command('model warm next')}")
         calls_to_copy(Asker.of(access), "GetVersionSets", "version_sets")
 
     async def begin(self) -> None:
@@ -88,10 +88,9 @@ class Models:
             what = f"Set {name} answers everybody. Set {found.serving} stays beside it, so that you can roll back."
             ask = partial(self._look_again, "promote", name, 0.0, what)
             button("Promote", ask, icon="publish", classes="button strong", about=f"Promote {name}")
-            what = f"Set {name} is removed. On a local stack, freshet model retire {name} then stops its processes."
-            button(
-                "Retire", partial(self._look_again, "retire", name, 0.0, what), icon="delete", about=f"Retire {name}"
-            )
+            what = f"Set {name} is removed. {self._command(f'model retire {name}')} stops its processes."
+            ask = partial(self._look_again, "retire", name, 0.0, what)
+            button("Retire", ask, icon="delete", about=f"Retire {name}")
 
     def _share(self, change: SetChange, name: str, share: float, label: str, means: str) -> None:
         def typed(value: str) -> None:

@@ -39,7 +39,7 @@ class Results:
     """One tab's page."""
 
     def __init__(self, access: Access, name: str, metric: str, part: str) -> None:
-        self._client, self._folder = access.client, access.settings.results
+        self._client, self._settings = access.client, access.settings
         self._name, self._metric, self._part, self._shown = name, metric, part, ""
         text("h1", "Results")
         text("p", "Which arm people like better, and how certain that is.", "lead")
@@ -53,10 +53,10 @@ class Results:
             found = await self._client.call("ListExperiments", gateway_pb2.ListExperimentsRequest())
             names = [one.name for one in reversed(found.experiments)]
             if self._name not in names:
-                self._name = next((one for one in names if read_results(self._folder, one)), "") or next(
+                self._name = next((one for one in names if read_results(self._settings.state, one)), "") or next(
                     iter(names), ""
                 )
-            made = read_results(self._folder, self._name) if self._name else None
+            made = read_results(self._settings.state, self._name) if self._name else None
             until = datetime.fromtimestamp(made["until_ms"] / 1000, UTC) if made else None
             self._age.set_text(f"Until {date_text(until)}, {ago(until)} ago." if until else "")
             if (shown := json.dumps([names, made])) != self._shown:
@@ -83,7 +83,8 @@ class Results:
                 choice("Answers", list(parts), part, lambda name: go(part=name), empty="all")
         if made is None:
             text("p", "Nothing is published. This publishes results every 20 seconds:")
-            text("pre", f"freshet results {self._name} --metric click --follow", tabindex="0")
+            command = self._settings.command(f"results {self._name} --metric click --follow")
+            text("pre", command, tabindex="0")
             return
         one = parts[part]
         rows = [row for row in one["rows"] if row["metric"] == metric]
@@ -98,9 +99,9 @@ class Results:
                 chart.props.update({"role": "img", "aria-label": "The difference of each arm over time"})
 
 
-def read_results(folder: Path | None, name: str) -> Any:
+def read_results(state: Path | None, name: str) -> Any:
     """Return an experiment's published results, or None."""
-    path = None if folder is None else folder / f"{name}.json"
+    path = None if state is None else state / "results" / f"{name}.json"
     return json.loads(path.read_bytes()) if path is not None and path.exists() else None
 
 

@@ -25,10 +25,13 @@ _TIMEOUT_S, _FRESH_S, _LOOK_EVERY_S = 1.0, 1.0, 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartHealth:
-    """One part. problem: why it is not ready, else "". minutes: the part's rows of `Minutes.last`."""
+    """One part. problem: why it is not ready, else "". started: whether it was ever ready. minutes: the part's rows of
+    `Minutes.last`.
+    """
 
     name: str
     problem: str
+    started: bool
     effect: str
     lag_unit: str
     minutes: Any
@@ -50,7 +53,7 @@ class GetHealth:
     def __init__(self, ports: Ports, freshness: GetFreshness, minutes: Minutes) -> None:
         self._ports, self._freshness, self._minutes = ports, freshness, minutes
         self._lock = asyncio.Lock()
-        self._looked_s, self._problems = float("-inf"), dict[str, str]()
+        self._looked_s, self._problems, self._started = float("-inf"), dict[str, str](), set[str]()
 
     async def __call__(self, minutes: int) -> HealthReport:
         """Return each part's state, and the newest minutes. Raises: InvalidRequest."""
@@ -66,6 +69,7 @@ class GetHealth:
                 PartHealth(
                     name=name,
                     problem=problems[name],
+                    started=name in self._started,
                     effect=EFFECTS[name],
                     lag_unit=LAG_UNITS.get(name, ""),
                     minutes=of_part,
@@ -82,6 +86,7 @@ class GetHealth:
                 asked = asyncio.gather(self._ports.parts.problems(_TIMEOUT_S), self._freshness())
                 problems, report = await asked
                 self._problems = {"gateway": ""} | dict(problems)
+                self._started |= {name for name, problem in self._problems.items() if not problem}
                 self._minutes.seen(self._problems, _lags(report))
                 self._looked_s = time.monotonic()
         return self._problems

@@ -38,7 +38,7 @@ class Console(Component):
         settings = {
             "FRESHET_CONSOLE_PORT": str(place.ports[CONSOLE]),
             "FRESHET_CONSOLE_GATEWAY": place.ports.address("gateway"),
-            "FRESHET_CONSOLE_RESULTS": str(place.state.results),
+            "FRESHET_STATE": str(place.state.root),
         }
         tls = environment_tls()
         if tls is not None:

@@ -91,6 +91,7 @@ async def test_health_names_what_is_not_ready_and_what_does_not_work_meanwhile()
     assert list(parts) == ["gateway", "kafka", "redis", "encoder", "candidates"]
     assert {name: one.ready for name, one in parts.items()} == dict.fromkeys(parts, True) | {"encoder": False}
     assert parts["encoder"].problem == "no answer at here:1"
+    assert [name for name, one in parts.items() if not one.started] == ["encoder"]
     assert "states stand still" in parts["encoder"].effect
     assert (list(parts["gateway"].calls), list(parts["gateway"].degraded)) == ([1], [1])
     # One of partition 3, whose watermark is 7 and whose end is 9, and two of partition 4.
