@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -79,7 +80,6 @@ def results(
     Example:  freshet results diversity --metric click --follow
     """
     from services.offline.experiments.over_time import document
-    from services.offline.experiments.results import Metric
     from services.offline.experiments.results import results as compared
 
     if by:
@@ -89,8 +89,7 @@ def results(
         return
     asked: dict[str, Any] = {"horizon": timedelta(hours=horizon_hours), "past": timedelta(days=past_days)}
     asked["tuned_for"] = users
-    metrics = [Metric(type=kind, of_values=bool(of_values)) for kind, of_values in map(_metric, metric)]
-    metrics += [_guardrail(text) for text in guardrail or []]
+    metrics = [*map(metric_of, metric), *map(_guardrail, guardrail or [])]
 
     def compare() -> "tuple[Experiment, Results]":
         with sentences(), _log(state, archive) as log:
@@ -169,24 +168,24 @@ def _log(state: Path, archive: Path | None) -> Any:
     return opened_log(archive, exposures=shown, interactions=taken, forgets=records, key=pseudonym_key(settings))
 
 
-def _metric(text: str) -> tuple[str, str]:
+def metric_of(text: str) -> "Metric":
+    """Return the metric of TYPE or TYPE:value. Raises: CommandError."""
+    from services.offline.experiments.results import Metric
+
     kind, _, of = text.partition(":")
     if of not in ("", "value") or not kind:
         raise usage_error(f"metric={text!r} allowed: TYPE, or TYPE:value", "click, or purchase:value")
-    return kind, of
+    return Metric(type=kind, of_values=bool(of))
 
 
 def _guardrail(text: str) -> "Metric":
-    from services.offline.experiments.results import Metric
-
     kind, sign, bound = text.partition(">=-") if ">=-" in text else text.partition("<=+")
     try:
         share = float(bound.removesuffix("%")) / (100 if bound.endswith("%") else 1)
     except ValueError as exc:
         raise usage_error(f"guardrail={text!r} allowed: TYPE>=-SHARE or TYPE<=+SHARE, as click>=-2%") from exc
     margin = -share if sign == ">=-" else share
-    name, of_values = _metric(kind)
-    return Metric(type=name, of_values=bool(of_values), margin=margin)
+    return replace(metric_of(kind), margin=margin)
 
 
 def _rows(found: "Results") -> list[dict[str, Any]]:
