@@ -1,34 +1,40 @@
 """Interleave two rankings, so that one user compares them in one answer.
 
-Team draft: for each pair of slots a coin decides which ranking picks first, and each picks its best item that is not in
-the answer yet. A user's choices from a team's slots count for its ranking.
+Each ranking names its best item that is not in the answer yet. If both name the same item, it belongs to both and says
+nothing. Otherwise both items follow, in an order that a coin decides. So the items do not depend on the coins, and a
+user who chooses by position alone prefers neither ranking.
 
 Source: Radlinski, Kurup and Joachims, "How does clickthrough data reflect retrieval quality?", CIKM 2008, section 3.2.
+We differ: there a coin gives an item that both name to one of the rankings.
 """
 
 from collections.abc import Sequence
 from random import Random
 
+BOTH = 2
+
 
 def team_draft(first: Sequence[str], second: Sequence[str], k: int, rng: Random) -> tuple[list[str], list[int]]:
-    """Return at most k items and the team of each: 0 the first ranking, 1 the second. A ranking without items leaves
-    its picks to the other.
+    """Return at most k items and the team of each: 0 the first ranking, 1 the second, `BOTH`. When one ranking has no
+    more items, those of the other belong to both.
     """
     rankings, at = (first, second), [0, 0]
     items: list[str] = []
     teams: list[int] = []
     taken: set[str] = set()
     while len(items) < k:
-        before = len(items)
-        starts = rng.getrandbits(1)
-        for team in (starts, 1 - starts):
-            ranking = rankings[team]
+        best: list[str] = []
+        for team, ranking in enumerate(rankings):
             while at[team] < len(ranking) and ranking[at[team]] in taken:
                 at[team] += 1
-            if at[team] < len(ranking) and len(items) < k:
-                items.append(ranking[at[team]])
-                teams.append(team)
-                taken.add(ranking[at[team]])
-        if len(items) == before:
+            best += ranking[at[team] : at[team] + 1]
+        if not best:
             break
+        picks = [(item, team) for team, item in enumerate(best)] if len({*best}) == 2 else [(best[0], BOTH)]
+        if rng.getrandbits(1):
+            picks.reverse()
+        for item, team in picks[: k - len(items)]:
+            items.append(item)
+            teams.append(team)
+            taken.add(item)
     return items, teams

@@ -26,7 +26,7 @@ class Exposure:
     Columns of its n slots, best first: item_ids, scores, sources, propensities (n,); propensities are empty if each is
     1. surface: "recommend", "search" or "similar". shown_ms: Unix milliseconds. context: the request's. absence_bucket:
     the query state's. assignments: the answer's (experiment, arm, share). teams (n,): in an interleaved answer, 0 for
-    the first arm's pick, 1 for the second's; else empty. rules_revision: the standing rules'.
+    the first arm's pick, 1 for the second's, 2 for an item of both; else empty. rules_revision: the standing rules'.
     """
 
     exposure_id: str

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from services.algorithms.indexes.protocol import ESTIMATE
-from services.algorithms.rules.team_draft import team_draft
+from services.algorithms.rules.team_draft import BOTH, team_draft
 from services.contracts.experiments import Arm, Assignment
 from services.gateway.domain import Recommendation, RecommendQuery
 from services.gateway.version_sets.routes import ServedSet
@@ -33,6 +33,7 @@ class Interleaved:
         ranking, against = ([item.item_id for item in answer.items] for answer in (one, other))
         item_ids, teams = team_draft(ranking, against, query.k, self.rng)
         found = [{item.item_id: item for item in answer.items} for answer in (one, other)]
+        found.append(found[1] | found[0])  # the items of `BOTH`
         items = [found[team][item_id] for item_id, team in zip(item_ids, teams, strict=True)]
         handlers = first.handlers.recommend
         answer = replace(
@@ -49,6 +50,7 @@ class Interleaved:
                 item_ids=item_ids,
                 scores=[item.score for item in items],
                 sources=[item.source for item in items],
+                propensities=[1.0 if team == BOTH else 0.5 for team in teams],
                 model_version=one.model_version,
                 index_version=one.index_version,
                 context=query.context,

@@ -9,7 +9,7 @@ The input is sums over an arm's users: a database computes them, so memory here 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -17,6 +17,9 @@ import numpy.typing as npt
 
 from services.offline.evaluation.engine.intervals import holm
 from services.offline.experiments.sequential import ALPHA, MIN_USERS, TUNED_FOR_USERS, Estimate, estimate
+
+# Values above this quantile of all users count as the quantile: a script with 10,000 clicks must not decide.
+CAPPED_ABOVE = 0.999
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,21 +139,23 @@ def differences(
 
 
 def preference(
-    credit: npt.NDArray[np.float64] | Sequence[float], *, tuned_for: int = TUNED_FOR_USERS
+    credit: npt.NDArray[np.float64], takes: npt.NDArray[np.float64], *, tuned_for: int = TUNED_FOR_USERS
 ) -> Estimate | None:
-    """Estimate the preferred team of interleaving from the users' credit (U,): takes of the second team's slots minus
-    those of the first's.
+    """Estimate the preferred team of interleaving from users' takes (U,) of a team's slots, each at least 1, and their
+    credit (U,): takes of the second team's slots minus those of the first's.
 
-    A user counts once, by the sign: 1 prefers the second team, -1 the first. The estimate is the mean, in [-1, 1].
-    Source: Chapelle, Joachims, Radlinski and Yue, "Large-scale validation and analysis of interleaved search
-    evaluation", ACM TOIS 30(1), 2012, section 3. None before `MIN_USERS` users.
+    The estimate is the sum of credit by that of takes, in [-1, 1]. A user with more takes than the quantile
+    `CAPPED_ABOVE` counts with that number. A vote per user would need up to twice the users (decision
+    095). None before `MIN_USERS` users.
     """
-    signs = np.sign(np.asarray(credit, dtype=np.float64))
-    if len(signs) < MIN_USERS:
+    num_users = len(takes)
+    if num_users < MIN_USERS:
         return None
-    return estimate(
-        float(signs.mean()), float(signs.std(ddof=1)) / math.sqrt(len(signs)), len(signs), tuned_for=tuned_for
-    )
+    weights = np.minimum(1.0, np.quantile(takes, CAPPED_ABOVE) / takes)
+    mean = float(weights @ credit / (weights @ takes))
+    residuals = weights * (credit - mean * takes)
+    error = math.sqrt(num_users / (num_users - 1) * float(residuals @ residuals)) / float(weights @ takes)
+    return estimate(mean, error, num_users, tuned_for=tuned_for)
 
 
 def _adjusted_variance(arm: ArmSums, theta: float) -> float:

@@ -14,17 +14,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import duckdb
-import numpy as np
 
+from services.algorithms.rules.team_draft import BOTH
 from services.contracts.experiments import CONSOLE, Experiment
-from services.offline.experiments.differences import ArmSums, Difference, differences, preference
+from services.offline.experiments.differences import CAPPED_ABOVE, ArmSums, Difference, differences, preference
 from services.offline.experiments.log import quoted
 from services.offline.experiments.sample_ratio import ALARM, p_value
 from services.offline.experiments.sequential import Estimate
 from services.platform.errors import InvalidRequest, PreconditionFailed
 
-# Values above this quantile of all users count as the quantile: a script with 10,000 clicks must not decide.
-CAPPED_ABOVE = 0.999
 # Columns to split counts by.
 SPLITS = {
     "day": "CAST(s.shown AS DATE)",
@@ -300,13 +298,14 @@ def arm_sums(
 
 def _preferred(log: duckdb.DuckDBPyConnection, metrics: Sequence[Metric], tuned_for: int) -> Estimate | None:
     """Estimate the preferred team by the first metric, over all users who took an item of a team."""
-    rows = log.execute(
-        "SELECT sum(CASE WHEN s.teams[list_position(s.item_ids, i.item_id)] = 1 THEN 1 ELSE -1 END) "
-        "FROM interactions i JOIN shown s USING (exposure_id) "
-        "WHERE i.type = ? AND list_contains(s.item_ids, i.item_id) GROUP BY i.user_key",
+    found = log.execute(
+        "SELECT sum(CASE WHEN team = 1 THEN 1 ELSE -1 END)::DOUBLE AS credit, count(*)::DOUBLE AS takes FROM ("
+        "SELECT i.user_key, s.teams[list_position(s.item_ids, i.item_id)] AS team "
+        "FROM interactions i JOIN shown s USING (exposure_id) WHERE i.type = ?) "
+        f"WHERE team < {BOTH} GROUP BY user_key",
         [metrics[0].type],
-    ).fetchall()
-    return preference(np.array([credit for (credit,) in rows], dtype=np.float64), tuned_for=tuned_for)
+    ).fetchnumpy()
+    return preference(found["credit"], found["takes"], tuned_for=tuned_for)
 
 
 def _one(log: duckdb.DuckDBPyConnection, query: str, values: Sequence[Any] = ()) -> int:

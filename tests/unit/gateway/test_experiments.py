@@ -181,6 +181,7 @@ async def test_an_interleaved_answer_is_drafted_from_both_arms() -> None:
     assert exposure.exposure_id == answer.exposure_id
     assert list(exposure.item_ids) == [item.item_id for item in answer.items]
     assert sorted(exposure.teams) == [0, 0, 1, 1]
+    assert list(exposure.propensities) == [0.5] * 4
     assert (said(answer), exposure.assignments) == ([("one", "", 1.0)], (("one", "", 1.0),))
     assert answer.certificate == common_pb2.Certificate(kind="KIND_ESTIMATE", interleaved=True)
     rankings = [

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from interleaving_users import needed
 
 from services.offline.experiments.differences import ArmSums, difference, differences, preference
 from services.offline.experiments.sequential import ALPHA, MIN_USERS, estimate
@@ -129,18 +130,38 @@ def test_several_metrics_are_one_family() -> None:
 def test_nothing_is_said_of_few_users() -> None:
     few, many = ArmSums.of(np.ones(MIN_USERS - 1)), ArmSums.of(np.ones(MIN_USERS))
     assert difference(few, many) is None
-    assert preference(np.ones(MIN_USERS - 1)) is None
+    assert preference(np.ones(MIN_USERS - 1), np.ones(MIN_USERS - 1)) is None
     same = difference(many, many)
     assert same is not None
     assert (same.estimate.mean, same.estimate.low, same.estimate.high, same.estimate.p_value) == (0.0, 0.0, 0.0, 1.0)
 
 
-def test_a_preference_counts_each_user_once() -> None:
+def test_a_preference_is_that_of_the_takes_and_a_script_decides_nothing() -> None:
     rng = np.random.default_rng(7)
-    credit = np.where(rng.random(1_000) < 0.6, 1.0, -1.0)
-    found = preference(credit)
-    loud = preference(np.append(credit, -5_000.0))
+    takes = rng.geometric(0.3, 2_000).astype(float)
+    second = rng.binomial(takes.astype(int), 0.6)
+    credit = 2.0 * second - takes
+    found = preference(credit, takes)
+    loud = preference(np.append(credit, -5_000.0), np.append(takes, 5_000.0))
     assert found is not None
     assert loud is not None
+    assert found.low < 0.2 < found.high
+    assert found.mean == pytest.approx(credit.sum() / takes.sum(), abs=0.01)
     assert min(found.low, loud.low) > 0
-    assert found.mean == pytest.approx(credit.mean())
+
+
+def test_interleaving_two_versions_of_a_model_needs_a_tenth_of_the_users() -> None:
+    lift, share = needed(1, 1_000, (0.5, 0.55), 0.9)
+    assert lift == pytest.approx(0.045, abs=0.01)
+    assert share < 0.1
+
+
+def test_a_preference_of_nobody_raises_few_alarms_however_often_one_looks() -> None:
+    rng = np.random.default_rng(8)
+    alarms = 0
+    for _ in range(300):
+        takes = rng.poisson(rng.gamma(0.5, 4.0, 3_000)) + 1.0
+        credit = 2.0 * rng.binomial(takes.astype(int), 0.5) - takes
+        looks = (preference(credit[:users], takes[:users]) for users in range(100, 3_001, 100))
+        alarms += any(not one.low <= 0 <= one.high for one in looks if one is not None)
+    assert alarms <= 15
