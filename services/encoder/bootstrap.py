@@ -76,7 +76,6 @@ def vocabulary_of(bundle: Bundle) -> Vocabulary:
         item_index=dict(zip(bundle.item_ids, range(bundle.num_items), strict=True)),
         user_index=bundle.user_index,
         max_history=bundle.max_history,
-        num_item_buckets=bundle.encoder.num_item_buckets,
         untrained=bundle.untrained,
         schema=bundle.event_schema,
         actions=Actions(bundle.event_schema, bundle.encoder.actions) if bundle.encoder.actions else None,

@@ -1,7 +1,6 @@
 """Convert histories to encode jobs, and the model's arrays to stored states.
 
-The model uses dense indices, everything else string ids. Only this module maps an item unknown to training to its hash
-bucket; a model without buckets leaves the item out.
+The model uses dense indices, everything else string ids. An item that the model does not know is left out.
 
 Letters: M states wanted of one sequence, P_q query components, P component pairs, d component width.
 """
@@ -17,7 +16,6 @@ from services.algorithms.bundles.event_schema import EventSchema, default_schema
 from services.algorithms.encoding.absence import AbsenceRows
 from services.algorithms.encoding.actions import STRIDE, Actions
 from services.algorithms.encoding.aversion import DECAY, WINDOW, Aversion
-from services.algorithms.encoding.item_buckets import item_bucket
 from services.algorithms.scoring.packed_state import after_absence
 from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import StoredEvent
@@ -39,28 +37,17 @@ class Vocabulary:
     item_index: Mapping[str, int]
     user_index: Mapping[str, int]
     max_history: int
-    num_item_buckets: int = 0
     untrained: Set[str] = frozenset()
     schema: EventSchema = field(default_factory=default_schema)
     actions: Actions | None = None
     aversion: Aversion | None = None
     absence: AbsenceRows | None = None
 
-    def row(self, item_id: str) -> int:
-        """Return the row of an item in a history: its dense index, else its bucket's, else UNKNOWN."""
-        index = self.item_index.get(item_id, UNKNOWN)
-        if self.num_item_buckets and (index == UNKNOWN or item_id in self.untrained):
-            return len(self.item_index) + item_bucket(item_id, self.num_item_buckets)
-        return index
-
 
 def rows_of(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> npt.NDArray[np.int64]:
     """Return each event's row (n,), which combines item and action; UNKNOWN if the encoder ignores either."""
     get = vocabulary.item_index.get
-    numbers = [get(event[4], UNKNOWN) for event in events]
-    if vocabulary.num_item_buckets and (vocabulary.untrained or UNKNOWN in numbers):
-        numbers = [vocabulary.row(event[4]) for event in events]
-    rows = np.array(numbers, dtype=np.int64)
+    rows = np.array([get(event[4], UNKNOWN) for event in events], dtype=np.int64)
     if vocabulary.actions is not None:
         find = vocabulary.actions.row
         actions = np.array([find(event[5], event[6]) if event[5] else 0 for event in events], dtype=np.int64)

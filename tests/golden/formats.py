@@ -130,7 +130,6 @@ ENCODER = EncoderShape(
     max_history=8,
     num_time_buckets=16,
     uses_user_index=True,
-    num_item_buckets=2,
     norm_epsilon=1e-6,
     output_norm="layer",
     actions=("like", "rating -1"),

@@ -46,8 +46,6 @@ def _require_positive(owner: str, values: Mapping[str, float]) -> None:
 class EncoderShape:
     """The shapes of the encoder's weights, and its inputs. width: the model width D; d_qk, d_v: widths per head.
 
-    num_item_buckets: how many rows the item embedding has for items unknown to training. They follow the items' own
-    rows, and `algorithms.encoding.item_buckets` assigns them.
     norm_epsilon: added to a variance inside a block. output_norm: "length" divides states by their length, "layer"
     applies layer normalisation. residual_of_norm: SASRec blocks have the authors' form, which normalises only the query
     and adds the attention to the normalised query. The authors' models have norm_epsilon 1e-6 (HSTU) or 1e-8 (SASRec),
@@ -64,7 +62,6 @@ class EncoderShape:
     max_history: int
     num_time_buckets: int = 0
     uses_user_index: bool = False
-    num_item_buckets: int = 0
     norm_epsilon: float = 1e-5
     output_norm: str = "length"
     residual_of_norm: bool = False
@@ -84,8 +81,6 @@ class EncoderShape:
             raise BundleError(f"encoder.residual_of_norm=True with kind={self.kind!r}; allowed: False")
         names = ("num_blocks", "num_heads", "width", "d_qk", "d_v", "norm_epsilon")
         _require_positive("encoder", {name: getattr(self, name) for name in names})
-        if self.num_item_buckets < 0:
-            raise BundleError(f"encoder.num_item_buckets={self.num_item_buckets}; allowed: 0 or more")
         check_max_history(self.max_history)
 
 

@@ -21,14 +21,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from services.algorithms.encoding.absence import buckets_of
-from services.algorithms.encoding.item_buckets import item_buckets
 from services.offline.datasets import Interactions
 from services.offline.training import checkpoint
 from services.offline.training.loss import batch_loss
 from services.offline.training.models.sequential import PADDING, SequentialModel
 from services.offline.training.presets import TrainConfig
 from services.offline.training.seeded import seeded
-from services.offline.training.sequences import Batch, EpochBatches, Histories, IntArray, StandIns
+from services.offline.training.sequences import Batch, EpochBatches, Histories, IntArray
 
 PARTS = ("data", "encoder", "mol", "optimizer")
 _SECONDS_BETWEEN_CHECKPOINTS = 30.0
@@ -116,14 +115,6 @@ def dense_users(config: TrainConfig, interactions: Interactions) -> IntArray | N
     return np.where(trained, np.cumsum(trained) - 1, -1)
 
 
-def _stand_ins(config: TrainConfig, interactions: Interactions) -> StandIns | None:
-    buckets = config.encoder.num_item_buckets
-    if not buckets:
-        return None
-    rows = interactions.num_items + item_buckets(interactions.item_ids, buckets)
-    return StandIns(rows=rows, probability=config.bucket_probability)
-
-
 class _Run:
     def __init__(
         self,
@@ -143,7 +134,6 @@ class _Run:
             raise ValueError(f"{interactions.name}: no user has two events; training needs a next event to predict")
         self.identity: dict[str, Any] = {"config": config.as_dict(), "data": interactions.fingerprint()}
         self.user_index = dense_users(config, interactions)
-        self.stand_ins = _stand_ins(config, interactions)
         self.negatives = torch.Generator().manual_seed(config.seed)
         self.model = build(
             config.encoder,
@@ -237,7 +227,6 @@ class _Run:
             batch_sequences=self.config.batch_sequences,
             seed=self.config.seed,
             epoch=epoch,
-            stand_ins=self.stand_ins,
         )
 
     def _step(self, batches: EpochBatches) -> None:

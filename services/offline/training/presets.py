@@ -44,8 +44,6 @@ class TrainConfig:
     final_rate_fraction: float = 1.0
     mutual_information_weight: float = 0.001
     user_norm_weight: float = 0.0
-    # Probability that an item of a history is replaced by its hash bucket, to train the buckets' rows.
-    bucket_probability: float = 0.0
     loss: str = "sampled-softmax"
     # Groups in a tile of logits; positions of a group share negatives. More groups: more distinct negatives a step.
     groups_per_tile: int = 1
@@ -70,18 +68,12 @@ class TrainConfig:
             (("head_rate", "gate_rate"), 0, 100),
             (("warmup_fraction", "final_rate_fraction"), 0, 1),
             ([f"dropouts.{field.name}" for field in fields(Dropouts)], 0, 0.95),
-            (("bucket_probability",), 0, 0.5),
         ):
             for name in names:
                 value = attrgetter(name)(self)
                 if not low <= value <= high:
                     bounds = f"at least {low:g}" + (f", at most {high:g}" if high != math.inf else "")
                     raise ValueError(f"{name}={value}; allowed: {bounds}")
-        if (self.bucket_probability > 0) != (self.encoder.num_item_buckets > 0):
-            raise ValueError(
-                f"bucket_probability={self.bucket_probability}; with num_item_buckets="
-                f"{self.encoder.num_item_buckets} allowed: {'above 0' if self.encoder.num_item_buckets else '0'}"
-            )
         allowed = LOSSES if self.head.kind == "dot" else LOSSES[:-1]
         if self.loss not in allowed:
             raise ValueError(f"loss={self.loss!r}; allowed with a {self.head.kind} head: {', '.join(allowed)}")

@@ -107,14 +107,6 @@ def windows_before(histories: Histories, events: IntArray, users: IntArray, max_
     return PaddedWindows(items=items, times=histories.times[rows], lengths=lengths)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StandIns:
-    """rows (X,): each item's replacement, used with this probability at each of its occurrences."""
-
-    rows: IntArray
-    probability: float
-
-
 class EpochBatches:
     """The batches of one epoch, addressable by number."""
 
@@ -126,9 +118,8 @@ class EpochBatches:
         batch_sequences: int,
         seed: int,
         epoch: int,
-        stand_ins: StandIns | None = None,
     ) -> None:
-        self._histories, self._seed, self._epoch, self._stand_ins = histories, seed, epoch, stand_ins
+        self._histories, self._seed, self._epoch = histories, seed, epoch
         rng = np.random.default_rng([seed, epoch])
         self._starts, self._lengths, self._users = _windows(histories.offsets, max_history, rng)
         self._batches = _batches_by_length(self._lengths, batch_sequences, rng)
@@ -147,9 +138,6 @@ class EpochBatches:
         rng = np.random.default_rng([self._seed, self._epoch, number])
         rng.shuffle(positions)
         items = self._histories.items[rows]
-        if self._stand_ins is not None:
-            replaced = rng.random(items.shape) < self._stand_ins.probability
-            items = np.where(replaced, self._stand_ins.rows[items], items)
         if self._histories.actions is not None:
             with_action = rng.random(items.shape) >= _NO_ACTION
             items = items + with_action * self._histories.actions[rows] * STRIDE

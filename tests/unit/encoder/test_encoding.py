@@ -1,4 +1,4 @@
-"""Histories as the model sees them: known items or their buckets, few shapes, half precision."""
+"""Histories as the model sees them: known items, few shapes, half precision."""
 
 from dataclasses import replace
 
@@ -9,7 +9,6 @@ from tritonclient.utils import InferenceServerException
 
 from services.algorithms.bundles.event_schema import default_schema
 from services.algorithms.encoding.actions import STRIDE, Actions
-from services.algorithms.encoding.item_buckets import item_bucket
 from services.contracts.stored_history import StoredEvent
 from services.encoder.adapters.batches import length_buckets, pad_jobs
 from services.encoder.adapters.inference_server import InferenceServerEncoder
@@ -36,16 +35,6 @@ def test_unknown_items_are_left_out_and_prefixes_find_their_rows() -> None:
 def test_a_history_without_known_items_makes_no_job() -> None:
     assert encode_job(VOCABULARY, "user-9", history("new", "newer"), [1, 2]) == (None, {})
     assert encode_job(VOCABULARY, "user-9", [], [0]) == (None, {})
-
-
-def test_items_that_training_never_saw_are_encoded_as_their_buckets() -> None:
-    vocabulary = replace(VOCABULARY, num_item_buckets=5, untrained=frozenset({"item-3"}))
-    job, rows = encode_job(vocabulary, "user-9", history("new", "item-1", "item-3", "new"), [1, 4])
-    assert job is not None
-    # Behind the 50 items; an item that the bundle lists and training never saw has nothing of its own to say either.
-    new, untrained = 50 + item_bucket("new", 5), 50 + item_bucket("item-3", 5)
-    assert job.item_index.tolist() == [new, 1, untrained, new]
-    assert rows == {1: 0, 4: 1}
 
 
 def acted(*actions: tuple[str, float]) -> list[StoredEvent]:

@@ -25,7 +25,7 @@ from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.step_export import write_step_onnx
 from services.platform.errors import PreconditionFailed
 
-L, NUM_ITEMS, NUM_BUCKETS = 16, 20, 3
+L, NUM_ITEMS = 16, 23
 SHAPE = EncoderShape(
     kind="hstu",
     num_blocks=1,
@@ -36,7 +36,6 @@ SHAPE = EncoderShape(
     max_history=L,
     num_time_buckets=64,
     uses_user_index=True,
-    num_item_buckets=NUM_BUCKETS,
 )
 HEAD = HeadShape(kind="mol", num_query_components=3, num_item_components=2, component_width=4, tau=0.05, gate_hidden=5)
 
@@ -65,7 +64,7 @@ def encoder(files: tuple[Path, Path]) -> InProcessEncoder:
 
 def job_of(rng: np.random.Generator, length: int, *, key: int | None = None) -> EncodeJob:
     times = np.sort(rng.integers(10**9, 10**9 + 10**7, length))
-    items = rng.integers(0, NUM_ITEMS + NUM_BUCKETS, length)
+    items = rng.integers(0, NUM_ITEMS, length)
     positions = sorted({length - 1, length // 2})
     return EncodeJob(items, times, int(rng.integers(-1, 4)), positions, cache_key=key)
 
@@ -145,7 +144,6 @@ def attributed(encoder: InProcessEncoder, batch_size: int) -> dict[tuple[int, in
         item_index={f"item-{number}": number for number in range(NUM_ITEMS)},
         user_index={"user-0": 2},
         max_history=L,
-        num_item_buckets=NUM_BUCKETS,
     )
     rng = np.random.default_rng(5)
     stream = MemoryStream(num_partitions=1)

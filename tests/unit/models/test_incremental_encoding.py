@@ -20,16 +20,14 @@ SHAPE = EncoderShape(
     kind="hstu", num_blocks=3, num_heads=2, width=12, d_qk=5, d_v=7, max_history=L, num_time_buckets=64
 )
 HEAD = HeadShape(kind="mol", num_query_components=3, num_item_components=2, component_width=4, tau=0.05, gate_hidden=5)
-NUM_ITEMS, NUM_BUCKETS = 6, 2
+NUM_ITEMS = 8
 ACTIONS = ("like", "dislike")
 MEGABYTE = 1 << 20
 
 
 def model_of(shape: EncoderShape = SHAPE, num_users: int = 0) -> SequentialModel:
     torch.manual_seed(0)
-    model = SequentialModel(
-        replace(shape, num_item_buckets=NUM_BUCKETS, actions=ACTIONS), HEAD, num_items=NUM_ITEMS, num_users=num_users
-    ).eval()
+    model = SequentialModel(replace(shape, actions=ACTIONS), HEAD, num_items=NUM_ITEMS, num_users=num_users).eval()
     # Weights as large as training makes them, so that a wrong key or value would show.
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -39,9 +37,7 @@ def model_of(shape: EncoderShape = SHAPE, num_users: int = 0) -> SequentialModel
 MODEL = model_of()
 
 Event = tuple[int, int]
-ITEM = st.builds(
-    lambda row, action: row + action * STRIDE, st.integers(0, NUM_ITEMS + NUM_BUCKETS - 1), st.integers(0, len(ACTIONS))
-)
+ITEM = st.builds(lambda row, action: row + action * STRIDE, st.integers(0, NUM_ITEMS - 1), st.integers(0, len(ACTIONS)))
 USER = st.integers(0, 2)
 # Few items and gaps of 0 make windows that begin alike, which is where a cache could take one for another.
 GAP = st.sampled_from([0, 0, 1, 60, 86_400, 10_000_000])
@@ -171,7 +167,7 @@ def test_a_run_that_failed_leaves_no_state_of_events_that_were_cut_off() -> None
 
 def test_two_users_under_one_key_get_their_own_states() -> None:
     encoder = IncrementalEncoder(StepSession(MODEL), max_bytes=MEGABYTE)
-    one, other = history(9), [(5 - item, time + 7) for item, time in history(9)]
+    one, other = history(9), [(NUM_ITEMS - 1 - item, time + 7) for item, time in history(9)]
     for window in (one, other, one[:8], other):
         found = incremental(encoder, 1, window, [len(window) - 1])
         np.testing.assert_allclose(found["components"], whole(window, [len(window) - 1])[0], rtol=0, atol=1e-4)

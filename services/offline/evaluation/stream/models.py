@@ -15,7 +15,6 @@ import torch
 
 from services.algorithms.encoding.absence import AbsenceRows, buckets_of
 from services.algorithms.encoding.history import windows
-from services.algorithms.encoding.item_buckets import item_buckets
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.datasets import Interactions
@@ -60,7 +59,7 @@ def states_before(
     `part` is the model's training data: its vocabularies are the model's. Place 0 of the result is row `first`.
     """
     end = len(interactions) if end is None else end
-    item_rows = _history_rows(model, part, interactions)[interactions.items[:end]]
+    item_rows = part.item_rows[interactions.items[:end]]
     read = np.flatnonzero(item_rows >= 0)
     order = read[np.argsort(interactions.users[read], kind="stable")]
     counts = np.bincount(interactions.users[read], minlength=interactions.num_users)
@@ -84,16 +83,6 @@ def states_before(
     gaps = np.zeros(len(places), dtype=np.int64)
     gaps[known] = interactions.timestamps[first:end][known] - times[places[known]]
     return EventStates(states=states, rows=rows, gaps=gaps, absence=model.absence_rows())
-
-
-def _history_rows(model: SequentialModel, part: TrainingPart, interactions: Interactions) -> IntArray:
-    """Return each item's row inside a history (X,): its own, else its bucket's if the model has buckets, else -1."""
-    num_buckets = model.encoder_shape.num_item_buckets
-    if not num_buckets:
-        return part.item_rows
-    return np.where(
-        part.item_rows >= 0, part.item_rows, model.num_items + item_buckets(interactions.item_ids, num_buckets)
-    )
 
 
 def _read_before(users: npt.NDArray[np.int32], is_read: BoolArray) -> IntArray:

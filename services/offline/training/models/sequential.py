@@ -61,8 +61,7 @@ class SequentialModel(nn.Module):
             raise ValueError("a dot head has no user-id component; allowed: num_users=0")
         self.encoder_shape, self.head_shape, self.num_items = encoder, head, num_items
         self.absence_shape = absence
-        # Buckets for items that training never saw follow the items.
-        self.item_embedding = nn.Embedding(num_items + encoder.num_item_buckets, encoder.width)
+        self.item_embedding = nn.Embedding(num_items, encoder.width)
         nn.init.trunc_normal_(self.item_embedding.weight, std=0.02, a=-0.04, b=0.04)
         # Rows are initially zero, row 0 always: the untrained model equals one without actions. An action is read with
         # its item. In training only, the outcome of a target that is not positive changes the state.

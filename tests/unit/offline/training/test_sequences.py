@@ -8,7 +8,7 @@ from training_scene import cyclic_interactions
 
 from services.algorithms.bundles.event_schema import default_schema
 from services.algorithms.encoding.actions import STRIDE
-from services.offline.training.sequences import EpochBatches, Histories, StandIns
+from services.offline.training.sequences import EpochBatches, Histories
 
 
 def epoch(histories: Histories, *, number: int = 0, seed: int = 0) -> EpochBatches:
@@ -104,26 +104,3 @@ def test_users_with_one_event_or_none_are_left_out() -> None:
     assert (sizes == 1).any()
     found = np.concatenate([batch.users for batch in epoch(histories)])
     assert sorted(set(found.tolist())) == np.flatnonzero(sizes > 1).tolist()
-
-
-def test_a_share_of_the_inputs_is_replaced_by_buckets_and_no_target_ever() -> None:
-    histories = Histories.of(cyclic_interactions(events=4000))
-    rows = 30 + np.arange(30) % 4
-    plain = epoch(histories)
-    batches = EpochBatches(
-        histories,
-        max_history=8,
-        batch_sequences=5,
-        seed=0,
-        epoch=0,
-        stand_ins=StandIns(rows=rows, probability=0.2),
-    )
-    replaced = total = 0
-    for number, (batch, without) in enumerate(zip(batches, plain, strict=True)):
-        np.testing.assert_array_equal(batch.targets, without.targets)
-        differs = batch.items != without.items
-        np.testing.assert_array_equal(batch.items[differs], rows[without.items[differs]])
-        assert not differs[without.items < 0].any()
-        replaced, total = replaced + differs.sum(), total + (without.items >= 0).sum()
-        np.testing.assert_array_equal(batch.items, batches[number].items)
-    assert 0.17 < replaced / total < 0.23

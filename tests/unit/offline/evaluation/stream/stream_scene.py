@@ -38,9 +38,7 @@ def ordered_events(num_users: int = 12, num_items: int = 25, events: int = 240, 
     )
 
 
-def untrained(
-    interactions: Interactions, *, seed: int, buckets: int = 0, absence: AbsenceShape | None = None
-) -> SequentialModel:
+def untrained(interactions: Interactions, *, seed: int, absence: AbsenceShape | None = None) -> SequentialModel:
     """A `Fit` that learns nothing; its rows of absence are random."""
     torch.manual_seed(seed)
     encoder = EncoderShape(
@@ -52,7 +50,6 @@ def untrained(
         d_v=4,
         max_history=WINDOW,
         num_time_buckets=16,
-        num_item_buckets=buckets,
     )
     head = HeadShape(
         kind="mol", num_query_components=2, num_item_components=2, component_width=6, tau=0.05, gate_hidden=5

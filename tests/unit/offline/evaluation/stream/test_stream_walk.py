@@ -9,7 +9,6 @@ from stream_scene import WINDOW, ordered_events, untrained
 
 from services.algorithms.bundles.model_manifest import AbsenceShape
 from services.algorithms.encoding.history import window_start
-from services.algorithms.encoding.item_buckets import item_bucket
 from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
 from services.algorithms.scoring.states import QueryStates
 from services.offline.evaluation.stream.baselines import (
@@ -81,12 +80,12 @@ def test_a_share_outside_its_range_is_refused(share: float) -> None:
         stream_setting(ordered_events(), seed=0, withheld_share=share)
 
 
-@pytest.mark.parametrize(("buckets", "absence"), [(0, None), (3, None), (3, AbsenceShape())])
+@pytest.mark.parametrize("absence", [None, AbsenceShape()])
 def test_a_state_is_what_encoding_that_history_alone_gives(
-    setting: StreamSetting, buckets: int, absence: AbsenceShape | None
+    setting: StreamSetting, absence: AbsenceShape | None
 ) -> None:
     part = training_part(setting.interactions, setting.split)
-    model = untrained(part.interactions, seed=0, buckets=buckets, absence=absence)
+    model = untrained(part.interactions, seed=0, absence=absence)
     learnt, moved = model.absence_rows(), 0
     before = states_before(model, part, setting.interactions, first=setting.split)
     events = setting.interactions
@@ -95,9 +94,6 @@ def test_a_state_is_what_encoding_that_history_alone_gives(
         row = setting.split + place
         history = np.flatnonzero(events.users[:row] == events.users[row])
         items = part.item_rows[events.items[history]]
-        if buckets:
-            rows = [model.num_items + item_bucket(events.item_ids[code], buckets) for code in events.items[history]]
-            items = np.where(items >= 0, items, rows)
         history, items = history[items >= 0], items[items >= 0]
         start = window_start(len(history), WINDOW)
         slid += start > 0
