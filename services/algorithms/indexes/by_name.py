@@ -11,7 +11,7 @@ from typing import Any, cast
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.exact.cheapest import Exact
-from services.algorithms.indexes.exact.two_pass import ExactAlgorithm1, ExactGateBounds, ExactLowPrecision
+from services.algorithms.indexes.exact.two_pass import ExactAlgorithm1, ExactLowPrecision
 from services.algorithms.indexes.passes import Passes
 from services.algorithms.indexes.protocol import Index, Indices
 from services.algorithms.indexes.quantized.anisotropic import Anisotropic
@@ -32,7 +32,6 @@ _ALGORITHMS: dict[str, tuple[Callable[..., Index], dict[str, tuple[str, ...]]]] 
     "brute_force": (BruteForce, _NOTHING),
     "exact": (Exact, _NOTHING),
     "exact_algorithm_1": (ExactAlgorithm1, _NOTHING),
-    "exact_gate_bounds": (ExactGateBounds, _NOTHING),
     "exact_low_precision": (ExactLowPrecision, _NOTHING),
     "top_k_avg": (TopKAvg, _POOL),
     "top_k_per_embedding": (TopKPerEmbedding, _POOL),

@@ -365,7 +365,7 @@ def test_a_model_beyond_the_memory_limit_is_refused_naming_both_values(tmp_path:
 
 def test_every_algorithm_can_be_loaded_and_answers(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle")
-    names = "exact top_k_avg(20) top_k_per_embedding(5) combined_top_k(5,20) exact_gate_bounds"
+    names = "exact top_k_avg(20) top_k_per_embedding(5) combined_top_k(5,20) exact_low_precision"
     settings = CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path, algorithms=names)
     search = make_live(settings, load_catalogue(settings), CandidatesMetrics(CollectorRegistry())).search
     assert list(search.info.added_bytes_per_item) == names.split()

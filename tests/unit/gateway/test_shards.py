@@ -40,8 +40,7 @@ IDS = [f"item-{row}" for row in range(X)]
 CATEGORIES = ("a", "b", "c")
 # Sizes leave something out.
 ALGORITHMS = (
-    "exact exact_gate_bounds exact_low_precision top_k_avg(20) top_k_per_embedding(8) combined_top_k(8,20) "
-    "quantized_tangents(20)"
+    "exact exact_low_precision top_k_avg(20) top_k_per_embedding(8) combined_top_k(8,20) quantized_tangents(20)"
 )
 
 

@@ -24,25 +24,19 @@ def survivors_in_numpy(
     bound: BoundPass,
     queries: QueryStates,
     thresholds: npt.NDArray[np.float64],
-    centres: npt.NDArray[np.float64],
     allowed: npt.NDArray[np.bool_] | None = None,
 ) -> Survivors:
     """As `BoundPass.survivors`."""
-    tables = bound.tables(queries, thresholds, centres)
+    tables = bound.tables(queries, thresholds)
     kept, tested = [], np.zeros(len(queries), dtype=np.int64)
     for query in range(len(queries)):
         rows = np.arange(bound.items.num_items)
         if allowed is not None:
             rows = rows[allowed if allowed.ndim == 1 else allowed[query]]
-        cosines = None
-        if bound.items.codes is None:
-            components = bound.scorer.components[rows]
-            flat = queries.components[query] @ components.reshape(-1, components.shape[2]).T
-            cosines = flat.reshape(len(flat), *components.shape[:2])
         # What overflows compares as nothing with 0: such an item is kept.
         with np.errstate(over="ignore", invalid="ignore"):
             found, tested[query] = cannot_be_dropped(
-                bound.items, bound._int8, tables, query, rows, cosines, by_gates=bound.by_gates
+                bound.items, bound.network, tables, query, rows, by_gates=bound.by_gates
             )
         kept.append(found)
     return Survivors(rows=kept, tested=tested)
@@ -61,25 +55,16 @@ def interval_weights(low: Floats, high: Floats) -> tuple[Floats, Floats]:
 
 
 def gate_intervals(
-    tables: QueryTables, query: int, cosines: FloatArray, gates: FloatArray | None, norm_error: FloatArray
+    tables: QueryTables, query: int, gates: FloatArray | None, count: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Ends of the gates of n items, (n, L) each, from cosines (n, L) whose vectors are off by norm_error (n,)."""
-    slack = float(tables.scalars[query, 5])
-    away = cosines - tables.centre[query]
-    along = [(away * direction[query]).sum(axis=-1) for direction in (tables.direction_1, tables.direction_2)]
-    square = (away * away).sum(axis=-1)
-    across = np.sqrt(np.maximum(square - along[0] ** 2 - along[1] ** 2, 0) + slack * square)
-    radius = np.sqrt(square) * (1 + slack) + norm_error
-    middle = tables.middle[query] + np.float32(TURN)
-    middle = middle + along[0][:, None] * tables.slope_1[query] + along[1][:, None] * tables.slope_2[query]
+    """Ends of the gates of n items without a network, (n, L) each."""
+    middle = np.zeros((count, tables.width.shape[1]), dtype=np.float32)
     if gates is not None:
         middle = middle + tables.gate[query] * gates
-    width = tables.width[query] + tables.steepness[query] * (norm_error + slack * radius)[:, None]
-    width = width + tables.curvature[query] * np.square(radius)[:, None] + tables.rest[query] * across[:, None]
-    return middle - width, middle + width
+    return middle - tables.width[query], middle + tables.width[query]
 
 
-def int8_gate_intervals(
+def network_gate_intervals(
     tables: QueryTables,
     network: Int8Network,
     query: int,
@@ -87,7 +72,7 @@ def int8_gate_intervals(
     gates: FloatArray | None,
     norm_error: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """As `gate_intervals`, with the network run in int8."""
+    """As `gate_intervals`, with the network in int8, from cosines (n, L) whose vectors are off by norm_error (n,)."""
 
     def product(codes: FloatArray, weights: npt.NDArray[np.int8]) -> npt.NDArray[np.float64]:
         # (n, 4 quads) x (quads, m, 4) -> (n, m); float64 holds the integers exactly.
@@ -120,38 +105,29 @@ def cannot_be_dropped(
     tables: QueryTables,
     query: int,
     rows: npt.NDArray[np.int64],
-    cosines: FloatArray | None,
     *,
     by_gates: bool,
 ) -> tuple[npt.NDArray[np.int64], int]:
-    """Of some rows (n,) those that may reach the threshold, and how many came as far as the gate intervals.
-
-    `cosines` (P_q, n, P_x) in float32, or None to take the codes'.
-    """
+    """Of some rows (n,) those that may reach the threshold, and how many came as far as the gate intervals."""
     scalars = tables.scalars[query]
     lanes = items.lanes
     pairs = np.array(lanes.of_pair)
     norm_error = np.full(len(rows), scalars[3], dtype=np.float32)
-    threshold = np.full(len(rows), scalars[0] - scalars[1], dtype=np.float32)
     spread = np.zeros((len(rows), lanes.count), dtype=np.float32)
-    if cosines is not None:
-        spread[:, pairs] = cosines.swapaxes(0, 1).reshape(len(rows), len(pairs))
-    else:
-        assert items.codes is not None
-        norm_error += np.float32(scalars[4]) * items.item_errors[rows]
-        errors = np.float32(scalars[1]) + np.float32(scalars[2]) * items.component_errors[rows]
-        threshold = np.float32(scalars[0]) - errors
-        # (n, PX, 4 d4) and, one lane each, (L, 4 d4). Float64 holds the integers exactly at any width.
-        # No -1: there may be no rows.
-        width = int(np.prod(items.codes.shape[1:])) // lanes.padded_components
-        codes = items.codes[rows].swapaxes(1, 2).reshape(len(rows), lanes.padded_components, width).astype(np.float64)
-        codes -= 128
-        query_codes = tables.codes[query].swapaxes(0, 1).reshape(lanes.count, -1).astype(np.float64)
-        item_of_pair = np.arange(lanes.num_pairs) % lanes.num_item_components
-        for component in range(lanes.num_item_components):
-            mine = pairs[item_of_pair == component]
-            spread[:, mine] = codes[:, component] @ query_codes[mine].T
-        spread *= tables.scales[query] * items.scales[rows][:, None]
+    norm_error += np.float32(scalars[4]) * items.item_errors[rows]
+    errors = np.float32(scalars[1]) + np.float32(scalars[2]) * items.component_errors[rows]
+    threshold = np.float32(scalars[0]) - errors
+    # (n, PX, 4 d4) and, one lane each, (L, 4 d4). Float64 holds the integers exactly at any width.
+    # No -1: there may be no rows.
+    width = int(np.prod(items.codes.shape[1:])) // lanes.padded_components
+    codes = items.codes[rows].swapaxes(1, 2).reshape(len(rows), lanes.padded_components, width).astype(np.float64)
+    codes -= 128
+    query_codes = tables.codes[query].swapaxes(0, 1).reshape(lanes.count, -1).astype(np.float64)
+    item_of_pair = np.arange(lanes.num_pairs) % lanes.num_item_components
+    for component in range(lanes.num_item_components):
+        mine = pairs[item_of_pair == component]
+        spread[:, mine] = codes[:, component] @ query_codes[mine].T
+    spread *= tables.scales[query] * items.scales[rows][:, None]
     keep = ~(spread[:, pairs].max(axis=1) < threshold)
     tested = 0
     if by_gates:
@@ -159,9 +135,9 @@ def cannot_be_dropped(
         tested = len(rows)
         gates = None if items.gates is None else items.gates[rows].astype(np.float32)
         if network is None:
-            low, high = gate_intervals(tables, query, spread, gates, norm_error)
+            low, high = gate_intervals(tables, query, gates, len(rows))
         else:
-            low, high = int8_gate_intervals(tables, network, query, spread, gates, norm_error)
+            low, high = network_gate_intervals(tables, network, query, spread, gates, norm_error)
         lightest, heaviest = interval_weights(low[:, pairs], high[:, pairs])
         above = spread[:, pairs] - threshold[:, None]
         terms = np.where(above > 0, heaviest, lightest) * above

@@ -19,12 +19,7 @@ from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.card_passes import CardPasses
 from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.exact.cheapest import Exact
-from services.algorithms.indexes.exact.two_pass import (
-    ExactAlgorithm1,
-    ExactExpandedGates,
-    ExactGateBounds,
-    ExactLowPrecision,
-)
+from services.algorithms.indexes.exact.two_pass import ExactAlgorithm1, ExactLowPrecision
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.quantized.anisotropic import Anisotropic
 from services.algorithms.indexes.quantized.dot_products import Quantized
@@ -215,6 +210,6 @@ BUILDERS: list[Builder] = [
     # Pools far smaller than the catalogues, so that the bound pass has something to drop.
     *(
         Builder(kind.name, lambda items, gate, kind=kind, **o: kind(items, gate, pool_size=4, **o), exact=True)
-        for kind in (ExactAlgorithm1, ExactGateBounds, ExactLowPrecision, ExactExpandedGates, Exact)
+        for kind in (ExactAlgorithm1, ExactLowPrecision, Exact)
     ),
 ]

@@ -42,7 +42,7 @@ def texts(count: int, length: int = 8, seed: int = 0) -> tuple[torch.Tensor, tor
     return ids * real, real
 
 
-@pytest.mark.parametrize("algorithm", ["brute_force", "exact", "exact_gate_bounds", "exact_low_precision"])
+@pytest.mark.parametrize("algorithm", ["brute_force", "exact", "exact_low_precision"])
 @pytest.mark.parametrize("head", [HEAD, DOT], ids=["mol", "dot"])
 def test_index_scores_equal_the_models_and_are_certified(folder: Path, head: HeadShape, algorithm: str) -> None:
     model = model_of(folder, head)

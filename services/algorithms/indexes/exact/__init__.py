@@ -1,1 +1,1 @@
-"""Proven exact top-K without scoring everything: four bounds, item clusters, and the measured cheapest of them."""
+"""Proven exact top-K without scoring everything: certified bounds, or brute force where that is cheaper."""

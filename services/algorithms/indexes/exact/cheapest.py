@@ -19,17 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.exact.two_pass import (
-    ExactAlgorithm1,
-    ExactExpandedGates,
-    ExactGateBounds,
-    ExactLowPrecision,
-    TwoPass,
-)
+from services.algorithms.indexes.exact.two_pass import ExactLowPrecision
 from services.algorithms.indexes.mutable.index import Build
 from services.algorithms.indexes.protocol import Index, Mask, Pass, Pool, TopK, search_within
 from services.algorithms.indexes.scored_index import ScoredIndex
-from services.algorithms.ops.mol_bounds import AverageItems, BoundItems
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
@@ -50,8 +43,8 @@ _Found = TypeVar("_Found")
 class Exact(ScoredIndex):
     """The cheapest exact strategy, BruteForce included. Certificate: exact, or within a search's allowed gap.
 
-    The first pass of an answer is named "strategy:<name>" and takes no time. Memory: exact_low_precision's, and the
-    item gates once more in int8. The bounds require that gates are a softmax, as all gates here.
+    The first pass of an answer is named "strategy:<name>" and takes no time. Memory: exact_low_precision's. The bounds
+    require that gates are a softmax, as all gates here.
     """
 
     name = "exact"
@@ -64,17 +57,10 @@ class Exact(ScoredIndex):
         tie_ranks: npt.NDArray[np.integer] | None = None,
         pool_size: int | None = None,
     ) -> None:
-        """As `ScoredIndex`; `pool_size` as in `TwoPass`."""
+        """As `ScoredIndex`; `pool_size` as in `ExactLowPrecision`."""
         super().__init__(items, pair_gate, tie_ranks=tie_ranks)
-        self._averages = AverageItems(self.scorer)
-
-        def strategy(kind: type[TwoPass], codes: BoundItems | None = None) -> TwoPass:
-            return kind(self.scorer, tie_ranks=self.ranks, pool_size=pool_size, averages=self._averages, codes=codes)
-
-        coded, by_gates = strategy(ExactLowPrecision), strategy(ExactGateBounds)
-        self._codes = (coded.codes, by_gates.codes)
-        bounding = (coded, strategy(ExactExpandedGates, coded.codes), by_gates, strategy(ExactAlgorithm1))
-        self.strategies = (*bounding, BruteForce(self.scorer, tie_ranks=self.ranks))
+        self._coded = ExactLowPrecision(self.scorer, tie_ranks=self.ranks, pool_size=pool_size)
+        self.strategies = (self._coded, BruteForce(self.scorer, tie_ranks=self.ranks))
         self._lock = threading.Lock()
         # Seconds per query of each strategy's turns, in the order of `strategies`.
         self._measured: dict[_Kind, list[list[float]]] = defaultdict(lambda: [[] for _ in self.strategies])
@@ -82,7 +68,7 @@ class Exact(ScoredIndex):
 
     @property
     def nbytes(self) -> int:
-        return super().nbytes + self._averages.nbytes + sum(codes.nbytes for codes in self._codes)
+        return self._coded.nbytes
 
     def chosen(self, *, batch: int, k: int) -> str | None:
         """Return the name of the chosen strategy for such requests, None while they take turns."""

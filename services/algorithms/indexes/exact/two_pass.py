@@ -3,8 +3,8 @@
 The best items by averaged components form a pool and are scored. The pool's K-th best s, less all rounding errors, is a
 proven threshold. The bound pass keeps all items that might reach it. `rescoring` ranks those in float32, then in
 float64 within the error.
-This is the paper's Algorithm 1 with a better threshold (the pool's K-th best, not its least) and, in all strategies but
-the first, with bounds on the gates, too. docs/decisions/006-exact-top-k.md has the proof and the measurements.
+This is the paper's Algorithm 1 with a better threshold (the pool's K-th best, not its least) and bounds on the gates,
+too. docs/decisions/006-exact-top-k.md has the proof and the measurements.
 
 If an answer may have a gap, the bound pass keeps only items that might score more than the gap above the threshold. A
 dropped item then scores at most the gap above the pool's K-th, and the pool itself stays among the scored items.
@@ -13,7 +13,6 @@ Letters: B queries, X items, P_q, P_x components, P = P_q * P_x, d component wid
 """
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +30,7 @@ from services.algorithms.indexes.protocol import (
 from services.algorithms.indexes.ranking import best_rows
 from services.algorithms.indexes.rescoring import finish
 from services.algorithms.indexes.scored_index import ScoredIndex
-from services.algorithms.ops.mol_bounds import AverageItems, BoundItems, BoundPass, best_averages
+from services.algorithms.ops.mol_bounds import AverageItems, BoundPass, best_averages
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
@@ -40,29 +39,19 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 # quarters of the time.
 _POOL, _POOL_OF_ITEMS = 1_000, 16
 _POOL_PER_RESULT = 4
-# Items at and just below the K-th place, where tight gate bounds matter.
-_CENTRE_ITEMS = 64
 # With this margin, all items that BruteForce re-evaluates in float64 survive here, so that even ties are equal.
 _REACH = 4
 
 
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """The pool's rows and float32 scores per query, thresholds (B,) and centres (B, P)."""
+class ExactLowPrecision(ScoredIndex):
+    """Drops items by bounds from gate intervals and int8 cosines. Certificate: exact, or within a search's allowed gap.
 
-    pools: list[Indices]
-    scores: list[npt.NDArray[np.float32]]
-    thresholds: npt.NDArray[np.float64]
-    centres: npt.NDArray[np.float64]
+    The bounds include the cosines' error. With P = 1 it is exact inner-product search by an int8 scan. Memory: 332
+    bytes an item at 8 x 8 x 32.
+    """
 
-
-class TwoPass(ScoredIndex):
-    """The common part of the strategies. Certificate: exact, or within a search's allowed gap."""
-
-    name: str
-    _low_precision: bool
-    _by_gates: bool
-    _expanded: bool = False
+    name = "exact_low_precision"
+    _by_gates = True
 
     def __init__(
         self,
@@ -71,10 +60,8 @@ class TwoPass(ScoredIndex):
         *,
         tie_ranks: npt.NDArray[np.integer] | None = None,
         pool_size: int | None = None,
-        averages: AverageItems | None = None,
-        codes: BoundItems | None = None,
     ) -> None:
-        """As `ScoredIndex`; `averages` and `codes` of the same items are shared.
+        """As `ScoredIndex`.
 
         pool_size: items scored for a threshold, at least 4 k; None: 1,000, or a sixteenth of the items if fewer.
         Raises: ValueError also for a pool_size below 1.
@@ -83,19 +70,8 @@ class TwoPass(ScoredIndex):
             check_pool_size("pool_size", pool_size)
         super().__init__(items, pair_gate, tie_ranks=tie_ranks)
         self._pool_size = min(_POOL, self.num_items // _POOL_OF_ITEMS) if pool_size is None else pool_size
-        self._averages = AverageItems(self.scorer) if averages is None else averages
-        self._bounds = BoundPass(
-            self.scorer,
-            low_precision=self._low_precision,
-            by_gates=self._by_gates,
-            expanded=self._expanded,
-            items=codes,
-        )
-
-    @property
-    def codes(self) -> BoundItems:
-        """The items in the bound pass's format, for sharing with a strategy of the same precision."""
-        return self._bounds.items
+        self._averages = AverageItems(self.scorer)
+        self._bounds = BoundPass(self.scorer, by_gates=self._by_gates)
 
     @property
     def nbytes(self) -> int:
@@ -148,21 +124,20 @@ class TwoPass(ScoredIndex):
         pools = best_averages(self._averages, queries, size, allowed)
         pooled = time.perf_counter()
         first = Pass("first_stage", pooled - started, everything)
-        begin = self._start(queries, pools, k)
+        pool_scores = self.scorer.scores_at(queries, pools)
+        least = self._thresholds(queries, pool_scores, k)
         scored = time.perf_counter()
         sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
         passes: tuple[Pass, ...] = (first, Pass("threshold", scored - pooled, sizes))
         if num_queries == 0 or sizes.max() < min(size, self.num_items):
             # Fewer than requested: the pools have all allowed items.
-            return begin.pools, begin.scores, np.full(num_queries, -np.inf), passes
-        thresholds = begin.thresholds + max_gap
-        found = self._bounds.survivors(queries, thresholds, begin.centres, allowed)
+            return pools, pool_scores, np.full(num_queries, -np.inf), passes
+        thresholds = least + max_gap
+        found = self._bounds.survivors(queries, thresholds, allowed)
         bounded = time.perf_counter()
         rows = found.rows
         if max_gap:  # the pool's K best may be below `thresholds`
-            near = [
-                here[row >= least] for here, row, least in zip(begin.pools, begin.scores, begin.thresholds, strict=True)
-            ]
+            near = [here[row >= bound] for here, row, bound in zip(pools, pool_scores, least, strict=True)]
             rows = [np.union1d(here, best) for here, best in zip(rows, near, strict=True)]
         scores = self.scorer.scores_at(queries, rows)
         full = time.perf_counter()
@@ -172,61 +147,23 @@ class TwoPass(ScoredIndex):
             passes += (Pass("gate_intervals", 0.0, found.tested),)
         return rows, scores, thresholds, (*passes, Pass("full", full - bounded, counts))
 
-    def _start(self, queries: QueryStates, pools: list[Indices], k: int) -> _Start:
-        """Return thresholds and centres from the pools' scores."""
-        scores = self.scorer.scores_at(queries, pools)
+    def _thresholds(
+        self, queries: QueryStates, scores: list[npt.NDArray[np.float32]], k: int
+    ) -> npt.NDArray[np.float64]:
+        """Return what the K-th best of each pool surely scores (B,), -inf for a smaller pool."""
         error = self.scorer.error_bounds(queries) + self.scorer.error_bounds_float64(queries)
         thresholds = np.full(len(queries), -np.inf)
-        centres = np.zeros((len(queries), self.scorer.num_pairs))
-        for query, (pool, row) in enumerate(zip(pools, scores, strict=True)):
-            if len(pool) >= k:
-                kth = float(np.partition(row, len(row) - k)[len(row) - k])
-                thresholds[query] = kth - _REACH * error[query]
-            if len(pool) and self._bounds.reads_centres:
-                order = np.argsort(-row)
-                near = order[min(k, len(pool)) // 2 : 2 * k]
-                near = near[:: max(1, len(near) // _CENTRE_ITEMS)]
-                components = self.scorer.components[pool[near]].mean(axis=0, dtype=np.float64)
-                centres[query] = (queries.components[query] @ components.T).reshape(-1)
-        return _Start(pools, scores, thresholds, centres)
+        for query, row in enumerate(scores):
+            if len(row) >= k:
+                thresholds[query] = float(np.partition(row, len(row) - k)[len(row) - k]) - _REACH * error[query]
+        return thresholds
 
 
-class ExactAlgorithm1(TwoPass):
-    """The paper's Algorithm 1: drops items whose largest cosine is below the threshold. No extra memory.
+class ExactAlgorithm1(ExactLowPrecision):
+    """The paper's Algorithm 1: drops items whose largest cosine is below the threshold, and needs no gates.
 
-    Cost: X P d multiply-adds in float32; on a lightly trained model nearly every item survives.
+    On a lightly trained model nearly every item survives.
     """
 
     name = "exact_algorithm_1"
-    _low_precision = False
     _by_gates = False
-
-
-class ExactGateBounds(TwoPass):
-    """Drops items by bounds from gate intervals and float32 cosines. Memory: the item gates again, in int8."""
-
-    name = "exact_gate_bounds"
-    _low_precision = False
-    _by_gates = True
-
-
-class ExactLowPrecision(TwoPass):
-    """Drops items by bounds from gate intervals and int8 cosines. Memory: 332 bytes an item at 8 x 8 x 32.
-
-    The bounds include the cosines' error. With P = 1 it is exact inner-product search by an int8 scan.
-    """
-
-    name = "exact_low_precision"
-    _low_precision = True
-    _by_gates = True
-
-
-class ExactExpandedGates(ExactLowPrecision):
-    """As ExactLowPrecision, but the gate intervals come from an expansion around the pool's mean cosines.
-
-    It takes a third of the work per item and the same memory. Its bounds are tight if the gate's Jacobian is nearly of
-    low rank (the trained ml-1m model), and loose if cosines spread widely (docs/decisions/006).
-    """
-
-    name = "exact_expanded_gates"
-    _expanded = True

@@ -1,10 +1,9 @@
 // The bound pass of exact top-K over a Mixture of Logits: which items can score at least a threshold at all.
 //
 // One vector lane is one (query component, item component) pair, so an item's P cosines sit in P / 16 registers in the
-// order of the gates, and nothing is transposed. Per item and query: int8 dot products (or float32 cosines that the
-// caller computed), then "is the largest cosine high enough", then the gate-interval test, with the gate's network either
-// expanded around a centre or run in int8. docs/decisions/006 proves the tests; tables.py and network.py make the
-// numbers that they read.
+// order of the gates, and nothing is transposed. Per item and query: int8 dot products, then "is the largest cosine high
+// enough", then the gate-interval test, with the gate's network in int8. docs/decisions/006 proves the tests; tables.py
+// and int8_network.py make the numbers that they read.
 //
 // Letters: L lanes (pairs padded to 16), PX item components padded to a power of two, d4 = d / 4 rounded up, G hidden
 // width padded to 16.
@@ -112,7 +111,6 @@ struct FreshetItems {
     int64_t num_items;
     int32_t quads;  // d4
     int32_t padded_components;  // PX
-    int32_t num_components;  // P_x
     int32_t vectors;  // L / 16
 };
 
@@ -123,21 +121,11 @@ struct FreshetQueries {
     const float* scales;
     const float* outside;  // 0, or -inf for padding
     const float* inside;  // 1, or 0 for padding
-    const float* centre;
-    const float* direction_1;
-    const float* direction_2;
-    const float* slope_1;
-    const float* slope_2;
-    const float* rest;
-    const float* curvature;
-    const float* steepness;
     const float* width;
     const float* gate;
-    const float* middle;
     const float* scalars;  // (B, 8): threshold, e0, e1, r0, r1, slack, weight error, function error
     const float* cosine_scales;  // (B,): one step of a cosine's code in the network
     int32_t num_queries;
-    int32_t num_components;  // P_q
     int32_t gated;  // 0: the largest cosine is the whole test
 };
 
@@ -204,34 +192,14 @@ inline Floats with_gate(const FreshetQueries& queries, int64_t at, const int8_t*
     return from_turn + load(queries.gate + at) * widen(gates + v * kLanes);
 }
 
-// Gates by the network's expansion around the query's centre: middles (less the turn) and half widths.
-void expand(const FreshetItems& catalogue, const FreshetQueries& queries, int64_t query, Workspace& work) {
-    const int vectors = work.lanes / kLanes;
-    const int64_t base = query * work.lanes;
-    const float slack = queries.scalars[query * 8 + 5];
+// Gates without a network, from the item's part and the query's: middles (less the turn) and half widths.
+void read_gates(const FreshetItems& catalogue, const FreshetQueries& queries, int64_t query, Workspace& work) {
     for (int i = 0; i < work.count; ++i) {
-        const float* cosines = work.cosines.data() + i * work.lanes;
-        const int8_t* gates = work.gates_of(catalogue, i);
-        Floats squares{}, along_1{}, along_2{};
-        for (int v = 0; v < vectors; ++v) {
-            const int64_t at = base + v * kLanes;
-            const Floats away = load(cosines + v * kLanes) - load(queries.centre + at);
-            squares += away * away;
-            along_1 += away * load(queries.direction_1 + at);
-            along_2 += away * load(queries.direction_2 + at);
-        }
-        const float square = sum(squares), first = sum(along_1), second = sum(along_2);
-        const float across = std::sqrt(std::max(square - first * first - second * second, 0.0f) + slack * square);
-        const float radius = std::sqrt(square) * (1 + slack) + work.norm_errors[i];
-        const float anywhere = work.norm_errors[i] + slack * radius, radius_squared = radius * radius;
-        for (int v = 0; v < vectors; ++v) {
-            const int64_t at = base + v * kLanes;
-            Floats from_turn = load(queries.middle + at) + load(queries.slope_1 + at) * first;
-            from_turn += load(queries.slope_2 + at) * second;
-            Floats half_width = load(queries.width + at) + load(queries.steepness + at) * anywhere;
-            half_width += load(queries.curvature + at) * radius_squared + load(queries.rest + at) * across;
-            store(work.from_turn.data() + i * work.lanes + v * kLanes, with_gate(queries, at, gates, v, from_turn));
-            store(work.half_width.data() + i * work.lanes + v * kLanes, half_width);
+        for (int v = 0; v < work.lanes / kLanes; ++v) {
+            const int64_t at = query * work.lanes + v * kLanes, to = i * work.lanes + v * kLanes;
+            const Floats middle = with_gate(queries, at, work.gates_of(catalogue, i), v, all(-kTurn));
+            store(work.from_turn.data() + to, middle);
+            store(work.half_width.data() + to, load(queries.width + at));
         }
     }
 }
@@ -397,14 +365,13 @@ bool can_reach(const FreshetQueries& queries, int64_t query, int i, const Worksp
     return !(sum(total) + queries.scalars[query * 8 + 6] * sum(absolute) < 0);
 }
 
-// Tests the gates of the group, by the network in int8 where there is one, else by its expansion, and empties it:
-// sets the bits, from `start` on, of those that stay.
+// Tests the gates of the group and empties it: sets the bits, from `start` on, of those that stay.
 void settle(const FreshetItems& catalogue, const FreshetQueries& queries, const FreshetNetwork* network, int64_t query,
             int64_t start, Workspace& work, uint64_t& bits) {
     if (network != nullptr) {
         run_network(catalogue, queries, *network, query, work);
     } else {
-        expand(catalogue, queries, query, work);
+        read_gates(catalogue, queries, query, work);
     }
     for (int i = 0; i < work.count; ++i)
         if (can_reach(queries, query, i, work)) bits |= uint64_t{1} << (work.items[i] - start);
@@ -528,9 +495,9 @@ extern "C" {
 
 // Marks in `kept` (B, ceil(X / 64)) the items whose s can reach the threshold, by int8 codes. `allowed` (X,) or (B, X)
 // with `allowed_stride` 0 or X, or null. `tested` (B,): items that came as far as the gate intervals.
-// `network` null: the gates' intervals come from the expansion.
-void freshet_bounds_int8(const FreshetItems* items, const FreshetQueries* queries, const FreshetNetwork* network,
-                         const uint8_t* allowed, int64_t allowed_stride, uint64_t* kept, int64_t* tested, int threads) {
+// `network` null: gates have no part that depends on the cosines.
+void freshet_bounds(const FreshetItems* items, const FreshetQueries* queries, const FreshetNetwork* network,
+                    const uint8_t* allowed, int64_t allowed_stride, uint64_t* kept, int64_t* tested, int threads) {
     const int vectors = items->vectors, lanes = vectors * kLanes, quads = items->quads;
     const int64_t words = (items->num_items + kTile - 1) / kTile;
     const int64_t item_bytes = int64_t{quads} * items->padded_components * 4;
@@ -584,52 +551,6 @@ void freshet_bounds_int8(const FreshetItems* items, const FreshetQueries* querie
             }
             if (work.count > 0) settle(*items, *queries, network, b, start, work, bits);
             kept[b * words + word] = bits;
-        }
-    });
-    add_counts(workers, queries->num_queries, tested);
-}
-
-// The same from float32 cosines (B * P_q, n * P_x) of `count` items from row `first` (a multiple of 64) on; `kept` has
-// `words` words per query.
-void freshet_bounds_float32(const FreshetItems* items, const FreshetQueries* queries, const float* cosines,
-                            int64_t first, int64_t count, const uint8_t* allowed, int64_t allowed_stride,
-                            uint64_t* kept, int64_t words, int64_t* tested, int threads) {
-    const int vectors = items->vectors, lanes = vectors * kLanes, num_components = items->num_components;
-    const int padded = items->padded_components;
-    const int64_t row = count * num_components;
-    std::vector<Counts> workers(threads, Counts{std::vector<int64_t>(queries->num_queries, 0)});
-    freshet::parallel_tiles((count + kTile - 1) / kTile, threads, [&](int64_t tile, int worker) {
-        const int64_t start = tile * kTile, stop = std::min(start + kTile, count);
-        Workspace work(lanes, 0);
-        for (int64_t b = 0; b < queries->num_queries; ++b) {
-            const float* scalars = queries->scalars + b * 8;
-            const float* outside = queries->outside + b * lanes;
-            const float threshold = scalars[0] - scalars[1];
-            uint64_t bits = 0;
-            for (int64_t x = start; x < stop; ++x) {
-                const int64_t item = first + x;
-                if (!is_allowed(allowed, allowed_stride, b, item)) continue;
-                float* lane_cosines = work.cosines.data() + work.count * lanes;
-                for (int q = 0; q < queries->num_components; ++q) {
-                    const float* from = cosines + (b * queries->num_components + q) * row + x * num_components;
-                    for (int p = 0; p < num_components; ++p) lane_cosines[q * padded + p] = from[p];
-                }
-                Floats best = all(-INFINITY);
-                for (int v = 0; v < vectors; ++v)
-                    best = larger(best, load(lane_cosines + v * kLanes) + load(outside + v * kLanes));
-                if (largest(best) < threshold) continue;
-                if (!queries->gated) {
-                    bits |= uint64_t{1} << (x - start);
-                    continue;
-                }
-                ++workers[worker].tested[b];
-                work.items[work.count] = item;
-                work.thresholds[work.count] = threshold;
-                work.norm_errors[work.count++] = scalars[3];
-                if (work.count == kTogether) settle(*items, *queries, nullptr, b, first + start, work, bits);
-            }
-            if (work.count > 0) settle(*items, *queries, nullptr, b, first + start, work, bits);
-            kept[b * words + (first + start) / kTile] = bits;
         }
     });
     add_counts(workers, queries->num_queries, tested);

@@ -87,14 +87,14 @@ _CHUNK = 32_768
 
 
 class BoundItems:
-    """Codes of X items. Without `low_precision` components have none (the pass then uses float32 cosines).
+    """Codes of X items.
 
     Arrays: codes (X, d4, PX, 4) uint8 with 128 for zero, scales (X,), component_errors (X,) = max over p_x of
     ||g - g~||, item_errors (X,) = sqrt(sum over p_x of ||g - g~||^2); gates (X, L) int8 with gate_scales (P,) and
     gate_errors (P,) = max |x - x~|; gate_reach (P,) = max |x|.
     """
 
-    def __init__(self, scorer: MolScorer, *, low_precision: bool, with_gates: bool) -> None:
+    def __init__(self, scorer: MolScorer, *, with_gates: bool) -> None:
         """Code the items of `scorer`. Raises: ValueError for components wider than 65,536."""
         self.lanes = Lanes(
             num_query_components=scorer.num_query_components,
@@ -104,12 +104,7 @@ class BoundItems:
         self.num_items = scorer.num_items
         self.largest_norm = float(scorer.magnitudes.norms.max(initial=0.0)) * _UP
         self.largest_item_norm = float(np.linalg.norm(scorer.magnitudes.norms)) * _UP
-        self.codes: npt.NDArray[np.uint8] | None = None
-        self.scales = np.zeros(0, dtype=np.float32)
-        self.component_errors = np.zeros(0, dtype=np.float32)
-        self.item_errors = np.zeros(0, dtype=np.float32)
-        if low_precision:
-            self._code_components(scorer)
+        self._code_components(scorer)
         self.gates: npt.NDArray[np.int8] | None = None
         self.gate_scales = self.gate_errors = self.gate_reach = np.zeros(self.lanes.num_pairs)
         if with_gates and scorer.shape.gated and self.lanes.num_pairs > 1:

@@ -13,14 +13,12 @@ from services.algorithms.native import address, aligned_zeros, load_kernels
 from services.algorithms.native.threads import compute_threads
 from services.algorithms.ops.mol_bounds.int8_network import NETWORK_ARRAYS, Int8Network, int8_network
 from services.algorithms.ops.mol_bounds.items import LEVELS, AverageItems, BoundItems
-from services.algorithms.ops.mol_bounds.network import NetworkBounds
 from services.algorithms.ops.mol_bounds.tables import ARRAYS, TURN, QueryTables, query_tables
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import QueryStates
 
 _ITEM_ARRAYS = ("codes", "scales", "component_errors", "item_errors", "gates")
 _WORD = 64  # items per word of the kernel's answer
-_COSINE_BYTES = 8 << 20  # one tile of (B, P_q, x, P_x) float32 cosines
 _ABSURD = 1e15  # larger numbers could overflow float32 when multiplied
 
 
@@ -38,7 +36,7 @@ class _Items(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _ITEM_ARRAYS),
         ("num_items", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("quads", "padded_components", "num_components", "vectors")),
+        *((name, ctypes.c_int32) for name in ("quads", "padded_components", "vectors")),
     )
 
 
@@ -47,7 +45,7 @@ class _Queries(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ARRAYS),
-        *((name, ctypes.c_int32) for name in ("num_queries", "num_components", "gated")),
+        *((name, ctypes.c_int32) for name in ("num_queries", "gated")),
     )
 
 
@@ -68,52 +66,40 @@ class BoundPass:
         self,
         scorer: MolScorer,
         *,
-        low_precision: bool,
         by_gates: bool = True,
-        expanded: bool = False,
         items: BoundItems | None = None,
         kernels: ctypes.CDLL | None = None,
     ) -> None:
         """Prepare the scorer's items.
 
-        low_precision: int8 cosines with their error, and the gate's network in int8 or, if `expanded`, expanded around
-        a centre; else float32 cosines, tile by tile, and the expansion. by_gates False: stop at the largest cosine
-        (plain Algorithm 1). items: codes of the same scorer and precision, to be shared. kernels: a library other than
-        this processor's.
+        by_gates False: stop at the largest cosine (the paper's Algorithm 1). items: codes of the same scorer, to be
+        shared. kernels: a library other than this processor's.
         """
         self.scorer = scorer
         self.by_gates = by_gates and scorer.num_pairs > 1
         if items is None:
-            items = BoundItems(scorer, low_precision=low_precision, with_gates=self.by_gates)
+            items = BoundItems(scorer, with_gates=self.by_gates)
         self.items = items
         self._native_items = _Items(
             **{name: address(getattr(items, name)) for name in _ITEM_ARRAYS},
             num_items=items.num_items,
             quads=items.lanes.quads,
             padded_components=items.lanes.padded_components,
-            num_components=items.lanes.num_item_components,
             vectors=items.lanes.count // 16,
         )
-        self._int8: Int8Network | None = None
+        self.network: Int8Network | None = None
         self._is_sound = True
         self._native_network: _Network | None = None
-        if low_precision and not expanded and self.by_gates and scorer.pair_gate is not None:
-            self._int8 = int8_network(scorer.pair_gate, self.items.lanes, TURN)
-            self._is_sound = self._int8.is_sound
-            self._network_arrays = {name: _aligned(getattr(self._int8, name)) for name in NETWORK_ARRAYS}
+        if self.by_gates and scorer.pair_gate is not None:
+            self.network = int8_network(scorer.pair_gate, self.items.lanes, TURN)
+            self._is_sound = self.network.is_sound
+            self._network_arrays = {name: _aligned(getattr(self.network, name)) for name in NETWORK_ARRAYS}
             self._native_network = _Network(
                 **{name: address(array) for name, array in self._network_arrays.items()},
-                zero=self._int8.zero,
-                hidden_vectors=self._int8.hidden_vectors,
+                zero=self.network.zero,
+                hidden_vectors=self.network.hidden_vectors,
             )
-        around_centres = scorer.pair_gate if self.by_gates and self._int8 is None else None
-        self._network = NetworkBounds(around_centres, scorer.num_pairs)
         self._kernels = kernels or load_kernels("mol_bounds")
-
-    @property
-    def reads_centres(self) -> bool:
-        """Whether gates are bounded around centres of the cosines."""
-        return self._network.is_expanded
 
     @property
     def nbytes(self) -> int:
@@ -124,23 +110,17 @@ class BoundPass:
         self,
         queries: QueryStates,
         thresholds: npt.NDArray[np.float64],
-        centres: npt.NDArray[np.float64],
         allowed: npt.NDArray[np.bool_] | None = None,
     ) -> Survivors:
-        """Return the allowed items that may have s >= threshold (B,); no other item has.
-
-        centres (B, P), if the pass `reads_centres`: the cosines around which gates are bounded; any value is valid,
-        those of items near the threshold are best. allowed: (X,) or (B, X).
-        """
+        """Return the allowed items that may have s >= threshold (B,); no other item has. allowed: (X,) or (B, X)."""
         items, num_queries, kernels = self.items, len(queries), self._kernels
         if not num_queries:
             return Survivors(rows=[], tested=np.zeros(0, dtype=np.int64))
-        lanes, num_items = items.lanes, items.num_items
-        tables = self.tables(queries, thresholds, centres)
+        num_items = items.num_items
+        tables = self.tables(queries, thresholds)
         native_queries = _Queries(
             **{name: address(getattr(tables, name)) for name in ARRAYS},
             num_queries=num_queries,
-            num_components=lanes.num_query_components,
             gated=int(self.by_gates),
         )
         mask = None if allowed is None else np.ascontiguousarray(allowed)
@@ -149,49 +129,25 @@ class BoundPass:
         kept = np.zeros((num_queries, words), dtype=np.uint64)
         tested = np.zeros(num_queries, dtype=np.int64)
         threads = compute_threads()
-        if items.codes is not None:
-            kernels.freshet_bounds_int8(
-                ctypes.byref(self._native_items),
-                ctypes.byref(native_queries),
-                None if self._native_network is None else ctypes.byref(self._native_network),
-                address(mask),
-                stride,
-                address(kept),
-                address(tested),
-                threads,
-            )
-        else:
-            flat = queries.components.reshape(-1, lanes.width)
-            step = max(1, _COSINE_BYTES // (4 * num_queries * lanes.num_pairs * _WORD)) * _WORD
-            part = np.zeros_like(tested)
-            for start in range(0, num_items, step):
-                components = self.scorer.components[start : start + step]
-                cosines = flat @ components.reshape(-1, lanes.width).T
-                kernels.freshet_bounds_float32(
-                    ctypes.byref(self._native_items),
-                    ctypes.byref(native_queries),
-                    address(cosines),
-                    ctypes.c_int64(start),
-                    ctypes.c_int64(len(components)),
-                    address(mask),
-                    stride,
-                    address(kept),
-                    ctypes.c_int64(words),
-                    address(part),
-                    threads,
-                )
-                tested += part
+        kernels.freshet_bounds(
+            ctypes.byref(self._native_items),
+            ctypes.byref(native_queries),
+            None if self._native_network is None else ctypes.byref(self._native_network),
+            address(mask),
+            stride,
+            address(kept),
+            address(tested),
+            threads,
+        )
         counts = np.bitwise_count(kept).sum(axis=1)
         rows = [np.empty(int(count), dtype=np.int64) for count in counts]
         for query, found in enumerate(rows):
             kernels.freshet_list_rows(address(kept[query]), ctypes.c_int64(words), address(found))
         return Survivors(rows=rows, tested=tested)
 
-    def tables(
-        self, queries: QueryStates, thresholds: npt.NDArray[np.float64], centres: npt.NDArray[np.float64]
-    ) -> QueryTables:
+    def tables(self, queries: QueryStates, thresholds: npt.NDArray[np.float64]) -> QueryTables:
         """Return the kernel's data of each query; a query whose data overflow float32 keeps all items."""
-        tables = query_tables(queries, self.items, self._network, self._int8, thresholds, centres)
+        tables = query_tables(queries, self.items, self.network, thresholds)
         sound = np.isfinite(thresholds) & (tables.largest < _ABSURD) & self._is_sound
         tables.scalars[~sound, 0] = -np.inf
         tables.scalars[~sound, 1:5] = 0

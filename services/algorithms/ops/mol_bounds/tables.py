@@ -1,10 +1,11 @@
 """The numbers of each query that the bound pass reads: one row of lanes per quantity, rounded outward.
 
-For a pair with cosine c~ and gate code x~, and with z = c~ - c0, t = directions . z, across = the norm of z without its
-parts along the directions, radius = ||z|| + the cosines' error:
+For a pair with cosine c~ and gate code x~:
 
     c <= c~ + cosine error
-    |q x + m(c) - (gate x~ + middle + slopes . t)| <= rest across + curvature radius^2 + steepness (error) + width
+    |q x - gate x~| <= width
+
+`int8_network.py` bounds the gate network's part, m(c).
 
 The slack covers every float32 rounding of the pass itself (docs/decisions/006 counts them).
 
@@ -19,7 +20,6 @@ import numpy.typing as npt
 from services.algorithms.native import aligned_zeros
 from services.algorithms.ops.mol_bounds.int8_network import Int8Network
 from services.algorithms.ops.mol_bounds.items import LEVELS, BoundItems, bounded
-from services.algorithms.ops.mol_bounds.network import NetworkBounds
 from services.algorithms.scoring.states import QueryStates
 
 Doubles = npt.NDArray[np.float64]
@@ -44,17 +44,8 @@ class QueryTables:
     scales: Floats
     outside: Floats
     inside: Floats
-    centre: Floats
-    direction_1: Floats
-    direction_2: Floats
-    slope_1: Floats
-    slope_2: Floats
-    rest: Floats
-    curvature: Floats
-    steepness: Floats
     width: Floats
     gate: Floats
-    middle: Floats
     scalars: Floats
     cosine_scales: Floats  # (B,): one step of a cosine's code in the int8 network
     largest: Floats
@@ -68,14 +59,10 @@ _PER_LANE = tuple(name for name in ARRAYS if name not in ("codes", "corrections"
 def query_tables(
     queries: QueryStates,
     items: BoundItems,
-    network: NetworkBounds,
-    int8: Int8Network | None,
+    network: Int8Network | None,
     thresholds: Doubles,
-    centres: Doubles,
 ) -> QueryTables:
-    """Return tables for thresholds (B,) on s: cosines in low precision if `items` has codes; gates by the `int8`
-    network if there is one, else by `network` expanded around centres (B, P) of the cosines, which are used only there.
-    """
+    """Return tables for thresholds (B,) on s. network: the gate's, if it has one."""
     lanes = items.lanes
     num_queries, _, width = queries.components.shape
     components = queries.components.astype(np.float64)
@@ -102,58 +89,37 @@ def query_tables(
     slack = 2 * terms * UNIT
     scalars = np.zeros((num_queries, 8))
     coded_norm = items.largest_item_norm + float(items.item_errors.max(initial=0))
-    if items.codes is None:
-        # Cosines in float32, d + 2 roundings in any order.
-        cosine_error = (width + 2) * 2 * UNIT * magnitude
-        scalars[:, 3] = (width + 2) * 2 * UNIT * all_norms * items.largest_item_norm
-    else:
-        code_norms = norms + residuals
-        cosine_error = residuals.max(axis=1, initial=0.0) * (items.largest_norm + items.component_errors.max(initial=0))
-        cosine_error = cosine_error + 8 * UNIT * code_norms.max(axis=1, initial=0.0) * 2 * items.largest_norm
-        scalars[:, 2] = largest * _UP
-        scalars[:, 3] = np.sqrt((residuals**2).sum(axis=1)) * coded_norm
-        scalars[:, 3] += 8 * UNIT * np.sqrt((code_norms**2).sum(axis=1)) * coded_norm
-        # The spectral norm from the P_q x P_q products: a tenth of the time of singular values.
-        squares = np.linalg.eigvalsh(components @ components.transpose(0, 2, 1))[:, -1]
-        scalars[:, 4] = np.sqrt(squares.clip(min=0)) * _UP
+    code_norms = norms + residuals
+    cosine_error = residuals.max(axis=1, initial=0.0) * (items.largest_norm + items.component_errors.max(initial=0))
+    cosine_error = cosine_error + 8 * UNIT * code_norms.max(axis=1, initial=0.0) * 2 * items.largest_norm
+    scalars[:, 2] = largest * _UP
+    scalars[:, 3] = np.sqrt((residuals**2).sum(axis=1)) * coded_norm
+    scalars[:, 3] += 8 * UNIT * np.sqrt((code_norms**2).sum(axis=1)) * coded_norm
+    # The spectral norm from the P_q x P_q products: a tenth of the time of singular values.
+    squares = np.linalg.eigvalsh(components @ components.transpose(0, 2, 1))[:, -1]
+    scalars[:, 4] = np.sqrt(squares.clip(min=0)) * _UP
     rounding = 8 * UNIT * (magnitude + np.abs(thresholds))
     scalars[:, 0] = np.nextafter(thresholds.astype(np.float32), np.float32(-np.inf))
     scalars[:, 1] = (cosine_error + rounding) * _UP
-    expansion, largest_centre = None, 0.0
-    if int8 is None:
-        centres = centres.astype(np.float32).astype(np.float64)
-        expansion, largest_centre = network.around(centres), np.abs(centres).max(axis=1, initial=0.0)
-    scalars[:, 3] += 8 * UNIT * np.sqrt(lanes.num_pairs) * (2 * magnitude + largest_centre)
+    scalars[:, 3] += 8 * UNIT * np.sqrt(lanes.num_pairs) * 2 * magnitude
     scalars[:, 3] *= _UP
     scalars[:, 5] = slack
     scalars[:, 6] = WEIGHT_ERROR + slack
     widths = np.abs(gates) * items.gate_errors
-    middle = np.zeros_like(gates) if expansion is None else expansion.middle
-    widths += 16 * UNIT * (np.abs(gates) * items.gate_reach + np.abs(middle) + 4) + 1e-9
+    widths += 16 * UNIT * (np.abs(gates) * items.gate_reach + 4) + 1e-9
     cosine_reach = np.maximum(largest + residuals.max(axis=1, initial=0.0), 1e-20) * coded_norm
     cosine_scales = np.maximum(cosine_reach * _UP / LEVELS, 1e-20)
-    if int8 is not None:
+    if network is not None:
         # Each cosine is coded again before the network.
         scalars[:, 3] += 0.501 * cosine_scales * np.sqrt(lanes.num_pairs)
-        scalars[:, 7] = int8.function_error(2 * all_norms * items.largest_item_norm)
+        scalars[:, 7] = network.function_error(2 * all_norms * items.largest_item_norm)
     up = 1 + slack
     per_pair = {
         "scales": scales[:, query_of_pair],
         "inside": np.ones_like(gates),
         "width": widths * up,
         "gate": gates * items.gate_scales,
-        "middle": middle - TURN,
     }
-    if expansion is not None:
-        per_pair |= {
-            "centre": centres,
-            "rest": expansion.rest * up,
-            "curvature": np.broadcast_to(network.curvature * up, centres.shape),
-            # The slopes' own roundings count as a share of the steepness, 16 units of it.
-            "steepness": expansion.steepness * up,
-            **{f"direction_{k}": values for k, values in enumerate(expansion.directions, 1)},
-            **{f"slope_{k}": values for k, values in enumerate(expansion.slopes, 1)},
-        }
     block = aligned_zeros((len(_PER_LANE), num_queries, lanes.count), np.float32)
     in_lanes = dict(zip(_PER_LANE, block, strict=True))
     for name, values in per_pair.items():

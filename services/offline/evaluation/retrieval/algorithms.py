@@ -17,12 +17,7 @@ import torch
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.exact.cheapest import Exact
-from services.algorithms.indexes.exact.two_pass import (
-    ExactAlgorithm1,
-    ExactExpandedGates,
-    ExactGateBounds,
-    ExactLowPrecision,
-)
+from services.algorithms.indexes.exact.two_pass import ExactAlgorithm1, ExactLowPrecision
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.quantized.anisotropic import Anisotropic
 from services.algorithms.indexes.quantized.codebooks import Codebooks
@@ -38,7 +33,7 @@ from services.offline.training.codebooks.inverted_file import catalogue_codebook
 
 RESULTS = 100
 TRANSCRIPTION = "transcription of "
-EXACT = (ExactAlgorithm1, ExactGateBounds, ExactLowPrecision, ExactExpandedGates, Exact)
+EXACT = (ExactAlgorithm1, ExactLowPrecision, Exact)
 _PAIR_POOLS = (5, 10, 50, 100)
 _AVERAGE_POOLS = (200, 500, 1000, 2000, 4000)
 _TANGENT_POOLS = (500, 2000)
