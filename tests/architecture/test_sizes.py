@@ -16,7 +16,6 @@ FUNCTIONS = {
     "offline/training/run.py run_training": "the order of a training, a call a step",
 }
 FILES = {
-    "algorithms/bundles/model_bundle.py": "one format: what is written stands beside what is read",
     "algorithms/indexes/mutable/index.py": "one writer's lock",
     "algorithms/items/live_catalogue.py": "one writer's lock",
     "client/freshet_client/testing.py": "one gateway in memory: a method for each RPC",

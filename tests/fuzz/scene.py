@@ -7,11 +7,12 @@ from freshet.v1 import common_pb2
 from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_neighbours, make_queries, state_fields
 
-from services.algorithms.bundles.model_bundle import Bundle, BundleContent, write_bundle
+from services.algorithms.bundles.model_bundle import Bundle
 from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
+from services.offline.bundles.model import BundleContent, write_bundle
 from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings
 from services.reranker.metrics import RerankerMetrics

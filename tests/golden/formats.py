@@ -24,11 +24,9 @@ from fakes.encoder import MemoryForgetLog, MemoryStream
 from fakes.refresher import MemoryLog
 
 from services.algorithms.bundles.event_schema import default_schema
-from services.algorithms.bundles.model_bundle import BundleContent, write_bundle
 from services.algorithms.bundles.model_manifest import AbsenceShape, EncoderShape, HeadShape, NeighbourShape
-from services.algorithms.bundles.text_bundle import TextBundleWriter
 from services.algorithms.generation.generator import Generator
-from services.algorithms.generation.phrases_part import PhraseParts, save_phrases
+from services.algorithms.generation.phrases_part import PhraseParts
 from services.algorithms.indexes.mutable.snapshot import Snapshot
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.items.catalogue import catalogue_from_bundle
@@ -78,6 +76,8 @@ from services.contracts.topics.search_clicks import SEARCH_CLICKS, SearchClick, 
 from services.contracts.topics.version_sets import VERSION_SETS, encode_operation
 from services.contracts.version_sets import Share, VersionSet, VersionSets
 from services.offline.archive.writing import ArchiveInteractions
+from services.offline.bundles.model import BundleContent, write_bundle
+from services.offline.bundles.text import TextBundleWriter, save_phrases
 from services.offline.training import checkpoint
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary
 from services.platform.redis_clients import open_client

@@ -19,7 +19,7 @@ from golden.formats import HERE
 from services.algorithms.bundles.event_schema import EventSchema
 from services.algorithms.bundles.model_bundle import load_bundle
 from services.algorithms.bundles.text_bundle import load_text_bundle
-from services.algorithms.generation.phrases_part import load_phrases, save_phrases
+from services.algorithms.generation.phrases_part import load_phrases
 from services.algorithms.indexes.mutable.snapshot import load_snapshot
 from services.cli.backup import MANIFEST, Positions, _own_checksum, read_backup
 from services.contracts import stored_history
@@ -33,6 +33,7 @@ from services.contracts.topics.refresher_checkpoints import decode_head
 from services.contracts.topics.search_clicks import decode_click
 from services.contracts.topics.version_sets import decode_operation
 from services.offline.archive.files import open_whole
+from services.offline.bundles.text import save_phrases
 from services.offline.training import checkpoint
 from services.platform.errors import PreconditionFailed
 from services.platform.stream.record import DeadLetter, SourceRecord

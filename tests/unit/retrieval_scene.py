@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from services.algorithms.bundles.model_bundle import Bundle, BundleContent, EncoderShape, HeadShape, write_bundle
+from services.algorithms.bundles.model_bundle import Bundle, EncoderShape, HeadShape
 from services.algorithms.bundles.model_manifest import NeighbourShape
 from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.algorithms.scoring.packed_state import pack_query_state
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
+from services.offline.bundles.model import BundleContent, write_bundle
 
 CATEGORIES = ("Action", "Comedy", "Drama", "Western")
 

@@ -155,13 +155,6 @@ def default_schema() -> EventSchema:
     return EventSchema.read(DEFAULT_EVENTS)
 
 
-def with_lines(text: str, lines: Mapping[str, str]) -> str:
-    """Return the text of an `events.yaml` in which `lines` replace or add the lines of these types."""
-    kept = [line for line in text.splitlines() if line.strip().partition(":")[0] not in lines]
-    begin = kept.index("types:") + 1
-    return "\n".join([*kept[:begin], *(f"  {line}" for line in lines.values()), *kept[begin:], ""])
-
-
 class _OnceLoader(yaml.SafeLoader):
     """A loader that rejects repeated keys."""
 

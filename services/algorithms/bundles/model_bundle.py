@@ -9,9 +9,7 @@ Letters: X items, P_q, P_x query and item components, P = P_q * P_x, d component
 
 import hashlib
 import json
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from services.algorithms.bundles.event_schema import EVENTS_YAML, EventSchema, SchemaError, default_schema
 from services.algorithms.bundles.model_manifest import (
@@ -36,39 +33,30 @@ from services.algorithms.bundles.sealed_files import (
     check_pair_gate,
     check_table,
     check_tensors,
-    file_entry,
-    folder_aside,
-    put_file,
     read_item_states,
     read_pair_gate,
     read_table,
-    save_pair_gate,
-    save_tensors,
-    swap,
 )
 from services.algorithms.bundles.tensor_file import read_tensors
 from services.algorithms.encoding.absence import AbsenceRows
 from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.item_table.categories import Categories
-from services.algorithms.item_table.file import ItemColumns, read_items, write_items
+from services.algorithms.item_table.file import ItemColumns, read_items
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Indices, Strings
 from services.algorithms.scoring.neighbours import ItemNeighbours
-from services.algorithms.scoring.states import MAX_LENGTH, MAX_OWN_LENGTH, FloatArray, ItemStates, PairGate
+from services.algorithms.scoring.states import MAX_LENGTH, MAX_OWN_LENGTH, ItemStates, PairGate
 
 __all__ = [
     "AbsenceShape",
     "Bundle",
-    "BundleContent",
     "BundleError",
     "EncoderShape",
     "HeadShape",
     "Manifest",
     "NeighbourShape",
-    "add_files",
     "load_bundle",
-    "write_bundle",
 ]
 
 WEIGHTS = "weights.safetensors"
@@ -82,7 +70,7 @@ ENCODER_ONNX = "encoder.onnx"
 ENCODER_STEP_ONNX = "encoder_step.onnx"
 INFERENCE_SERVER_MODEL = "inference_server/encoder"
 
-_USER_SCHEMA = pa.schema([("user_id", pa.string())])
+USER_SCHEMA = pa.schema([("user_id", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -271,34 +259,6 @@ class Bundle:
         return self.path / name
 
 
-@dataclass(frozen=True, kw_only=True)
-class BundleContent:
-    """The content of a bundle to write: shapes, arrays and columns, in dense-index order.
-
-    encoder is None and weights is empty for imported embeddings. events_yaml: the event schema, None for the default.
-    attributes: columns of `attributes.ARROW_TYPES`.
-    """
-
-    encoder: EncoderShape | None
-    head: HeadShape
-    weights: Mapping[str, npt.NDArray[Any]]
-    item_states: ItemStates
-    pair_gate: PairGate | None
-    item_ids: Sequence[str]
-    titles: Sequence[str]
-    categories: Sequence[Sequence[str]]
-    counts: npt.NDArray[np.int64]
-    user_ids: Sequence[str] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    new_item_length: float | None = None
-    neighbours: ItemNeighbours | None = None
-    absence: AbsenceShape | None = None
-    events_yaml: bytes | None = None
-    attributes: pa.Table | None = None
-    codebooks: Codebooks | None = None
-
-
 def load_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
     """Open a bundle; check format, every listed file's size and SHA-256, the content hash, and all shapes.
 
@@ -310,47 +270,16 @@ def load_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
     for name, entry in sorted(manifest.files.items()):
         check_file(root, name, entry, verify=verify)
     bundle = Bundle(path=root, manifest=manifest)
-    version = _model_version(manifest, root)
+    version = model_version_of(manifest, root)
     if version != manifest.model_version:
         raise BundleError(f"{root / MANIFEST}: model_version={manifest.model_version}; the content hashes to {version}")
     _check_shapes(bundle)
     return bundle
 
 
-def write_bundle(path: Path | str, content: BundleContent) -> Bundle:
-    """Write a bundle, rename it into place, replacing an older one, and return it loaded.
-
-    Raises: BundleError if `path` exists and is not a bundle, or if the content's shapes disagree.
-    """
-    target = Path(path)
-    aside = folder_aside(target)
-    try:
-        _write_content(aside, content)
-        load_bundle(aside)
-        swap(aside, target)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return load_bundle(target, verify=False)
-
-
-def add_files(path: Path | str, sources: Mapping[str, Path]) -> Bundle:
-    """Add derived files (the exported encoder, the inference server's folder) to a bundle and list them.
-
-    Each file is written under another name and renamed; then the manifest is. The model version does not change,
-    because the files are derived from the model.
-    """
-    root = Path(path)
-    manifest = Manifest.read(root / MANIFEST)
-    files = dict(manifest.files)
-    for name, source in sources.items():
-        files[name] = put_file(root, name, source)
-    replace(manifest, files=files).write(root / MANIFEST)
-    return load_bundle(root, verify=False)
-
-
 def _check_shapes(bundle: Bundle) -> None:
     root, manifest, head = bundle.path, bundle.manifest, bundle.manifest.head
-    for name in _content_files(head, manifest.neighbours):
+    for name in content_files(head, manifest.neighbours):
         bundle.file(name)
     if manifest.neighbours is not None:
         near = (manifest.num_items, manifest.neighbours.num_neighbours)
@@ -362,21 +291,21 @@ def _check_shapes(bundle: Bundle) -> None:
         check_pair_gate(root / PAIR_GATE, head)
     check_tensors(root / ITEM_STATES, expected)
     bundle.item_ids  # noqa: B018
-    check_table(root / USERS, _USER_SCHEMA, manifest.num_users)
+    check_table(root / USERS, USER_SCHEMA, manifest.num_users)
     bundle.absence  # noqa: B018
     bundle.event_schema  # noqa: B018
     bundle.codebooks  # noqa: B018
 
 
-def _content_files(head: HeadShape, neighbours: NeighbourShape | None) -> tuple[str, ...]:
+def content_files(head: HeadShape, neighbours: NeighbourShape | None) -> tuple[str, ...]:
     """Return the files that determine the model version."""
     optional = (*((PAIR_GATE,) if head.is_mixture else ()), *((NEIGHBOURS,) if neighbours is not None else ()))
     return (WEIGHTS, ITEM_STATES, *optional, ITEMS, USERS)
 
 
-def _model_version(manifest: Manifest, root: Path) -> str:
+def model_version_of(manifest: Manifest, root: Path) -> str:
     files, encoder, near, away = manifest.files, manifest.encoder, manifest.neighbours, manifest.absence
-    names = (*_content_files(manifest.head, near), *(name for name in (EVENTS_YAML,) if name in files))
+    names = (*content_files(manifest.head, near), *(name for name in (EVENTS_YAML,) if name in files))
     missing = [name for name in names if name not in files]
     if missing:
         raise BundleError(f"{root / MANIFEST} lists {sorted(files)}; missing: {missing}")
@@ -388,41 +317,3 @@ def _model_version(manifest: Manifest, root: Path) -> str:
         "absence": None if away is None else asdict(away),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _write_content(root: Path, content: BundleContent) -> None:
-    save_tensors({name: np.ascontiguousarray(array) for name, array in content.weights.items()}, root / WEIGHTS)
-    states: dict[str, FloatArray] = {"components": np.ascontiguousarray(content.item_states.components, np.float32)}
-    if content.item_states.gate is not None:
-        states["gate"] = np.ascontiguousarray(content.item_states.gate, np.float32)
-    save_tensors(states, root / ITEM_STATES)
-    if content.pair_gate is not None:
-        save_pair_gate(content.pair_gate, root / PAIR_GATE)
-    near = None if content.neighbours is None else content.neighbours.shape
-    if content.neighbours is not None:
-        save_tensors({"items": content.neighbours.items, "weights": content.neighbours.weights}, root / NEIGHBOURS)
-    items = content.item_ids, content.titles, content.categories, content.counts
-    write_items(root / ITEMS, *items, content.attributes)
-    pq.write_table(pa.table({"user_id": list(content.user_ids)}, schema=_USER_SCHEMA), root / USERS)
-    if content.events_yaml is not None:
-        (root / EVENTS_YAML).write_bytes(content.events_yaml)
-    if content.codebooks is not None:
-        save_tensors(
-            {name: np.ascontiguousarray(array) for name, array in content.codebooks.arrays.items()}, root / CODEBOOKS
-        )
-    names = (*_content_files(content.head, near), EVENTS_YAML, CODEBOOKS)
-    files = {name: file_entry(root / name) for name in names if (root / name).is_file()}
-    manifest = Manifest(
-        model_version="",
-        encoder=content.encoder,
-        head=content.head,
-        num_items=len(content.item_ids),
-        num_users=len(content.user_ids),
-        data=dict(content.data),
-        metrics=dict(content.metrics),
-        files=files,
-        new_item_length=content.new_item_length,
-        neighbours=near,
-        absence=content.absence,
-    )
-    replace(manifest, model_version=_model_version(manifest, root)).write(root / MANIFEST)

@@ -1,20 +1,14 @@
-"""Folders that list each file with size and checksum, and are renamed into place as a whole.
+"""Folders that list each file with size and checksum.
 
 The model bundle and the text bundle share this module, which also has the file formats of tables and gates.
 """
 
-import errno
 import hashlib
-import os
-import shutil
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from safetensors.numpy import save_file
 
 from services.algorithms.bundles.model_manifest import BundleError, FileEntry, HeadShape
 from services.algorithms.bundles.tensor_file import read_tensors, tensor_places
@@ -22,7 +16,7 @@ from services.algorithms.item_table.strings import Indices
 from services.algorithms.scoring.states import MAX_LENGTH, ItemStates, PairGate, check_sizes
 
 MANIFEST = "manifest.json"
-_PAIR_GATE_ARRAYS = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
+PAIR_GATE_ARRAYS = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
 
 
 def check_file(root: Path, name: str, entry: FileEntry, *, verify: bool) -> None:
@@ -39,14 +33,6 @@ def check_file(root: Path, name: str, entry: FileEntry, *, verify: bool) -> None
 
 def file_entry(path: Path) -> FileEntry:
     return FileEntry(sha256=_sha256(path), bytes=path.stat().st_size)
-
-
-def save_tensors(arrays: dict[str, Any], path: Path) -> None:
-    """Write a safetensors file readable by everyone who may enter its folder. The library makes the file
-    readable by its owner only, and a container runs as another user.
-    """
-    save_file(arrays, path)
-    path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], *, indices: str = "") -> None:
@@ -84,15 +70,11 @@ def read_table(path: Path) -> pa.Table:
     return table
 
 
-def save_pair_gate(gate: PairGate, path: Path) -> None:
-    save_tensors({name: np.ascontiguousarray(getattr(gate, name), np.float32) for name in _PAIR_GATE_ARRAYS}, path)
-
-
 def read_pair_gate(path: Path) -> PairGate:
     """Return a memory-mapped gate. Raises: BundleError for values that are not allowed."""
     tensors = read_tensors(path)
     try:
-        return PairGate(**{name: tensors[name] for name in _PAIR_GATE_ARRAYS})
+        return PairGate(**{name: tensors[name] for name in PAIR_GATE_ARRAYS})
     except ValueError as exc:
         raise BundleError(f"{path}: {exc}") from exc
 
@@ -101,7 +83,7 @@ def check_pair_gate(path: Path, head: HeadShape) -> None:
     """Raises: BundleError unless the file has the gate of such a head."""
     hidden, pairs = head.gate_hidden, head.num_pairs
     shapes = ((hidden, pairs), (hidden,), (pairs, hidden), (pairs,))
-    check_tensors(path, dict(zip(_PAIR_GATE_ARRAYS, shapes, strict=True)))
+    check_tensors(path, dict(zip(PAIR_GATE_ARRAYS, shapes, strict=True)))
 
 
 def read_item_states(path: Path, *, longest: float = MAX_LENGTH, rows: Indices | None = None) -> ItemStates:
@@ -118,48 +100,6 @@ def read_item_states(path: Path, *, longest: float = MAX_LENGTH, rows: Indices |
         return states
     except ValueError as exc:
         raise BundleError(f"{path}: {exc}") from exc
-
-
-def put_file(root: Path, name: str, source: Path) -> FileEntry:
-    """Copy a file to `name` in the folder, by rename. Raises: BundleError if the name leaves the folder."""
-    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-        raise BundleError(f"bundle {root}: file name {name!r} leaves the bundle")
-    target = root / name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.resolve() != target.resolve():
-        aside = target.with_name(f".{target.name}.writing")
-        shutil.copyfile(source, aside)
-        aside.replace(target)
-    return file_entry(target)
-
-
-def folder_aside(target: Path) -> Path:
-    """Make a temporary folder next to `target`. Raises: BundleError if `target` exists without a manifest."""
-    if target.exists() and not (target / MANIFEST).is_file():
-        raise BundleError(f"{target} exists and holds no {MANIFEST}; refusing to replace what is not a bundle")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.writing-{os.getpid()}")
-    if aside.exists():
-        shutil.rmtree(aside)
-    aside.mkdir()
-    return aside
-
-
-def require_target(target: Path) -> None:
-    """Check, before minutes of work, that a folder can be put at `target`. Raises: OSError with the path."""
-    try:
-        folder_aside(target).rmdir()
-    except BundleError as exc:
-        raise FileExistsError(errno.EEXIST, f"exists and holds no {MANIFEST}; allowed: a bundle", str(target)) from exc
-
-
-def swap(aside: Path, target: Path) -> None:
-    """Rename `aside` to `target`; an older folder there is renamed away first and removed after."""
-    older = target.with_name(f".{target.name}.older-{os.getpid()}")
-    if target.exists():
-        target.rename(older)
-    aside.rename(target)
-    shutil.rmtree(older, ignore_errors=True)
 
 
 def _sha256(path: Path) -> str:

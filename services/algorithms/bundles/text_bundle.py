@@ -9,17 +9,11 @@ Letters: X documents, P_q, P_x query and item components, P = P_q * P_x, d compo
 
 import hashlib
 import json
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from services.algorithms.bundles.model_manifest import BundleError, HeadShape
 from services.algorithms.bundles.sealed_files import (
@@ -28,21 +22,15 @@ from services.algorithms.bundles.sealed_files import (
     check_pair_gate,
     check_table,
     check_tensors,
-    file_entry,
-    folder_aside,
-    put_file,
     read_item_states,
     read_pair_gate,
     read_table,
-    save_pair_gate,
-    save_tensors,
-    swap,
 )
 from services.algorithms.bundles.text_manifest import PhrasesPart, TextManifest, TextMolPart
 from services.algorithms.item_table.file import strings_of
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings, joined
-from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
+from services.algorithms.scoring.states import ItemStates, PairGate
 from services.algorithms.text.word_pieces import WordPieces
 
 __all__ = [
@@ -50,10 +38,8 @@ __all__ = [
     "HeadShape",
     "PhrasesPart",
     "TextBundle",
-    "TextBundleWriter",
     "TextManifest",
     "TextMolPart",
-    "add_text_files",
     "load_text_bundle",
 ]
 
@@ -70,9 +56,9 @@ PHRASE_ENCODER = f"{PHRASES}/encoder.onnx"
 INFERENCE_SERVER = "inference_server"
 INT8 = "int8"
 SHARED_INT8 = f"{INT8}/shared.onnx"
-_DERIVED = (f"{INFERENCE_SERVER}/", f"{INT8}/")
+DERIVED = (f"{INFERENCE_SERVER}/", f"{INT8}/")
 
-_DOCUMENT_SCHEMA = pa.schema([("item_id", pa.string()), ("text", pa.string())])
+DOCUMENT_SCHEMA = pa.schema([("item_id", pa.string()), ("text", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -191,11 +177,11 @@ def load_text_bundle(path: Path | str, *, verify: bool = True) -> TextBundle:
     manifest = TextManifest.read(root / MANIFEST)
     for name, entry in sorted(manifest.files.items()):
         check_file(root, name, entry, verify=verify)
-    version = _text_version(manifest)
+    version = text_version_of(manifest)
     if version != manifest.text_version:
         raise BundleError(f"{root / MANIFEST}: text_version={manifest.text_version}; the content hashes to {version}")
     bundle = TextBundle(path=root, manifest=manifest)
-    check_table(bundle.file(DOCUMENTS), _DOCUMENT_SCHEMA, bundle.num_items)
+    check_table(bundle.file(DOCUMENTS), DOCUMENT_SCHEMA, bundle.num_items)
     bundle.item_index  # noqa: B018
     _check_tokenizers(bundle)
     _check_text_mol(bundle)
@@ -204,154 +190,10 @@ def load_text_bundle(path: Path | str, *, verify: bool = True) -> TextBundle:
     return bundle
 
 
-def add_text_files(
-    path: Path | str, sources: Mapping[str, Path], *, metrics: Mapping[str, Any] | None = None
-) -> TextBundle:
-    """Add derived files (the inference server's model folders, int8 graphs) to a text bundle; its version stays.
-
-    metrics: added to the bundle's metrics.
-    Raises: BundleError for a file that is not derived, since it would change the version.
-    """
-    root = Path(path)
-    manifest = TextManifest.read(root / MANIFEST)
-    files = dict(manifest.files)
-    for name, source in sources.items():
-        if not name.startswith(_DERIVED):
-            allowed = ", ".join(f"{prefix}..." for prefix in _DERIVED)
-            raise BundleError(f"text bundle {root}: file {name!r} is content; allowed: {allowed}")
-        files[name] = put_file(root, name, source)
-    replace(manifest, files=files, metrics={**manifest.metrics, **(metrics or {})}).write(root / MANIFEST)
-    return load_text_bundle(root, verify=False)
-
-
-class TextBundleWriter:
-    """Collects parts in a temporary folder; sealing renames it into place. Without sealing nothing changes.
-
-    If `path` has a text bundle of the same documents and word list, its parts are copied, so the two models may be
-    trained one after the other. A bundle of other documents is replaced.
-    """
-
-    def __init__(
-        self, path: Path | str, *, item_ids: Sequence[str], texts: Sequence[str], words: Sequence[str]
-    ) -> None:
-        """words: the word list of queries.
-
-        Raises: ValueError for no documents, unequal columns, or a repeated item id; BundleError if `path` exists and is
-        not a text bundle.
-        """
-        if not item_ids or len(item_ids) != len(texts):
-            raise ValueError(f"{len(item_ids)} item ids and {len(texts)} texts; allowed: equally many, at least 1")
-        if len(set(item_ids)) != len(item_ids):
-            raise ValueError(f"{len(item_ids)} item ids, {len(set(item_ids))} different; allowed: each once")
-        self._target = Path(path)
-        self._tokenizer = WordPieces(words).fingerprint
-        self._manifest = TextManifest(text_version="", num_items=len(item_ids))
-        self._aside = folder_aside(self._target)
-        columns = {"item_id": list(item_ids), "text": list(texts)}
-        pq.write_table(pa.table(columns, schema=_DOCUMENT_SCHEMA), self._aside / DOCUMENTS)
-        (self._aside / WORD_LIST).parent.mkdir()
-        (self._aside / WORD_LIST).write_text("\n".join(words) + "\n", encoding="utf-8")
-        try:
-            self._keep_parts()
-        except BundleError:
-            shutil.rmtree(self._aside)
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        shutil.rmtree(self._aside, ignore_errors=True)
-
-    def add_text_mol(
-        self, encoder: Path, states: ItemStates, pair_gate: PairGate | None, *, head: HeadShape, max_tokens: int
-    ) -> None:
-        """Add the text MoL: its exported encoder, the documents' states in order, and the gate (None: dot)."""
-        self._fresh(TEXT_MOL)
-        shutil.copyfile(encoder, self._aside / TEXT_ENCODER)
-        arrays: dict[str, FloatArray] = {"components": np.ascontiguousarray(states.components, np.float32)}
-        save_tensors(arrays, self._aside / TEXT_STATES)
-        if pair_gate is not None:
-            save_pair_gate(pair_gate, self._aside / TEXT_PAIR_GATE)
-        part = TextMolPart(head=head, tokenizer=self._tokenizer, max_tokens=max_tokens)
-        self._manifest = replace(self._manifest, text_mol=part)
-
-    def add_phrases(
-        self,
-        files: Mapping[str, Path],
-        *,
-        vocabulary: str,
-        vocabulary_size: int,
-        positions: int,
-        width: int,
-        max_tokens: int,
-    ) -> None:
-        """Add the phrase model. files: by name below `phrases/`, with `encoder.onnx`. The rest: see PhrasesPart.
-
-        Raises: ValueError if `encoder.onnx` is missing.
-        """
-        if Path(PHRASE_ENCODER).name not in files:
-            raise ValueError(f"files={sorted(files)}; {Path(PHRASE_ENCODER).name} must be among them")
-        self._fresh(PHRASES)
-        for name, source in files.items():
-            put_file(self._aside, f"{PHRASES}/{name}", source)
-        part = PhrasesPart(
-            tokenizer=self._tokenizer,
-            vocabulary=vocabulary,
-            vocabulary_size=vocabulary_size,
-            positions=positions,
-            width=width,
-            max_tokens=max_tokens,
-        )
-        self._manifest = replace(self._manifest, phrases=part)
-
-    def seal(self, *, data: Mapping[str, Any] | None = None, metrics: Mapping[str, Any] | None = None) -> TextBundle:
-        """Write the manifest, check everything like a reader, rename into place; return the loaded bundle.
-
-        data, metrics: added to those of the existing parts. Raises: BundleError if parts disagree.
-        """
-        files = {
-            path.relative_to(self._aside).as_posix(): file_entry(path)
-            for path in sorted(self._aside.rglob("*"))
-            if path.is_file() and path.name != MANIFEST
-        }
-        manifest = replace(
-            self._manifest,
-            files=files,
-            data={**self._manifest.data, **(data or {})},
-            metrics={**self._manifest.metrics, **(metrics or {})},
-        )
-        replace(manifest, text_version=_text_version(manifest)).write(self._aside / MANIFEST)
-        load_text_bundle(self._aside)
-        swap(self._aside, self._target)
-        return load_text_bundle(self._target, verify=False)
-
-    def _fresh(self, part: str) -> None:
-        """Make an empty folder for a part; remove an older one."""
-        folder = self._aside / part
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir()
-
-    def _keep_parts(self) -> None:
-        if not (self._target / MANIFEST).is_file():
-            return
-        older = load_text_bundle(self._target)
-        for name in (DOCUMENTS, WORD_LIST):
-            if file_entry(self._aside / name) != older.manifest.files[name]:
-                return
-        for part in older.parts:
-            shutil.copytree(self._target / part, self._aside / part)
-        kept = older.manifest
-        self._manifest = replace(kept, text_version="", files={})
-
-
-def _text_version(manifest: TextManifest) -> str:
+def text_version_of(manifest: TextManifest) -> str:
     content = {
         "files": [
-            [name, entry.sha256] for name, entry in sorted(manifest.files.items()) if not name.startswith(_DERIVED)
+            [name, entry.sha256] for name, entry in sorted(manifest.files.items()) if not name.startswith(DERIVED)
         ],
         "parts": [None if part is None else asdict(part) for part in (manifest.text_mol, manifest.phrases)],
     }

@@ -96,22 +96,3 @@ def decode(
     found = search_trie(view.parts, view.deleted, question, items=items, allowed=allowed)
     base = float(padding.sum(dtype=np.float64))
     return Decoded(found.identifiers, base + found.gains.astype(np.float64), base + found.bound, results)
-
-
-def assignment_score(scores: npt.NDArray[np.float32], padding: npt.NDArray[np.float32]) -> float:
-    """Return the score of one identifier by definition: the best assignment of n tokens to s positions.
-
-    Shapes: scores (n, s) of its tokens at the positions, padding (s,). Cost: s 2^s; for tests and explanations.
-    """
-    gains = scores.astype(np.float64) - padding
-    positions = len(padding)
-    best = np.full(1 << positions, -np.inf)
-    best[0] = 0.0
-    for row in gains:
-        grown = np.full_like(best, -np.inf)
-        for position in range(positions):
-            free = np.flatnonzero((np.arange(1 << positions) >> position) & 1 == 0)
-            taken = free | 1 << position
-            grown[taken] = np.maximum(grown[taken], best[free] + row[position])
-        best = grown
-    return float(best.max() + padding.sum(dtype=np.float64))

@@ -1,14 +1,13 @@
-"""The `phrases/` part of a text bundle: a generator, its vocabulary and the encoder, written and read together.
+"""The `phrases/` part of a text bundle: a generator, its vocabulary and the encoder.
 
 A mismatch of vocabulary, weights, trie and identifiers is an error with both values; each file's reader rejects a
 truncated file.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from services.algorithms.bundles.model_manifest import BundleError
-from services.algorithms.bundles.text_bundle import PHRASE_ENCODER, PHRASES, TextBundle
+from services.algorithms.bundles.text_bundle import PHRASES, TextBundle
 from services.algorithms.generation.generator import FILES, Generator
 from services.algorithms.generation.vocabulary import PhraseVocabulary
 
@@ -21,16 +20,6 @@ class PhraseParts:
 
     generator: Generator
     vocabulary: PhraseVocabulary
-
-
-def save_phrases(folder: Path, parts: PhraseParts, encoder: Path) -> dict[str, Path]:
-    """Write all files except the encoder into `folder`; return all paths by name, for `add_phrases`.
-
-    Raises: ValueError for a trie or identifiers that changed after they were built.
-    """
-    names = [*parts.generator.save(folder), VOCABULARY]
-    parts.vocabulary.save(folder / VOCABULARY)
-    return {Path(PHRASE_ENCODER).name: encoder, **{name: folder / name for name in names}}
 
 
 def load_phrases(bundle: TextBundle) -> PhraseParts:

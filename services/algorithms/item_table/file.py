@@ -9,7 +9,6 @@ Any Arrow library reads it: pandas.read_feather(path), pyarrow.ipc.open_file(pat
 Letters: n items.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,13 @@ import pyarrow as pa
 
 from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.bundles.tensor_file import mapped_or_read
-from services.algorithms.item_table.attributes import AttributeTable, stored
+from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.item_table.categories import Categories, CategoryLists
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings
 
-_LONG = 2**31 - 1  # a column of more bytes than this needs 64-bit offsets
 _CATEGORY = pa.dictionary(pa.int32(), pa.string())
-_ATTRIBUTE = "attributes."
+ATTRIBUTE_PREFIX = "attributes."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,33 +42,6 @@ class ItemColumns:
         return len(self.ids)
 
 
-def write_items(
-    path: Path,
-    item_ids: Sequence[str],
-    titles: Sequence[str],
-    categories: Sequence[Sequence[str]],
-    counts: npt.NDArray[np.int64],
-    attributes: pa.Table | None = None,
-) -> None:
-    """Write an items' file. attributes: columns with types of `rules.attributes.ARROW_TYPES`.
-
-    Raises: ValueError for columns of unequal length.
-    """
-    lists = Categories.of(categories)
-    codes = pa.DictionaryArray.from_arrays(pa.array(lists.lists.codes), pa.array(lists.names, pa.string()))
-    columns = {
-        "item_id": _as_arrow(Strings.of(item_ids)),
-        "title": _as_arrow(Strings.of(titles)),
-        "categories": pa.ListArray.from_arrays(pa.array(lists.lists.offsets.astype(np.int32)), codes),
-        "count": pa.array(np.asarray(counts, np.int64)),
-    }
-    if attributes is not None:
-        columns |= {_ATTRIBUTE + name: column for name, column in stored(attributes).items()}
-    table = pa.table(columns)
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
-
-
 def read_items(path: Path, num_items: int) -> ItemColumns:
     """Read an items' file. Raises: BundleError with the column if the file has other columns or not `num_items` rows,
     or if its ids are not distinct or not of 1-128 bytes.
@@ -85,13 +56,13 @@ def read_items(path: Path, num_items: int) -> ItemColumns:
     is_right = (
         own == list(wanted)
         and all(test(table.schema.field(name).type) for name, test in wanted.items())
-        and all(name.startswith(_ATTRIBUTE) for name in others)
+        and all(name.startswith(ATTRIBUTE_PREFIX) for name in others)
     )
     if not is_right or len(table) != num_items:
         found = dict(zip(table.column_names, map(str, table.schema.types), strict=True))
         raise BundleError(
             f"{path} has {len(table)} rows of {found}; expected {num_items} rows of item_id and title (string), "
-            f"categories (list of dictionary-coded strings), count (int64) and columns named {_ATTRIBUTE}NAME"
+            f"categories (list of dictionary-coded strings), count (int64) and columns named {ATTRIBUTE_PREFIX}NAME"
         )
     columns: dict[str, Any] = {name: _single_chunk(table.column(name)) for name in wanted}
     for name, column in columns.items():
@@ -118,17 +89,8 @@ def read_items(path: Path, num_items: int) -> ItemColumns:
 
 def attributes_in(table: pa.Table) -> pa.Table:
     """Return the attributes of an items' file under their own names."""
-    found = table.select([name for name in table.column_names if name.startswith(_ATTRIBUTE)])
-    return found.rename_columns([name.removeprefix(_ATTRIBUTE) for name in found.column_names])
-
-
-def _as_arrow(column: Strings) -> pa.Array:
-    """Return an array over the column's own memory."""
-    is_long = len(column.data) > _LONG
-    ends = column.ends.astype(np.int64 if is_long else np.int32)
-    offsets = pa.py_buffer(np.concatenate([np.zeros(1, ends.dtype), ends]))
-    kind = pa.large_string() if is_long else pa.string()
-    return pa.Array.from_buffers(kind, len(column), [None, offsets, pa.py_buffer(column.data)])
+    found = table.select([name for name in table.column_names if name.startswith(ATTRIBUTE_PREFIX)])
+    return found.rename_columns([name.removeprefix(ATTRIBUTE_PREFIX) for name in found.column_names])
 
 
 def strings_of(array: pa.Array) -> Strings:

@@ -35,8 +35,9 @@ def index(
     """
     import numpy as np
 
-    from services.algorithms.bundles.model_bundle import BundleContent, HeadShape, write_bundle
+    from services.algorithms.bundles.model_bundle import HeadShape
     from services.algorithms.scoring.states import ItemStates
+    from services.offline.bundles.model import BundleContent, write_bundle
     from services.offline.datasets.item_vectors import read_item_vectors
 
     with sentences(bad_bundle=""):

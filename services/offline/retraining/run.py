@@ -22,9 +22,10 @@ from rich.console import Console
 from services.algorithms.bundles.event_schema import EVENTS_YAML
 from services.algorithms.bundles.model_bundle import ITEMS, Bundle, load_bundle
 from services.algorithms.bundles.model_manifest import BundleError, Manifest
-from services.algorithms.bundles.sealed_files import MANIFEST, require_target
+from services.algorithms.bundles.sealed_files import MANIFEST
 from services.algorithms.item_table.file import attributes_in
 from services.offline.archive.files import Archive, is_archive
+from services.offline.bundles.folders import require_target
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.datasets.catalogue_file import Catalogue, attribute_columns
 from services.offline.retraining.gate import Verdict, judge

@@ -9,10 +9,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from services.algorithms.bundles.model_bundle import Bundle, BundleContent, write_bundle
+from services.algorithms.bundles.model_bundle import Bundle
 from services.algorithms.pefa.contribution import mean_gate
 from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.algorithms.scoring.states import ItemStates
+from services.offline.bundles.model import BundleContent, write_bundle
 from services.offline.datasets import Interactions
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 from services.offline.training.loop import TrainReport

@@ -24,10 +24,10 @@ from services.algorithms.bundles.model_bundle import (
     ENCODER_STEP_ONNX,
     INFERENCE_SERVER_MODEL,
     Bundle,
-    add_files,
     load_bundle,
 )
 from services.algorithms.encoding import incremental_encoding
+from services.offline.bundles.model import add_files
 from services.offline.datasets import Interactions
 from services.offline.training.bundling import load_model
 from services.offline.training.models.sequential import SequentialModel

@@ -23,10 +23,10 @@ from services.algorithms.bundles.text_bundle import (
     TEXT_ENCODER,
     TEXT_MOL,
     TextBundle,
-    add_text_files,
     load_text_bundle,
 )
 from services.algorithms.scoring.states import FloatArray
+from services.offline.bundles.text import add_text_files
 from services.offline.training.onnx_graphs import ExportError, quiet, session
 
 if TYPE_CHECKING:

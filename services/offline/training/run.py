@@ -16,9 +16,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from services.algorithms.bundles.event_schema import DEFAULT_EVENTS, EventSchema, default_schema, with_lines
-from services.algorithms.bundles.sealed_files import require_target
+from services.algorithms.bundles.event_schema import DEFAULT_EVENTS, EventSchema, default_schema
 from services.algorithms.native.threads import set_compute_threads
+from services.offline.bundles.folders import require_target
 from services.offline.datasets import (
     Interactions,
     Reading,
@@ -164,7 +164,7 @@ def run_training(
     # The bundle contains its actions' schema, so a later change of the default does not affect it.
     events_yaml = None if events is None and not actions else (events or DEFAULT_EVENTS).read_bytes()
     if events is None and (lines := lines_for_scales(reading.interactions, schema)):
-        events_yaml = with_lines(DEFAULT_EVENTS.read_text(encoding="utf-8"), lines).encode()
+        events_yaml = _with_lines(DEFAULT_EVENTS.read_text(encoding="utf-8"), lines).encode()
         schema = EventSchema.parse(events_yaml, "events.yaml")
         say(f"The bundle's events.yaml says: {'; '.join(lines.values())}")
     accepted, names, rows = _accepted(reading, schema, actions, say)
@@ -295,3 +295,10 @@ def _plain(choice: Choice) -> dict[str, Any]:
         "reason": choice.reason,
         "cpu_seconds": round(choice.cpu_seconds, 1),
     }
+
+
+def _with_lines(text: str, lines: Mapping[str, str]) -> str:
+    """Return the text of an `events.yaml` in which `lines` replace or add the lines of these types."""
+    kept = [line for line in text.splitlines() if line.strip().partition(":")[0] not in lines]
+    begin = kept.index("types:") + 1
+    return "\n".join([*kept[:begin], *(f"  {line}" for line in lines.values()), *kept[begin:], ""])

@@ -13,10 +13,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from services.algorithms.bundles.model_bundle import Bundle, load_bundle
-from services.algorithms.bundles.sealed_files import require_target
-from services.algorithms.bundles.text_bundle import TextBundle, TextBundleWriter
-from services.algorithms.generation.phrases_part import PhraseParts, save_phrases
+from services.algorithms.bundles.text_bundle import TextBundle
+from services.algorithms.generation.phrases_part import PhraseParts
 from services.algorithms.generation.vocabulary import FIXED_TOKENS, PhraseVocabulary
+from services.offline.bundles.folders import require_target
+from services.offline.bundles.text import TextBundleWriter, save_phrases
 from services.offline.training.int8_graphs import add_int8_graphs
 from services.offline.training.models.text_mol import TextMol
 from services.offline.training.onnx_graphs import export_text_encoder

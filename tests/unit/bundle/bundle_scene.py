@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 from retrieval_scene import unit
 
-from services.algorithms.bundles.model_bundle import BundleContent, EncoderShape, HeadShape
+from services.algorithms.bundles.model_bundle import EncoderShape, HeadShape
 from services.algorithms.scoring.states import ItemStates, PairGate
+from services.offline.bundles.model import BundleContent
 
 ENCODER = EncoderShape(
     kind="hstu", num_blocks=1, num_heads=1, width=8, d_qk=4, d_v=4, max_history=8, num_time_buckets=16

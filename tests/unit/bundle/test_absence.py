@@ -8,10 +8,11 @@ import pytest
 from bundle_scene import DOT, content, dot_content
 from retrieval_scene import unit
 
-from services.algorithms.bundles.model_bundle import BundleContent, BundleError, load_bundle, write_bundle
+from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 from services.algorithms.bundles.model_manifest import AbsenceShape
 from services.algorithms.encoding.absence import AbsenceRows, bucket_of, buckets_of
 from services.algorithms.scoring.states import QueryStates
+from services.offline.bundles.model import BundleContent, write_bundle
 
 SHAPE = AbsenceShape(floor_seconds=1024, num_buckets=18)
 DAY = 86_400

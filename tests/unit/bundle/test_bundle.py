@@ -16,10 +16,11 @@ from safetensors.numpy import load_file, save_file
 
 from services.algorithms.bundles import tensor_file
 from services.algorithms.bundles.event_schema import Role, default_schema
-from services.algorithms.bundles.model_bundle import BundleError, add_files, load_bundle, write_bundle
+from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 from services.algorithms.bundles.sealed_files import check_table, read_table
 from services.algorithms.items.catalogue import catalogue_from_bundle
 from services.algorithms.scoring.states import ItemStates
+from services.offline.bundles.model import add_files, write_bundle
 from tests.unit.bundle.bundle_scene import content, dot_content
 
 

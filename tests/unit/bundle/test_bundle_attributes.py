@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from bundle_scene import content
 
-from services.algorithms.bundles.model_bundle import ITEMS, BundleError, load_bundle, write_bundle
+from services.algorithms.bundles.model_bundle import ITEMS, BundleError, load_bundle
 from services.algorithms.item_table.file import attributes_in
+from services.offline.bundles.model import write_bundle
 from services.offline.datasets.catalogue_file import read_catalogue
 
 IDS = [f"film-{row}" for row in range(5)]

@@ -8,16 +8,10 @@ import pytest
 from bundle_scene import content, dot_content
 from safetensors.numpy import save_file
 
-from services.algorithms.bundles.model_bundle import (
-    CODEBOOKS,
-    BundleContent,
-    BundleError,
-    add_files,
-    load_bundle,
-    write_bundle,
-)
+from services.algorithms.bundles.model_bundle import CODEBOOKS, BundleError, load_bundle
 from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.items.catalogue import catalogue_from_bundle
+from services.offline.bundles.model import BundleContent, add_files, write_bundle
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 
 

@@ -9,10 +9,11 @@ import pytest
 from bundle_scene import content
 from safetensors.numpy import save_file
 
-from services.algorithms.bundles.model_bundle import NEIGHBOURS, Bundle, BundleError, load_bundle, write_bundle
+from services.algorithms.bundles.model_bundle import NEIGHBOURS, Bundle, BundleError, load_bundle
 from services.algorithms.bundles.model_manifest import Manifest, NeighbourShape
 from services.algorithms.bundles.sealed_files import file_entry
 from services.algorithms.scoring.neighbours import ItemNeighbours
+from services.offline.bundles.model import write_bundle
 
 SHAPE = NeighbourShape(num_neighbours=2, decay=0.7, model_share=0.5)
 ARRAYS = {

@@ -12,9 +12,10 @@ import pytest
 from bundle_scene import content
 
 from services.algorithms.bundles import tensor_file
-from services.algorithms.bundles.model_bundle import Bundle, load_bundle, write_bundle
+from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.algorithms.bundles.model_manifest import NeighbourShape
 from services.algorithms.scoring.neighbours import ItemNeighbours
+from services.offline.bundles.model import write_bundle
 
 # Loads, cuts every file to nothing, and says what it has then.
 CUT = """

@@ -11,10 +11,10 @@ import pytest
 from bundle_scene import content
 
 from services.algorithms.bundles import tensor_file
-from services.algorithms.bundles.model_bundle import ITEMS, Bundle, BundleError, load_bundle, write_bundle
+from services.algorithms.bundles.model_bundle import ITEMS, Bundle, BundleError, load_bundle
 from services.algorithms.bundles.model_manifest import Manifest
 from services.algorithms.bundles.sealed_files import MANIFEST, file_entry
-from services.algorithms.item_table.file import write_items
+from services.offline.bundles.model import write_bundle, write_items
 
 COUNTS = np.arange(5)
 TITLES = ["t"] * 5

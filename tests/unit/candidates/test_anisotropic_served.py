@@ -11,8 +11,7 @@ from prometheus_client import CollectorRegistry
 from retrieval_scene import make_bundle, make_items, make_queries
 from structlog.testing import capture_logs
 
-from services.algorithms.bundles.model_bundle import CODEBOOKS, Bundle, add_files
-from services.algorithms.bundles.sealed_files import save_tensors
+from services.algorithms.bundles.model_bundle import CODEBOOKS, Bundle
 from services.algorithms.indexes.mutable.merged_answer import Answer
 from services.algorithms.indexes.mutable.snapshot import snapshots
 from services.algorithms.indexes.quantized.codebooks import Codebooks
@@ -23,6 +22,8 @@ from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.contracts.shards import Shard
 from services.contracts.topics.index_deltas import ItemDelta
+from services.offline.bundles.folders import save_tensors
+from services.offline.bundles.model import add_files
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 from services.platform.config import ConfigError
 

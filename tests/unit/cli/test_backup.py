@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from services.algorithms.bundles.model_bundle import BundleContent, EncoderShape, HeadShape, load_bundle, write_bundle
+from services.algorithms.bundles.model_bundle import EncoderShape, HeadShape, load_bundle
 from services.algorithms.scoring.states import ItemStates
 from services.cli.backup import MANIFEST, BackupError, make_backup, read_backup, restore_backup
 from services.cli.main import app
+from services.offline.bundles.model import BundleContent, write_bundle
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.checkpoint import pack
 

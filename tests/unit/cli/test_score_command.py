@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
-from services.algorithms.bundles.model_bundle import write_bundle
 from services.cli.main import app
+from services.offline.bundles.model import write_bundle
 from tests.unit.bundle.bundle_scene import content
 
 

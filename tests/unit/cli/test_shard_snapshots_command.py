@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from services.algorithms.bundles.model_bundle import write_bundle
 from services.cli.main import app
+from services.offline.bundles.model import write_bundle
 from tests.unit.bundle.bundle_scene import content
 
 

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 from freshet.v1 import events_pb2, gateway_pb2, gateway_pb2_grpc
 
-from services.algorithms.bundles.model_bundle import BundleContent, EncoderShape, HeadShape, write_bundle
+from services.algorithms.bundles.model_bundle import EncoderShape, HeadShape
 from services.algorithms.scoring.states import ItemStates
 from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
+from services.offline.bundles.model import BundleContent, write_bundle
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from identifier_scene import scene
 
-from services.algorithms.generation.decoding import Mode, assignment_score, decode
+from services.algorithms.generation.decoding import Mode, decode
 from services.algorithms.generation.trie import IdentifierTrie
+from services.offline.evaluation.generation.proof import assignment_score
 
 MODES = get_args(Mode)
 

@@ -13,10 +13,10 @@ from freshet.v1 import generator_pb2_grpc
 from onnx import TensorProto, helper, numpy_helper
 from prometheus_client import CollectorRegistry
 
-from services.algorithms.bundles.model_bundle import BundleContent, EncoderShape, HeadShape, write_bundle
-from services.algorithms.bundles.text_bundle import TextBundle, TextBundleWriter
+from services.algorithms.bundles.model_bundle import EncoderShape, HeadShape
+from services.algorithms.bundles.text_bundle import TextBundle
 from services.algorithms.generation.generator import Generator
-from services.algorithms.generation.phrases_part import PhraseParts, save_phrases
+from services.algorithms.generation.phrases_part import PhraseParts
 from services.algorithms.scoring.states import ItemStates, PairGate
 from services.algorithms.text.word_pieces import WordPieces
 from services.contracts.retraction import ForgetUpTo, Undo
@@ -29,6 +29,8 @@ from services.generator.config import GeneratorSettings
 from services.generator.domain.sources import Sources
 from services.generator.metrics import GeneratorMetrics
 from services.generator.server import SERVICE, GeneratorServicer
+from services.offline.bundles.model import BundleContent, write_bundle
+from services.offline.bundles.text import TextBundleWriter, save_phrases
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary
 from services.platform.rpc.server import HealthState, RpcServer
 from tests.unit.retrieval_scene import make_items, make_pair_gate

@@ -8,8 +8,9 @@ import pytest
 from generator_scene import POSITIONS, WORDS
 
 from services.algorithms.bundles.model_manifest import BundleError
-from services.algorithms.bundles.text_bundle import TextBundle, TextBundleWriter, load_text_bundle
-from services.algorithms.generation.phrases_part import PhraseParts, load_phrases, save_phrases
+from services.algorithms.bundles.text_bundle import TextBundle, load_text_bundle
+from services.algorithms.generation.phrases_part import PhraseParts, load_phrases
+from services.offline.bundles.text import TextBundleWriter, save_phrases
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary
 
 

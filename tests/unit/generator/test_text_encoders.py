@@ -14,7 +14,7 @@ from generator_scene import POSITIONS, WIDTH, WORDS, bag_of_words
 from onnx import numpy_helper
 from prometheus_client import CollectorRegistry
 
-from services.algorithms.bundles.text_bundle import SHARED_INT8, add_text_files
+from services.algorithms.bundles.text_bundle import SHARED_INT8
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.text.word_pieces import WordPieces
 from services.generator.adapters import text_parts
@@ -24,6 +24,7 @@ from services.generator.bootstrap import load_sources
 from services.generator.config import GeneratorSettings
 from services.generator.domain.requests import Asked
 from services.generator.metrics import GeneratorMetrics
+from services.offline.bundles.text import add_text_files
 from services.platform.errors import PreconditionFailed
 
 PIECES = WordPieces(WORDS)

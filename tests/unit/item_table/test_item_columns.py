@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from services.algorithms.item_table import strings as strings_module
 from services.algorithms.item_table.categories import Categories, CategoryLists
-from services.algorithms.item_table.file import read_items, write_items
+from services.algorithms.item_table.file import read_items
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings, joined
+from services.offline.bundles.model import write_items
 
 texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=40)
 ids = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8), unique=True, max_size=40)

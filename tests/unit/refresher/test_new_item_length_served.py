@@ -8,13 +8,14 @@ import pytest
 from refresher_scene import NUM_ITEMS, D, World, interaction, make_rules, readers_view, unit
 
 from services.algorithms.bundles.event_schema import default_schema
-from services.algorithms.bundles.model_bundle import load_bundle, write_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.ops.mol_scores import mol_scores
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.scoring.packed_state import pack_query_state
 from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.contracts.query_state import PackedQueryState
+from services.offline.bundles.model import write_bundle
 from services.refresher.bootstrap import new_item_policy
 from services.refresher.config import RefresherSettings
 from services.refresher.domain.rules import ModelItems, Rules

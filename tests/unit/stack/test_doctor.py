@@ -16,7 +16,7 @@ from fakes import certificates
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, reranker_pb2, reranker_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from services.algorithms.bundles.model_bundle import BundleError, write_bundle
+from services.algorithms.bundles.model_bundle import BundleError
 from services.cli.doctor.examine import examine
 from services.cli.doctor.findings import Finding
 from services.cli.doctor.settings_check import OF_COMMANDS, settings_of, variables_of
@@ -25,6 +25,7 @@ from services.contracts.processes import EFFECTS, PROCESSES
 from services.encoder.metrics import EncoderMetrics
 from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
+from services.offline.bundles.model import write_bundle
 from services.platform.config import ProcessSettings
 from services.platform.metrics import serve_metrics
 from services.platform.rpc.server import HealthState, RpcServer

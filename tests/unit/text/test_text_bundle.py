@@ -11,14 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import save_file
 
-from services.algorithms.bundles.text_bundle import (
-    DOCUMENTS,
-    BundleError,
-    TextBundle,
-    TextBundleWriter,
-    add_text_files,
-    load_text_bundle,
-)
+from services.algorithms.bundles.text_bundle import DOCUMENTS, BundleError, TextBundle, load_text_bundle
+from services.offline.bundles.text import TextBundleWriter, add_text_files
 from tests.unit.text.text_scene import (
     HEAD,
     ITEM_IDS,

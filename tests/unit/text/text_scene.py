@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from services.algorithms.bundles.text_bundle import HeadShape, TextBundle, TextBundleWriter
+from services.algorithms.bundles.text_bundle import HeadShape, TextBundle
 from services.algorithms.scoring.states import ItemStates, PairGate
+from services.offline.bundles.text import TextBundleWriter
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "space", "movie", "##s", "cat", "dog", "a", "the", "!", "中", "##c"]
 ITEM_IDS = ["film-0", "film-1", "film-2"]

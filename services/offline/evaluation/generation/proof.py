@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.generation.decoding import assignment_score
 from services.algorithms.generation.generator import Generator, GeneratorSettings
 
 Floats = npt.NDArray[np.float32]
@@ -154,3 +153,22 @@ def _change(
     proof.deletes += 1
     seen = {answer.identifier for answer in generators[0].generate(x, 200).answers}
     proof.seen_after_delete += gone in seen
+
+
+def assignment_score(scores: npt.NDArray[np.float32], padding: npt.NDArray[np.float32]) -> float:
+    """Return the score of one identifier by definition: the best assignment of n tokens to s positions.
+
+    Shapes: scores (n, s) of its tokens at the positions, padding (s,). Cost: s 2^s.
+    """
+    gains = scores.astype(np.float64) - padding
+    positions = len(padding)
+    best = np.full(1 << positions, -np.inf)
+    best[0] = 0.0
+    for row in gains:
+        grown = np.full_like(best, -np.inf)
+        for position in range(positions):
+            free = np.flatnonzero((np.arange(1 << positions) >> position) & 1 == 0)
+            taken = free | 1 << position
+            grown[taken] = np.maximum(grown[taken], best[free] + row[position])
+        best = grown
+    return float(best.max() + padding.sum(dtype=np.float64))

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from services.algorithms.bundles.model_bundle import ENCODER_ONNX, Bundle, BundleContent, write_bundle
+from services.algorithms.bundles.model_bundle import ENCODER_ONNX, Bundle
 from services.algorithms.item_table.categories import Categories, CategoryLists
 from services.algorithms.item_table.strings import Strings
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates
+from services.offline.bundles.model import BundleContent, write_bundle
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 
 _NOISE = 0.1 * 32**0.5  # norm, for components of length 1: a copy has a cosine of about .87 with its original

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services.algorithms.bundles.model_bundle import load_bundle, write_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.offline.backfill.in_parts import _on_worker, run_parts
+from services.offline.bundles.model import write_bundle
 from services.platform.errors import PreconditionFailed
 from services.stack.version import freshet_version
 from tests.unit.bundle.bundle_scene import content

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from phrase_scene import PIECES, WordTokens, corpus, tiny_encoder
 
-from services.algorithms.bundles.text_bundle import BundleError, TextBundleWriter, load_text_bundle
-from services.algorithms.generation.phrases_part import PhraseParts, load_phrases, save_phrases
+from services.algorithms.bundles.text_bundle import BundleError, load_text_bundle
+from services.algorithms.generation.phrases_part import PhraseParts, load_phrases
 from services.algorithms.generation.vocabulary import FIXED_TOKENS
+from services.offline.bundles.text import TextBundleWriter, save_phrases
 from services.offline.training.onnx_graphs import TEXT_INPUTS, TOLERANCE, max_text_difference, session
 from services.offline.training.phrases.fit import PhraseSettings, train_phrases
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary

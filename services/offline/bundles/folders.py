@@ -1,0 +1,68 @@
+"""Folders with a manifest, written aside and renamed into place, and their files."""
+
+import errno
+import os
+import shutil
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from services.algorithms.bundles.model_manifest import BundleError, FileEntry
+from services.algorithms.bundles.sealed_files import MANIFEST, PAIR_GATE_ARRAYS, file_entry
+from services.algorithms.scoring.states import PairGate
+
+
+def folder_aside(target: Path) -> Path:
+    """Make a temporary folder next to `target`. Raises: BundleError if `target` exists without a manifest."""
+    if target.exists() and not (target / MANIFEST).is_file():
+        raise BundleError(f"{target} exists and holds no {MANIFEST}; refusing to replace what is not a bundle")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.writing-{os.getpid()}")
+    if aside.exists():
+        shutil.rmtree(aside)
+    aside.mkdir()
+    return aside
+
+
+def require_target(target: Path) -> None:
+    """Check, before minutes of work, that a folder can be put at `target`. Raises: OSError with the path."""
+    try:
+        folder_aside(target).rmdir()
+    except BundleError as exc:
+        raise FileExistsError(errno.EEXIST, f"exists and holds no {MANIFEST}; allowed: a bundle", str(target)) from exc
+
+
+def swap(aside: Path, target: Path) -> None:
+    """Rename `aside` to `target`; an older folder there is renamed away first and removed after."""
+    older = target.with_name(f".{target.name}.older-{os.getpid()}")
+    if target.exists():
+        target.rename(older)
+    aside.rename(target)
+    shutil.rmtree(older, ignore_errors=True)
+
+
+def put_file(root: Path, name: str, source: Path) -> FileEntry:
+    """Copy a file to `name` in the folder, by rename. Raises: BundleError if the name leaves the folder."""
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise BundleError(f"bundle {root}: file name {name!r} leaves the bundle")
+    target = root / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.resolve() != target.resolve():
+        aside = target.with_name(f".{target.name}.writing")
+        shutil.copyfile(source, aside)
+        aside.replace(target)
+    return file_entry(target)
+
+
+def save_tensors(arrays: dict[str, Any], path: Path) -> None:
+    """Write a safetensors file readable by everyone who may enter its folder. The library makes the file
+    readable by its owner only, and a container runs as another user.
+    """
+    save_file(arrays, path)
+    path.chmod(path.parent.stat().st_mode & 0o666)
+
+
+def save_pair_gate(gate: PairGate, path: Path) -> None:
+    save_tensors({name: np.ascontiguousarray(getattr(gate, name), np.float32) for name in PAIR_GATE_ARRAYS}, path)

@@ -1,0 +1,173 @@
+"""Write a model bundle, or add files that are derived from its model."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from services.algorithms.bundles.event_schema import EVENTS_YAML
+from services.algorithms.bundles.model_bundle import (
+    CODEBOOKS,
+    ITEM_STATES,
+    ITEMS,
+    NEIGHBOURS,
+    PAIR_GATE,
+    USER_SCHEMA,
+    USERS,
+    WEIGHTS,
+    Bundle,
+    content_files,
+    load_bundle,
+    model_version_of,
+)
+from services.algorithms.bundles.model_manifest import AbsenceShape, EncoderShape, HeadShape, Manifest
+from services.algorithms.bundles.sealed_files import MANIFEST, file_entry
+from services.algorithms.indexes.quantized.codebooks import Codebooks
+from services.algorithms.item_table.attributes import stored
+from services.algorithms.item_table.categories import Categories
+from services.algorithms.item_table.file import ATTRIBUTE_PREFIX
+from services.algorithms.item_table.strings import Strings
+from services.algorithms.scoring.neighbours import ItemNeighbours
+from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
+from services.offline.bundles.folders import folder_aside, put_file, save_pair_gate, save_tensors, swap
+
+_LONG = 2**31 - 1  # a column of more bytes than this needs 64-bit offsets
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleContent:
+    """The content of a bundle to write: shapes, arrays and columns, in dense-index order.
+
+    encoder is None and weights is empty for imported embeddings. events_yaml: the event schema, None for the default.
+    attributes: columns of `attributes.ARROW_TYPES`.
+    """
+
+    encoder: EncoderShape | None
+    head: HeadShape
+    weights: Mapping[str, npt.NDArray[Any]]
+    item_states: ItemStates
+    pair_gate: PairGate | None
+    item_ids: Sequence[str]
+    titles: Sequence[str]
+    categories: Sequence[Sequence[str]]
+    counts: npt.NDArray[np.int64]
+    user_ids: Sequence[str] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    new_item_length: float | None = None
+    neighbours: ItemNeighbours | None = None
+    absence: AbsenceShape | None = None
+    events_yaml: bytes | None = None
+    attributes: pa.Table | None = None
+    codebooks: Codebooks | None = None
+
+
+def write_bundle(path: Path | str, content: BundleContent) -> Bundle:
+    """Write a bundle, rename it into place, replacing an older one, and return it loaded.
+
+    Raises: BundleError if `path` exists and is not a bundle, or if the content's shapes disagree.
+    """
+    target = Path(path)
+    aside = folder_aside(target)
+    try:
+        _write_content(aside, content)
+        load_bundle(aside)
+        swap(aside, target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return load_bundle(target, verify=False)
+
+
+def add_files(path: Path | str, sources: Mapping[str, Path]) -> Bundle:
+    """Add derived files (the exported encoder, the inference server's folder) to a bundle and list them.
+
+    Each file is written under another name and renamed; then the manifest is. The model version does not change,
+    because the files are derived from the model.
+    """
+    root = Path(path)
+    manifest = Manifest.read(root / MANIFEST)
+    files = dict(manifest.files)
+    for name, source in sources.items():
+        files[name] = put_file(root, name, source)
+    replace(manifest, files=files).write(root / MANIFEST)
+    return load_bundle(root, verify=False)
+
+
+def write_items(
+    path: Path,
+    item_ids: Sequence[str],
+    titles: Sequence[str],
+    categories: Sequence[Sequence[str]],
+    counts: npt.NDArray[np.int64],
+    attributes: pa.Table | None = None,
+) -> None:
+    """Write an items' file. attributes: columns with types of `rules.attributes.ARROW_TYPES`.
+
+    Raises: ValueError for columns of unequal length.
+    """
+    lists = Categories.of(categories)
+    codes = pa.DictionaryArray.from_arrays(pa.array(lists.lists.codes), pa.array(lists.names, pa.string()))
+    columns = {
+        "item_id": _as_arrow(Strings.of(item_ids)),
+        "title": _as_arrow(Strings.of(titles)),
+        "categories": pa.ListArray.from_arrays(pa.array(lists.lists.offsets.astype(np.int32)), codes),
+        "count": pa.array(np.asarray(counts, np.int64)),
+    }
+    if attributes is not None:
+        columns |= {ATTRIBUTE_PREFIX + name: column for name, column in stored(attributes).items()}
+    table = pa.table(columns)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _write_content(root: Path, content: BundleContent) -> None:
+    save_tensors({name: np.ascontiguousarray(array) for name, array in content.weights.items()}, root / WEIGHTS)
+    states: dict[str, FloatArray] = {"components": np.ascontiguousarray(content.item_states.components, np.float32)}
+    if content.item_states.gate is not None:
+        states["gate"] = np.ascontiguousarray(content.item_states.gate, np.float32)
+    save_tensors(states, root / ITEM_STATES)
+    if content.pair_gate is not None:
+        save_pair_gate(content.pair_gate, root / PAIR_GATE)
+    near = None if content.neighbours is None else content.neighbours.shape
+    if content.neighbours is not None:
+        save_tensors({"items": content.neighbours.items, "weights": content.neighbours.weights}, root / NEIGHBOURS)
+    items = content.item_ids, content.titles, content.categories, content.counts
+    write_items(root / ITEMS, *items, content.attributes)
+    pq.write_table(pa.table({"user_id": list(content.user_ids)}, schema=USER_SCHEMA), root / USERS)
+    if content.events_yaml is not None:
+        (root / EVENTS_YAML).write_bytes(content.events_yaml)
+    if content.codebooks is not None:
+        save_tensors(
+            {name: np.ascontiguousarray(array) for name, array in content.codebooks.arrays.items()}, root / CODEBOOKS
+        )
+    names = (*content_files(content.head, near), EVENTS_YAML, CODEBOOKS)
+    files = {name: file_entry(root / name) for name in names if (root / name).is_file()}
+    manifest = Manifest(
+        model_version="",
+        encoder=content.encoder,
+        head=content.head,
+        num_items=len(content.item_ids),
+        num_users=len(content.user_ids),
+        data=dict(content.data),
+        metrics=dict(content.metrics),
+        files=files,
+        new_item_length=content.new_item_length,
+        neighbours=near,
+        absence=content.absence,
+    )
+    replace(manifest, model_version=model_version_of(manifest, root)).write(root / MANIFEST)
+
+
+def _as_arrow(column: Strings) -> pa.Array:
+    """Return an array over the column's own memory."""
+    is_long = len(column.data) > _LONG
+    ends = column.ends.astype(np.int64 if is_long else np.int32)
+    offsets = pa.py_buffer(np.concatenate([np.zeros(1, ends.dtype), ends]))
+    kind = pa.large_string() if is_long else pa.string()
+    return pa.Array.from_buffers(kind, len(column), [None, offsets, pa.py_buffer(column.data)])
