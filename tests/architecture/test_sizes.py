@@ -12,7 +12,6 @@ SERVICES = Path(__file__).parents[2] / "services"
 
 FUNCTIONS = {
     "algorithms/ops/mol_scores/kernel.py mol_scores_kernel": "one kernel: Triton compiles a function",
-    "algorithms/ops/mol_bounds/tables.py query_tables": "one derivation, equation by equation",
     "offline/training/run.py run_training": "the order of a training, a call a step",
 }
 FILES = {
