@@ -24,7 +24,7 @@ def papers() -> None:
 def table_3(
     *,
     data: Annotated[list[str] | None, typer.Option(help="A set of the table; may be repeated. Default: all.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Final runs per arm. Default: ml-1m-full 1, else 3.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Final runs per arm. Default: 3.")] = None,
     hours: Annotated[
         float | None, typer.Option(min=0, help="Stop after so long; the next call goes on. 0: only the page.")
     ] = None,
@@ -38,8 +38,8 @@ def table_3(
     """Compare SASRec and HSTU, each with a dot product and a mixture, with tuned baselines: quality, intervals, hours.
 
     Every arm's trials on validation get the same processor time, ten minutes a split; the test split is used once.
-    Processor hours, estimated from finished runs: ml-1m-long (30 epochs) 16, ml-1m-full (the paper's size) 30, all
-    other sets 20. You may interrupt it at any time: finished runs are kept, and training resumes from its checkpoint.
+    Processor hours, estimated from finished runs: ml-1m-long (30 epochs) 16, all other sets 20. You may
+    interrupt it at any time: finished runs are kept, and training resumes from its checkpoint.
 
     Example:  freshet bench paper table-3 --data ml-latest-small
 

@@ -28,7 +28,7 @@ from services.offline.datasets.splits import leave_one_out_split
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.engine.intervals import spread
 from services.offline.evaluation.engine.metrics import summary, target_ranks
-from services.offline.evaluation.engine.ranked_events import held_out_batches
+from services.offline.evaluation.engine.ranked_events import EventScorer, held_out_batches
 from services.offline.evaluation.quality.arms import ARMS, Trial
 from services.offline.evaluation.quality.runs import CHOSEN_BY
 from services.offline.evaluation.quality.table import LAST, MeasuredData, plan_for
@@ -128,9 +128,9 @@ def with_next_times(interactions: Interactions) -> Interactions:
     return replace(interactions.select(order), timestamps=packed[order])
 
 
-def _ranked(model: SequentialModel, interactions: Interactions, rows: IntArray) -> Row:
+def ranked(scorer: EventScorer, interactions: Interactions, rows: IntArray) -> Row:
     """Return the metrics, and HR@10 with only the user's last 200 items excluded, and with none."""
-    scorer, ranks = ModelScorer(model), []
+    ranks = []
     for batch in held_out_batches(interactions, rows):
         recent = np.zeros_like(batch.seen)
         starts = np.maximum(batch.histories.offsets[batch.users], batch.events - _RECENT)
@@ -180,7 +180,8 @@ def _trained(request: Request, data: MeasuredData, protocol: Protocol, arm: str,
 
     def judge(model: SequentialModel) -> float:
         parts = {"validation": split.valid_rows, "test": split.test_rows}
-        epochs.append({part: _ranked(model, split.interactions, rows) for part, rows in parts.items()})
+        scorer = ModelScorer(model)
+        epochs.append({part: ranked(scorer, split.interactions, rows) for part, rows in parts.items()})
         request.say(f"{protocol.title}, {arm}, seed {seed}: epoch {len(epochs)} of {config.epochs}")
         return float(epochs[-1]["validation"]["seen"][CHOSEN_BY])
 

@@ -47,8 +47,8 @@ class MeasuredData:
     baselines.
 
     `variant` distinguishes entries of one data set. With `setting` all arms have this setting, and nothing is tuned.
-    `is_published`: arms use the preset of the data's name, with its epochs. `settings_of`: arms and baselines use the
-    settings that this set's trials chose. `epochs`: number of epochs of final runs.
+    `settings_of`: arms and baselines use the settings that this set's trials chose. `epochs`: number of epochs of final
+    runs.
     """
 
     name: str
@@ -58,7 +58,6 @@ class MeasuredData:
     baselines: tuple[str, ...] = tuple(GRIDS)
     arms: tuple[str, ...] = tuple(ARMS)
     setting: Trial | None = None
-    is_published: bool = False
     settings_of: str | None = None
     epochs: int | None = None
 
@@ -121,16 +120,6 @@ DATA = (
         )
         for name in ("ml-1m", "amazon-beauty-2014")
     ),
-    MeasuredData(
-        name="ml-1m",
-        variant="full",
-        splits=(LAST,),
-        seeds=1,
-        baselines=(),
-        arms=("hstu-dot", "hstu-mol"),
-        setting=Trial(loss="sampled-softmax", num_negatives=128),
-        is_published=True,
-    ),
 )
 
 
@@ -139,14 +128,9 @@ class OutOfTime(Exception):
 
 
 def plan_for(data: MeasuredData, train: Interactions) -> Plan:
-    """Return preset `quick`, or the published preset with its own epochs.
-
-    With `quick` a trial has about a million positions and a final run 2.5 million. Short histories use larger batches:
-    with seven events each, 128 sequences instead of 32 halve the processor time.
+    """Return preset `quick` with a million positions a trial and 2.5 million a final run. Short histories use larger
+    batches: with seven events each, 128 sequences instead of 32 halve the processor time.
     """
-    if data.is_published:
-        config = preset(data.name)
-        return Plan(config=config, trial_epochs=config.epochs, final_epochs=config.epochs, tuning_seconds=0.0)
     positions = Histories.of(train).num_positions
     sequences = int((train.user_counts() > 1).sum())
     config = preset("quick")

@@ -86,7 +86,7 @@ def test_a_published_model_is_trained_and_films_of_long_ago_compete(monkeypatch:
 
     def ranked(recent: int) -> dict:
         monkeypatch.setattr(published, "_RECENT", recent)
-        return published._ranked(trained, split.interactions, split.test_rows)
+        return published.ranked(published.ModelScorer(trained), split.interactions, split.test_rows)
 
     found = ranked(200)
     assert found["seen"]["hr@10"] == found["recent"] > found["none"]
