@@ -82,7 +82,7 @@ class HistoryEvent:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A user's items, newest first, and the rejected ones among them."""
+    """A user's items, newest first, and those whose neighbours do not vote, such as rejected ones."""
 
     item_ids: Sequence[str] = ()
     turned_down: Collection[str] = ()

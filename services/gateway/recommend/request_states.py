@@ -93,8 +93,9 @@ class RequestStates:
         else:
             view, encoded = None, await self.stages.encode(work, history)
         own = seen_in(reversed(history), self.schema)
-        turned_down = [*turned_down_in(history, self.schema), *(set(work.seen.turned_down) - set(own))]
-        work.seen = Seen([*own, *work.seen.item_ids], turned_down)
+        # Stored items are excluded from the answer, but only the request's own vote.
+        silent = [*turned_down_in(history, self.schema), *(set(work.seen.item_ids) - set(own))]
+        work.seen = Seen([*own, *work.seen.item_ids], silent)
         if encoded is not None:
             work.num_had = len(set(own))
             if encoded.query_state is None:
