@@ -109,6 +109,25 @@ class Outside:
         """The ids of an answer."""
         return [item.item_id for item in self.recommend(user, k, **fields).items]
 
+    def unmoved(
+        self,
+        ask: Callable[[], gateway_pb2.RecommendResponse],
+        then: Callable[[gateway_pb2.RecommendResponse], T],
+    ) -> tuple[gateway_pb2.RecommendResponse, T]:
+        """The answer of `ask`, and what `then` makes of it, while neither the index nor what is popular changes.
+
+        Events change both a moment later, other tests' too. `ask` is called again after `then`: if the answers differ,
+        both start over.
+        """
+
+        def look() -> tuple[gateway_pb2.RecommendResponse, T] | None:
+            answer = ask()
+            found, again = then(answer), ask()
+            is_same = answer.index_version == again.index_version and answer.items == again.items
+            return (answer, found) if is_same else None
+
+        return until("the same answer twice", look)
+
     def live(self, user: str, *items: str, start: float | None = None) -> common_pb2.FreshnessToken:
         """Record these items one minute apart; the last one's token, applied."""
         start = time.time() - 60 * len(items) if start is None else start
