@@ -8,11 +8,14 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 import redis
+from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 
 from services.contracts.topics import ensure_topics
 from services.stack import Ports, Stack
@@ -78,7 +81,7 @@ def _compact_stack_of_module(tmp_path_factory: pytest.TempPathFactory, small_bun
 def compact_stack(_compact_stack_of_module: Stack) -> Stack:
     """Everything of the compact profile, beside the other stack."""
     _compact_stack_of_module.up()
-    return _compact_stack_of_module
+    return _seen_by_gateway(_compact_stack_of_module)
 
 
 @pytest.fixture
@@ -119,4 +122,17 @@ def stack(_session_stack: Stack, small_bundle: Path) -> Stack:
     """Everything, healthy when the test begins, whatever the one before did to it."""
     _session_stack.use_bundle(small_bundle)
     _session_stack.up()
-    return _session_stack
+    return _seen_by_gateway(_session_stack)
+
+
+def _seen_by_gateway(stack: Stack) -> Stack:
+    """The stack, once its gateway knows that each part is back: it probes the encoder twice a second."""
+    deadline = time.monotonic() + 30
+    with grpc.insecure_channel(stack.address("gateway"), options=[("grpc.enable_http_proxy", 0)]) as channel:
+        ask = gateway_pb2_grpc.GatewayServiceStub(channel).GetFreshness
+        while marks := {*ask(gateway_pb2.GetFreshnessRequest(), timeout=10, wait_for_ready=True).degradations} - {
+            gateway_pb2.DEGRADATION_NOT_FRESH
+        }:
+            assert time.monotonic() < deadline, f"the gateway still sees {marks}"
+            time.sleep(0.05)
+    return stack
