@@ -99,17 +99,18 @@ def wait_for_cards(page: Page, wanted: list[str]) -> None:
     expect(page.locator(".card .title")).to_have_text(wanted, timeout=WAIT_MS)
 
 
-def wait_for_answer(page: Page, ask: Callable[[], list[str]]) -> list[str]:
-    """Reload until the cards are what the gateway answers, which changes while events arrive; the titles."""
+def wait_for_answer(page: Page, ask: Callable[[], list[str]], among: str = ".card .title") -> list[str]:
+    """Reload until the texts are what the gateway answers, which changes while events arrive; the texts."""
+    shown = page.locator(among)
     for _ in range(20):
         wanted = ask()
         try:
-            expect(page.locator(".card .title")).to_have_text(wanted, timeout=1_000)
+            expect(shown).to_have_text(wanted, timeout=1_000)
         except AssertionError:
             page.reload()
         else:
             return wanted
-    raise AssertionError(f"wanted {ask()}, found {titles(page)}")
+    raise AssertionError(f"wanted {ask()}, found {shown.all_inner_texts()}")
 
 
 def act(page: Page, kind: str, place: int) -> str:
@@ -131,11 +132,11 @@ def test_what_is_done_changes_the_list_and_the_page_says_after_how_long(open_pag
     expect(page.locator(".did .isolated")).to_have_text([hidden, liked])
     stored = client.user(user)
     assert [(one.title, one.type) for one in stored.events] == [(hidden, "hide"), (liked, "like")]
-    wait_for_cards(page, [one.title for one in client.recommend(user, k=12, with_details=True).items])
     page.get_by_role("button", name=f"Undo: {hidden}").click()
     expect(page.locator(".moment")).to_have_text(re.compile("^The undo is in this list"))
     expect(page.locator(".did .isolated")).to_have_text([liked])
     assert [one.title for one in client.user(user).events] == [liked]
+    wait_for_answer(page, lambda: [one.title for one in client.recommend(user, k=12, with_details=True).items])
 
 
 def wait_for_looks(client: Client, user: str, surfaces: set[str]) -> None:
@@ -171,13 +172,13 @@ def test_pages_filters_words_and_similar_items_are_the_gateways(open_page: OpenP
     words = first[0].split()[0]
     page.get_by_label("Words").fill(words)
     page.get_by_label("Words").press("Enter")
-    wait_for_cards(page, [one.title for one in client.search(words, 12, user_id=user, filter=allowed).results])
+    wait_for_answer(page, lambda: [one.title for one in client.search(words, 12, user_id=user, filter=allowed).results])
     expect(page.get_by_label("Words")).to_have_value(words)
     page.get_by_role("button", name=re.compile("^Similar: ")).last.click()
     expect(page.locator(".said h2")).to_have_text(re.compile("^Like "))
     page.wait_for_url(re.compile("like="))
     like = page.url.partition("like=")[2].partition("&")[0]
-    wait_for_cards(page, [one.title for one in client.similar(like, 12, user_id=user, filter=allowed).items])
+    wait_for_answer(page, lambda: [one.title for one in client.similar(like, 12, user_id=user, filter=allowed).items])
     expect(page.get_by_label("Words")).to_have_value("")
     code = page.locator(".snippet pre")
     page.get_by_text("This list as curl and Python").click()
@@ -220,8 +221,10 @@ def test_a_users_history_is_what_was_written_and_they_can_be_forgotten(open_page
     names, kinds = (rows.locator(of).all_inner_texts() for of in ("a", ".tag"))
     assert list(zip(names, kinds, strict=True)) == newest
     expect(page.get_by_text("55 events in the history; 55 items count as seen.")).to_be_visible()
-    expect(page.get_by_label("The list now").locator("li")).to_have_text(
-        [one.title for one in client.recommend(user, 10, with_details=True).items]
+    wait_for_answer(
+        page,
+        lambda: [one.title for one in client.recommend(user, 10, with_details=True).items],
+        '[aria-label="The list now"] li',
     )
     shown = page.get_by_label("What was shown").locator("li")
     expect(shown.first).to_contain_text("recommend, model ")
@@ -243,12 +246,19 @@ def test_why_says_the_place_the_parts_and_what_keeps_an_item_out(open_page: Open
     for item in items:
         session.record(item.item_id, "like")
     third = session.recommend(k=3, with_details=True).items[2]
-    explained = session.explain(third.item_id)
     page = open_page(f"/why?user={user}&item={third.item_id}")
-    expect(page.locator(".verdict")).to_have_text("It is number 3 of this user's list now.")
+
+    def verdict() -> list[str]:
+        place = session.recommend(k=100).item_ids.index(third.item_id) + 1
+        return [f"It is number {place} of this user's list now."]
+
+    def shares() -> list[str]:
+        told = session.explain(third.item_id)
+        return [f"{share:.0%}" for share in (told.share_of_model, told.share_of_refreshed, told.share_of_votes)]
+
+    wait_for_answer(page, verdict, ".verdict")
     expect(page.locator(".pair strong").first).to_have_text(third.title)
-    shares = (explained.share_of_model, explained.share_of_refreshed, explained.share_of_votes)
-    expect(page.locator(".legend strong")).to_have_text([f"{share:.0%}" for share in shares])
+    wait_for_answer(page, shares, ".legend strong")
     expect(page.get_by_label("Because this user had").locator("a")).to_have_text([one.title for one in items[::-1]])
     field = page.get_by_label("Item id")
     field.fill(items[0].item_id)
@@ -537,8 +547,9 @@ def test_an_item_is_found_edited_withdrawn_and_two_tabs_lose_nothing(open_page: 
     assert other.locator("#main img").count() == 0
     known = client.recommend("anybody", 1).item_ids[0]
     page.goto(page.url.partition("?")[0] + f"?item={known}")
-    wanted_titles = [one.title for one in client.similar(known, 8).items]
-    expect(page.get_by_label("Who is like it").locator("a")).to_have_text(wanted_titles)
+    wait_for_answer(
+        page, lambda: [one.title for one in client.similar(known, 8).items], '[aria-label="Who is like it"] a'
+    )
 
 
 def test_markup_in_ids_titles_and_categories_is_shown_as_text(open_page: OpenPage, client: Client) -> None:
