@@ -115,10 +115,16 @@ class CombinedScan:
 
     def pool(self, query: int, size: int) -> Indices:
         """Return the union of the `size` best of every pair and N2 / N1 times as many by the average, by row number."""
-        wanted = -(-size * self._average_share // self._pair_share)
-        averaged = self._average.pool(query, min(wanted, self._average.depth))
-        return np.union1d(self._pairs.pool(query, size), averaged)
+        return np.union1d(self._pairs.pool(query, size), self._average.pool(query, self._averaged(size)))
 
     def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
-        """Return the pairs' bounds at `size`: an item outside the union is in no pair's list."""
-        return self._pairs.bounds(size, kth_scores)
+        """Return the pairs' bounds at `size`, as an item outside the union is in no pair's list; -inf if the average's
+        list has all allowed items.
+        """
+        is_complete = self._average.is_complete(self._averaged(size))
+        return np.where(is_complete, -np.inf, self._pairs.bounds(size, kth_scores))
+
+    def _averaged(self, size: int) -> int:
+        """Return the depth of the average's list; a search for many results has a longer one than the shares say."""
+        wanted = -(-size * self._average_share // self._pair_share)
+        return self._average.depth if size == self.depth else min(wanted, self._average.depth)

@@ -22,6 +22,7 @@ Cost: X d multiply-adds per query, then full scores on N; step 3 X P_q d. Memory
 import time
 
 import numpy as np
+import numpy.typing as npt
 
 from services.algorithms.indexes.passes import Array, Lists, Passes, Request
 from services.algorithms.indexes.pools import Depths, PooledIndex
@@ -99,7 +100,8 @@ class AverageScan:
         """See `PoolScan.bounds`: NaN if the radii are no better than the norms."""
         started = time.perf_counter()
         queries: QueryStates = self._request.queries
-        if size >= self._lists.rows.shape[2]:
+        is_complete = self.is_complete(size)
+        if is_complete.all():
             return np.full(len(queries), -np.inf)
         components = queries.components.astype(np.float64)
         norms = np.linalg.norm(components, axis=-1).max(axis=1, initial=0)
@@ -113,7 +115,7 @@ class AverageScan:
         witnessed = self._witnessed(size)
         wanted = np.full(len(queries), -np.inf) if kth_scores is None else np.nan_to_num(kth_scores, nan=-np.inf)
         bounds = np.where(free < trivial, free, np.nan)
-        bounds[left_out == -np.inf] = -np.inf
+        bounds[is_complete] = -np.inf
         # A scan pays if it may prove that no omitted item reaches the K-th score, or if there is no bound yet. Without
         # a K-th score, the tightest bound is wanted.
         hopeful = witnessed + error < np.where(np.isnan(bounds) | (kth_scores is None), trivial, wanted)
@@ -124,6 +126,11 @@ class AverageScan:
             bounds[chosen] = np.where(reach < trivial[chosen], reach, np.nan)
         self.seconds += time.perf_counter() - started
         return bounds
+
+    def is_complete(self, size: int) -> npt.NDArray[np.bool_]:
+        """Return for each query whether its `size` best are all allowed items: (B,)."""
+        following = self._passes.fetch(self._lists.scores[:, 0, size : size + 1])
+        return np.asarray((following == -np.inf).all(axis=1))
 
     def _witnessed(self, size: int) -> Scores:
         """Return the largest reach among the items just beyond the pool: (B,), -inf without any."""

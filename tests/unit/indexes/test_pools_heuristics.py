@@ -118,6 +118,17 @@ def test_no_left_out_item_reaches_above_the_average_scans_bound(
             assert cosines[query][left_out].max() <= bounds[query]
 
 
+@pytest.mark.parametrize("k", [5, 12, 40])
+def test_an_average_list_of_all_allowed_items_proves_the_union(k: int) -> None:
+    # 12 allowed items: the 20 best by the average are all of them, the 2 best of each pair are not.
+    rng = np.random.default_rng(6)
+    items, queries = make_items(rng, 90, 2, 2, 8), make_queries(rng, 6, 2, 2, 8)
+    allowed = np.arange(90) % 7 == 1
+    allowed[-7:] = False
+    index = CombinedTopK(items, make_pair_gate(rng, 4, 8), pair_pool_size=2, average_pool_size=20)
+    assert {found.kind for found in index.search(queries, k, allowed).certificates} == {"exact"}
+
+
 def test_equal_components_on_the_query_side_need_no_second_scan() -> None:
     # One query component and close item components: the best average left out is all there is to know.
     rng = np.random.default_rng(7)
