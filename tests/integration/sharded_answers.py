@@ -48,14 +48,18 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promises:
-    """Of one algorithm's pools and answers: recall of the true top 10, pools' sizes, and promises with those broken."""
+    """Of one algorithm's pools and answers: recall of the true top 10, pools' sizes, and promises with those broken.
+
+    complete: those with every allowed item. unproven: complete ones without a promise.
+    """
 
     algorithm: str
-    searches: int
     recall_whole: float
     recall_sharded: float
     pool_whole: float
     pool_sharded: float
+    complete: int
+    unproven: int
     promises: int
     broken: int
 
@@ -93,15 +97,18 @@ def states_of(bundle: Bundle, queries: QueryStates) -> list[PackedQueryState]:
     ]
 
 
-def asked(bundle: Bundle, rng: np.random.Generator) -> dict[str, Any]:
-    """A search: seen items left out or not, now and then categories, a denied item, few allowed ones."""
+def requests(bundle: Bundle, rng: np.random.Generator) -> list[dict[str, Any]]:
+    """A search of every kind: seen items left out or not, a denied item, one category, few allowed items."""
     seen = rng.choice(bundle.item_ids, _SEEN, replace=False).tolist()
     categories = [one[0] for one in bundle.categories if one]
-    filters = [ItemFilter(exclude_seen=False), ItemFilter(), ItemFilter(deny_item_ids=tuple(seen[:5]))]
-    if categories:
-        filters.append(ItemFilter(allow_categories=(categories[int(rng.integers(len(categories)))],)))
-    filters.append(ItemFilter(exclude_seen=False, allow_item_ids=tuple(seen)))
-    return {"filter": filters[int(rng.integers(len(filters)))], "seen": Seen(seen), "timeout_s": _TIMEOUT_S}
+    filters = [
+        ItemFilter(exclude_seen=False),
+        ItemFilter(),
+        ItemFilter(deny_item_ids=tuple(seen[:5])),
+        ItemFilter(allow_categories=(categories[int(rng.integers(len(categories)))],)),
+        ItemFilter(exclude_seen=False, allow_item_ids=tuple(seen)),
+    ]
+    return [{"filter": one, "seen": Seen(seen), "timeout_s": _TIMEOUT_S} for one in filters]
 
 
 @contextmanager
@@ -173,7 +180,8 @@ async def compare(
         rng = np.random.default_rng((seed, worker))
         for _ in range(count):
             state = states[int(rng.integers(len(states)))]
-            request = asked(bundle, rng) | {"k": int(rng.choice(_SIZES))}
+            kinds = requests(bundle, rng)
+            request = kinds[int(rng.integers(len(kinds)))] | {"k": int(rng.choice(_SIZES))}
             for _again in range(_TRIES):
                 one, other = await asyncio.gather(sharded.search(state, **request), whole.search(state, **request))
                 if one.index_version == other.index_version:
@@ -197,42 +205,43 @@ async def promises(
     states: Sequence[PackedQueryState],
     *,
     algorithm: str,
-    searches: int,
     pool_size: int,
     seed: int,
 ) -> Promises:
-    """Pools and answers of both while nothing changes, against `truth`, which answers exactly."""
+    """Pools and answers of both to a search of every kind while nothing changes, against `truth`, which is exact."""
     rng = np.random.default_rng(seed)
     recalls: dict[str, list[float]] = {"whole": [], "sharded": []}
     sizes: dict[str, list[int]] = {"whole": [], "sharded": []}
-    made = broken = 0
-    for _ in range(searches):
-        state, request = states[int(rng.integers(len(states)))], asked(bundle, rng)
+    complete = unproven = made = broken = 0
+    for request in requests(bundle, rng):
+        state = states[int(rng.integers(len(states)))]
         true: Ranking = await truth.search(state, k=1_000, **request)
         order = {item.item_id: item.score for item in true.items}
         for name, candidates in (("whole", whole), ("sharded", sharded)):
             pool: Pool = await candidates.propose(state, pool_size=pool_size, **request)
-            there = set(pool.item_ids)
-            best = list(order)[:10]
-            recalls[name].append(sum(one in there for one in best) / max(1, len(best)))
-            sizes[name].append(len(there))
-            if pool.bound is not None:
-                made += 1
-                broken += max((score for one, score in order.items() if one not in there), default=-np.inf) > pool.bound
             full: Ranking = await candidates.search(state, k=100, **request)
-            gap = full.certificate.gap
-            if full.items and gap is not None:
-                made += 1
-                there = {item.item_id for item in full.items}
-                left_out = max((score for one, score in order.items() if one not in there), default=-np.inf)
-                broken += left_out > full.items[-1].score + gap
+            best, gap = list(order)[:10], full.certificate.gap
+            recalls[name].append(len(set(best) & set(pool.item_ids)) / max(1, len(best)))
+            sizes[name].append(len(pool.item_ids))
+            answers = [
+                (set(pool.item_ids), pool.bound),
+                ({item.item_id for item in full.items}, None if gap is None else full.items[-1].score + gap),
+            ]
+            for there, bound in answers:
+                left_out = [score for one, score in order.items() if one not in there]
+                complete += not left_out
+                unproven += not left_out and bound is None
+                if bound is not None:
+                    made += 1
+                    broken += max(left_out, default=-np.inf) > bound
     return Promises(
         algorithm=algorithm,
-        searches=searches,
         recall_whole=float(np.mean(recalls["whole"])),
         recall_sharded=float(np.mean(recalls["sharded"])),
         pool_whole=float(np.mean(sizes["whole"])),
         pool_sharded=float(np.mean(sizes["sharded"])),
+        complete=complete,
+        unproven=unproven,
         promises=made,
         broken=broken,
     )

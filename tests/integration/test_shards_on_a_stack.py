@@ -112,12 +112,15 @@ def test_algorithms_that_leave_something_out_keep_their_promises(
                 async with connected(stack, whole) as (sharded, one), connected(stack, truth) as (_, exactly):
                     return await promises(
                         sharded, one, exactly, bundle, states,
-                        algorithm=algorithm, searches=4, pool_size=POOL_SIZE, seed=SEED,
+                        algorithm=algorithm, pool_size=POOL_SIZE, seed=SEED,
                     )  # fmt: skip
 
             found = asyncio.run(pools())
-            assert found.promises > 0
-            assert found.broken == 0, found
-            assert found.recall_sharded >= found.recall_whole
+            # Two searches have fewer items than a pool, so every algorithm can prove pools and answers to them.
+            assert found.complete >= 8, found
+            assert (found.unproven, found.broken) == (0, 0), found
+            # Codes prove nothing else; the averages' and pairs' bounds do.
+            assert found.promises > found.complete or algorithm.startswith("quantized"), found
+            assert found.recall_sharded >= found.recall_whole - 0.1, found
     finally:
         truth.down()
