@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -153,25 +153,10 @@ def _check_sets(new: "Experiment", state: Path) -> None:
 
 
 def _plain(one: "Experiment") -> dict[str, Any]:
-    arms = [
-        {"name": arm.name, "share": arm.share, "version_set": arm.version_set, "diversity": arm.diversity}
-        | {"max_per_category": arm.max_per_category, "new_item_share": arm.new_item_share}
-        | {"max_gap": arm.max_gap}
-        | {"rules": [rule.name for rule in arm.rules]}
-        for arm in one.arms
-    ]
-    return {
-        "name": one.name,
-        "layer": one.layer,
-        "first": one.first,
-        "share": one.share,
-        "arms": arms,
-        "context": dict(one.context),
-        "interleaved": one.interleaved,
-        "state": one.state.name.lower(),
-        "started_ms": one.started_ms,
-        "stopped_ms": one.stopped_ms,
-    }
+    arms = [asdict(arm) | {"rules": [rule.name for rule in arm.rules]} for arm in one.arms]
+    found = asdict(one) | {"arms": arms, "state": one.state.name.lower()}
+    del found["salt"]
+    return found
 
 
 def _say(one: "Experiment", outcome: str, *, as_json: bool) -> None:

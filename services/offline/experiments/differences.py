@@ -10,7 +10,7 @@ The input is sums over an arm's users: a database computes them, so memory here 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -126,16 +126,7 @@ def differences(
     }
     names = {f"{metric}\0{arm}": (metric, arm) for metric, arm in found}
     adjusted = holm({name: found[key].estimate.p_value for name, key in names.items()})
-    return {
-        key: Difference(
-            estimate=found[key].estimate,
-            control=found[key].control,
-            users=found[key].users,
-            variance_kept=found[key].variance_kept,
-            adjusted=adjusted[name],
-        )
-        for name, key in names.items()
-    }
+    return {key: replace(found[key], adjusted=adjusted[name]) for name, key in names.items()}
 
 
 def preference(

@@ -5,6 +5,7 @@ of parts.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -76,10 +77,7 @@ def _of_part(
     preferred = found.preferred
     return {
         "name": "" if only is None else f"{only[0].removeprefix(CONTEXT)} {only[1]}",
-        "arms": {
-            name: {"users": one.users, "counted": one.counted, "exposures": one.exposures, "shown": one.shown}
-            for name, one in found.arms.items()
-        },
+        "arms": {name: asdict(one) for name, one in found.arms.items()},
         "in_two_arms": found.in_two_arms,
         "unknown_exposures": found.unknown_exposures,
         "capped": {name: one.users for name, one in found.capped.items()},
