@@ -28,6 +28,7 @@ from services.cli.commands import (
     loadtest,
     logs,
     model,
+    off_policy,
     plan,
     quickstart,
     rebuild,
@@ -111,6 +112,7 @@ app.command("retrain", rich_help_panel=_DATA)(retrain.retrain)
 app.add_typer(model.app, rich_help_panel=_DATA)
 app.add_typer(experiments.app, rich_help_panel=_DATA)
 app.command("results", rich_help_panel=_DATA)(results.results)
+app.add_typer(off_policy.app, rich_help_panel=_DATA)
 app.command("evaluate", rich_help_panel=_DATA)(evaluate.evaluate)
 app.command("compare", rich_help_panel=_DATA)(evaluate.compare)
 app.command("inspect", rich_help_panel=_DATA)(evaluate.inspect)

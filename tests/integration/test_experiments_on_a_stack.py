@@ -306,9 +306,27 @@ def test_kills_of_every_part_move_no_user_and_results_are_a_replays(stack: Stack
         arm: pytest.approx(fmean(min(one, capped) for one in of)) for arm, of in values.items()
     }
     by = run(stack, *counted, "--by", "position")["rows"]
-    assert {(row["arm"], row["position"]): row["events"] for row in by} == replay.attributed()
+    attributed = replay.attributed()
+    assert {(row["arm"], row["position"]): row["events"] for row in by} == attributed
+    _check_off_policy(stack, name, replay, attributed)
     run(stack, "archive", str(tmp_path / "archive"))
     assert run(stack, *counted, "--archive", str(tmp_path / "archive")) == found
+
+
+def _check_off_policy(stack: Stack, name: str, replay: Replay, attributed: Counter[tuple[str, int]]) -> None:
+    """Each person has one arm, by chance, so the arm for all is estimated; no answer had positions for new items."""
+    wanted = ["off-policy", "arms", name, "--metric", "click", "--give", "limited"]
+    found = run(stack, *wanted)
+    gained = sum(count for (arm, _), count in attributed.items() if arm == "limited")
+    assert (found["answers"], found["users"]) == (len(replay.exposures), PEOPLE)
+    assert found["other"]["IPS"]["mean"] == pytest.approx(gained / 0.5 / len(replay.exposures))
+    state = ("--state", str(stack.place.state.root))
+    refused = CliRunner().invoke(app, ["off-policy", "new-items", "--metric", "click", *state])
+    assert refused.exit_code == ExitStatus.FAILED
+    assert "every logged propensity is 1" in refused.stderr
+    wrong = CliRunner().invoke(app, [*wanted, "--give", "tv:limited", *state])
+    assert wrong.exit_code == ExitStatus.USAGE
+    assert "give='tv:limited' allowed: ARM, or CONTEXT=VALUE:ARM" in wrong.stderr
 
 
 def _last_is_written(stack: Stack, living: People) -> bool:

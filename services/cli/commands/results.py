@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from services.contracts.experiments import Experiment
     from services.offline.experiments.results import Metric, Results
 
+Archive = Annotated[
+    Path | None, typer.Option(help="The archive of `freshet archive`; newer records come from the topics.")
+]
 # Seconds between two publications of `--follow`, and before the next attempt after a failure.
 FOLLOW_S, RETRY_S = 20.0, 5.0
 
@@ -44,9 +47,7 @@ def results(
         list[str] | None, typer.Option(help="TYPE>=-2% or TYPE<=+5%: the largest allowed change of an arm.")
     ] = None,
     by: Annotated[str, typer.Option(help="Attributed counts by day, surface, model or position instead.")] = "",
-    archive: Annotated[
-        Path | None, typer.Option(help="The archive of `freshet archive`; newer records come from the topics.")
-    ] = None,
+    archive: Archive = None,
     horizon_hours: Annotated[
         float, typer.Option(min=0, help="Count a user's actions for this long after the first exposure.")
     ] = 24,
@@ -92,7 +93,7 @@ def results(
     metrics = [*map(metric_of, metric), *map(_guardrail, guardrail or [])]
 
     def compare() -> "tuple[Experiment, Results]":
-        with sentences(), _log(state, archive) as log:
+        with sentences(), opened(state, archive) as log:
             found = current_experiments(control_of_experiments(state)).find(name)
             now = found.stopped_ms or now_ms()
             one = compared(log, found, metrics, now_ms=now, **asked)
@@ -135,7 +136,7 @@ def until_stopped(
 def _show_counts(name: str, by: str, archive: Path | None, export: Path | None, state: Path, *, as_json: bool) -> None:
     from services.offline.experiments.results import counts_by
 
-    with sentences(), _log(state, archive) as log:
+    with sentences(), opened(state, archive) as log:
         rows = counts_by(log, current_experiments(control_of_experiments(state)).find(name), by)
     if export is not None:
         _export(rows, export)
@@ -145,7 +146,8 @@ def _show_counts(name: str, by: str, archive: Path | None, export: Path | None, 
         _print_rows(rows)
 
 
-def _log(state: Path, archive: Path | None) -> Any:
+def opened(state: Path, archive: Path | None) -> Any:
+    """Open the exposures and interactions of a stack's topics and an archive, as tables."""
     from services.contracts.pseudonyms import pseudonym_key
     from services.contracts.topic_reader import TopicReader
     from services.contracts.topics.exposures import EXPOSURES
@@ -209,22 +211,16 @@ def _rows(found: "Results") -> list[dict[str, Any]]:
 
 
 def _result_json(found: "Results", rows: list[dict[str, Any]]) -> dict[str, Any]:
-    preferred = found.preferred
     return {
         "experiment": found.experiment,
         "until_ms": found.until,
-        "arms": {
-            name: {"users": one.users, "counted": one.counted, "exposures": one.exposures, "shown": one.shown}
-            for name, one in found.arms.items()
-        },
+        "arms": {name: asdict(one) for name, one in found.arms.items()},
         "in_two_arms": found.in_two_arms,
         "sample_ratio_p_value": found.sample_ratio,
         "unknown_exposures": found.unknown_exposures,
-        "capped": {name: {"users": one.users, "limit": one.limit} for name, one in found.capped.items()},
+        "capped": {name: asdict(one) for name, one in found.capped.items()},
         "rows": rows,
-        "preferred": None
-        if preferred is None
-        else {"mean": preferred.mean, "low": preferred.low, "high": preferred.high, "p_value": preferred.p_value},
+        "preferred": None if found.preferred is None else asdict(found.preferred),
     }
 
 

@@ -39,6 +39,8 @@ SCHEMA = pa.schema(
         ("model_version", pa.string()),
         ("first_position", pa.int32()),
         ("item_ids", pa.list_(pa.string())),
+        ("sources", pa.list_(pa.string())),
+        # Empty if each is 1.
         ("propensities", pa.list_(pa.float32())),
         ("teams", pa.list_(pa.int8())),
         ("context", pa.map_(pa.string(), pa.string())),
@@ -129,6 +131,7 @@ def _row(record: SourceRecord) -> dict[str, object] | None:
         "model_version": one.model_version,
         "first_position": one.first_position,
         "item_ids": one.item_ids,
+        "sources": one.sources,
         "propensities": one.propensities,
         "teams": one.teams,
         "context": list(one.context.items()),

@@ -81,7 +81,7 @@ def _open_exposures(
     parts = [f"SELECT {columns} FROM exposure_tail"]
     if files:
         named = ", ".join(quoted(str(path)) for path in files)
-        parts.append(f"SELECT {columns} FROM read_parquet([{named}], hive_partitioning=false)")
+        parts.append(f"SELECT {columns} FROM read_parquet([{named}], hive_partitioning=false, union_by_name=true)")
     connection.execute(
         f"CREATE VIEW exposures AS SELECT e.* FROM ({' UNION ALL '.join(parts)}) e "
         "WHERE NOT EXISTS (SELECT 1 FROM forgotten f WHERE f.user_key = e.user_key AND e.shown <= f.until)"

@@ -42,13 +42,14 @@ class NoSupport(ValueError):
 def ips(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.integer]) -> PolicyValue:
     """Inverse propensity scoring: unbiased, of high variance.
 
-    Shapes: rewards, logged and target are (N,), or (N, K) with a reward per position (the item-position model: a
-    position's reward depends on its item and position alone). `logged`: the probability with which the log's policy put
-    this item there, `target`: the other policy's. users (N,): exposures of one user are one observation.
+    Shapes: rewards, logged and target are (N, K), with a reward per position (the item-position model: a position's
+    reward depends on its item and position alone), or K = 1 for single items. `logged`: the probability with which the
+    log's policy put this item there, `target`: the other policy's. users (N,): exposures of one user are one
+    observation.
     Raises: NoSupport; ValueError for shapes that differ or probabilities outside [0, 1].
     """
     weights = _weights(rewards, logged, target, users)
-    return _mean_over_users(_per_exposure(weights * rewards), users, _effective(weights, users))
+    return _mean_over_users((weights * rewards).sum(1), users, _effective(weights, users))
 
 
 def snips(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.integer]) -> PolicyValue:
@@ -56,11 +57,10 @@ def snips(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.in
     interval follows from the delta method. Arguments as `ips`.
     """
     weights = _weights(rewards, logged, target, users)
-    flat, gained = _columns(weights), _columns(weights * rewards)
-    totals = flat.sum(0)
+    gained, totals = weights * rewards, weights.sum(0)
     means = np.divide(gained.sum(0), totals, out=np.zeros_like(totals), where=totals > 0)
     scale = len(rewards) / np.where(totals > 0, totals, 1.0)
-    residuals = ((gained - flat * means) * scale).sum(1)
+    residuals = ((gained - weights * means) * scale).sum(1)
     found = _mean_over_users(residuals, users, _effective(weights, users))
     value = float(means.sum())
     return PolicyValue(
@@ -78,15 +78,15 @@ def doubly_robust(
     policy in that context. The model must not be trained on these exposures. Other arguments as `ips`.
     """
     weights = _weights(rewards, logged, target, users)
-    values = expected + _per_exposure(weights * (rewards - predicted))
+    values = expected + (weights * (rewards - predicted)).sum(1)
     return _mean_over_users(values, users, _effective(weights, users))
 
 
 def _weights(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.integer]) -> Array:
-    if not (rewards.shape == logged.shape == target.shape) or rewards.ndim not in (1, 2) or len(users) != len(rewards):
+    if not (rewards.shape == logged.shape == target.shape) or rewards.ndim != 2 or len(users) != len(rewards):
         raise ValueError(
             f"rewards {rewards.shape}, logged {logged.shape}, target {target.shape}, users {users.shape}; allowed: one "
-            "shape (N,) or (N, K) and users (N,)"
+            "shape (N, K), and users (N,)"
         )
     if not rewards.size:
         raise NoSupport("no exposure; allowed: one at least")
@@ -104,18 +104,9 @@ def _weights(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np
     return weights
 
 
-def _columns(values: Array) -> Array:
-    return values[:, None] if values.ndim == 1 else values
-
-
-def _per_exposure(values: Array) -> Array:
-    summed: Array = _columns(values).sum(1)
-    return summed
-
-
 def _effective(weights: Array, users: npt.NDArray[np.integer]) -> float:
     """Kish's effective number of users: (sum of weights)^2 / sum of squared weights, over users' mean weights."""
-    per_user = _by_user(_columns(weights).mean(1), users)[0]
+    per_user = _by_user(weights.mean(1), users)[0]
     squares = float(per_user @ per_user)
     return float(per_user.sum()) ** 2 / squares if squares else 0.0
 

@@ -30,6 +30,8 @@ SPLITS = {
     "model": "s.model_version",
     "position": "s.first_position + list_position(s.item_ids, i.item_id) - 1",
 }
+# An interaction without an exposure id belongs to an exposure of its item at most so long before.
+WINDOW = timedelta(days=1)
 # The name and value of a part of the exposures: "surface", or an entry of the request's context.
 Part = tuple[str, str]
 CONTEXT = "context."
@@ -112,7 +114,7 @@ def results(
     Raises: PreconditionFailed if nobody was exposed; InvalidRequest for a metric whose type never occurred.
     """
     prepare(log, experiment, only)
-    _check_metrics(log, metrics)
+    check_metrics(log, metrics)
     times = times_of(now_ms, horizon, past)
     arms = _arm_counts(log, experiment, times)
     shares = {arm.name: arm.share for arm in experiment.arms}
@@ -146,7 +148,7 @@ def results(
 
 
 def counts_by(
-    log: duckdb.DuckDBPyConnection, experiment: Experiment, split: str, *, window: timedelta = timedelta(days=1)
+    log: duckdb.DuckDBPyConnection, experiment: Experiment, split: str, *, window: timedelta = WINDOW
 ) -> list[dict[str, Any]]:
     """Return attributed interactions by arm, type and one of `SPLITS`: arm, the split's value, type, events, value.
 
@@ -155,12 +157,25 @@ def counts_by(
     if split not in SPLITS:
         raise InvalidRequest.of("by", split, f"one of {', '.join(SPLITS)}")
     prepare(log, experiment)
+    query = attributed(f"s.arm, {SPLITS[split]} AS part")
     rows = log.execute(
-        f"""
+        f"{query} SELECT arm, part, type, count(*), sum(value) FROM taken GROUP BY ALL ORDER BY ALL", {"window": window}
+    ).fetchall()
+    names = ("arm", split, "type", "events", "value")
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def attributed(columns: str) -> str:
+    """Return the WITH clause of `taken`: interactions of exposures in `shown`, with these columns, type and value.
+
+    columns: expressions of the exposure `s` and the interaction `i`. Parameter: window.
+    """
+    columns += ", i.type, i.value"
+    return f"""
         WITH named AS (
-            SELECT s.arm, {SPLITS[split]} AS part, i.type, i.value FROM interactions i JOIN shown s USING (exposure_id)
+            SELECT {columns} FROM interactions i JOIN shown s USING (exposure_id)
         ), matched AS (
-            SELECT s.arm, {SPLITS[split]} AS part, i.type, i.value,
+            SELECT {columns},
                 row_number() OVER (
                     PARTITION BY i.user_key, i.item_id, i.event_time, i.type ORDER BY s.shown DESC
                 ) AS nth
@@ -168,14 +183,8 @@ def counts_by(
                 AND i.event_time < s.shown + $window AND list_contains(s.item_ids, i.item_id)
             WHERE {_NO_EXPOSURE_ID}
         ), taken AS (
-            SELECT arm, part, type, value FROM named UNION ALL SELECT arm, part, type, value FROM matched WHERE nth = 1
-        )
-        SELECT arm, part, type, count(*), sum(value) FROM taken GROUP BY ALL ORDER BY ALL
-        """,
-        {"window": window},
-    ).fetchall()
-    names = ("arm", split, "type", "events", "value")
-    return [dict(zip(names, row, strict=True)) for row in rows]
+            SELECT * FROM named UNION ALL SELECT * EXCLUDE (nth) FROM matched WHERE nth = 1
+        )"""
 
 
 def _unknown_exposures(log: duckdb.DuckDBPyConnection) -> int:
@@ -223,7 +232,8 @@ def prepare(log: duckdb.DuckDBPyConnection, experiment: Experiment, only: Part |
         raise PreconditionFailed(f"nobody was exposed to experiment {experiment.name!r} yet: has it been started?")
 
 
-def _check_metrics(log: duckdb.DuckDBPyConnection, metrics: Sequence[Metric]) -> None:
+def check_metrics(log: duckdb.DuckDBPyConnection, metrics: Sequence[Metric]) -> None:
+    """Raises: InvalidRequest for a metric whose type never occurred."""
     known = {kind for (kind,) in log.execute("SELECT DISTINCT type FROM interactions").fetchall()}
     for metric in metrics:
         if metric.type not in known:

@@ -1,0 +1,92 @@
+"""`freshet off-policy`: the reward that another policy would have got, from the log of the one that ran."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from services.cli import options
+from services.cli.commands.experiments import Name, control_of_experiments, current_experiments
+from services.cli.commands.results import Archive, metric_of, opened
+from services.cli.output import console, emit_json, reports_errors, sentences, table, usage_error
+
+if TYPE_CHECKING:
+    from services.offline.experiments.policies import Estimates, Given
+
+app = typer.Typer(
+    name="off-policy",
+    help="Estimate what another policy would have got, from a log with chance in it.",
+    no_args_is_help=True,
+)
+Metric = Annotated[str, typer.Option(help="The reward: TYPE counts interactions, TYPE:value sums their values.")]
+
+
+@app.command()
+@reports_errors
+def arms(
+    name: Name,
+    *,
+    give: Annotated[
+        list[str],
+        typer.Option(help="CONTEXT=VALUE:ARM, an arm for requests with this in their context; at last ARM, for all."),
+    ],
+    metric: Metric,
+    archive: Archive = None,
+    state: options.State = options.DEFAULT_STATE,
+    as_json: options.AsJson = False,
+) -> None:
+    """Estimate the reward per answer of arms chosen by the request's context, from an experiment's exposures.
+
+    Example:  freshet off-policy arms diversity --metric click --give device=tv:diverse --give control
+    """
+    from services.offline.experiments.off_policy import NoSupport
+    from services.offline.experiments.policies import of_arms
+
+    policy, reward = [_given(text) for text in give], metric_of(metric)
+    with sentences(NoSupport), opened(state, archive) as log:
+        found = of_arms(log, current_experiments(control_of_experiments(state)).find(name), policy, reward)
+    _show(found, as_json=as_json)
+
+
+@app.command()
+@reports_errors
+def new_items(
+    *,
+    metric: Metric,
+    archive: Archive = None,
+    state: options.State = options.DEFAULT_STATE,
+    as_json: options.AsJson = False,
+) -> None:
+    """Estimate the reward per answer without positions for new items, from answers that had some.
+
+    Example:  freshet off-policy new-items --metric click
+    """
+    from services.offline.experiments.off_policy import NoSupport
+    from services.offline.experiments.policies import without_new_items
+
+    reward = metric_of(metric)
+    with sentences(NoSupport), opened(state, archive) as log:
+        found = without_new_items(log, reward)
+    _show(found, as_json=as_json)
+
+
+def _given(text: str) -> "Given":
+    from services.offline.experiments.policies import Given
+
+    entry, separator, arm = text.rpartition(":")
+    name, equals, value = entry.partition("=")
+    if not arm or (separator and not (name and equals)):
+        raise usage_error(f"give={text!r} allowed: ARM, or CONTEXT=VALUE:ARM", "device=tv:diverse")
+    return Given(arm=arm, name=name, value=value)
+
+
+def _show(found: "Estimates", *, as_json: bool) -> None:
+    if as_json:
+        emit_json(asdict(found))
+        return
+    part = "" if found.positions is None else f", positions 1 to {found.positions}"
+    columns = ("policy", "per answer", "95 %", "effective users")
+    shown = table(*columns, right=columns[1:], title=f"{found.answers:,} answers of {found.users:,} users{part}")
+    for name, one in {"as it ran": found.ran, **{f"the other, {by}": of for by, of in found.other.items()}}.items():
+        shown.add_row(name, f"{one.mean:.4f}", f"[{one.low:.4f}, {one.high:.4f}]", f"{one.effective_users:,.0f}")
+    console().print(shown)
