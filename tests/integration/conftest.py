@@ -31,12 +31,12 @@ from services.offline.training.run import run_training
 people = SimulatorConfig(
     num_users=300, num_items=400, num_topics=16, mean_events_per_user=40, max_events_per_user=120, seed=7
 )
-data, out = simulate(people), Path(sys.argv[1])
+data = simulate(people)
 prices = [float(row % 40) if row % 10 else None for row in range(data.num_items)]
 languages = ["en" if row % 3 else "de" for row in range(data.num_items)]
 attributes = pa.table({"price": prices, "language": languages})
 run_training(
-    out=out, interactions=data, epochs=1, split="none", head="mol", threads=1,
+    out=Path(sys.argv[1]), seed=int(sys.argv[2]), interactions=data, epochs=1, split="none", head="mol", threads=1,
     catalogue=Catalogue(rows={one: row for row, one in enumerate(data.item_ids)}, attributes=attributes),
 )
 """
@@ -48,14 +48,24 @@ def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Its attributes: `price`, a number, of nine items in ten, and `language`, a tag.
     """
+    return _trained(tmp_path_factory, seed=0)
+
+
+@pytest.fixture(scope="session")
+def next_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A second model of the same items, by another seed."""
+    return _trained(tmp_path_factory, seed=1)
+
+
+def _trained(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder, part = shared / "bundle", shared / "bundle.part"
-    with (shared / "bundle.lock").open("w") as lock:
+    folder, part = shared / f"bundle-{seed}", shared / f"bundle-{seed}.part"
+    with (shared / f"bundle-{seed}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             # In a process of its own: this one stays without PyTorch, and without what exporting warns about.
-            command = [sys.executable, "-c", TINY_TRAINING, str(part)]
+            command = [sys.executable, "-c", TINY_TRAINING, str(part), str(seed)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
             assert done.returncode == 0, done.stderr[-3000:]
             part.rename(folder)

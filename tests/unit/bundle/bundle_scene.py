@@ -1,13 +1,16 @@
 """A small bundle's content, with random but seeded arrays."""
 
+import hashlib
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
-from retrieval_scene import unit
 
 from services.algorithms.bundles.model_bundle import EncoderShape, HeadShape
 from services.algorithms.scoring.states import ItemStates, PairGate
 from services.offline.bundles.model import BundleContent
+from tests.unit.retrieval_scene import unit
 
 ENCODER = EncoderShape(
     kind="hstu", num_blocks=1, num_heads=1, width=8, d_qk=4, d_v=4, max_history=8, num_time_buckets=16
@@ -43,3 +46,16 @@ def dot_content() -> BundleContent:
     base = content()
     components = unit(np.random.default_rng(1).normal(size=(5, 1, 8)))
     return replace(base, head=DOT, item_states=ItemStates(components=components), pair_gate=None)
+
+
+def edit_manifest(path: Path, **changes: object) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+
+
+def relist(path: Path, name: str) -> None:
+    """Make the manifest agree with a file's bytes, so that only its content is wrong."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    raw = (path / name).read_bytes()
+    manifest["files"][name] = {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw)}
+    (path / "manifest.json").write_text(json.dumps(manifest))

@@ -21,26 +21,13 @@ from services.algorithms.bundles.sealed_files import check_table, read_table
 from services.algorithms.items.catalogue import catalogue_from_bundle
 from services.algorithms.scoring.states import ItemStates
 from services.offline.bundles.model import add_files, write_bundle
-from tests.unit.bundle.bundle_scene import content, dot_content
+from tests.unit.bundle.bundle_scene import content, dot_content, edit_manifest, relist
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     write_bundle(tmp_path / "bundle", content())
     return tmp_path / "bundle"
-
-
-def edit_manifest(path: Path, **changes: object) -> None:
-    manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps({**manifest, **changes}))
-
-
-def relist(path: Path, name: str) -> None:
-    """Make the manifest agree with a file's bytes, so that only its content is wrong."""
-    manifest = json.loads((path / "manifest.json").read_text())
-    raw = (path / name).read_bytes()
-    manifest["files"][name] = {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw)}
-    (path / "manifest.json").write_text(json.dumps(manifest))
 
 
 def test_a_written_bundle_reads_back_equal(path: Path) -> None:

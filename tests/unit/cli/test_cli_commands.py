@@ -14,13 +14,7 @@ from typer.testing import CliRunner, Result
 
 from services.cli.main import app
 from services.cli.output import emit_json, reports_errors
-from tests.unit.cli.gateway_on_loopback import EPOCH, MemoryGateway, running_gateway
-
-
-@pytest.fixture
-def gateway() -> Iterator[tuple[str, MemoryGateway]]:
-    with running_gateway() as running:
-        yield running
+from tests.unit.cli.gateway_on_loopback import EPOCH, MemoryGateway
 
 
 def run(*arguments: str) -> Result:
@@ -236,16 +230,6 @@ def test_wrong_use_exits_with_2_and_no_traceback(arguments: tuple[str, ...]) -> 
     result = run(*arguments)
     assert result.exit_code == 2
     assert "Traceback" not in result.output
-
-
-def test_validate_says_what_to_do_and_fails_on_errors(tmp_path) -> None:
-    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
-    good.write_text("user,item,timestamp\n" + "".join(f"u{n % 7},i{n % 5},{978300000 + n * 50}\n" for n in range(100)))
-    bad.write_text("user,item,timestamp\nu1,i1,978300000\n,i2,978300001\n")
-    assert run("data", "validate", str(good)).exit_code == 0
-    result = run("data", "validate", str(bad), "--json")
-    assert result.exit_code == 1
-    assert json.loads(result.stdout)["errors"] >= 1
 
 
 def test_every_command_has_help_with_an_example() -> None:

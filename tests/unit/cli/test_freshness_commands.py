@@ -1,7 +1,6 @@
 """explain, forget, items and watch as a person and a script meet them, over a real gRPC server on loopback."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,7 @@ from typer.testing import CliRunner, Result
 
 from services.cli.main import app
 from services.stack.lag import Lags
-from tests.unit.cli.gateway_on_loopback import MemoryGateway, running_gateway
-
-
-@pytest.fixture
-def gateway() -> Iterator[tuple[str, MemoryGateway]]:
-    with running_gateway() as running:
-        yield running
+from tests.unit.cli.gateway_on_loopback import MemoryGateway
 
 
 def run(*arguments: str) -> Result:
@@ -98,13 +91,6 @@ def test_a_stranger_has_no_score_to_explain(gateway: tuple[str, MemoryGateway]) 
     assert "nothing is known of user stranger" in result.stderr
 
 
-def test_an_item_in_no_index_is_named(gateway: tuple[str, MemoryGateway]) -> None:
-    target, _ = gateway
-    result = run("explain", "42", "unknown", "--gateway", target)
-    assert result.exit_code == 2
-    assert "item_id='unknown'" in result.stderr
-
-
 def test_a_preview_removes_nothing(gateway: tuple[str, MemoryGateway]) -> None:
     target, server = gateway
     result = run("forget", "42", "--preview", "--gateway", target)
@@ -165,27 +151,6 @@ def test_withdrawn_items_are_sent_as_withdrawn(gateway: tuple[str, MemoryGateway
     target, server = gateway
     assert run("items", "withdraw", "a", "b", "--gateway", target).exit_code == 0
     assert [(item.item_id, item.withdrawn) for item in server.items] == [("a", True), ("b", True)]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('{"item_id": "a"}\n{"titel": 1}', ":2: no object with an item_id"),
-        ('{"item_id": "a", "titel": "x"}', ":1: titel: allowed fields"),
-        ('{"item_id": 5}', ":1: "),
-        ("not json", ":1: not JSON"),
-        ("\n", "holds no item"),
-    ],
-)
-def test_a_bad_file_writes_nothing_and_names_the_line(
-    gateway: tuple[str, MemoryGateway], tmp_path: Path, text: str, said: str
-) -> None:
-    target, server = gateway
-    (tmp_path / "items.jsonl").write_text(text)
-    result = run("items", "put", "--file", str(tmp_path / "items.jsonl"), "--gateway", target)
-    assert result.exit_code == 2
-    assert said in result.stderr
-    assert server.items == []
 
 
 @pytest.mark.parametrize("arguments", [("items", "put"), ("items", "put", "a", "--file", "b"), ("items", "withdraw")])

@@ -27,7 +27,7 @@ from services.encoder.config import EncoderSettings
 from services.stack import Ports, Stack
 from services.stack.children import Children
 from services.stack.components.component import Launch
-from tests.unit.cli.gateway_on_loopback import MemoryGateway, running_gateway, serving
+from tests.unit.cli.gateway_on_loopback import MemoryGateway, serving
 
 MARKUP = "Song [live] 1947 [/x] :smile:"
 ESCAPES = "a\x1b[2J\x1b]0;owned\x07\x9b31mb\u202ec"
@@ -41,12 +41,6 @@ def as_it_was() -> Iterator[None]:
     os.environ.clear()
     os.environ.update(variables)
     signal.signal(signal.SIGTERM, handler)
-
-
-@pytest.fixture
-def gateway() -> Iterator[tuple[str, MemoryGateway]]:
-    with running_gateway() as running:
-        yield running
 
 
 def run(*arguments: str) -> Result:
@@ -359,9 +353,10 @@ def test_a_size_is_no_overload(gateway: tuple[str, MemoryGateway], tmp_path: Pat
         ('{"item_id": "a", "title": "\\ud83d"}', r'title="\ud83d" allowed: a string'),
         ('{"item_id": "a", "attributes": {"price": [1]}}', "attributes['price']=[1] allowed: a number, a date"),
         ('{"item_id": "a", "attributes": [1]}', "attributes=[1] allowed: an object of numbers, dates and strings"),
+        ('{"item_id": "a", "titel": "x"}', "titel: allowed fields"),
         ("[" * 100_000, "not JSON: "),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_a_line_of_items_that_is_wrong_is_named_with_its_value(
     gateway: tuple[str, MemoryGateway], tmp_path: Path, line: str, says: str
@@ -372,6 +367,8 @@ def test_a_line_of_items_that_is_wrong_is_named_with_its_value(
     assert result.exit_code == 2
     assert f"items.jsonl:2: {says}" in result.stderr
     assert server.items == []
+    (tmp_path / "items.jsonl").write_text("\n")
+    assert "holds no item" in run("items", "put", "--file", str(tmp_path / "items.jsonl"), "--gateway", target).stderr
 
 
 def test_an_item_that_the_gateway_refuses_is_named_by_its_line(

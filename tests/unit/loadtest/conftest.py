@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 import pytest
@@ -85,3 +86,10 @@ def small_gateway() -> Iterator[SmallGateway]:
     server.start()
     yield gateway
     server.stop(grace=None).wait()
+
+
+@pytest.fixture
+def items(tmp_path: Path) -> Path:
+    path = tmp_path / "items.txt"
+    path.write_text("".join(f"item-{row}\n" for row in range(50)))
+    return path

@@ -18,13 +18,6 @@ from loadtest.scenarios import find_scenarios, slow_clients
 OF_VISITORS = ["cold_cache", "event_storm", "flash_crowd", "hot_user", "long_histories", "ramp", "spike", "steady"]
 
 
-@pytest.fixture
-def items(tmp_path: Path) -> Path:
-    path = tmp_path / "items.txt"
-    path.write_text("".join(f"item-{row}\n" for row in range(50)))
-    return path
-
-
 def built(name: str, gateway: Any, items: Path, *more: str) -> LoadPlan:
     scenario = find_scenarios()[name]
     parser = argparse.ArgumentParser()
@@ -111,7 +104,7 @@ def test_soak_tells_whose_memory_grew(small_gateway: Any, items: Path, tmp_path:
         for name, pid in (("gateway", stays.pid), ("encoder", grows.pid)):
             (tmp_path / "run" / f"{name}.json").write_text(json.dumps({"pid": pid}))
         status, summary = loadtest(
-            "soak", "--minutes", "0.2", "--warm-minutes", "0.02", "--state", str(tmp_path), "--items", str(items),
+            "soak", "--minutes", "0.12", "--warm-minutes", "0.02", "--state", str(tmp_path), "--items", str(items),
             "--target", f"127.0.0.1:{small_gateway.port}", "--output", str(tmp_path / "out"),
             "--recommend-rate", "5", "--event-rate", "5", "--max-error-share", "1",
         )  # fmt: skip
@@ -126,7 +119,7 @@ def test_soak_tells_whose_memory_grew(small_gateway: Any, items: Path, tmp_path:
 
 def test_slow_clients_come_and_go_in_turns(small_gateway: Any, items: Path, tmp_path: Path) -> None:
     _, summary = loadtest(
-        "slow_clients", "--idle-streams", "20", "--unread", "5", "--windows", "2", "--window-seconds", "8",
+        "slow_clients", "--idle-streams", "20", "--unread", "5", "--windows", "2", "--window-seconds", "6",
         "--items", str(items), "--target", f"127.0.0.1:{small_gateway.port}", "--output", str(tmp_path / "out"),
         "--recommend-rate", "20", "--event-rate", "5",
     )  # fmt: skip

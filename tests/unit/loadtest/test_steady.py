@@ -12,13 +12,6 @@ from typing import Any
 import pytest
 
 
-@pytest.fixture
-def items(tmp_path: Path) -> Path:
-    path = tmp_path / "items.txt"
-    path.write_text("".join(f"item-{row}\n" for row in range(50)))
-    return path
-
-
 def steady(port: int, items: Path, *more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "loadtest", "steady", "--target", f"127.0.0.1:{port}", "--items", str(items)]
     command += ["--output", str(items.parent / "out"), "--warmup", "0.5", *more]

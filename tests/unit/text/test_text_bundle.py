@@ -1,6 +1,5 @@
 """Text bundles: what is written is what is read; what does not fit together is refused with both values."""
 
-import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from safetensors.numpy import save_file
 
 from services.algorithms.bundles.text_bundle import DOCUMENTS, BundleError, TextBundle, load_text_bundle
 from services.offline.bundles.text import TextBundleWriter, add_text_files
+from tests.unit.bundle.bundle_scene import edit_manifest, relist
 from tests.unit.text.text_scene import (
     HEAD,
     ITEM_IDS,
@@ -31,19 +31,6 @@ from tests.unit.text.text_scene import (
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return write_both(tmp_path / "text", tmp_path).path
-
-
-def edit_manifest(path: Path, **changes: object) -> None:
-    manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps({**manifest, **changes}))
-
-
-def relist(path: Path, name: str) -> None:
-    """Make the manifest agree with a file's bytes, so that only its content is wrong."""
-    manifest = json.loads((path / "manifest.json").read_text())
-    raw = (path / name).read_bytes()
-    manifest["files"][name] = {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw)}
-    (path / "manifest.json").write_text(json.dumps(manifest))
 
 
 def test_a_written_text_bundle_reads_back_equal(path: Path) -> None:

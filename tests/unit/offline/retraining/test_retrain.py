@@ -2,7 +2,8 @@
 
 import itertools
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,15 @@ from services.offline.datasets.catalogue_file import Catalogue
 from services.offline.evaluation.engine.served_scorer import ServedScorer
 from services.offline.retraining.gate import MIN_EVENTS, Compared, _verdict, judge
 from services.offline.retraining.run import retrain
+from services.offline.training import PRESETS
 from services.offline.training.bundling import load_model
 from services.offline.training.evaluation import ModelScorer
 from services.offline.training.fit import NONE
 from services.offline.training.neighbours import WithNeighbours
+from services.offline.training.presets import with_sasrec
 from services.offline.training.run import run_training
 from services.offline.training.sequences import Histories
-from tests.unit.offline.training.training_scene import cyclic_interactions
+from tests.unit.offline.training.training_scene import CONFIG, cyclic_interactions
 
 SETTINGS: Mapping[str, Any] = {"preset_name": "quick", "head": "dot", "epochs": 4, "seed": 0}
 HOURS = 72.0
@@ -35,25 +38,38 @@ def everything() -> Interactions:
     return cyclic_interactions(num_users=60, num_items=150, events=6_000)
 
 
-def shuffled_training(*, interactions: Interactions, **options: Any) -> Mapping[str, Any]:
-    rng = np.random.default_rng(0)
-    return run_training(interactions=replace(interactions, items=rng.permutation(interactions.items)), **options)
-
-
 def ticks() -> Any:
     """A clock of equal steps: what a busy machine does holds no model back."""
     return itertools.count().__next__
+
+
+def copied(bundle: Path) -> Callable[..., Mapping[str, Any]]:
+    """A training whose result is another one's: an export alone takes seconds."""
+
+    def train(*, out: Path, **options: Any) -> Mapping[str, Any]:
+        shutil.copytree(bundle, out)
+        return {}
+
+    return train
 
 
 def untrained(**options: Any) -> Mapping[str, Any]:
     raise AssertionError("trained again")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _small_models() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "quick", replace(with_sasrec(CONFIG), absence=PRESETS["quick"].absence))
+        yield
+
+
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A serving bundle that learnt noise, and one that learnt the order, of the first half."""
     folder, half = tmp_path_factory.mktemp("serving"), everything().select(slice(0, 3_000))
-    shuffled_training(interactions=half, out=folder / "noise", split=NONE, **SETTINGS)
+    noise = replace(half, items=np.random.default_rng(0).permutation(half.items))
+    run_training(interactions=noise, out=folder / "noise", split=NONE, **SETTINGS)
     run_training(interactions=half, out=folder / "order", split=NONE, **SETTINGS)
     return folder / "noise", folder / "order"
 
@@ -88,9 +104,9 @@ def test_a_better_model_takes_the_place_and_the_same_run_does_nothing(
 def test_a_worse_model_is_held_back_beside_and_the_old_one_stays(bundles: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "next"
     asked: dict[str, Any] = {"serving": bundles[1], "data": everything(), "out": out, "hours": HOURS, "clock": ticks()}
-    run_training(interactions=everything(), out=out, split=NONE, **SETTINGS)
+    shutil.copytree(bundles[1], out)
     before = Manifest.read(out / "manifest.json")
-    report = retrain(**asked, settings=SETTINGS, train=shuffled_training)
+    report = retrain(**asked, settings=SETTINGS, train=copied(bundles[0]))
     assert not report["gate"]["passes"]
     assert report["gate"]["held_back"][0].startswith("hit rate at 10 ")
     assert Manifest.read(out / "manifest.json") == before
@@ -106,7 +122,7 @@ def test_a_run_that_ended_before_it_judged_goes_on_without_training(bundles: tup
         "hours": HOURS,
         "clock": ticks(),
     }
-    whole = retrain(**asked, settings=SETTINGS)
+    whole = retrain(**asked, settings=SETTINGS, train=copied(bundles[1]))
     path = tmp_path / "next" / "manifest.json"
     manifest = Manifest.read(path)
     # Cut off after it was judged, before it was moved; then before it was judged.
@@ -279,6 +295,6 @@ def test_what_cannot_be_judged_is_refused(bundles: tuple[Path, Path], tmp_path: 
     for changes, said in refusals:
         asked: dict[str, Any] = {"serving": bundles[0], "data": data, "hours": HOURS} | changes
         with pytest.raises((ValueError, BundleError), match=said):
-            retrain(**asked, out=out, settings=SETTINGS, train=run_training if "hours" in changes else untrained)
+            retrain(**asked, out=out, settings=SETTINGS, train=copied(bundles[1]) if "hours" in changes else untrained)
     with pytest.raises(ValueError, match="events to judge by"):
         judge(load_bundle(bundles[0]), load_bundle(bundles[1]), data, len(data) - 5)

@@ -280,6 +280,7 @@ def test_an_encoder_that_reads_actions_knows_what_was_turned_down(
         interactions=data,
         head="mol",
         actions=True,
+        export=False,
         console=Console(file=shown, width=120),
     )
     bundle = load_bundle(tmp_path / "bundle")

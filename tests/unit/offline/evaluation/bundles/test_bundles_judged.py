@@ -23,6 +23,7 @@ from services.offline.evaluation.bundles.page import page
 from services.offline.evaluation.engine.served_scorer import ServedScorer
 from services.offline.training import PRESETS
 from services.offline.training.fit import LEAVE_ONE_OUT, NONE, TIME
+from services.offline.training.presets import with_sasrec
 from services.offline.training.run import run_training
 from services.offline.training.sequences import Histories
 from tests.unit.offline.training.training_scene import CONFIG
@@ -36,7 +37,7 @@ def world() -> Interactions:
 
 def trained(out: Path, data: Interactions, split: str, seed: int = 0, *, export: bool = True) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "quick", CONFIG)
+        patch.setitem(PRESETS, "quick", with_sasrec(CONFIG))  # one graph to export, not two
         run_training(out=out, interactions=data, head="dot", epochs=1, split=split, seed=seed, export=export)
     return out
 
