@@ -218,17 +218,6 @@ def test_without_kafka_it_is_not_ready_however_long_that_takes() -> None:
     assert (scene.ready, scene.items.calls) == (1, [(0, ["a"])])
 
 
-def test_once_ready_it_serves_what_it_has_while_kafka_is_away() -> None:
-    scene = Scene()
-    scene.delta("a")
-    scene.steps()
-    scene.topics.down = True
-    with pytest.raises(DependencyUnavailable) as caught:
-        scene.follower.step()
-    scene.follower.fail(caught.value)
-    assert (scene.ready, scene.items.calls) == (1, [(0, ["a"])])
-
-
 def test_a_lost_connection_is_taken_up_where_it_was_and_nothing_is_served_twice() -> None:
     scene = Scene()
     scene.delta("a")

@@ -5,10 +5,8 @@ import math
 import pytest
 from freshet.v1 import events_pb2
 
-from services.contracts.topics.dead_letters import MAX_COPIED_BYTES, dead_letter
 from services.contracts.topics.items import CatalogueItem, decode_item, encode_item, validate_item
 from services.platform.errors import InvalidRequest
-from services.platform.stream.record import DeadLetter, SourceRecord
 
 KINDS = {"price": "number", "released": "time", "maker": "tag"}
 
@@ -80,23 +78,3 @@ def _without_value(item_id: str, name: str) -> bytes:
 def test_a_malformed_record_is_refused_with_the_field_named(key: bytes | None, value: bytes | None, names: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"^{names}="):
         decode_item(key, value, KINDS)
-
-
-def test_a_letter_holds_the_original_bytes_the_reason_and_the_place() -> None:
-    letter = dead_letter(
-        DeadLetter(SourceRecord("items", 0, 17, 0, b"k", b"\xff", [("h", b"1")]), "value=1 unreadable bytes")
-    )
-    assert (letter.topic, letter.key, letter.value) == ("items.dead-letter", b"k", b"\xff")
-    assert dict(letter.headers) == {
-        "h": b"1",
-        "freshet-reason": b"value=1 unreadable bytes",
-        "freshet-source-topic": b"items",
-        "freshet-source-partition": b"0",
-        "freshet-source-offset": b"17",
-    }
-
-
-def test_a_letter_too_large_for_its_topic_is_cut_and_says_so() -> None:
-    letter = dead_letter(DeadLetter(SourceRecord("items", 0, 1, 0, None, b"x" * (MAX_COPIED_BYTES + 1)), "too large"))
-    assert len(letter.value or b"") == MAX_COPIED_BYTES // 2
-    assert dict(letter.headers)["freshet-original-bytes"] == str(MAX_COPIED_BYTES + 1).encode()

@@ -54,13 +54,6 @@ def test_protobuf_comes_back_as_it_was_written() -> None:
     assert read(encode_interaction(written)) == written
 
 
-@pytest.mark.parametrize("query", ["space movies", "映画 space 🚀", "x" * 1024, "é" * 512, "(((", "\u200b"])
-def test_a_search_click_keeps_its_words_in_either_encoding(query: str) -> None:
-    click = Interaction(user_id="ann", item_id="i1", type="search_click", query=query, event_time_ms=NOW_MS)
-    assert read(encode_interaction(click)) == click
-    assert read_json(type="search_click", query=query).query == query
-
-
 @settings(deadline=None)
 @given(st.text(st.characters(codec="utf-8"), max_size=40) | st.text(st.characters(codec="utf-8"), max_size=1_100))
 @example("\u2028")

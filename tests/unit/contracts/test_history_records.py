@@ -31,11 +31,6 @@ def test_a_history_comes_back_whole() -> None:
     assert (found.events, found.recent, found.seen) == (EVENTS, RECENT, SEEN)
 
 
-def test_an_empty_history_comes_back() -> None:
-    found = decode_history(b"ann", encode_history("ann", pack_history({0: 1}, {}, [], [], {}), 1))
-    assert (found.positions, found.events, found.recent, found.seen) == ({0: 1}, [], [], {})
-
-
 def test_a_mark_comes_back() -> None:
     assert decode_mark(encode_mark(MARK)) == MARK
     assert decode_mark(encode_mark(Mark(reading=1, covered=-1, num_partitions=3))).covered == -1

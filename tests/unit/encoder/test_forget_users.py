@@ -235,21 +235,6 @@ def test_positions_stay_and_a_second_delivery_or_a_retry_brings_nothing_back() -
     assert world.users()["user-0"].events == []
 
 
-def test_a_user_who_returns_counts_again() -> None:
-    world = World()
-    three_events(world)
-    world.settle()
-    world.forgets.append(forget(0, p0=2))
-    process = world.process()
-    process.turn()
-    append(world.stream, interaction(0, 9, event_id="new"))
-    append(world.stream, interaction(0, 8, event_id="newer"))
-    process.turn()
-    assert [event.item_id for event in world.users()["user-0"].events] == ["item-9", "item-8"]
-    assert {place: a.item_id for place, a in folded(world.outbox).items()} == {(0, 4): "item-8"}
-    assert set(world.store.seen["user-0"]) == {"item-9", "item-8"}
-
-
 def test_a_forget_takes_what_was_turned_down_but_what_came_after_it() -> None:
     world = World()
     for number, kind in enumerate(["click", "dislike", "hide"]):

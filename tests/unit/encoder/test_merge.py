@@ -116,6 +116,7 @@ def test_an_undo_removes_its_event_and_what_it_made_seen() -> None:
     assert items(result) == ["0"]
     assert result.unseen == {"item-1"}
     assert result.seen_times == {}
+    assert result.undone == {0: Undone("item-1", Position(0, 1), history.events[1])}
 
 
 def test_an_undo_leaves_an_item_seen_that_another_event_holds() -> None:
@@ -171,12 +172,6 @@ def test_a_partition_with_little_does_not_wait_for_one_with_much_of_a_user() -> 
 def slid() -> UserHistory:
     """Nine events: the first two have left the window, their ids are recent."""
     return after(merge(UserHistory(), arrivals(*[{}] * 9), L))
-
-
-def test_an_undo_names_the_event_that_it_takes_back() -> None:
-    before = after(merge(UserHistory(), arrivals({}, {}), L))
-    result = merge(before, arrivals({"item_id": "", "undoes_event_id": "e1"}, first_offset=2), L)
-    assert result.undone == {0: Undone("item-1", Position(0, 1), before.events[1])}
 
 
 def test_an_undo_names_an_event_that_has_left_the_window_but_is_recent() -> None:

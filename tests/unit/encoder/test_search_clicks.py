@@ -55,14 +55,6 @@ def test_a_search_click_is_an_interaction_like_any_other_too() -> None:
     assert len(outbox.clicks) == 1
 
 
-def test_other_interactions_are_no_search_clicks() -> None:
-    assert published(interaction(0, 1), interaction(1, 2)).clicks == []
-
-
-def test_a_repeated_event_id_counts_once() -> None:
-    assert len(published(click(), click()).clicks) == 1
-
-
 def test_words_that_break_a_limit_make_a_dead_letter_and_no_click() -> None:
     stream, outbox = MemoryStream(1), MemoryOutbox()
     append(stream, click(query=""))

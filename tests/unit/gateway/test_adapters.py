@@ -355,16 +355,6 @@ async def test_a_probe_that_fails_unexpectedly_says_not_serving_and_the_next_one
     await broker.wait_closed()
 
 
-async def test_probing_outlives_a_probe_that_fails_unexpectedly_each_time() -> None:
-    channel: Any = ScriptedHealth(RuntimeError("nobody thought of this"), RuntimeError("nor of this"))
-    status = ProbedStreamStatus(channel, list, interval_s=0.001)
-    await status.start()
-    async with asyncio.timeout(5):
-        await channel.script_is_over.wait()
-    await status.close()
-    assert not status.encoder_serving
-
-
 async def test_one_late_answer_of_the_encoder_says_nothing_two_running_do() -> None:
     late = grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, grpc.aio.Metadata(), grpc.aio.Metadata())
     gone = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
@@ -376,20 +366,6 @@ async def test_one_late_answer_of_the_encoder_says_nothing_two_running_do() -> N
         await status.probe()
         said.append(status.encoder_serving)
     assert said == [True, True, True, False, False, True, False, False, True]
-
-
-async def test_one_broker_of_three_is_no_log_and_two_are() -> None:
-    brokers = [await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) for _ in range(3)]
-    addresses = [f"127.0.0.1:{broker.sockets[0].getsockname()[1]}" for broker in brokers]
-    channel: Any = ScriptedHealth(health_pb2.HealthCheckResponse.SERVING)
-    status = ProbedStreamStatus(channel, lambda: addresses)
-    said = []
-    for broker in brokers:
-        await status.probe()
-        said.append(status.log_reachable)
-        broker.close()
-        await broker.wait_closed()
-    assert said == [True, True, False]
 
 
 async def test_a_broker_that_the_cluster_takes_for_dead_counts_until_another_stands_in_its_place() -> None:

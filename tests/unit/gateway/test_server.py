@@ -179,17 +179,6 @@ async def test_a_search_crosses_the_wire_with_what_found_each_result() -> None:
     assert answer.total_ms > 0
 
 
-async def test_a_search_without_any_source_is_unavailable_with_the_reason() -> None:
-    scene = Scene()
-    scene.sources.failures = {name: DependencyUnavailable("generator: refused") for name in scene.sources.found}
-    async with gateway(scene) as stub:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Search(gateway_pb2.GatewayServiceSearchRequest(query="space", k=2), timeout=5)
-        assert (await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2), timeout=5)).items
-    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-    assert "generator: refused" in str(caught.value.details())
-
-
 async def test_words_of_a_recommendation_and_of_a_click_cross_the_wire() -> None:
     scene = Scene()
     click = events_pb2.Interaction(user_id="ann", item_id="c", type="search_click", query="space movies")
@@ -272,17 +261,6 @@ async def test_recorded_interactions_return_tokens_that_recommend_accepts() -> N
     assert scene.interactions.written[0].event_time_ms > 1_600_000_000_000
 
 
-async def test_a_client_stream_is_answered_with_all_receipts() -> None:
-    async def messages() -> AsyncIterator[Any]:
-        for number in range(20):
-            interaction = events_pb2.Interaction(user_id="ann", item_id=str(number))
-            yield gateway_pb2.StreamInteractionsRequest(interaction=interaction)
-
-    async with gateway(Scene()) as stub:
-        answer = await stub.StreamInteractions(messages(), timeout=5)
-    assert [receipt.token.offset for receipt in answer.receipts] == list(range(20))
-
-
 async def test_a_stream_that_ends_badly_is_invalid_argument() -> None:
     async def messages() -> AsyncIterator[Any]:
         yield gateway_pb2.StreamInteractionsRequest(interaction=events_pb2.Interaction(user_id="ann", item_id="a"))
@@ -306,19 +284,6 @@ async def test_bytes_in_a_stream_that_are_no_message_are_invalid_argument() -> N
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() == "the request is not a message of this method; 1 earlier messages were written"
     assert len(scene.interactions.written) == 1
-
-
-async def test_kafka_down_is_unavailable_with_a_retry_hint() -> None:
-    scene = Scene()
-    scene.interactions.failure = DependencyUnavailable("Kafka is away")
-    async with gateway(scene) as stub:
-        request = gateway_pb2.RecordInteractionsRequest(
-            interactions=[events_pb2.Interaction(user_id="ann", item_id="a")]
-        )
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.RecordInteractions(request, timeout=5)
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert caught.value.trailing_metadata()["retry-after-ms"] == "500"
 
 
 async def test_index_freshness_and_votes_reach_answer_and_reranker() -> None:

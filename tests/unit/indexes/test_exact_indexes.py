@@ -116,17 +116,6 @@ def test_the_choice_is_the_strategy_that_was_measured_to_be_cheapest() -> None:
     assert index.chosen(batch=100, k=10) is None
 
 
-def test_an_index_over_changed_items_goes_on_from_what_was_measured() -> None:
-    queries, items, gate = scene(6, 3000)
-    earlier, later = Exact(items, gate, pool_size=50), Exact(items, gate, pool_size=50)
-    for _ in range(6):
-        earlier.search(queries, 10)
-    later.carry_over_from(earlier)
-    assert later.chosen(batch=5, k=10) == earlier.chosen(batch=5, k=10) is not None
-    assert later.search(queries, 10).passes[0].name == f"strategy:{earlier.chosen(batch=5, k=10)}"
-    assert later.chosen(batch=5, k=2000) is None
-
-
 def test_a_build_goes_on_from_what_the_one_before_the_merge_had_measured() -> None:
     queries, items, gate = scene(6, 3000)
     build, scorer = carry_over(only(Exact)), MolScorer(items, gate)

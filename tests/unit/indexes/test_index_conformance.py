@@ -104,19 +104,6 @@ def check_pool(pool: Pool, exact: np.ndarray, size: int, allowed: np.ndarray | N
 
 
 @every_index
-def test_the_item_that_equals_the_query_comes_first(builder: Builder) -> None:
-    # Orthogonal items with equal components: item 3 is the query, every other item scores 0.
-    items = ItemStates(components=np.repeat(np.eye(6, dtype=np.float32)[:, None, :], 2, axis=1))
-    gate = make_pair_gate(np.random.default_rng(0), 4, 3)
-    queries = QueryStates(components=np.repeat(np.eye(6, dtype=np.float32)[[3]][:, None, :], 2, axis=1))
-    answer = builder.build(items, gate).search(queries, 2)
-    assert answer.item_indices[0, 0] == 3
-    assert answer.scores[0] == pytest.approx([1.0, 0.0])
-    if builder.exact:
-        assert answer.item_indices[0].tolist() == [3, 0]
-
-
-@every_index
 def test_dot_products_in_a_known_order(builder: Builder) -> None:
     angles = np.linspace(0, np.pi, 9)
     items = ItemStates(components=np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)[:, None, :])
@@ -293,34 +280,6 @@ def test_answers_pools_and_certificates_always_hold(
 
 
 @every_index
-def test_fewer_allowed_items_than_k_make_a_shorter_answer(builder: Builder) -> None:
-    rng = np.random.default_rng(9)
-    index = builder.build(make_items(rng, 50, 4, 2, 8), make_pair_gate(rng, 8, 4))
-    allowed = np.zeros(50, dtype=bool)
-    allowed[[7, 30]] = True
-    answer = index.search(make_queries(rng, 1, 4, 2, 8), 10, allowed)
-    assert sorted(answer.item_indices[0][:2].tolist()) == [7, 30]
-    assert (answer.item_indices[0][2:] == -1).all()
-    assert answer.certificates[0].kind == "exact"
-
-
-@every_index
-def test_each_query_obeys_its_own_filter(builder: Builder) -> None:
-    rng = np.random.default_rng(20)
-    items, gate = make_items(rng, 50, 4, 2, 8), make_pair_gate(rng, 8, 4)
-    queries = make_queries(rng, 1, 4, 2, 8)
-    twice = QueryStates(
-        components=np.repeat(queries.components, 2, axis=0),
-        gate=None if queries.gate is None else np.repeat(queries.gate, 2, axis=0),
-    )
-    allowed = np.zeros((2, 50), dtype=bool)
-    allowed[0, :5] = allowed[1, 40:45] = True
-    answer = builder.build(items, gate).search(twice, 5, allowed)
-    assert sorted(answer.item_indices[0].tolist()) == [0, 1, 2, 3, 4]
-    assert sorted(answer.item_indices[1].tolist()) == [40, 41, 42, 43, 44]
-
-
-@every_index
 @pytest.mark.parametrize("filtered", ["all", "shared", "own"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_an_answer_does_not_depend_on_who_else_is_in_the_batch(
@@ -353,15 +312,6 @@ def test_an_answer_does_not_depend_on_who_else_is_in_the_batch(
             assert np.array_equal(pool.item_indices[0], pools.item_indices[query])
             assert pool.scores[0].tobytes() == pools.scores[query].tobytes()
             assert pool.bounds[0].tobytes() == pools.bounds[query].tobytes()
-
-
-@every_index
-def test_all_items_filtered_makes_an_empty_exact_answer(builder: Builder) -> None:
-    rng = np.random.default_rng(10)
-    index = builder.build(make_items(rng, 50, 4, 2, 8), make_pair_gate(rng, 8, 4))
-    answer = index.search(make_queries(rng, 2, 4, 2, 8), 10, np.zeros((2, 50), dtype=bool))
-    assert (answer.item_indices == -1).all()
-    assert [found.kind for found in answer.certificates] == ["exact", "exact"]
 
 
 @every_index

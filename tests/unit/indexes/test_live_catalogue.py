@@ -189,22 +189,6 @@ def test_a_reader_finds_a_version_at_each_moment_of_a_reset() -> None:
     assert found == {(before, before, True), (plain, plain, True)}
 
 
-def test_a_refreshed_item_a_new_one_and_one_that_is_dropped_again() -> None:
-    catalogue = live()
-    one, new = refreshed("i3", 1), refreshed("new", 2)
-    assert catalogue.apply(10, [one, new], newest_recorded_ms=5_000, lag_s=0.5) == ()
-    assert one.gate is not None
-    assert new.gate is not None
-    found = answer(catalogue)
-    assert found["i3"] == pytest.approx(score(one.components, one.gate))
-    assert found["new"] == pytest.approx(score(new.components, new.gate))
-    assert catalogue.served.name == f"{catalogue.base.index_version}+10"
-    assert (catalogue.served.newest_recorded_ms, catalogue.served.lag_s) == (5_000, 0.5)
-    catalogue.apply(12, [Change(item_id="i3", dropped=True), Change(item_id="new", dropped=True)])
-    assert answer(catalogue) == pytest.approx({item_id: base_score(item_id) for item_id in IDS})
-    assert (catalogue.served.position, catalogue.served.newest_recorded_ms) == (12, 5_000)
-
-
 def test_an_older_interaction_does_not_make_the_index_look_older() -> None:
     catalogue = live()
     catalogue.apply(1, [refreshed("i1", 1)], newest_recorded_ms=9_000, lag_s=0.1)
@@ -241,43 +225,6 @@ def test_an_item_withdrawn_while_states_are_in_flight_returns_with_what_it_learn
     assert catalogue.served.position == 2
 
 
-def test_a_bundle_item_that_learnt_nothing_returns_as_it_was() -> None:
-    catalogue = live()
-    catalogue.describe([Description(item_id="i2", is_served=False)])
-    assert "i2" not in answer(catalogue)
-    catalogue.describe([Description(item_id="i2", title="Back", categories=("new",))])
-    assert answer(catalogue)["i2"] == pytest.approx(base_score("i2"))
-    assert list(answer(catalogue, ItemFilter(allow_categories=["new"]))) == ["i2"]
-    assert catalogue.title_of("i2") == "Back"
-
-
-def test_metadata_changes_titles_and_categories_and_keeps_states() -> None:
-    catalogue = live()
-    one = refreshed("i4", 1)
-    catalogue.apply(1, [one])
-    catalogue.describe(
-        [Description(item_id="i4", title="Old"), Description(item_id="i4", title="New", categories=["x"])]
-    )
-    assert one.gate is not None
-    assert answer(catalogue, ItemFilter(allow_categories=["x"])) == pytest.approx(
-        {"i4": score(one.components, one.gate)}
-    )
-    assert "i4" not in answer(catalogue, ItemFilter(allow_categories=["even"]))
-    catalogue.apply(2, [refreshed("i4", 2)])
-    assert list(answer(catalogue, ItemFilter(allow_categories=["x"]))) == ["i4"]
-    assert catalogue.title_of("i4") == "New"
-    assert catalogue.title_of("i5") == "Title i5"
-    assert catalogue.title_of("nowhere") == ""
-
-
-def test_metadata_that_came_before_the_first_state_is_the_new_items() -> None:
-    catalogue = live()
-    catalogue.describe([Description(item_id="new", title="N", categories=["fresh"])])
-    assert "new" not in answer(catalogue)
-    catalogue.apply(1, [refreshed("new", 1)])
-    assert list(answer(catalogue, ItemFilter(allow_categories=["fresh"]))) == ["new"]
-
-
 def test_versions_answer_as_they_did_as_long_as_they_are_kept() -> None:
     catalogue = live(max_versions=3)
     then: dict[str, dict[str, float]] = {}
@@ -311,16 +258,6 @@ def test_a_batch_in_the_same_place_of_another_log_makes_a_version_of_another_nam
     other.apply(7, [refreshed("i1", 1)], mark="aa")
     assert other.version_named(one.served.name, 7) == (other.served, True)
     assert answer(other) == answer(one)
-
-
-def test_a_merge_changes_neither_name_nor_answer() -> None:
-    catalogue = live(max_versions=2)
-    catalogue.apply(1, [refreshed("i1", 1), refreshed("new", 2)])
-    name, before = catalogue.served.name, answer(catalogue)
-    catalogue.index.merge()
-    assert (catalogue.served.name, answer(catalogue)) == (name, before)
-    assert not catalogue.served.version.delta()
-    assert catalogue.version_named(name)[1]
 
 
 def test_an_item_is_explained_with_its_base_and_its_evidence() -> None:
@@ -399,21 +336,41 @@ def test_any_order_of_changes_ends_where_a_dictionary_does(changes: list[tuple[s
     catalogue = live()
     states: dict[str, Change] = {}
     hidden: set[str] = set()
+    described: dict[str, str] = {}
     for position, (what, item_id, number) in enumerate(changes):
+        name = catalogue.served.name
         if what == "refresh":
             states[item_id] = refreshed(item_id, number)
-            catalogue.apply(position, [states[item_id]])
+            catalogue.apply(position, [states[item_id]], newest_recorded_ms=5_000, lag_s=0.5)
         elif what == "drop":
             states.pop(item_id, None)
             catalogue.apply(position, [Change(item_id=item_id, dropped=True)])
         elif what == "merge":
             catalogue.index.merge()
+            assert catalogue.served.name == name
+            assert not catalogue.served.version.delta()
+            assert catalogue.version_named(name)[1]
         else:
             (hidden.add if what == "hide" else hidden.discard)(item_id)
-            description = Description(item_id=item_id, categories=[f"c{number}"], is_served=what == "show")
+            described[item_id] = f"c{number}"
+            description = Description(
+                item_id=item_id, title=f"T{number}", categories=[f"c{number}"], is_served=what == "show"
+            )
             catalogue.describe([description])
+        if what in ("refresh", "drop"):
+            assert catalogue.served.name == f"{catalogue.base.index_version}+{position}"
+            assert catalogue.served.position == position
     wanted = {item_id: base_score(item_id) for item_id in IDS}
     for item_id, one in states.items():
         assert one.gate is not None
         wanted[item_id] = score(one.components, one.gate)
-    assert answer(catalogue) == pytest.approx({name: s for name, s in wanted.items() if name not in hidden})
+    wanted = {item_id: found for item_id, found in wanted.items() if item_id not in hidden}
+    assert answer(catalogue) == pytest.approx(wanted)
+    of = {item_id: "odd" if number % 2 else "even" for number, item_id in enumerate(IDS)} | described
+    for category in ("even", "c1"):
+        found = answer(catalogue, ItemFilter(allow_categories=[category]))
+        assert found == pytest.approx({item_id: s for item_id, s in wanted.items() if of.get(item_id) == category})
+    for item_id in wanted.keys() & described.keys():
+        assert catalogue.title_of(item_id) == f"T{described[item_id][1:]}"
+    if any(what == "refresh" for what, _, _ in changes):
+        assert (catalogue.served.newest_recorded_ms, catalogue.served.lag_s) == (5_000, 0.5)

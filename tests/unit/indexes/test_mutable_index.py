@@ -48,14 +48,6 @@ def test_an_empty_index_answers_exactly_nothing_until_an_item_comes(states: Stat
     assert index.search(states.query([0]), 5).item_ids == (("a",),)
 
 
-def test_a_change_says_what_it_did_and_unknown_removals_are_reported(states: States) -> None:
-    index = make_index(states)
-    assert index.apply(upserts=batch(states, ["a", "b"])).added == 2
-    change = index.apply(upserts=batch(states, ["b", "c"]), removals=["a", "ghost"])
-    assert (change.added, change.updated, change.removed, change.unknown) == (1, 1, 1, ("ghost",))
-    assert held(index, states) == ["b", "c"]
-
-
 def test_each_batch_makes_one_version_and_equal_histories_make_equal_ones(states: States) -> None:
     first, second = make_index(states, 3), make_index(states, 3)
     names = [first.version.name]

@@ -11,7 +11,7 @@ from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.rules.attributes import Comparison, Condition, Kind, Value
-from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.filters import ItemFilter, ListedItems, passing
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.recommend.popular import PopularItems
@@ -184,3 +184,36 @@ def test_every_process_answers_as_a_loop_over_plain_values(is_changed: bool) -> 
         served = {item_id for item_id in named if processes.items[item_id].is_served}
         expected = {"popular": served, "generator": served, "index": served, "pool": named}
         assert processes.answers(wanted) == expected, (asked, wanted)
+
+
+def test_an_open_filter_is_open() -> None:
+    assert ItemFilter(seen_item_ids=["i0"], exclude_seen=False).is_open
+
+
+def test_unknown_ids_match_nothing_and_an_allow_list_of_them_allows_nothing() -> None:
+    assert not passing(ItemFilter(allow_item_ids=["unknown"]), ListedItems(IDS, [()] * len(IDS))).any()
+
+
+def test_lists_beyond_the_limit_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"len\(seen_item_ids\)=20001 allowed: 0-20000"):
+        ItemFilter(seen_item_ids=["x"] * 20_001).check(KINDS)
+    with pytest.raises(ValueError, match=r"len\(deny_categories\)=1001 allowed: 0-1000"):
+        ItemFilter(deny_categories=["x"] * 1_001).check(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        (("colour", Comparison.PRESENT), r"where\[0\]: name='colour' allowed: price \(number\), released \(time\)"),
+        (("price", Comparison.ONE_OF, ("cheap",)), r"'price' one of 'cheap': a tag; allowed: a number"),
+        (("price", Comparison.AT_MOST, (20,)), "'price' at most 20: a time; allowed: a number"),
+        (("language", Comparison.AT_MOST, ("en",)), "'language' at most 'en': a tag; allowed: one of, none of"),
+        (("price", Comparison.AT_MOST, (float("nan"),)), "nan allowed: a finite number"),
+        (("price", Comparison.AT_MOST, ()), "'price' at most: 0 values; allowed: 1"),
+        (("price", Comparison.ABSENT, (1.0,)), "'price' absent: 1 values; allowed: none"),
+        (("price", Comparison.ONE_OF, (1.0, "x")), "values are number and tag; allowed: one kind"),
+    ],
+)
+def test_a_condition_that_makes_no_sense_is_refused_by_name(condition: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ItemFilter(where=[Condition(*condition)]).check(KINDS)

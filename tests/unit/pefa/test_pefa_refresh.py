@@ -11,7 +11,7 @@ from services.algorithms.pefa.contribution import SCALE, cold_start_items, mean_
 from services.algorithms.pefa.policy import DEFAULT_SHARE, NEW_ITEM_SHARE, SharePolicy
 from services.algorithms.pefa.refresh import refreshed, unit
 from services.algorithms.pefa.sums import ItemSums
-from services.algorithms.scoring.states import ItemStates, QueryStates
+from services.algorithms.scoring.states import ItemStates
 from services.offline.evaluation.pefa.paper import Pairs, xs_passages
 
 
@@ -119,16 +119,6 @@ def test_what_cancels_exactly_leaves_the_models_state() -> None:
         assert share.tolist() == [1.0]
         assert np.array_equal(refreshed(base, read.sums, share).components, base.components)
     assert np.array_equal(refreshed(base, read.sums, np.zeros(1)).components, base.components)
-
-
-def test_dislike_moves_an_item_away_from_those_who_disliked() -> None:
-    base = ItemStates(components=np.array([[[1.0, 0.0]]], np.float32))
-    query = QueryStates(components=np.array([[[0.6, 0.8]]], np.float32))
-    sums = -10 * query.components.astype(np.float64)
-    share = DEFAULT_SHARE.model_share(np.array([10.0]), np.array([1.0]))
-    got = refreshed(base, sums, share)
-    before, after = (float((states.components * query.components).sum()) for states in (base, got))
-    assert after < before
 
 
 @pytest.mark.parametrize(

@@ -71,27 +71,6 @@ def test_any_order_with_undone_interactions_has_the_bits_of_the_survivors_batch(
         assert getattr(got, name).tobytes() == getattr(expected, name).tobytes()
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(1, 60))
-@settings(max_examples=40, deadline=None, derandomize=True)
-def test_a_forgotten_user_leaves_the_bits_of_never_having_been_seen(seed: int, count: int) -> None:
-    fold = Fold(make_scene(seed, count))
-    user = fold.scene.users[seed % count]
-    rng = np.random.default_rng(seed)
-    seen, never = empty(fold.scene), empty(fold.scene)
-    for batch in random_batches(rng, list(range(count))):
-        seen.add(*fold.columns(batch))
-    theirs = [row for row in range(count) if fold.scene.users[row] == user]
-    seen.remove(*fold.columns(theirs))
-    others = [row for row in range(count) if fold.scene.users[row] != user]
-    for batch in random_batches(rng, others):
-        never.add(*fold.columns(batch))
-    assert seen.digest() == never.digest()
-    assert sorted(seen) == sorted(never)
-    seen_of, never_of = seen.of(sorted(seen)), never.of(sorted(never))
-    for name in ("sums", "evidence", "coherence", "counts", "last_seconds"):
-        np.testing.assert_array_equal(getattr(seen_of, name), getattr(never_of, name), err_msg=name)
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(0, 30))
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_a_checkpoint_restores_the_same_state_and_goes_on_the_same(seed: int, count: int) -> None:
@@ -132,15 +111,6 @@ def test_what_is_read_is_the_weighted_sum() -> None:
     assert (read.counts[0], read.last_seconds[0]) == (len(rows), scene.seconds[rows].max())
     assert (read.counts[1], read.last_seconds[1], read.evidence[1], read.coherence[1]) == (0, NEVER, 0, 0)
     assert not read.sums[1].any()
-
-
-def test_coherence_is_one_when_all_point_one_way_and_zero_when_they_cancel() -> None:
-    sums = ItemSums(num_components=1, width=2)
-    right = np.array([[[SCALE, 0]]], dtype=np.int64)
-    for item_id, second_sign in (("liked", 1), ("torn", -1)):
-        sums.add([item_id, item_id], np.concatenate([right, second_sign * right]), np.ones(2), np.zeros(2, np.int64))
-    assert sums.of(["liked", "torn"]).coherence.tolist() == [1.0, 0.0]
-    assert sums.of(["liked", "torn"]).evidence.tolist() == [2.0, 2.0]
 
 
 def test_more_items_than_first_rows_keep_their_sums() -> None:

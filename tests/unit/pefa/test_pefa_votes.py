@@ -13,7 +13,6 @@ from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.votes import VotingIndex, with_votes
 from services.algorithms.scoring.states import QueryStates
-from services.offline.evaluation.pefa.paper import Pairs, nearest_queries, xl_votes
 
 
 def index_of(scene: Scene, *, leave_out: int | None = None, max_bytes: int | None = None) -> VotingIndex:
@@ -60,46 +59,6 @@ def test_votes_are_equation_6_divided_by_k(seed: int, count: int, k: int, leave_
         assert sum(votes.values()) == pytest.approx(sum(voter.vote for voter in voters), abs=1e-9)
         assert [voter.similarity for voter in voters] == pytest.approx(similarities, abs=1e-6)
         assert len(voters) == min(k, count)
-
-
-def test_with_one_component_and_unit_weights_votes_are_the_papers() -> None:
-    scene = make_scene(1, 60, p_q=1, p_x=1)
-    asked = make_scene(2, 5, p_q=1, p_x=1).queries
-    entries = [
-        MemoryEntry(
-            entry_id=f"{row:03d}",
-            item_id=scene.item_ids[row],
-            components=scene.queries.components[row].astype(np.float16),
-            weight=1.0,
-            interaction_type="click",
-            event_seconds=row,
-        )
-        for row in range(60)
-    ]
-    index = index_of(scene)
-    index.apply(upserts=entries)
-
-    def unit(vectors: np.ndarray) -> np.ndarray:
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-    rows = [int(item_id.removeprefix("item-")) for item_id in scene.item_ids]
-    pairs = Pairs.of(range(60), rows, num_queries=60, num_passages=5)
-    neighbours, products = nearest_queries(unit(asked.components[:, 0]), unit(scene.queries.components[:, 0]), 8)
-    for votes, (passages, given_votes) in zip(
-        index.votes(asked, 8), xl_votes(neighbours, products, pairs, k=8), strict=True
-    ):
-        assert votes == pytest.approx(
-            {f"item-{row}": float(vote) for row, vote in zip(passages, given_votes, strict=True)}, abs=1e-6
-        )
-
-
-def test_equal_states_are_as_similar_as_can_be() -> None:
-    scene = make_scene(3, 20)
-    index = index_of(scene)
-    index.apply(upserts=scene.entries())
-    for row, voters in enumerate(index.neighbours(scene.queries, 1)):
-        assert voters[0].entry_id == scene.entries()[row].entry_id
-        assert voters[0].similarity == pytest.approx(1, abs=1e-6)
 
 
 def test_a_voter_explains_its_vote() -> None:

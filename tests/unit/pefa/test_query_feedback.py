@@ -160,16 +160,6 @@ def test_a_click_that_comes_again_under_another_pseudonym_is_that_ones() -> None
     assert feedback.digest() == Model().feedback().digest()
 
 
-def test_batches_fold_as_single_clicks_do() -> None:
-    model = Model()
-    clicks = [click(offset, QUERIES[offset % 5], offset % NUM_ITEMS) for offset in range(40)]
-    at_once, one_by_one = model.feedback(16), model.feedback(16)
-    at_once.add(clicks)
-    for one in reversed(clicks):
-        one_by_one.add([one])
-    assert at_once.digest() == one_by_one.digest()
-
-
 def test_a_click_raises_the_item_for_the_same_and_for_a_near_query_alone() -> None:
     model = Model()
     feedback = model.feedback()
@@ -181,19 +171,6 @@ def test_a_click_raises_the_item_for_the_same_and_for_a_near_query_alone() -> No
         assert gained[3] > 0.02
         assert not np.delete(gained, 3).any()
     assert feedback.take_changes().item_ids == ("item-3",)
-
-
-def test_a_remembered_query_votes_for_its_item_with_its_similarity_divided_by_k() -> None:
-    model = Model(components=1)
-    feedback = model.feedback()
-    feedback.add([click(0, "space movies", item=3), click(1, "dogs", item=2)])
-    index = VotingIndex(num_components=1, width=WIDTH, model_version="m")
-    index.apply(upserts=feedback.take_changes().memory.entered)
-    state = encode("space movies", 1)
-    assert state is not None
-    (votes,) = index.votes(QueryStates(components=state[None]), 4)
-    assert votes["item-3"] == pytest.approx(1 / 4, abs=1e-3)
-    assert votes["item-2"] < votes["item-3"]
 
 
 def test_for_one_component_states_are_equation_8_and_votes_equation_6_of_the_paper() -> None:

@@ -76,19 +76,6 @@ def test_a_memory_that_removals_emptied_takes_what_comes_whatever_its_hash() -> 
     assert state.remembered.memory.digest() == fold_all(rules, log_of([*few, *late])).remembered.memory.digest()
 
 
-@settings(deadline=None, max_examples=40)
-@given(seed=st.integers(0, 10_000), user=st.integers(0, 5))
-def test_forgetting_a_user_leaves_the_bits_of_never_having_seen_them(seed: int, user: int) -> None:
-    rules = make_rules(max_remembered=8)
-    records = [record for record in random_records(seed, 120, users=6) if not isinstance(record, Forgetting)]
-    name = f"user-{user}"
-    forgotten = fold_all(rules, log_of([*records, Forgetting(0, name, {0: 10**9, 1: 10**9})]))
-    never = fold_all(rules, log_of([record for record in records if record.user != name]))
-    assert forgotten.sums.digest() == never.sums.digest()
-    assert forgotten.remembered.memory.digest() == never.remembered.memory.digest()
-    assert forgotten.ledger.of_user(name) == ([], set())
-
-
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 10_000), order=st.randoms(use_true_random=False))
 def test_order_of_the_records_does_not_matter_to_sums_and_memory(seed: int, order) -> None:
@@ -107,15 +94,6 @@ def test_a_place_counts_once_however_often_it_comes() -> None:
     assert state.counts["folded"] == 1
     assert state.counts["duplicates"] == 2
     assert state.sums.num_interactions == 1
-
-
-def test_an_undo_that_comes_first_voids_the_interaction_that_comes_later() -> None:
-    rng = np.random.default_rng(2)
-    one = interaction(rng, place=(0, 5), item="item-1", user="u")
-    state = fold_all(RULES, log_of([Undo(0, one.source_position, "item-1", "u"), one]))
-    assert state.counts["void"] == 1
-    assert len(state.sums) == 0
-    assert len(state.remembered.memory) == 0
 
 
 def test_a_user_who_returns_after_being_forgotten_counts_again() -> None:

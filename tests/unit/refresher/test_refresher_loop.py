@@ -34,7 +34,7 @@ from services.platform.stream.kafka import partition_for
 from services.platform.stream.record import DeadLetter, SourceRecord
 from services.platform.turn_clock import TurnClock
 from services.refresher.consumer import RefresherLimits
-from services.refresher.domain.records import Entry, Forgetting, Undo
+from services.refresher.domain.records import Entry, Forgetting
 from services.refresher.handlers.content import ContentStates
 
 RULES = make_rules()
@@ -408,18 +408,6 @@ def test_what_was_dropped_leaves_the_topic_with_the_next_batch_of_its_writer() -
     world.log.append(0, interaction(rng, place=(0, 10), item="item-3", user="stays"))
     running.settle()
     assert sum(isinstance(one, bytes) for one in world.outbox.records) == len(of_user)
-
-
-def test_an_undone_last_interaction_gives_the_item_back_to_the_model() -> None:
-    rng = np.random.default_rng(8)
-    world = World(RULES)
-    running = world.refresher()
-    one = interaction(rng, place=(0, 0), item="item-1", user="a")
-    world.log.append(0, one)
-    running.settle()
-    world.log.append(0, Undo(0, one.source_position, "item-1", "a"))
-    running.settle()
-    assert readers_view(world.outbox.deltas) == ({}, {})
 
 
 def at_home(record: Entry, partition: int, num_partitions: int) -> Entry:

@@ -32,19 +32,6 @@ def evicted() -> tuple[MemoryStream, FragileStore]:
     return stream, store
 
 
-def test_an_evicted_user_is_whole_again_after_a_restart() -> None:
-    stream, store = evicted()
-    EncoderProcess(stream, store).settle()
-    assert store.contents() == replay(stream)
-
-
-def test_the_next_event_of_an_evicted_user_continues_the_whole_history() -> None:
-    stream, store = evicted()
-    append_all(stream, "f", first=5)
-    EncoderProcess(stream, store).settle()
-    assert store.contents() == replay(stream)
-
-
 def test_a_retry_of_an_event_of_an_evicted_user_does_not_count_again() -> None:
     stream, store = evicted()
     retry = append(stream, interaction("b", event_id="ann-1", second=1))

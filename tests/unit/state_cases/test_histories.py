@@ -205,21 +205,6 @@ def test_a_topic_that_is_made_anew_is_written_whole() -> None:
     assert (covered(stream), kept(stream, BOB).positions) == (10, {0: 9})
 
 
-def test_a_store_that_is_older_than_the_marks_takes_them_back() -> None:
-    stream, store = kept_scene("abc")
-    older = store.older_copy()
-    append_all(stream, "def", first=3)
-    process = EncoderProcess(stream, store).settle()
-    assert covered(stream) == 8
-    store.fall_back_to(older)
-    append_all(stream, "a", first=6)
-    process.settle()
-    assert store.contents((ANN, BOB)) == replay(stream, (ANN, BOB))
-    store.evict([ANN])
-    process.settle()
-    assert store.contents((ANN, BOB)) == replay(stream, (ANN, BOB))
-
-
 def forget(stream: MemoryStream, user_id: str = ANN) -> Forget:
     ends = {partition: len(log) - 1 for partition, log in enumerate(stream.log)}
     return Forget(forget_id=f"f{sum(ends.values())}", user_id=user_id, up_to=ends, requested_ms=NOW_MS)
