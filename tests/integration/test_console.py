@@ -2,9 +2,11 @@
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,6 +16,7 @@ from freshet_client import Client, Filter, Interaction, Item
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect, sync_playwright
 from typer.testing import CliRunner
 
+from services.algorithms.bundles.model_bundle import MANIFEST, _model_version, load_bundle
 from services.cli.main import app
 from services.contracts.experiments import CONSOLE
 from services.contracts.operation_record import Control
@@ -21,13 +24,15 @@ from services.contracts.topics.dead_letters import dead_letter
 from services.contracts.topics.interactions import INTERACTIONS, encode_interaction
 from services.contracts.topics.interactions import Interaction as StoredInteraction
 from services.contracts.topics.version_sets import OPERATIONS
-from services.contracts.version_sets import VersionSet, VersionSets
+from services.encoder.config import EncoderSettings
 from services.gateway.domain import now_ms
 from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
+from services.offline.backfill.jobs import run_warming
 from services.platform.stream.kafka import BulkProducer, Record
 from services.platform.stream.record import DeadLetter, SourceRecord
 from services.stack import Ports, Stack
+from services.stack.version_sets import remove_set
 
 pytestmark = pytest.mark.integration
 
@@ -466,38 +471,56 @@ def test_rules_are_tried_first_and_two_tabs_do_not_overwrite_each_other(open_pag
         client.put_rules(before.rules, expected_revision=client.rules().revision)
 
 
-def test_a_models_steps_have_a_second_look_and_a_canary_is_rolled_back(
-    open_page: OpenPage, client: Client, running: Stack
+def other_model(bundle: Path, folder: Path) -> Path:
+    """A bundle of the same weights that buckets absences otherwise: another model version."""
+    shutil.copytree(bundle, folder)
+    manifest = load_bundle(folder, verify=False).manifest
+    assert manifest.absence is not None
+    manifest = replace(manifest, absence=replace(manifest.absence, floor_seconds=2 * manifest.absence.floor_seconds))
+    replace(manifest, model_version=_model_version(manifest, folder)).write(folder / MANIFEST)
+    return folder
+
+
+@pytest.fixture
+def next_bundle(running: Stack, client: Client, tmp_path: Path) -> Iterator[Path]:
+    """A second model, staged as set `next` beside a user who has no state of it."""
+    bundle, session = other_model(running.bundle, tmp_path / "next"), client.session("of the first model")
+    session.record(client.recommend("anybody", 1).item_ids[0], "like")
+    assert session.recommend(k=1).token_honoured
+    cli(running, "model", "stage", "next", "--bundle", str(bundle))
+    yield bundle
+    remove_set(running, "next")
+
+
+def test_a_model_is_tried_promoted_and_rolled_back_each_step_after_a_second_look(
+    open_page: OpenPage, client: Client, running: Stack, next_bundle: Path
 ) -> None:
-    (held,) = client.version_sets().sets
-    first = VersionSet(name="first", model_version=held.set.model_version, bundle=str(running.bundle))
-    control = Control(running.kafka_bootstrap, OPERATIONS)
-    staged = VersionSets.of_one(first).staged(VersionSet(name="next", model_version="m-2", bundle="/nowhere"))
-    control.write(staged, "stage next")
-    page = open_page("/models")
-    for _ in range(WAIT_MS // 50):
-        if len(client.version_sets().sets) == 2:
-            break
-        page.wait_for_timeout(50)
-    page.reload()
-    new, verdict = page.get_by_label("Set next"), page.get_by_label("Set next").locator(".verdict")
-    expect(verdict).to_have_text("Answers nobody yet.")
-    expect(new.locator(".notice")).to_contain_text("Not ready")
+    def model() -> str:
+        return client.recommend("of the first model", 1).provenance.model_version
+
+    def take(step: str) -> None:
+        page.get_by_role("button", name=step).click()
+        again.get_by_role("button", name="Do it").click()
+        expect(page.get_by_role("status")).to_contain_text("Done")
+
+    page, first_model = open_page("/models"), model()
+    first, new = (page.get_by_label(f"Set {name}").locator(".verdict") for name in ("first", "next"))
+    expect(new).to_have_text("Answers nobody yet.")
     again = page.get_by_label("Look again")
     page.get_by_role("button", name="Promote next").click()
     expect(again).to_contain_text("Set next answers everybody. Set first stays beside it")
     again.get_by_role("button", name="Not now").click()
     expect(again).to_be_hidden()
-    new.get_by_label("Canary: % of users").fill("20")
+    page.get_by_label("Canary: % of users").fill("20")
     page.get_by_role("button", name="Canary next").click()
     expect(again).to_contain_text("Set next answers 20% of users")
     assert client.version_sets().revision == 1
     again.get_by_role("button", name="Do it").click()
-    expect(verdict).to_have_text("Answers 20% of users (canary).")
-    expect(page.get_by_label("Set first").locator(".verdict")).to_have_text("Answers 80% of users.")
+    expect(new).to_have_text("Answers 20% of users (canary).")
+    expect(first).to_have_text("Answers 80% of users.")
     page.get_by_role("button", name="Promote next").click()
     again.get_by_role("button", name="Do it").click()
-    expect(page.get_by_role("alert")).to_contain_text("set 'next'")
+    expect(page.get_by_role("alert")).to_contain_text("freshet model warm next")
     page.get_by_role("button", name="Roll back").click()
     expect(again).to_contain_text("The canary ends: set first answers everybody.")
     # Meanwhile another operator asks the set beside: this page's step is refused, and the next one is taken.
@@ -505,13 +528,19 @@ def test_a_models_steps_have_a_second_look_and_a_canary_is_rolled_back(
     again.get_by_role("button", name="Do it").click()
     expect(page.get_by_role("alert")).to_contain_text("expected_revision=2 allowed: 3")
     page.reload()
-    for step in ("Roll back", "Retire next"):
-        page.get_by_role("button", name=step).click()
-        again.get_by_role("button", name="Do it").click()
-        expect(page.get_by_role("status")).to_contain_text("Done")
+    take("Roll back")
+    redis_url, kafka = running.redis_url, running.kafka_bootstrap
+    run_warming(EncoderSettings(bundle=next_bundle, kafka_bootstrap=kafka, redis_url=redis_url))
+    take("Promote next")
+    expect(new).to_have_text("Answers everybody.")
+    expect(first).to_have_text("Answered before the last promotion.")
+    assert model() == load_bundle(next_bundle, verify=False).model_version
+    take("Roll back")
+    expect(first).to_have_text("Answers everybody.")
+    assert model() == first_model
+    take("Retire next")
     expect(new).to_have_count(0)
-    expect(page.get_by_label("Set first").locator(".verdict")).to_have_text("Answers everybody.")
-    last = control.read().last
+    last = Control(kafka, OPERATIONS).read().last
     assert last is not None
     assert (last.operation, last.operator) == ("retire next", "a caller without a key")
 
