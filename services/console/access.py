@@ -11,7 +11,7 @@ from nicegui import app
 
 from services.console.config import ConsoleSettings
 
-SIGN_IN = "Sign in with an API key."
+SIGN_IN, UNKNOWN_KEY = "Sign in with an API key.", "The gateway does not know this key."
 # The context of calls that return items. Results of experiments do not count these exposures.
 LOOK = {"surface": "console"}
 MAX_BROWSERS, MAX_CLIENTS, TIMEOUT_S = 10_000, 64, 5.0
@@ -37,19 +37,23 @@ class Access:
         """The client of the gateway with this browser's key."""
         return self._client_of(self._key)
 
-    async def problem(self, key: str) -> str:
-        """Return why the gateway cannot be called with this key ("": without a key); "" if it can be called."""
+    async def admit(self, key: str | None = None) -> tuple[str, frozenset[str] | None]:
+        """Return why the gateway cannot be called with a key, "" if it can be, and the key's roles, None if unknown.
+
+        key: "" for a call without one; None for this browser's.
+        """
+        key = self._key if key is None else key
         try:
-            await self._client_of(key).catalogue(max_categories=1)
+            found = await self._client_of(key).catalogue(max_categories=1)
         except Unauthenticated:
-            return "The gateway does not know this key." if key else SIGN_IN
+            return UNKNOWN_KEY if key else SIGN_IN, None
         except PermissionDenied:
-            return ""
+            return "", None
         except FreshetError as error:
-            return str(error)
+            return str(error), None
         if not key and not self.settings.is_for_this_machine:
-            return "This gateway asks for no keys: the console shows it on the loopback address alone."
-        return ""
+            return "This gateway asks for no keys: the console shows it on the loopback address alone.", None
+        return "", frozenset(found.roles)
 
     def sign_in(self, key: str) -> None:
         """Set this browser's key."""

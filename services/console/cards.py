@@ -47,7 +47,6 @@ class Cards:
         self._empty.set_visibility(False)
         self._cards: dict[str, _Card] = {}
         self._titles: dict[str, str] = {}
-        self._is_read_only = False
 
     def __len__(self) -> int:
         return len(self._cards)
@@ -56,11 +55,9 @@ class Cards:
         """Return the item's title on a card, of now or before; the id if it has none."""
         return self._titles.get(item_id) or item_id
 
-    def forbid(self) -> None:
-        """Mark the buttons as read-only, since this user may not write events."""
-        self._is_read_only = True
-        for card in self._cards.values():
-            card.element.classes("read-only")
+    def set_read_only(self, is_read_only: bool) -> None:
+        """Hide or show the buttons that write events."""
+        self._grid.classes(**{"add" if is_read_only else "remove": "read-only"})
 
     def show(self, items: Sequence[Shown], *, moves: bool) -> None:
         """Show these items in this order. moves: show on each card how far it moved."""
@@ -108,8 +105,6 @@ class Cards:
             element = box("li", "card", data_item=item.item_id)
         hue = zlib.crc32(",".join(item.categories or [item.item_id]).encode()) % 360
         element.style(f"--hue: {hue}")
-        if self._is_read_only:
-            element.classes("read-only")
         with element:
             with box("div", "card-top"):
                 rank = text("span", "", "rank")

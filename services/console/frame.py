@@ -6,14 +6,18 @@ the direction of the line.
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from freshet_client import FreshetError, PermissionDenied, Unauthenticated, Unreachable
+from fastapi import Request
+from freshet_client import AsyncClient, FreshetError, PermissionDenied, Unauthenticated, Unreachable
 from nicegui import ui
 from nicegui.element import Element
 from nicegui.elements.mixins.text_element import TextElement
+from starlette.datastructures import QueryParams
 
-from services.console.access import SIGN_IN, Access
+from services.console.access import SIGN_IN, UNKNOWN_KEY, Access
+from services.console.config import ConsoleSettings
 from services.console.snippets import in_script
 
 # Path and name, in the order of the header.
@@ -129,8 +133,43 @@ class Notice:
             self.say("")
 
 
-def page_frame(access: Access, path: str, title: str) -> Element:
-    """Make the header and the main part; return the main part, to use as a context manager."""
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One opened page. query: its address's fields. roles: those of the browser's key, None if unknown."""
+
+    client: AsyncClient
+    settings: ConsoleSettings
+    query: QueryParams
+    notice: Notice
+    has_key: bool
+    roles: frozenset[str] | None = None
+
+    def may(self, role: str) -> bool:
+        """Return whether the key may have a role. If not, show that this part of the page is read-only."""
+        is_allowed = self.roles is None or role in self.roles
+        if not is_allowed:
+            text("p", f"Read-only: your key lacks the role {role}.", "hint")
+        return is_allowed
+
+
+def add_page(access: Access, path: str, title: str, lead: str, show: Callable[[Visit], Awaitable[None]]) -> None:
+    """Add a page. show: makes its content for a browser that may call the gateway."""
+
+    @ui.page(path)
+    async def page(request: Request) -> None:
+        with page_frame(access, path, title, lead):
+            visit = Visit(access.client, access.settings, request.query_params, Notice(), access.is_signed_in)
+            why, roles = await access.admit()
+            if why in (SIGN_IN, UNKNOWN_KEY):
+                ui.navigate.to("/sign-in")
+            elif why:
+                visit.notice.say(why)
+            else:
+                await show(replace(visit, roles=roles))
+
+
+def page_frame(access: Access, path: str, title: str, lead: str) -> Element:
+    """Make the header and the main part with its title; return the main part, to use as a context manager."""
     ui.page_title(f"{title} · Freshet")
     ui.add_head_html('<link rel="stylesheet" href="/static/console.css"><script src="/static/console.js"></script>')
     ui.query(".nicegui-content").classes("page")
@@ -147,17 +186,11 @@ def page_frame(access: Access, path: str, title: str) -> Element:
         if access.is_signed_in:
             button("Sign out", lambda: _sign_out(access), classes="button quiet")
     # A <div>, because NiceGUI already makes the page a <main>.
-    return box("div", "main", id="main", tabindex="-1")
-
-
-async def may_ask(access: Access, notice: Notice) -> bool:
-    """Return whether this browser may call the gateway. If not, go to the page to sign in, or show the reason."""
-    why = "" if access.is_signed_in else await access.problem("")
-    if why == SIGN_IN:
-        ui.navigate.to("/sign-in")
-    else:
-        notice.say(why)
-    return not why
+    main = box("div", "main", id="main", tabindex="-1")
+    with main:
+        text("h1", title)
+        text("p", lead, "lead")
+    return main
 
 
 def _sign_out(access: Access) -> None:

@@ -5,8 +5,7 @@ from functools import partial
 from freshet_client import DeadLetter, FreshetError
 from nicegui.element import Element
 
-from services.console.access import Access
-from services.console.frame import Notice, box, button, text
+from services.console.frame import Notice, Visit, box, button, text
 from services.console.sentences import date_text
 
 # The most dead letters of each topic.
@@ -16,8 +15,8 @@ LETTERS = 20
 class Letters:
     """The list of dead letters. Each can be replayed after a preview of the replay."""
 
-    def __init__(self, access: Access) -> None:
-        self._client, self._command = access.client, access.settings.command
+    def __init__(self, visit: Visit) -> None:
+        self._visit, self._client = visit, visit.client
         with box("section", "panel", aria_label="Dead letters"):
             text("h2", "Dead letters")
             self.notice = Notice()
@@ -26,9 +25,12 @@ class Letters:
 
     async def show(self) -> None:
         """Show the newest dead letters."""
+        with self._list:
+            if not self._visit.may("operator"):
+                return
         with self.notice.failures():
             found = await self._client.dead_letters(max_letters=LETTERS)
-            older = f" Older ones: {self._command('dead-letters list')}." if found.has_older else ""
+            older = f" Older ones: {self._visit.settings.command('dead-letters list')}." if found.has_older else ""
             about = f"The newest unusable records, at most {LETTERS} of a topic.{older}"
             self._about.set_text(about if found.letters else "No record is set aside.")
             with self._list:

@@ -1,36 +1,20 @@
-"""The parts of the page `Try it` other than the cards: user, filters, actions, headline and code."""
+"""The parts of the page `Try it` other than the cards: user, filters, actions and headline; calls to copy."""
 
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from typing import Any
 
-from freshet_client import AsyncClient, AsyncSession, CatalogueDescription
+from freshet_client import CatalogueDescription
 from nicegui import ui
 from nicegui.element import Element
 
-from services.console.access import Access
-from services.console.frame import box, button, entry, fill, text
+from services.console.frame import Visit, box, button, entry, fill, text
 from services.console.snippets import curl, python
-from services.console.wanted import Wanted, call_of
+from services.console.wanted import Wanted
 
 MAX_CHIPS, MAX_DONE = 16, 8
 ICONS = {"like": "thumb_up", "dislike": "thumb_down", "hide": "visibility_off"}
 _DONE = {"undo": "The undo", "like": "The like", "dislike": "The dislike", "hide": "The hiding"}
-
-
-@dataclass(frozen=True, slots=True)
-class Asker:
-    """This tab's client, and what example calls contain: `target` in Python, `base` in curl, a key if `with_key`."""
-
-    client: AsyncClient
-    target: str
-    base: str
-    with_key: bool
-
-    @classmethod
-    def of(cls, access: Access) -> "Asker":
-        settings = access.settings
-        return cls(access.client, settings.gateway, settings.gateway_http, access.is_signed_in)
 
 
 class Who:
@@ -202,29 +186,12 @@ class Headline:
         self._moment.classes(replace="moment" if is_fresh else "moment late")
 
 
-class Code:
-    """The calls that return this list, to copy."""
-
-    def __init__(self, asker: Asker) -> None:
-        self._asker, self._box = asker, box("details", "code")
-
-    def show(self, wanted: Wanted, session: AsyncSession, count: int) -> None:
-        """Show the calls for the current list."""
-        method, call, request, arguments = call_of(wanted, session, count)
-        asker = self._asker
-        self._box.clear()
-        with self._box:
-            text("summary", "This list as curl and Python")
-            snippet("curl", curl(asker.base, method, request, with_key=asker.with_key))
-            snippet("Python", python(asker.target, call, arguments, with_key=asker.with_key))
-
-
-def calls_to_copy(asker: Asker, method: str, call: str) -> None:
-    """A call without arguments as curl and Python."""
-    with box("details", "code"):
-        text("summary", "This page as curl and Python")
-        snippet("curl", curl(asker.base, method, {}, with_key=asker.with_key))
-        snippet("Python", python(asker.target, call, {}, with_key=asker.with_key))
+def code_of(visit: Visit, method: str, call: str, request: Any, arguments: Any, about: str) -> None:
+    """Show a call as curl and Python. request: in Protobuf's JSON. arguments: of the client's method."""
+    settings = visit.settings
+    text("summary", f"{about} as curl and Python")
+    snippet("curl", curl(settings.gateway_http, method, request, with_key=visit.has_key))
+    snippet("Python", python(settings.gateway, call, arguments, with_key=visit.has_key))
 
 
 def snippet(name: str, code: str) -> Element:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from fastapi import Request
 from freshet_client import AsyncSession, Filter
+from starlette.datastructures import QueryParams
 
 
 @dataclass
@@ -30,9 +30,8 @@ class Wanted:
         return [(name, value) for name, value in fields if value]
 
     @classmethod
-    def of(cls, request: Request) -> "Wanted":
+    def of(cls, asked: QueryParams) -> "Wanted":
         """Read the address. Fields that cannot be parsed are ignored."""
-        asked = request.query_params
         per_category, variety = asked.get("per_category", ""), asked.get("variety", "")
         return cls(
             user=asked.get("user", ""),

@@ -181,7 +181,10 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         self, request: gateway_pb2.DescribeCatalogueRequest, context: Any
     ) -> gateway_pb2.DescribeCatalogueResponse:
         """Describe the catalogue and the meanings of event types."""
-        return catalogue_message(await self._serving.describe_catalogue(request.max_categories))
+        message = catalogue_message(await self._serving.describe_catalogue(request.max_categories))
+        roles = request_context.roles.get()
+        message.roles.extend(sorted(Role if roles is None else roles))
+        return message
 
     async def GetItem(self, request: gateway_pb2.GetItemRequest, context: Any) -> gateway_pb2.GetItemResponse:
         """Describe one item."""

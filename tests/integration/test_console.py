@@ -687,8 +687,17 @@ def test_with_keys_one_signs_in_and_may_do_what_the_key_may(
             page.goto(f"{running.console_address}/?user=reader")
             expect(page.locator(".said h2")).to_have_text("For reader")
             expect(page.locator(".card")).to_have_count(12)
-            page.locator(".card .act.like").first.click()
-            expect(page.get_by_role("alert")).to_contain_text("needs the role ingest")
+            lacking = page.get_by_text(re.compile("^Read-only: your key lacks the role"))
+            expect(lacking).to_contain_text("ingest")
+            expect(page.locator(".card .act.like").first).to_be_hidden()
+            # Of a visitor nothing is written.
+            page.get_by_role("button", name="A visitor without an id").click()
+            act(page, "like", 0)
+            item = page.locator(".card").first.get_attribute("data-item")
+            for path, role in ((f"/items?item={item}", "operator"), ("/rules", "operator"), ("/health", "operator")):
+                page.goto(running.console_address + path)
+                expect(lacking).to_contain_text(role)
+                expect(page.get_by_role("button", name=re.compile("^(Save|Withdraw|Replay)"))).to_have_count(0)
             (cookie,) = page.context.cookies()
             assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
             assert reader not in page.content() + cookie["value"]

@@ -39,7 +39,7 @@ class EventTypeMeaning:
 @dataclass(frozen=True)
 class CatalogueDescription:
     """What the catalogue holds. `categories`: the largest of `num_categories`. `event_types`: those that the bundle
-    names; events of other types are neutral."""
+    names; events of other types are neutral. `roles`: of the caller's API key, all if none is required."""
 
     model_version: str
     items: int
@@ -48,6 +48,7 @@ class CatalogueDescription:
     num_categories: int
     attributes: tuple[CatalogueAttribute, ...]
     event_types: tuple[EventTypeMeaning, ...]
+    roles: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,12 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from fastapi import Request
 from freshet.v1 import events_pb2, gateway_pb2
-from freshet_client import AsyncClient, InvalidArgument, ScoredItem
+from freshet_client import InvalidArgument, ScoredItem
 from nicegui import ui
 
 from services.console.access import LOOK, Access
-from services.console.frame import Notice, area, box, button, entry, may_ask, page_frame, text
+from services.console.frame import Visit, add_page, area, box, button, entry, text
 from services.console.links import experiment_link, results_link, why_link
 from services.contracts.experiment_file import EXAMPLE, parse_experiment
 from services.platform.errors import InvalidRequest
@@ -23,12 +22,8 @@ STATES = {1: "created", 2: "running", 3: "stopped"}
 def add(access: Access) -> None:
     """Add the page."""
 
-    @ui.page(PATH)
-    async def experiments(request: Request) -> None:
-        with page_frame(access, PATH, "Experiments"):
-            page = Experiments(access.client, request.query_params.get("name", ""))
-            if await may_ask(access, page.notice):
-                await page.begin()
+    lead = "Give arms to shares of your users, and see what each arm answers."
+    add_page(access, PATH, "Experiments", lead, lambda visit: Experiments(visit).begin())
 
 
 def settings_of(arm: events_pb2.Arm) -> str:
@@ -45,11 +40,9 @@ _NUMBERS = ("diversity", "max_per_category", "new_item_share", "max_gap")
 class Experiments:
     """The page in one browser tab."""
 
-    def __init__(self, client: AsyncClient, name: str) -> None:
-        self._client, self._name, self._revision = client, name, 0
-        text("h1", "Experiments")
-        text("p", "Give arms to shares of your users, and see what each arm answers.", "lead")
-        self.notice = Notice()
+    def __init__(self, visit: Visit) -> None:
+        self._client, self._notice = visit.client, visit.notice
+        self._name, self._revision = visit.query.get("name", ""), 0
         self._list = box("div", "wide")
         self._apart = box("div", "wide")
         with box("details", "code"):
@@ -59,7 +52,7 @@ class Experiments:
 
     async def begin(self) -> None:
         """Request the experiments and show them."""
-        with self.notice.failures():
+        with self._notice.failures():
             found = await self._client.call("ListExperiments", gateway_pb2.ListExperimentsRequest())
             self._revision = found.revision
             self._list.clear()
@@ -102,7 +95,7 @@ class Experiments:
 
     async def _create(self) -> None:
         draft = await ui.run_javascript(f"getElement({self._draft.id}).value")
-        with self.notice.failures():
+        with self._notice.failures():
             try:
                 new = parse_experiment(str(draft), "experiment")
             except InvalidRequest as exc:
@@ -111,7 +104,7 @@ class Experiments:
 
     async def _change(self, **change: Any) -> None:
         """Change one experiment. The gateway refuses if experiments changed since this page last read them."""
-        with self.notice.failures():
+        with self._notice.failures():
             request = gateway_pb2.ChangeExperimentRequest(expected_revision=self._revision, **change)
             await self._client.call("ChangeExperiment", request)
             await self.begin()
@@ -121,7 +114,7 @@ class Experiments:
 
         async def compare(said: str) -> None:
             people = list(dict.fromkeys(name for part in said.split(",") if (name := part.strip())))[:MAX_PEOPLE]
-            with self.notice.failures():
+            with self._notice.failures():
                 sides = [
                     await asyncio.gather(*(self._ask(who, one.name, arm) for arm in (first, second))) for who in people
                 ]

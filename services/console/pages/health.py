@@ -13,8 +13,7 @@ from nicegui.element import Element
 from nicegui.elements.mixins.text_element import TextElement
 
 from services.console.access import Access
-from services.console.config import ConsoleSettings
-from services.console.frame import Notice, box, may_ask, page_frame, text
+from services.console.frame import Visit, add_page, box, text
 from services.console.letters import Letters
 from services.console.parts import snippet
 from services.console.plots import draw, figure
@@ -56,25 +55,20 @@ def add(access: Access) -> None:
     """Add the page."""
     watches: WeakKeyDictionary[AsyncClient, Watch] = WeakKeyDictionary()
 
-    @ui.page(PATH)
-    async def health() -> None:
-        with page_frame(access, PATH, "Health"):
-            text("h1", "Health")
-            text("p", "What is wrong, and what to do about it.", "lead")
-            notice = Notice()
-            if await may_ask(access, notice):
-                client = access.client
-                page = Health(watches.setdefault(client, Watch(client)), notice, access.settings)
-                await page.tick()
-                ui.timer(EVERY_S, page.tick)
-                await Letters(access).show()
+    async def show(visit: Visit) -> None:
+        page = Health(watches.setdefault(visit.client, Watch(visit.client)), visit)
+        await page.tick()
+        ui.timer(EVERY_S, page.tick)
+        await Letters(visit).show()
+
+    add_page(access, PATH, "Health", "What is wrong, and what to do about it.", show)
 
 
 class Health:
     """One tab's page."""
 
-    def __init__(self, watch: Watch, notice: Notice, settings: ConsoleSettings) -> None:
-        self._watch, self._notice, self._settings, self._chosen = watch, notice, settings, "gateway"
+    def __init__(self, watch: Watch, visit: Visit) -> None:
+        self._watch, self._visit, self._chosen = watch, visit, "gateway"
         self._report: HealthReport | None = None
         self._tiles: dict[str, tuple[Element, TextElement]] = {}
         self._verdict = text("p", "", "verdict", role="status")
@@ -87,7 +81,7 @@ class Health:
 
     async def tick(self) -> None:
         """Fetch the report and draw it."""
-        with self._notice.failures():
+        with self._visit.notice.failures():
             try:
                 self._report = await self._watch.look()
             except Unreachable:
@@ -139,7 +133,7 @@ class Health:
         self._verdict.classes(replace="verdict out" if any(one.started for one in out) else "verdict")
         # A part that answers is looked into, another one is started.
         words = "doctor" if out and "answer" not in out[0].problem else f"up --only {out[0].name}" if out else ""
-        advice = self._settings.command(words) if words else ""
+        advice = self._visit.settings.command(words) if words else ""
         if advice != self._advised:
             self._advised = advice
             self._todo.clear()

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import Request
-from freshet_client import DescribedItem, FreshetError, Item, ItemProgress, PermissionDenied
+from freshet_client import DescribedItem, FreshetError, Item, ItemProgress
 from nicegui import ui
 from nicegui.element import Element
 
 from services.console.access import LOOK, Access
-from services.console.frame import Notice, box, button, entry, may_ask, page_frame, text
+from services.console.frame import Visit, add_page, box, button, entry, text
 from services.console.links import items_link, why_link
 from services.console.sentences import date_text
 
@@ -24,25 +23,18 @@ PAGE, MAX_EMPTY_PAGES, SIMILAR, MAX_SUGGESTED = 30, 20, 8, 200
 def add(access: Access) -> None:
     """Add the page."""
 
-    @ui.page(PATH)
-    async def items(request: Request) -> None:
-        with page_frame(access, PATH, "Items"):
-            asked = request.query_params
-            fields = {name: asked.get(name, "") for name in ("item", "prefix", "category", "newest")}
-            page = Items(access, **fields)
-            if await may_ask(access, page.notice):
-                await page.begin()
+    lead = "What the catalogue has, and what people see of it."
+    add_page(access, PATH, "Items", lead, lambda visit: Items(visit).begin())
 
 
 class Items:
     """One tab's page. Its address contains the search fields."""
 
-    def __init__(self, access: Access, item: str, prefix: str, category: str, newest: str) -> None:
-        self._client, self._item_id, self._token = access.client, item, ""
-        self._asked = {"prefix": prefix, "category": category, "newest": newest}
-        text("h1", "Items")
-        text("p", "What the catalogue has, and what people see of it.", "lead")
-        self.notice = Notice()
+    def __init__(self, visit: Visit) -> None:
+        self._visit, self._token = visit, ""
+        self._item_id = visit.query.get("item", "")
+        self._asked = {name: visit.query.get(name, "") for name in ("prefix", "category", "newest")}
+        prefix, category, newest = self._asked.values()
         with box("div", "row end"):
             entry("Begins with", self._find("prefix"), value=prefix, hint="an id or a title, then Enter")
             field = entry("Category", self._find("category"), value=category, hint="its name, then Enter")
@@ -59,8 +51,8 @@ class Items:
 
     async def begin(self) -> None:
         """Show the list, and the item that the address names."""
-        with self.notice.failures():
-            catalogue = await self._client.catalogue(max_categories=MAX_SUGGESTED)
+        with self._visit.notice.failures():
+            catalogue = await self._visit.client.catalogue(max_categories=MAX_SUGGESTED)
             self._kinds = {one.name: one.kind for one in catalogue.attributes}
             with box("datalist", id="categories"):
                 for one in catalogue.categories:
@@ -73,9 +65,9 @@ class Items:
         return lambda value: ui.navigate.to(items_link(**self._asked | {field: value.strip()}))
 
     async def _show_more(self) -> None:
-        with self.notice.failures():
+        with self._visit.notice.failures():
             for _ in range(MAX_EMPTY_PAGES):
-                page = await self._client.list_items(
+                page = await self._visit.client.list_items(
                     self._asked["prefix"],
                     category=self._asked["category"],
                     newest_first=bool(self._asked["newest"]),
@@ -101,7 +93,7 @@ class Items:
 
     async def _show_item(self) -> None:
         """Fetch the item and show it."""
-        found = await self._client.get_item(self._item_id)
+        found = await self._visit.client.get_item(self._item_id)
         item, self._before, self._inputs = found.item.item, found.item.item, dict[str, Element]()
         self._side.clear()
         with self._side, box("section", "panel", aria_label="Item"):
@@ -126,13 +118,15 @@ class Items:
         for name, kind in self._kinds.items():
             label, value = f"{name} ({kind})", _shown(item.attributes.get(name))
             self._inputs[f"attributes.{name}"] = entry(label, lambda _: self._save(), value=value, hint="none")
+        self._said = text("p", "", "hint", role="status")
+        if not self._visit.may("operator"):
+            return
         with box("div", "row"):
             button("Save", self._save, classes="button strong")
             if item.withdrawn:
                 button("Restore", lambda: self._put({"withdrawn": False}), icon="undo")
             else:
                 button("Withdraw", lambda: self._put({"withdrawn": True}), icon="block", classes="button danger")
-        self._said = text("p", "", "hint", role="status")
 
     async def _save(self) -> None:
         """Write the fields that differ from what this tab showed."""
@@ -144,7 +138,7 @@ class Items:
                 try:
                     changes[name] = self._parsed(name, value.strip())
                 except ValueError:
-                    self.notice.say(f"{name} is {value!r}; allowed: a {self._kinds[name.partition('.')[2]]}.")
+                    self._visit.notice.say(f"{name} is {value!r}; allowed: a {self._kinds[name.partition('.')[2]]}.")
                     return
         await self._put(changes)
 
@@ -169,19 +163,19 @@ class Items:
         plain = {name: value for name, value in changes.items() if "." not in name}
         attributes = {name.partition(".")[2]: value for name, value in changes.items() if "." in name and value != ""}
         try:
-            await self._client.put_items([Item(self._item_id, **plain, attributes=attributes)], fields=list(changes))
-        except PermissionDenied:
-            self.notice.say("Your key may not change items: this page is read-only.")
+            await self._visit.client.put_items(
+                [Item(self._item_id, **plain, attributes=attributes)], fields=list(changes)
+            )
         except FreshetError as error:
-            self.notice.say(str(error))
+            self._visit.notice.say(str(error))
         else:
-            with self.notice.failures():
+            with self._visit.notice.failures():
                 await self._show_item()
                 self._said.set_text(f"Saved: {', '.join(changes)}.")
 
     async def _show_similar(self) -> None:
         try:
-            items = (await self._client.similar(self._item_id, SIMILAR, context=LOOK)).items
+            items = (await self._visit.client.similar(self._item_id, SIMILAR, context=LOOK)).items
         except FreshetError:
             items = ()
         with self._side, box("section", "panel", aria_label="Who is like it"):

@@ -12,7 +12,7 @@ from freshet_client import AsyncClient, FreshnessReport
 from nicegui import ui
 
 from services.console.access import Access
-from services.console.frame import Notice, box, may_ask, page_frame, text
+from services.console.frame import Notice, Visit, add_page, box, text
 from services.console.plots import draw, figure
 from services.console.sentences import MEANINGS, duration
 
@@ -81,23 +81,12 @@ def add(access: Access) -> None:
     """Add the page."""
     watches: WeakKeyDictionary[AsyncClient, Watch] = WeakKeyDictionary()
 
-    @ui.page(PATH)
-    async def live() -> None:
-        with page_frame(access, PATH, "Live"):
-            text("h1", "Live")
-            text("p", "Events as they come, and how soon they count.", "lead")
-            notice = Notice()
-            if await may_ask(access, notice):
-                client = access.client
-                page = Live(_watch_of(watches, client), notice)
-                await page.tick()
-                ui.timer(EVERY_S, page.tick)
+    async def show(visit: Visit) -> None:
+        page = Live(watches.setdefault(visit.client, Watch(visit.client)), visit.notice)
+        await page.tick()
+        ui.timer(EVERY_S, page.tick)
 
-
-def _watch_of(watches: WeakKeyDictionary[AsyncClient, Watch], client: AsyncClient) -> Watch:
-    if client not in watches:
-        watches[client] = Watch(client)
-    return watches[client]
+    add_page(access, PATH, "Live", "Events as they come, and how soon they count.", show)
 
 
 class Live:

@@ -7,8 +7,8 @@ from freshet_client.requests import SetChange
 from nicegui import ui
 
 from services.console.access import Access
-from services.console.frame import Notice, box, button, entry, may_ask, page_frame, text
-from services.console.parts import Asker, calls_to_copy, snippet
+from services.console.frame import Visit, add_page, box, button, entry, text
+from services.console.parts import code_of, snippet
 
 PATH = "/models"
 # A step waits for Kafka and for this gateway; a promotion also counts the warm users.
@@ -18,22 +18,15 @@ STEP_S = 30.0
 def add(access: Access) -> None:
     """Add the page."""
 
-    @ui.page(PATH)
-    async def models() -> None:
-        with page_frame(access, PATH, "Models"):
-            page = Models(access)
-            if await may_ask(access, page.notice):
-                await page.begin()
+    lead = "Which model answers whom. A new one is tried beside the old one first."
+    add_page(access, PATH, "Models", lead, lambda visit: Models(visit).begin())
 
 
 class Models:
     """One tab's page."""
 
-    def __init__(self, access: Access) -> None:
-        self._client, self._command = access.client, access.settings.command
-        text("h1", "Models")
-        text("p", "Which model answers whom. A new one is tried beside the old one first.", "lead")
-        self.notice = Notice()
+    def __init__(self, visit: Visit) -> None:
+        self._client, self._command, self._notice = visit.client, visit.settings.command, visit.notice
         self._status = text("p", "", "moment", role="status")
         self._status.set_visibility(False)
         self._second = box("section", "panel", aria_label="Look again", tabindex="-1")
@@ -44,11 +37,12 @@ class Models:
             text("p", "Staging starts processes, and warming makes states of all users: both are commands.", "hint")
             stage = self._command("model stage next --bundle DIR")
             snippet("commands", f"{stage}\n{self._command('model warm next')}")
-        calls_to_copy(Asker.of(access), "GetVersionSets", "version_sets")
+        with box("details", "code"):
+            code_of(visit, "GetVersionSets", "version_sets", {}, {}, about="This page")
 
     async def begin(self) -> None:
         """Fetch the version sets and show them."""
-        with self.notice.failures():
+        with self._notice.failures():
             self._show(await self._client.version_sets())
 
     def _show(self, found: VersionSets) -> None:
@@ -97,7 +91,7 @@ class Models:
             try:
                 wanted = float(value.strip().removesuffix("%")) / 100
             except ValueError:
-                self.notice.say(f"{label}: {value!r} is no number; allowed: 0 to 100")
+                self._notice.say(f"{label}: {value!r} is no number; allowed: 0 to 100")
                 return
             self._look_again(change, name, wanted, f"Set {name} {means.format(percent(wanted))}. 0 ends it.")
 
@@ -110,7 +104,7 @@ class Models:
             button(change.capitalize(), pressed, about=f"{change.capitalize()} {name}")
 
     def _look_again(self, change: SetChange, name: str, share: float, sentence: str) -> None:
-        self.notice.say("")
+        self._notice.say("")
         self._status.set_visibility(False)
         self._second.clear()
         self._second.set_visibility(True)
@@ -129,7 +123,7 @@ class Models:
     async def _take(self, change: SetChange, name: str, share: float) -> None:
         # Closed first, so that a second click cannot ask again. The gateway refuses a step with an old revision.
         self._close()
-        with self.notice.failures():
+        with self._notice.failures():
             done = await self._client.change_version_set(
                 change, name, expected_revision=self._found.revision, share=share, timeout_s=STEP_S
             )

@@ -8,12 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fastapi import Request
 from freshet.v1 import gateway_pb2
 from nicegui import ui
 
 from services.console.access import Access
-from services.console.frame import Notice, box, choice, may_ask, page_frame, text
+from services.console.frame import Visit, add_page, box, choice, text
 from services.console.links import results_link
 from services.console.sentences import ago, date_text
 
@@ -25,31 +24,27 @@ _GREY, _COLOURS = "#7b8f99", ("#1098ad", "#d6861c", "#7c5cd6", "#17803d", "#b340
 def add(access: Access) -> None:
     """Add the page."""
 
-    @ui.page(PATH)
-    async def results(request: Request) -> None:
-        with page_frame(access, PATH, "Results"):
-            asked = request.query_params
-            page = Results(access, asked.get("name", ""), asked.get("metric", ""), asked.get("part", ""))
-            if await may_ask(access, page.notice):
-                await page.begin()
-                ui.timer(EVERY_S, page.begin)
+    async def show(visit: Visit) -> None:
+        page = Results(visit)
+        await page.begin()
+        ui.timer(EVERY_S, page.begin)
+
+    add_page(access, PATH, "Results", "Which arm people like better, and how certain that is.", show)
 
 
 class Results:
     """One tab's page."""
 
-    def __init__(self, access: Access, name: str, metric: str, part: str) -> None:
-        self._client, self._settings = access.client, access.settings
-        self._name, self._metric, self._part, self._shown = name, metric, part, ""
-        text("h1", "Results")
-        text("p", "Which arm people like better, and how certain that is.", "lead")
-        self.notice = Notice()
+    def __init__(self, visit: Visit) -> None:
+        self._client, self._settings, self._notice = visit.client, visit.settings, visit.notice
+        self._name, self._metric, self._part = (visit.query.get(name, "") for name in ("name", "metric", "part"))
+        self._shown = ""
         self._age = text("p", "", "hint", role="status")
         self._body = box("div", "wide")
 
     async def begin(self) -> None:
         """Fetch the experiments and the published results; draw again if they changed."""
-        with self.notice.failures():
+        with self._notice.failures():
             found = await self._client.call("ListExperiments", gateway_pb2.ListExperimentsRequest())
             names = [one.name for one in reversed(found.experiments)]
             if self._name not in names:

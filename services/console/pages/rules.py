@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import Request
 from freshet.v1 import common_pb2
 from freshet_client import Conflict, FreshetError, Recommendation, Rule, StandingRules
 from freshet_client.wire import read, write
@@ -11,9 +10,9 @@ from google.protobuf.json_format import MessageToDict
 from nicegui import ui
 
 from services.console.access import LOOK, Access
-from services.console.frame import Notice, box, button, entry, may_ask, page_frame, text
+from services.console.frame import Visit, add_page, box, button, entry, text
 from services.console.links import why_link
-from services.console.parts import Asker, calls_to_copy, snippet
+from services.console.parts import code_of, snippet
 from services.console.snippets import curl, in_script
 from services.contracts.rule_file import EFFECTS, parse_rules, rules_text, where_text
 from services.platform.errors import InvalidRequest
@@ -35,23 +34,16 @@ EXAMPLE = "rules:\n- name: new-arrivals\n  categories: [Drama]\n  boost: 0.1\n"
 def add(access: Access) -> None:
     """Add the page."""
 
-    @ui.page(PATH)
-    async def rules(request: Request) -> None:
-        with page_frame(access, PATH, "Rules"):
-            page = Rules(access, request.query_params.get("users", ""))
-            if await may_ask(access, page.notice):
-                await page.begin()
+    lead = "What every answer follows beside the model: boosts, buries, pins and caps."
+    add_page(access, PATH, "Rules", lead, lambda visit: Rules(visit).begin())
 
 
 class Rules:
     """One tab's page."""
 
-    def __init__(self, access: Access, users: str) -> None:
-        self._client, self._asker, self._users = access.client, Asker.of(access), users
+    def __init__(self, visit: Visit) -> None:
+        self._visit, self._client, self._notice = visit, visit.client, visit.notice
         self._revision, self._is_saving = 0, False
-        text("h1", "Rules")
-        text("p", "What every answer follows beside the model: boosts, buries, pins and caps.", "lead")
-        self.notice = Notice()
         self._status = text("p", "", "moment", role="status")
         self._status.set_visibility(False)
         self._body = box("div", "columns even")
@@ -59,7 +51,7 @@ class Rules:
 
     async def begin(self) -> None:
         """Fetch the rules and show them."""
-        with self.notice.failures():
+        with self._notice.failures():
             found = await self._client.rules()
             with self._body:
                 self._standing = box("section", "panel", aria_label="Standing rules")
@@ -79,12 +71,14 @@ class Rules:
             for problem in found.problems:
                 text("p", f"Not applied by this model: {problem}", "notice isolated")
             text("p", f"Revision {found.revision}. At 0 those of the gateway's file apply.", "hint")
-            calls_to_copy(self._asker, "ListRules", "rules")
+            with box("details", "code"):
+                code_of(self._visit, "ListRules", "rules", {}, {}, about="This page")
             plain = [MessageToDict(one, preserving_proto_field_name=True) for one in _messages(found.rules)]
             request = {"rules": plain, "expected_revision": found.revision}
             with box("details", "code"):
                 text("summary", "These rules as curl, to put them")
-                snippet("curl", curl(self._asker.base, "PutRules", request, with_key=self._asker.with_key))
+                base, has_key = self._visit.settings.gateway_http, self._visit.has_key
+                snippet("curl", curl(base, "PutRules", request, with_key=has_key))
 
     def _editor(self, rules: Sequence[Rule]) -> None:
         with box("section", "panel", aria_label="Change them"):
@@ -93,7 +87,10 @@ class Rules:
                 text("span", "Rules, as in a rules file", "field-name")
                 shown = rules_text(_messages(rules)) if rules else EXAMPLE
                 self._text = text("textarea", shown, "input editor", spellcheck="false")
-            self._field = entry("Users to try them on", lambda _: self._try(), value=self._users, hint="up to ten ids")
+            if not self._visit.may("operator"):
+                return
+            users = self._visit.query.get("users", "")
+            self._field = entry("Users to try them on", lambda _: self._try(), value=users, hint="up to ten ids")
             with box("div", "row"):
                 button("Before and after", self._try, icon="compare")
                 button("Save for all users", self._save, icon="save", classes="button strong")
@@ -106,7 +103,7 @@ class Rules:
         try:
             rules = [read(one) for one in parse_rules("rules", written)] if written.strip() else []
         except InvalidRequest as error:
-            self.notice.say(error.message)
+            self._notice.say(error.message)
             return None
         return rules, [one.strip() for one in users.split(",") if one.strip()][:MAX_USERS]
 
@@ -116,12 +113,12 @@ class Rules:
             return
         rules, users = found
         if not users:
-            self.notice.say("Give the ids of up to ten users to try them on.")
+            self._notice.say("Give the ids of up to ten users to try them on.")
             return
         ask: dict[str, Any] = {"with_details": True, "context": LOOK}
         self._tried.clear()
         changed = 0
-        with self.notice.failures(), self._tried:
+        with self._notice.failures(), self._tried:
             headline = text("h2", "", aria_live="polite")
             grid = box("div", "figures")
             for user in users:
@@ -138,7 +135,7 @@ class Rules:
             return
         self._is_saving = True
         try:
-            with self.notice.failures():
+            with self._notice.failures():
                 try:
                     done = await self._client.put_rules(found[0], expected_revision=self._revision, timeout_s=SAVE_S)
                 except Conflict as error:

@@ -3,7 +3,7 @@
 from nicegui import ui
 
 from services.console.access import Access
-from services.console.frame import Notice, button, entry, page_frame, text
+from services.console.frame import Notice, button, entry, page_frame
 
 PATH = "/sign-in"
 
@@ -13,13 +13,12 @@ def add(access: Access) -> None:
 
     @ui.page(PATH)
     async def sign_in() -> None:
-        with page_frame(access, PATH, "Sign in"):
-            text("h1", "Sign in")
-            text("p", "This gateway asks for an API key. What you see and may change is what the key may.", "lead")
+        lead = "This gateway asks for an API key. What you see and may change is what the key may."
+        with page_frame(access, PATH, "Sign in", lead):
             notice = Notice()
 
             async def show(key: str) -> None:
-                problem = await access.problem(key.strip()) if key.strip() else "Give a key: freshet keys create."
+                problem = (await access.admit(key.strip()))[0] if key.strip() else "Give a key: freshet keys create."
                 notice.say(problem)
                 if not problem:
                     access.sign_in(key.strip())

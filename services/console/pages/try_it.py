@@ -4,18 +4,17 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 
-from fastapi import Request
-from freshet_client import PermissionDenied, ScoredItem, SearchResult
+from freshet_client import ScoredItem, SearchResult
 from nicegui import ui
 
 from services.console.access import LOOK, Access
 from services.console.cards import Cards, Shown
-from services.console.frame import Notice, box, button, may_ask, page_frame, text
+from services.console.frame import Visit, add_page, box, button
 from services.console.links import why_link
-from services.console.parts import ICONS, Asker, Code, Done, Filters, Headline, Who
+from services.console.parts import ICONS, Done, Filters, Headline, Who, code_of
 from services.console.sentences import about_answer
 from services.console.snippets import in_script
-from services.console.wanted import Wanted
+from services.console.wanted import Wanted, call_of
 
 PATH = "/"
 PAGE, MOST, MAX_CATEGORIES = 12, 96, 200
@@ -27,28 +26,22 @@ FOUND_BY = {"text_mol": "meaning", "lexical": "words", "mol": "taste"}
 def add(access: Access) -> None:
     """Add the page."""
 
-    @ui.page(PATH)
-    async def try_it(request: Request) -> None:
-        with page_frame(access, PATH, "Try it"):
-            page = TryIt(Asker.of(access), Wanted.of(request))
-            if await may_ask(access, page.notice):
-                await page.begin()
+    lead = "Be somebody, like something, and watch the list follow."
+    add_page(access, PATH, "Try it", lead, lambda visit: TryIt(visit).begin())
 
 
 class TryIt:
     """One tab's page. One call runs at a time: a click during a call does nothing."""
 
-    def __init__(self, asker: Asker, wanted: Wanted) -> None:
-        self.wanted, self._asker, self._is_busy = wanted, asker, False
-        self._session = asker.client.session(wanted.user)
-        text("h1", "Try it")
-        text("p", "Be somebody, like something, and watch the list follow.", "lead")
-        self.notice = Notice()
+    def __init__(self, visit: Visit) -> None:
+        self._visit, self.wanted, self._is_busy = visit, Wanted.of(visit.query), False
+        self._session = visit.client.session(self.wanted.user)
+        self._may_write = visit.may("ingest")
         with box("div", "columns"):
             with box("div", "side"):
-                self._who = Who(wanted.user, self._become, self._invent)
+                self._who = Who(self.wanted.user, self._become, self._invent)
                 self._done = Done(self._undo)
-                self._filters = Filters(wanted, self._search, self._show)
+                self._filters = Filters(self.wanted, self._search, self._show)
             with box("div", "wide"):
                 self._head = Headline()
                 self._cards = Cards(self._act, self._similar)
@@ -56,12 +49,12 @@ class TryIt:
                 with box("div", "row"):
                     self._more = button("Show more", self._show_more, icon="expand_more")
                     self._more.set_visibility(False)
-                self._code = Code(asker)
+                self._code = box("details", "code")
 
     async def begin(self) -> None:
         """Show the first list."""
-        with self.notice.failures():
-            catalogue = await self._asker.client.catalogue(max_categories=MAX_CATEGORIES)
+        with self._visit.notice.failures():
+            catalogue = await self._visit.client.catalogue(max_categories=MAX_CATEGORIES)
             known = {one.type for one in catalogue.event_types}
             self._cards.actions = [(kind, ICONS[kind]) for kind in ICONS if kind in known]
             self._filters.show(catalogue)
@@ -69,7 +62,7 @@ class TryIt:
 
     async def _become(self, user_id: str) -> None:
         self.wanted.user = user_id.strip()
-        self._session = self._asker.client.session(self.wanted.user)
+        self._session = self._visit.client.session(self.wanted.user)
         self._done.clear()
         self._head.forget_moment()
         self._who.say(self.wanted.user)
@@ -119,16 +112,20 @@ class TryIt:
             self._cards.show(items, moves=not is_new)
             self._head.say(about)
 
+        # A visitor's events stay in this tab.
+        self._cards.set_read_only(bool(self.wanted.user) and not self._may_write)
         self._head.name(self.wanted, self._cards.title_of(self.wanted.like))
         ui.run_javascript(f"freshet.address({in_script(self.wanted.address)})")
         await self._alone(ask)
-        self._code.show(self.wanted, self._session, count)
+        self._code.clear()
+        with self._code:
+            code_of(self._visit, *call_of(self.wanted, self._session, count), about="This list")
         is_list = not (self.wanted.words or self.wanted.like)
         self._more.set_visibility(is_list and self._session.has_next_page)
 
     async def _answer(self, count: int) -> tuple[list[Shown], str, bool]:
         """The items, a sentence about them, and whether they reflect what was done."""
-        wanted, client = self.wanted, self._asker.client
+        wanted, client = self.wanted, self._visit.client
         if wanted.words:
             found = await client.search(wanted.words, count, user_id=wanted.user, filter=wanted.filter, context=LOOK)
             items = [Shown(one.item_id, one.title, score=one.score, why=_found_by(one)) for one in found.results]
@@ -166,13 +163,9 @@ class TryIt:
             return False
         self._is_busy, worked = True, False
         try:
-            with self.notice.failures():
-                try:
-                    await act()
-                    worked = True
-                except PermissionDenied:
-                    self._cards.forbid()
-                    raise
+            with self._visit.notice.failures():
+                await act()
+                worked = True
         finally:
             self._is_busy = False
         return worked

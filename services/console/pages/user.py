@@ -1,11 +1,10 @@
 """User: what is stored about a user, the user's list now, and how to forget the user."""
 
-from fastapi import Request
 from freshet_client import ForgetReport, FreshetError, StoredEvent, UserReport
 from nicegui import ui
 
 from services.console.access import LOOK, Access
-from services.console.frame import Notice, box, button, entry, may_ask, page_frame, text
+from services.console.frame import Visit, add_page, box, button, entry, text
 from services.console.links import try_link, user_link, why_link
 from services.console.sentences import ago, date_text
 
@@ -25,31 +24,25 @@ FOUND = {
 def add(access: Access) -> None:
     """Add the page."""
 
-    @ui.page(PATH)
-    async def user(request: Request) -> None:
-        with page_frame(access, PATH, "User"):
-            page = User(access, request.query_params.get("user", ""))
-            if await may_ask(access, page.notice):
-                await page.begin()
+    lead = "What is stored of somebody, and what they get now."
+    add_page(access, PATH, "User", lead, lambda visit: User(visit).begin())
 
 
 class User:
     """One tab's page."""
 
-    def __init__(self, access: Access, user_id: str) -> None:
-        self._client, self._user_id, self._shown = access.client, user_id, 0
-        text("h1", "User")
-        text("p", "What is stored of somebody, and what they get now.", "lead")
-        self.notice = Notice()
+    def __init__(self, visit: Visit) -> None:
+        self._visit, self._client, self._notice, self._shown = visit, visit.client, visit.notice, 0
+        self._user_id = visit.query.get("user", "")
         with box("div", "row end"):
-            entry("User id", self._open, value=user_id, hint="an id, then Enter")
+            entry("User id", self._open, value=self._user_id, hint="an id, then Enter")
         self._body = box("div", "columns")
 
     async def begin(self) -> None:
         """Fetch the report, the list and the newest answers, and show them."""
         if not self._user_id:
             return
-        with self.notice.failures():
+        with self._notice.failures():
             found = await self._client.user(self._user_id, max_events=PAGE)
             self._show(found)
             await self._show_list()
@@ -113,7 +106,7 @@ class User:
                 text("time", date_text(one.event_time), "hint")
 
     async def _show_older(self) -> None:
-        with self.notice.failures():
+        with self._notice.failures():
             self._add(await self._client.user(self._user_id, max_events=PAGE, skip_events=self._shown))
 
     async def _show_list(self) -> None:
@@ -141,10 +134,11 @@ class User:
             text("p", "Look first at what would be removed. It cannot be taken back.", "hint")
             self._forget = box("div", "stack")
             with self._forget:
-                button("What would be removed", self._preview, icon="preview")
+                if self._visit.may("eraser"):
+                    button("What would be removed", self._preview, icon="preview")
 
     async def _preview(self) -> None:
-        with self.notice.failures():
+        with self._notice.failures():
             report = await self._client.forget_user(self._user_id, preview=True)
             self._forget.clear()
             with self._forget:
@@ -162,7 +156,7 @@ class User:
             if not report.is_applied:
                 outcome = "Written; not every process has applied it yet."
         except FreshetError as error:
-            self.notice.say(str(error))
+            self._notice.say(str(error))
             self._forget.clear()
             with self._forget:
                 button("What would be removed", self._preview, icon="preview")

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from fastapi import Request
 from freshet_client import AsyncClient, Explanation, Filter, NotFound, VotingInteractions
 from nicegui import ui
 
 from services.console.access import LOOK, Access
-from services.console.frame import Notice, box, button, entry, may_ask, page_frame, text
+from services.console.frame import Visit, add_page, box, button, entry, text
 from services.console.links import user_link, why_link
 from services.console.sentences import duration
 
@@ -47,26 +46,19 @@ async def place_of(client: AsyncClient, user_id: str, item_id: str) -> ItemRank:
 def add(access: Access) -> None:
     """Add the page."""
 
-    @ui.page(PATH)
-    async def why(request: Request) -> None:
-        with page_frame(access, PATH, "Why"):
-            asked = request.query_params
-            page = Why(access.client, asked.get("user", ""), asked.get("item", ""))
-            if await may_ask(access, page.notice) and page.is_asked:
-                await page.begin()
+    lead = "Why somebody gets an item, or does not."
+    add_page(access, PATH, "Why", lead, lambda visit: Why(visit).begin())
 
 
 class Why:
     """One tab's page."""
 
-    def __init__(self, client: AsyncClient, user_id: str, item_id: str) -> None:
-        self._client, self._user_id, self._item_id = client, user_id, item_id
-        text("h1", "Why")
-        text("p", "Why somebody gets an item, or does not.", "lead")
-        self.notice = Notice()
+    def __init__(self, visit: Visit) -> None:
+        self._client, self._notice = visit.client, visit.notice
+        self._user_id, self._item_id = (visit.query.get(name, "") for name in ("user", "item"))
         with box("div", "row end"):
-            user = entry("User id", lambda said: self._open(said, self._item_id), value=user_id, hint="an id")
-            item = entry("Item id", lambda said: self._open(self._user_id, said), value=item_id, hint="an id")
+            user = entry("User id", lambda said: self._open(said, self._item_id), value=self._user_id, hint="an id")
+            item = entry("Item id", lambda said: self._open(self._user_id, said), value=self._item_id, hint="an id")
 
             async def pressed() -> None:
                 script = f"[getElement({user.id}).value, getElement({item.id}).value]"
@@ -75,14 +67,11 @@ class Why:
             button("Ask", pressed, classes="button strong")
         self._body = box("div", "columns even")
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether the address names a user and an item."""
-        return bool(self._user_id and self._item_id)
-
     async def begin(self) -> None:
-        """Fetch the item's rank and score, and show them."""
-        with self.notice.failures():
+        """Fetch the item's rank and score, and show them, if the address names a user and an item."""
+        if not (self._user_id and self._item_id):
+            return
+        with self._notice.failures():
             place = await place_of(self._client, self._user_id, self._item_id)
             try:
                 found = await self._client.explain(self._user_id, self._item_id, max_pairs=MAX_PAIRS)
@@ -92,7 +81,7 @@ class Why:
 
     def _open(self, user_id: str, item_id: str) -> None:
         self._user_id, self._item_id = user_id.strip(), item_id.strip()
-        if self.is_asked:
+        if self._user_id and self._item_id:
             ui.navigate.to(why_link(self._user_id, self._item_id))
 
     def _show(self, place: ItemRank, found: Explanation | None) -> None:

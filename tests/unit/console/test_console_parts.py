@@ -6,7 +6,6 @@ import shlex
 from typing import Any
 
 import pytest
-from fastapi import Request
 from freshet.v1 import gateway_pb2
 from freshet_client import (
     AsyncClient,
@@ -18,6 +17,7 @@ from freshet_client import (
     PartitionProgress,
 )
 from freshet_client.testing import FakeGateway
+from starlette.datastructures import QueryParams
 
 from services.console.pages.live import Sample, Watch, rates
 from services.console.pages.why import ItemRank, place_of
@@ -29,7 +29,7 @@ from services.gateway.domain import Degradation
 
 
 def asked(query: str) -> Wanted:
-    return Wanted.of(Request({"type": "http", "query_string": query.encode(), "headers": []}))
+    return Wanted.of(QueryParams(query))
 
 
 def test_an_address_says_what_is_wanted_and_comes_back_the_same() -> None:
