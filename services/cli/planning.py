@@ -61,7 +61,7 @@ CODES_FROM = 100_000
 # The shortest time between two writes of a user's history to `histories` (FRESHET_ENCODER_HISTORY_EVERY_S).
 _HISTORY_EVERY_S = 120.0
 # The refreshers' ledger: bytes per interaction that counts (services/refresher).
-_LEDGER_BYTES = 36
+_LEDGER_BYTES = 28
 # A refresher's bytes per item (services/refresher, README): the bundle's state; P_x d sums of 8 bytes, which take twice
 # the state's bytes; and 232 more.
 _SUMS_TIMES, _SUMS_BYTES = 3, 232

@@ -30,7 +30,7 @@ SourcePosition = tuple[int, int]
 # Returns a query's components (P_q, d) in float32; None for a text without a known word.
 Encode = Callable[[str], FloatArray | None]
 # `ItemSums.add` or `ItemSums.remove`.
-AddOrRemove = Callable[[Sequence[str], FixedPoint, npt.NDArray[np.float64], npt.NDArray[np.int64]], None]
+AddOrRemove = Callable[[Sequence[str], FixedPoint, npt.NDArray[np.float64]], None]
 
 CLICK = "search_click"
 _CLICK_BYTES = 580  # a click with its texts of 30 bytes, its entries in two tables and its user's set, measured 574
@@ -214,7 +214,7 @@ class QueryFeedback:
         weights = np.ones(len(here))
         queries = QueryStates(components=np.stack([state for _, state in here]))
         given = self._contributions(queries, weights, self._rows(item_ids))
-        into(item_ids, given, weights, np.array([click.event_seconds for click, _ in here], dtype=np.int64))
+        into(item_ids, given, weights)
         self._changed.update(dict.fromkeys(item_ids))
 
     def _refill(self) -> None:

@@ -7,11 +7,9 @@ after their removal.
 Letters: n interactions or requested items, P_x item components, d component width.
 """
 
-import bisect
 import hashlib
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,49 +21,33 @@ Arrays = dict[str, npt.NDArray[np.generic]]
 
 MAX_TOTAL_WEIGHT = 2**31
 """Limit of the sum of |weights| of one item: 2 billion interactions of weight 1."""
-NEVER = np.iinfo(np.int64).min
-"""The last time of an item without interactions."""
 
 _GROWTH = 2
 _FIRST_ROWS = 64
-_ROW_OBJECT_BYTES = 216  # the id, a dictionary entry, the item and its (empty) array of times as Python objects
-_BYTES_PER_TIME = 8
-_WORD = 1 << 64
+_ROW_OBJECT_BYTES = 216  # the id, a dictionary entry and the item as Python objects
 _MOST = 1 << 62  # a weight, or a batch's sum, as an integer: twice the limit
-
-
-# Returns the times of an item's interactions, in any order.
-Times = Callable[[str], npt.NDArray[np.int64]]
 
 
 @dataclass(slots=True)
 class _Item:
-    """An item's row, the time of its newest interaction, and an order-independent hash of all times.
-    seconds: all times, ascending; empty if another object stores them. hash: the item's part of the digest as last
-    computed, 0 before that.
-    """
+    """An item's row. hash: the item's part of the digest as last computed, 0 before that."""
 
     row: int
-    last: int = int(np.iinfo(np.int64).min)
-    times_mix: int = 0
-    seconds: "array[int]" = field(default_factory=lambda: array("q"))
     hash: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SumsOf:
-    """The sums of n items, all zero (and `last_seconds` NEVER) for one without interactions.
+    """The sums of n items, all zero for one without interactions.
 
     Shapes: sums (n, P_x, d); evidence (n,) = sum |w|; coherence (n,) = sum_px ||sum_px|| / evidence in [0, 1]: 1 when
-    all interactions point in one direction, 0 when they cancel; counts (n,) interactions; last_seconds (n,) the newest
-    event time.
+    all interactions point in one direction, 0 when they cancel; counts (n,) interactions.
     """
 
     sums: Doubles
     evidence: Doubles
     coherence: Doubles
     counts: npt.NDArray[np.int64]
-    last_seconds: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -97,15 +79,11 @@ class _Delta:
 class ItemSums:
     """Fixed-point sums of P_x components of width d by item id. Not safe for concurrent writers."""
 
-    def __init__(self, *, num_components: int, width: int, times: Times | None = None) -> None:
-        """times: given by a caller that stores the interactions. It is called after the newest interaction of an item
-        was removed, and returns the times of the others. None: the times are stored here, 8 bytes each.
-        """
+    def __init__(self, *, num_components: int, width: int) -> None:
         for name, value in (("num_components", num_components), ("width", width)):
             if value < 1:
                 raise ValueError(f"{name}={value} allowed: at least 1")
         self.num_components, self.width = num_components, width
-        self._times = times
         self._items: dict[str, _Item] = {}
         self._sums = np.zeros((_FIRST_ROWS, num_components, width), dtype=np.int64)
         self._weights = np.zeros(_FIRST_ROWS, dtype=np.int64)
@@ -131,29 +109,22 @@ class ItemSums:
 
     @property
     def bytes_per_item(self) -> int:
-        """Bytes of one item, plus 8 for each of its interactions: 8 P_x d + 232."""
+        """Bytes of one item: 8 P_x d + 232."""
         return 8 * self.num_components * self.width + 16 + _ROW_OBJECT_BYTES
 
     @property
     def nbytes(self) -> int:
         """Bytes of all items, free rows included."""
         arrays = self._sums.nbytes + self._weights.nbytes + self._counts.nbytes
-        times = 0 if self._times else _BYTES_PER_TIME * self.num_interactions
-        return arrays + self._used * _ROW_OBJECT_BYTES + times
+        return arrays + self._used * _ROW_OBJECT_BYTES
 
-    def add(
-        self,
-        item_ids: Sequence[str],
-        contributions: FixedPoint,
-        weights: npt.NDArray[np.float64],
-        event_seconds: npt.NDArray[np.int64],
-    ) -> None:
+    def add(self, item_ids: Sequence[str], contributions: FixedPoint, weights: npt.NDArray[np.float64]) -> None:
         """Add n interactions, all or none.
 
         contributions (n, P_x, d): made by `contributions(...)` with these weights (n,).
         Raises: ValueError for shapes that disagree, or an item whose total weight would exceed `MAX_TOTAL_WEIGHT`.
         """
-        fixed, seconds = self._checked(item_ids, contributions, weights, event_seconds)
+        fixed = self._checked(item_ids, contributions, weights)
         rows = np.fromiter(map(self._row, item_ids), np.int64, len(item_ids))
         delta = _Delta.of(rows, contributions, fixed)
         full = self._weights[delta.rows] > MAX_TOTAL_WEIGHT * SCALE - delta.weights
@@ -165,60 +136,31 @@ class ItemSums:
         self._weights[delta.rows] += delta.weights
         self._counts[delta.rows] += delta.counts
         self._unhashed.update(item_ids)
-        for item_id, second in zip(item_ids, seconds.tolist(), strict=True):
-            item = self._items[item_id]
-            item.last = max(item.last, second)
-            item.times_mix = (item.times_mix + _mix(second)) % _WORD
-            if self._times:
-                continue
-            times = item.seconds
-            if not times or second >= times[-1]:  # streams are nearly in order
-                times.append(second)
-            else:
-                bisect.insort(times, second)
 
-    def remove(
-        self,
-        item_ids: Sequence[str],
-        contributions: FixedPoint,
-        weights: npt.NDArray[np.float64],
-        event_seconds: npt.NDArray[np.int64],
-    ) -> None:
+    def remove(self, item_ids: Sequence[str], contributions: FixedPoint, weights: npt.NDArray[np.float64]) -> None:
         """Remove n interactions, given exactly as added; all or none.
 
-        Raises: ValueError for shapes that disagree, and for an interaction that is not here. If another object stores
-        the times, the second cannot be checked fully, and the caller must ensure it.
+        Raises: ValueError for shapes that disagree, for more interactions of an item than are here, and if the last
+        ones leave something over. The caller ensures the rest.
         """
-        fixed, seconds = self._checked(item_ids, contributions, weights, event_seconds)
-        rows = np.empty(len(item_ids), dtype=np.int64)
-        leaving: dict[tuple[str, int], int] = {}
-        for position, (item_id, second) in enumerate(zip(item_ids, seconds.tolist(), strict=True)):
-            leaving[item_id, second] = leaving.get((item_id, second), 0) + 1
-            item = self._items.get(item_id)
-            if item is None or (not self._times and _count(item.seconds, second) < leaving[item_id, second]):
-                raise ValueError(f"item {item_id!r} has no (further) interaction at {second} to remove")
-            rows[position] = item.row
+        fixed = self._checked(item_ids, contributions, weights)
+        unknown = next((item_id for item_id in item_ids if item_id not in self._items), None)
+        if unknown is not None:
+            raise ValueError(f"item {unknown!r} has no (further) interaction to remove")
+        rows = np.fromiter((self._items[item_id].row for item_id in item_ids), np.int64, len(item_ids))
         delta = _Delta.of(rows, contributions, fixed)
         sums, total = self._sums[delta.rows] - delta.sums, self._weights[delta.rows] - delta.weights
         counts = self._counts[delta.rows] - delta.counts
+        if (counts < 0).any():
+            item_id = item_ids[int(np.flatnonzero(rows == delta.rows[counts < 0][0])[0])]
+            raise ValueError(f"item {item_id!r} has no (further) interaction to remove")
         left_over = (counts == 0) & ((total != 0) | (sums != 0).any(axis=(1, 2)))
         if left_over.any():
             item_id = item_ids[int(np.flatnonzero(rows == delta.rows[left_over][0])[0])]
             raise ValueError(f"item {item_id!r}: what is to be removed is not what had been added")
         self._sums[delta.rows], self._weights[delta.rows], self._counts[delta.rows] = sums, total, counts
         self._unhashed.update(item_ids)
-        older: dict[str, None] = {}
-        for item_id, second in zip(item_ids, seconds.tolist(), strict=True):
-            item = self._items[item_id]
-            item.times_mix = (item.times_mix - _mix(second)) % _WORD
-            if second >= item.last:
-                older[item_id] = None
-            if not self._times:
-                del item.seconds[bisect.bisect_left(item.seconds, second)]
         self._release(item_ids)
-        for item_id in older:
-            if item_id in self._items:
-                self._items[item_id].last = int(self._seconds(item_id)[-1])
 
     def drop(self, item_id: str) -> None:
         """Remove everything of an item, as if it had never been seen."""
@@ -230,11 +172,10 @@ class ItemSums:
         """Return the sums of these items (n,), known or not."""
         num = len(item_ids)
         sums, weights = np.zeros((num, self.num_components, self.width)), np.zeros(num)
-        counts, last = np.zeros(num, dtype=np.int64), np.full(num, NEVER, dtype=np.int64)
+        counts = np.zeros(num, dtype=np.int64)
         found = [self._items.get(item_id) for item_id in item_ids]
         positions = [position for position, item in enumerate(found) if item is not None]
         rows = [item.row for item in found if item is not None]
-        last[positions] = [item.last for item in found if item is not None]
         sums[positions], weights[positions], counts[positions] = (
             self._sums[rows],
             self._weights[rows],
@@ -243,7 +184,7 @@ class ItemSums:
         sums, weights = np.ldexp(sums, -SCALE_BITS), np.ldexp(weights, -SCALE_BITS)
         lengths = np.sqrt((sums * sums).sum(axis=2)).sum(axis=1)
         coherence = np.divide(lengths, weights, out=np.zeros(num), where=weights > 0)
-        return SumsOf(sums=sums, evidence=weights, coherence=np.minimum(coherence, 1), counts=counts, last_seconds=last)
+        return SumsOf(sums=sums, evidence=weights, coherence=np.minimum(coherence, 1), counts=counts)
 
     def counts(self, item_ids: Sequence[str]) -> list[int]:
         """Return the interactions of each of these items, all of which are here."""
@@ -275,28 +216,20 @@ class ItemSums:
 
     def _hash(self, item_id: str, item: _Item) -> int:
         encoded = item_id.encode()
-        numbers = (len(encoded), item.last, int(self._weights[item.row]), int(self._counts[item.row]))
+        numbers = (len(encoded), int(self._weights[item.row]), int(self._counts[item.row]))
         digest = hashlib.blake2b(np.array(numbers, dtype=np.int64).tobytes() + encoded, digest_size=16)
         digest.update(self._sums[item.row].data)
-        digest.update(item.times_mix.to_bytes(8, "little"))
         return int.from_bytes(digest.digest(), "little")
 
     def pick(self, item_ids: Sequence[str]) -> Arrays:
-        """Return copies of some items, all of which are here, without ids and times, for a checkpoint of parts."""
-        items = [self._items[item_id] for item_id in item_ids]
-        rows = [item.row for item in items]
-        return {
-            "sums": self._sums[rows],
-            "weights": self._weights[rows],
-            "counts": self._counts[rows],
-            "last": np.array([item.last for item in items], dtype=np.int64),
-            "times_mix": np.array([item.times_mix for item in items], dtype=np.uint64),
-        }
+        """Return copies of some items, all of which are here, without ids, for a checkpoint of parts."""
+        rows = [self._items[item_id].row for item_id in item_ids]
+        return {"sums": self._sums[rows], "weights": self._weights[rows], "counts": self._counts[rows]}
 
     def put(self, item_ids: Sequence[str], arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
         """Insert new items from `pick`. Raises: ValueError for inconsistent arrays."""
         counts, sums = np.asarray(arrays["counts"], dtype=np.int64), np.asarray(arrays["sums"], dtype=np.int64)
-        if len({len(item_ids), *map(len, (counts, sums, arrays["weights"], arrays["last"], arrays["times_mix"]))}) > 1:
+        if len({len(item_ids), *map(len, (counts, sums, arrays["weights"]))}) > 1:
             raise ValueError(f"arrays disagree on the number of items: {len(counts)} counts, {len(sums)} sums")
         if (counts < 1).any() or sums.shape[1:] != (self.num_components, self.width):
             raise ValueError(f"sums has shape {sums.shape}, and counts begin at {counts.min(initial=1)}")
@@ -306,37 +239,23 @@ class ItemSums:
         self._used += len(sums)
         into = slice(start, self._used)
         self._sums[into], self._weights[into], self._counts[into] = sums, arrays["weights"], counts
-        of_items = zip(item_ids, arrays["last"].tolist(), arrays["times_mix"].tolist(), strict=True)
-        for row, (item_id, last, mix) in enumerate(of_items, start):
-            self._items[item_id] = _Item(row, int(last), int(mix))
+        self._items.update((item_id, _Item(row)) for row, item_id in enumerate(item_ids, start))
         self._unhashed.update(item_ids)
 
-    def _seconds(self, item_id: str) -> npt.NDArray[np.int64]:
-        """Return the times of an item's interactions, ascending."""
-        if self._times:
-            return np.sort(self._times(item_id))
-        return np.frombuffer(self._items[item_id].seconds, dtype=np.int64)
-
     def _checked(
-        self,
-        item_ids: Sequence[str],
-        contributions: FixedPoint,
-        weights: npt.NDArray[np.float64],
-        event_seconds: npt.NDArray[np.int64],
-    ) -> tuple[FixedPoint, FixedPoint]:
+        self, item_ids: Sequence[str], contributions: FixedPoint, weights: npt.NDArray[np.float64]
+    ) -> FixedPoint:
         num, wanted = len(item_ids), (len(item_ids), self.num_components, self.width)
         if contributions.shape != wanted or contributions.dtype != np.int64:
             raise ValueError(
                 f"contributions has shape {contributions.shape} of {contributions.dtype}; expected {wanted} of int64"
             )
-        weights, seconds = np.asarray(weights, dtype=np.float64), np.asarray(event_seconds)
-        if weights.shape != (num,) or seconds.shape != (num,):
-            raise ValueError(f"weights {weights.shape} and event_seconds {seconds.shape}; expected ({num},) each")
+        weights = np.asarray(weights, dtype=np.float64)
+        if weights.shape != (num,):
+            raise ValueError(f"weights {weights.shape}; expected ({num},)")
         if not np.isfinite(weights).all():
             raise ValueError("weights holds NaN or infinite values; every value must be finite")
-        if num and seconds.dtype.kind not in "iu":
-            raise ValueError(f"event_seconds has dtype {seconds.dtype}; expected whole seconds")
-        return np.rint(np.minimum(np.abs(weights), _MOST / SCALE) * SCALE).astype(np.int64), seconds.astype(np.int64)
+        return np.asarray(np.rint(np.minimum(np.abs(weights), _MOST / SCALE) * SCALE).astype(np.int64))
 
     def _row(self, item_id: str) -> int:
         """Return the row of an item, a new one if it has none."""
@@ -366,16 +285,3 @@ class ItemSums:
                 self._free.append(item.row)
                 self._mix -= item.hash
                 del self._items[item_id]
-
-
-def _mix(second: int) -> int:
-    """64 bits of a time, well mixed (splitmix64): their sum distinguishes multisets, in any order."""
-    word = (second + 0x9E3779B97F4A7C15) % _WORD
-    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % _WORD
-    word = (word ^ word >> 27) * 0x94D049BB133111EB % _WORD
-    return word ^ word >> 31
-
-
-def _count(seconds: "array[int]", second: int) -> int:
-    """Return how often a time occurs."""
-    return bisect.bisect_right(seconds, second) - bisect.bisect_left(seconds, second)

@@ -25,7 +25,6 @@ class ContributionRows:
     item_ids: list[str]
     weights: npt.NDArray[np.float64]
     contributions: npt.NDArray[np.int64]
-    seconds: npt.NDArray[np.int64]
 
 
 def weights_of(rules: Rules, interactions: Sequence[Interaction]) -> list[float]:
@@ -46,7 +45,6 @@ def _rows_of(rules: Rules, pairs: Sequence[tuple[Interaction, float]]) -> Contri
     items = rules.items
     interactions = [interaction for interaction, _ in pairs]
     item_ids = [interaction.item_id for interaction in interactions]
-    seconds = np.array([interaction.moment_ms // 1000 for interaction in interactions], np.int64)
     weights = np.array([weight for _, weight in pairs], np.float64)
     components = _halves([interaction.query.components for interaction in interactions])
     gates = None
@@ -56,7 +54,7 @@ def _rows_of(rules: Rules, pairs: Sequence[tuple[Interaction, float]]) -> Contri
         components=components.reshape(len(pairs), items.num_query_components, items.width), gate=gates
     )
     contributions = items.contributions(queries, weights, items.rows(item_ids))
-    return ContributionRows(interactions, item_ids, weights, contributions, seconds)
+    return ContributionRows(interactions, item_ids, weights, contributions)
 
 
 def _halves(pieces: Sequence[bytes]) -> npt.NDArray[np.float32]:

@@ -1,7 +1,7 @@
 """The ledger records which interactions count, and which positions users have forgotten.
 
 The ledger makes folding exactly-once (a source position is folded once), forgetting exact (it has the offsets of the
-attributions to subtract), and a rebuild identical. Rows are stored in blocks of arrays in order of arrival, 36 bytes
+attributions to subtract), and a rebuild identical. Rows are stored in blocks of arrays in order of arrival, 28 bytes
 each. A row that no longer counts is blanked, so a checkpoint copies only changed blocks. No call loops over users. A
 row has 64 bits of the hash of the user's pseudonym, and the number of the item.
 
@@ -71,7 +71,7 @@ class Ledger:
             return Standing.VOID
         return Standing.NEW if self._find(position) is None else Standing.COUNTED
 
-    def add(self, user: str, position: int, offset: int, item: int = NO_ITEM, second: int = 0) -> None:
+    def add(self, user: str, position: int, offset: int, item: int = NO_ITEM) -> None:
         """Count a NEW position. offset: the offset of its attribution. item: NO_ITEM if no sums contain it."""
         if not self.blocks or self.blocks[-1].count == BLOCK_ROWS:
             self._mix_tail()
@@ -80,7 +80,7 @@ class Ledger:
         block = self.blocks[-1]
         row = block.count
         block.users[row], block.positions[row], block.offsets[row] = hash_text(user), position, offset
-        block.items[row], block.seconds[row] = item, second
+        block.items[row] = item
         block.count = row + 1
         self._num_positions += 1
         source, at = unpack_position(position)
@@ -89,10 +89,10 @@ class Ledger:
         if position > self._newest.get(source, -1):
             self._newest[source] = position
 
-    def settle(self, position: int, item: int, second: int) -> None:
-        """Set the item and second of a counted position: those of the sums that contain it, or NO_ITEM and 0."""
+    def settle(self, position: int, item: int) -> None:
+        """Set the item whose sums contain a counted position, or NO_ITEM."""
         block, row = self._at(position)
-        block.write(row, item=item, second=second)
+        block.write(row, item=item)
 
     def offset_of(self, position: int) -> int | None:
         """Return the attribution offset of a counted position; None if it does not count."""
@@ -122,7 +122,7 @@ class Ledger:
             if offset < first:
                 self.strike(position)
             else:
-                self.settle(position, NO_ITEM, 0)
+                self.settle(position, NO_ITEM)
                 left.append(offset)
         return len(rows["positions"]) - len(left), left
 
@@ -143,7 +143,7 @@ class Ledger:
             if number < len(self.blocks) - 1 or row < self._mixed:
                 self._mix.add_one(before, position, int(block.offsets[row]), -1)
                 self._mix.add_one(after, position, int(block.offsets[row]))
-            block.write(row, user=after, item=int(block.items[row]), second=int(block.seconds[row]))
+            block.write(row, user=after, item=int(block.items[row]))
         return before
 
     def strike(self, position: int) -> tuple[int, int]:

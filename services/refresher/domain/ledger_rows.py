@@ -23,9 +23,8 @@ DTYPES: dict[str, npt.DTypeLike] = {
     "positions": np.dtype(np.int64),
     "offsets": np.dtype(np.int64),
     "items": np.dtype(np.uint32),
-    "seconds": np.dtype(np.int64),
 }
-ROW_BYTES = 36
+ROW_BYTES = 28
 
 
 @dataclass(slots=True)
@@ -39,7 +38,6 @@ class Block:
     positions: IntArray
     offsets: IntArray
     items: npt.NDArray[np.uint32]
-    seconds: IntArray
     count: int = 0
     changes: int = 0
     is_shared: bool = False
@@ -53,10 +51,8 @@ class Block:
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> "Block":
         """Return a block with these arrays, each of `BLOCK_ROWS`."""
-        users, positions, offsets, items, seconds = (
-            np.ascontiguousarray(arrays[name], dtype) for name, dtype in DTYPES.items()
-        )
-        return cls(users, positions, offsets, items, seconds)
+        users, positions, offsets, items = (np.ascontiguousarray(arrays[name], dtype) for name, dtype in DTYPES.items())
+        return cls(users, positions, offsets, items)
 
     @property
     def version(self) -> tuple[int, int]:
@@ -67,9 +63,7 @@ class Block:
         """Return views of the used rows."""
         return {name: getattr(self, name)[: self.count] for name in DTYPES}
 
-    def write(
-        self, row: int, *, user: int | None = None, item: int = NO_ITEM, second: int = 0, is_blank: bool = False
-    ) -> None:
+    def write(self, row: int, *, user: int | None = None, item: int = NO_ITEM, is_blank: bool = False) -> None:
         """Change a row, or blank it."""
         if self.is_shared:
             for name in DTYPES:
@@ -79,7 +73,7 @@ class Block:
             self.positions[row], user = _BLANK, 0
         if user is not None:
             self.users[row] = user
-        self.items[row], self.seconds[row] = item, second
+        self.items[row] = item
         self.changes += 1
 
 

@@ -14,7 +14,6 @@ from heapq import nsmallest
 from zlib import crc32
 
 import numpy as np
-import numpy.typing as npt
 
 from services.algorithms.pefa.memory import hash_of
 from services.algorithms.pefa.policy import NEW_ITEM_SHARE, SharePolicy
@@ -62,25 +61,17 @@ class ItemNumbers:
 
 @dataclass(slots=True)
 class StreamTime:
-    """Stream time: the newest moment of any interaction of a partition, whatever its outcome.
-
-    newest_recorded_ms: the broker's time of the newest one. mark: offset and source position of the last one, which
-    identify the log.
+    """newest_recorded_ms: the broker's time of a partition's newest interaction, whatever its outcome. mark: offset and
+    source position of the last one, which identify the log.
     """
 
-    stream_ms: int = 0
     newest_recorded_ms: int | None = None
     mark: tuple[int, int] | None = None
 
     def note(self, interaction: Interaction) -> None:
         """Note a folded interaction."""
-        self.stream_ms = max(self.stream_ms, interaction.moment_ms)
         self.newest_recorded_ms = max(self.newest_recorded_ms or 0, interaction.recorded_ms)
         self.mark = (interaction.offset, interaction.source_position)
-
-    def age_seconds(self, last_seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return stream time since these moments; 0 for later ones."""
-        return np.asarray(np.maximum(self.stream_ms // 1000 - last_seconds, 0))
 
 
 class Partition:
@@ -95,7 +86,7 @@ class Partition:
         self.folded_offset = -1
         self.time, self.numbers = StreamTime(), ItemNumbers()
         self.outgoing, self.remembered = Outgoing(), Remembered(rules)
-        self.sums = ItemSums(num_components=rules.items.num_components, width=rules.items.width, times=self.times_of)
+        self.sums = ItemSums(num_components=rules.items.num_components, width=rules.items.width)
         self.ledger, self.pending = Ledger(), Pending(rules.max_pending)
         # Per new item in the sums, the user's hash of each interaction.
         self.contributor_hashes: dict[str, array[int]] = {}
@@ -131,10 +122,6 @@ class Partition:
                 return True
         return least <= 0
 
-    def times_of(self, item_id: str) -> npt.NDArray[np.int64]:
-        """Return the times of the interactions in an item's sums, in any order."""
-        return np.asarray(self.ledger.of_item(self.numbers.of[item_id])["seconds"], np.int64)
-
     def digest(self) -> str:
         """Return a hash (32 hex digits) of position, sums, memory and ledger. A rebuild from zero gives the same.
 
@@ -168,8 +155,7 @@ class Partition:
             self._add_to_sums(part)
         for interaction, weight, is_known in zip(accepted, weights, known, strict=True):
             number = self.numbers.of[interaction.item_id] if weight and is_known else NO_ITEM
-            second = interaction.moment_ms // 1000
-            self.ledger.add(interaction.user, interaction.source_position, interaction.offset, number, second)
+            self.ledger.add(interaction.user, interaction.source_position, interaction.offset, number)
             if not is_known:
                 self.pending.add(interaction.item_id, interaction.offset)
         for interaction in again:
@@ -194,7 +180,7 @@ class Partition:
             elif item != NO_ITEM:
                 in_sums.append(interaction)
         for part in contributions_of(self.rules, in_sums, weights_of(self.rules, in_sums)):
-            self.sums.remove(part.item_ids, part.contributions, part.weights, part.seconds)
+            self.sums.remove(part.item_ids, part.contributions, part.weights)
             for interaction in part.interactions:
                 self._touch(interaction.item_id, removed=True)
                 users = self.contributor_hashes.get(interaction.item_id)
@@ -252,8 +238,7 @@ class Partition:
         for part in contributions_of(self.rules, interactions, weights_of(self.rules, interactions)):
             self._add_to_sums(part, self.ledger.user_of)
             for interaction in part.interactions:
-                number, second = self.numbers.of[interaction.item_id], interaction.moment_ms // 1000
-                self.ledger.settle(interaction.source_position, number, second)
+                self.ledger.settle(interaction.source_position, self.numbers.of[interaction.item_id])
 
     def lacks(self) -> list[tuple[int, int]]:
         """Return (source position, attribution offset) of counted interactions not in the memory, in its order of
@@ -331,7 +316,7 @@ class Partition:
 
     def _add_to_sums(self, part: ContributionRows, owner_of: Callable[[int], int] | None = None) -> None:
         """owner_of: returns the user's hash of a counted position; another pseudonym may own the position by now."""
-        self.sums.add(part.item_ids, part.contributions, part.weights, part.seconds)
+        self.sums.add(part.item_ids, part.contributions, part.weights)
         for interaction in part.interactions:
             self._touch(interaction.item_id)
             if self.rules.items.is_new(interaction.item_id):

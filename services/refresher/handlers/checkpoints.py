@@ -38,7 +38,7 @@ from services.refresher.domain.rules import Rules
 Rows = Mapping[str, npt.NDArray[Any]]
 Versions = Mapping[str, object]
 
-FORMAT = 3
+FORMAT = 4
 _NEVER = -1
 _SOURCE_SHIFT = MAX_OFFSET.bit_length()
 _IDS_CHUNK = 4096
@@ -105,7 +105,6 @@ def snapshot(state: Partition, saved: Versions) -> Snapshot:
         "rules": state.rules.text,
         "partition": state.number,
         "folded_offset": state.folded_offset,
-        "stream_ms": state.time.stream_ms,
         "newest_recorded_ms": _NEVER if state.time.newest_recorded_ms is None else state.time.newest_recorded_ms,
         "mark": state.time.mark,
         "new_share": state.new_item_policy.text,
@@ -209,7 +208,6 @@ def _encode_rows(rows: Rows) -> bytes:
             "at": np.where(alive, at, at[alive].min(initial=MAX_OFFSET)),
             "offsets": rows["offsets"],
             "items": np.where(rows["items"] == NO_ITEM, -1, rows["items"].astype(np.int64)),
-            "seconds": rows["seconds"],
         }
     )
 
@@ -294,7 +292,7 @@ def _fitting(values: Mapping[str, Any], number: int, rules: Rules, listed: Conta
     """Return a partition with the plain values; rules are compared later."""
     if values["partition"] != number:
         raise CheckpointError(f"it is of partition {values['partition']}, not {number}")
-    for name in ("folded_offset", "stream_ms", "newest_recorded_ms", "quiet_until"):
+    for name in ("folded_offset", "newest_recorded_ms", "quiet_until"):
         if type(values[name]) is not int:
             raise CheckpointError(f"{name}={values[name]!r:.80}; allowed: a whole number")
     for name in ("counts", "other_models"):
@@ -302,7 +300,6 @@ def _fitting(values: Mapping[str, Any], number: int, rules: Rules, listed: Conta
             raise CheckpointError(f"{name}={values[name]!r:.80}; allowed: whole numbers by name")
     state = Partition(number, rules, listed)
     state.folded_offset = values["folded_offset"]
-    state.time.stream_ms = values["stream_ms"]
     if values["newest_recorded_ms"] != _NEVER:
         state.time.newest_recorded_ms = values["newest_recorded_ms"]
     state.time.mark = None if values["mark"] is None else (values["mark"][0], values["mark"][1])

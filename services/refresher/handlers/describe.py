@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 
-import numpy as np
-
 from services.contracts.retraction import PSEUDONYMS_BETWEEN
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.remembered import entry_id_of
@@ -70,7 +68,6 @@ class ItemEvidence:
     num_users: int = 0
     evidence: float = 0.0
     coherence: float = 0.0
-    age_seconds: float = 0.0
     model_share: float = 1.0
     reason: str = NOTHING
     is_published: bool = False
@@ -191,7 +188,6 @@ class Describe:
             num_users=state.num_users(item_id),
             evidence=float(sums.evidence[0]),
             coherence=float(sums.coherence[0]),
-            age_seconds=float(state.time.age_seconds(np.asarray(sums.last_seconds))[0]),
             model_share=float(self._publisher.model_weights(state, [item_id])[0]),
             reason=self._publisher.reasons(state, [item_id])[0],
             is_published=item_id in state.outgoing.published,

@@ -66,7 +66,7 @@ def test_links_carry_what_their_records_take() -> None:
     # Histories: 60,000 users, each at most once in two minutes.
     assert links["encoder to kafka"] == pytest.approx(0.597 + 500 * 0.008207, abs=0.01)
     assert links["encoder and redis"] == pytest.approx(WRITTEN_BYTES / 1000, abs=0.01)
-    assert found["growth_gib_per_day"]["refreshers' ledgers"] == pytest.approx(36_000 * 86_400 / _GIB, abs=0.01)
+    assert found["growth_gib_per_day"]["refreshers' ledgers"] == pytest.approx(28_000 * 86_400 / _GIB, abs=0.01)
 
 
 @pytest.mark.parametrize("items", [1, 99_999, 10**7, 10**8, 10**9, 10**11])

@@ -139,7 +139,6 @@ def known_items(count: int, length: float, *, interactions: int = 30) -> tuple[I
         evidence=np.full(count, 20.0),
         coherence=np.full(count, 0.5),
         counts=np.full(count, interactions),
-        last_seconds=np.zeros(count, np.int64),
     )
     return ItemStates(components=states.astype(np.float32)), said
 

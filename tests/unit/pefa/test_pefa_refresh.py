@@ -24,7 +24,7 @@ def test_with_one_component_the_streamed_form_is_the_papers(seed: int, share: fl
     ones = np.ones(40)
     sums = ItemSums(num_components=1, width=8)
     fixed = np.rint(scene.queries.components.astype(np.float64) * SCALE).astype(np.int64)
-    sums.add(scene.item_ids, fixed, ones, scene.seconds)
+    sums.add(scene.item_ids, fixed, ones)
     read = sums.of([f"item-{row}" for row in range(12)])
     shares = SharePolicy(kind="fixed", least=share).model_share(read.evidence, read.coherence)
     streamed = refreshed(base, read.sums, shares)
@@ -90,11 +90,10 @@ def torn(scale: float) -> tuple[ItemStates, ItemSums]:
     half = scene.contributions[:200] * np.sign(scene.weights[:200]).astype(np.int64)[:, None, None]
     sums = ItemSums(num_components=2, width=8)
     weights = np.abs(scene.weights[:200])
-    seconds = np.zeros(200, np.int64)
-    sums.add(["item-0"] * 200, half, weights, seconds)
-    sums.add(["item-0"] * 200, -half, -weights, seconds)
+    sums.add(["item-0"] * 200, half, weights)
+    sums.add(["item-0"] * 200, -half, -weights)
     one = np.rint(scene.contributions[200:] / scene.weights[200] * scale).astype(np.int64)
-    sums.add(["item-0"], one, np.array([scale]), np.zeros(1, np.int64))
+    sums.add(["item-0"], one, np.array([scale]))
     return take(scene.items, [0]), sums
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pefa_scene import Scene, make_scene
 
 from services.algorithms.pefa.contribution import SCALE
-from services.algorithms.pefa.sums import MAX_TOTAL_WEIGHT, NEVER, ItemSums
+from services.algorithms.pefa.sums import MAX_TOTAL_WEIGHT, ItemSums
 
 
 def empty(scene: Scene) -> ItemSums:
@@ -20,9 +20,9 @@ class Fold:
     def __init__(self, scene: Scene) -> None:
         self.scene, self.weights, self.contributions = scene, scene.weights, scene.contributions
 
-    def columns(self, rows: list[int]) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
+    def columns(self, rows: list[int]) -> tuple[list[str], np.ndarray, np.ndarray]:
         item_ids = [self.scene.item_ids[row] for row in rows]
-        return item_ids, self.contributions[rows], self.weights[rows], self.scene.seconds[rows]
+        return item_ids, self.contributions[rows], self.weights[rows]
 
     def batch(self, rows: list[int]) -> ItemSums:
         """All of them at once, in order."""
@@ -67,7 +67,7 @@ def test_any_order_with_undone_interactions_has_the_bits_of_the_survivors_batch(
     assert sorted(sums) == sorted(wanted)
     ids = [f"item-{number}" for number in range(6)]
     got, expected = sums.of(ids), wanted.of(ids)
-    for name in ("sums", "evidence", "coherence", "counts", "last_seconds"):
+    for name in ("sums", "evidence", "coherence", "counts"):
         assert getattr(got, name).tobytes() == getattr(expected, name).tobytes()
 
 
@@ -108,8 +108,8 @@ def test_what_is_read_is_the_weighted_sum() -> None:
     assert read.evidence[0] == pytest.approx(np.abs(scene.weights[rows]).sum(), abs=1e-7)
     length = np.linalg.norm(read.sums[0], axis=1).sum()
     assert read.coherence[0] == pytest.approx(length / read.evidence[0])
-    assert (read.counts[0], read.last_seconds[0]) == (len(rows), scene.seconds[rows].max())
-    assert (read.counts[1], read.last_seconds[1], read.evidence[1], read.coherence[1]) == (0, NEVER, 0, 0)
+    assert read.counts.tolist() == [len(rows), 0]
+    assert (read.evidence[1], read.coherence[1]) == (0, 0)
     assert not read.sums[1].any()
 
 
@@ -118,13 +118,13 @@ def test_more_items_than_first_rows_keep_their_sums() -> None:
     sums = ItemSums(num_components=1, width=1)
     ids = [f"i{number}" for number in range(num)]
     values = np.arange(num, dtype=np.int64)[:, None, None] * SCALE
-    sums.add(ids, values, np.ones(num), np.arange(num))
+    sums.add(ids, values, np.ones(num))
     assert sums.of(ids).sums[:, 0, 0].tolist() == list(range(num))
-    sums.remove(ids[:500], values[:500], np.ones(500), np.arange(500))
+    sums.remove(ids[:500], values[:500], np.ones(500))
     assert len(sums) == 500
     assert "i0" not in sums
     assert "i999" in sums
-    sums.add(ids[:500], values[:500], np.ones(500), np.arange(500))  # rows are used again
+    sums.add(ids[:500], values[:500], np.ones(500))  # rows are used again
     assert sums.of(ids).sums[:, 0, 0].tolist() == list(range(num))
     assert sums.num_interactions == num
     assert sums.nbytes >= num * sums.bytes_per_item
@@ -133,12 +133,10 @@ def test_more_items_than_first_rows_keep_their_sums() -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ((["a"], np.zeros((1, 2, 9), np.int64), np.ones(1), np.zeros(1, np.int64)), "contributions has shape"),
-        ((["a"], np.zeros((1, 2, 8)), np.ones(1), np.zeros(1, np.int64)), "float64"),
-        ((["a"], np.zeros((1, 2, 8), np.int64), np.ones(2), np.zeros(1, np.int64)), r"weights \(2,\)"),
-        ((["a"], np.zeros((1, 2, 8), np.int64), np.ones(1), np.zeros(2, np.int64)), r"event_seconds \(2,\)"),
-        ((["a"], np.zeros((1, 2, 8), np.int64), np.full(1, np.inf), np.zeros(1, np.int64)), "NaN or infinite"),
-        ((["a"], np.zeros((1, 2, 8), np.int64), np.ones(1), np.zeros(1)), "whole seconds"),
+        ((["a"], np.zeros((1, 2, 9), np.int64), np.ones(1)), "contributions has shape"),
+        ((["a"], np.zeros((1, 2, 8)), np.ones(1)), "float64"),
+        ((["a"], np.zeros((1, 2, 8), np.int64), np.ones(2)), r"weights \(2,\)"),
+        ((["a"], np.zeros((1, 2, 8), np.int64), np.full(1, np.inf)), "NaN or infinite"),
     ],
 )
 def test_what_does_not_fit_changes_nothing(columns: tuple[object, ...], message: str) -> None:
@@ -153,13 +151,11 @@ def test_removing_what_is_not_there_changes_nothing() -> None:
     fold = Fold(make_scene(14, 20))
     sums = fold.batch(list(range(10)))
     before = sums.digest()
-    item_ids, contributions, weights, seconds = fold.columns([0])
+    _, contributions, weights = fold.columns([0])
     with pytest.raises(ValueError, match="no \\(further\\) interaction"):
-        sums.remove(*fold.columns([0, 0]))
+        sums.remove(*fold.columns([row for row in range(10) if fold.scene.item_ids[row] == fold.scene.item_ids[0]] * 2))
     with pytest.raises(ValueError, match="no \\(further\\) interaction"):
-        sums.remove(["unknown"], contributions, weights, seconds)
-    with pytest.raises(ValueError, match="no \\(further\\) interaction"):
-        sums.remove(item_ids, contributions, weights, seconds + 1)
+        sums.remove(["unknown"], contributions, weights)
     assert sums.digest() == before
 
 
@@ -167,11 +163,11 @@ def test_removing_something_else_than_was_added_is_noticed_when_the_item_would_e
     fold = Fold(make_scene(15, 1))
     sums = fold.batch([0])
     before = sums.digest()
-    item_ids, contributions, weights, seconds = fold.columns([0])
+    item_ids, contributions, weights = fold.columns([0])
     with pytest.raises(ValueError, match="not what had been added"):
-        sums.remove(item_ids, contributions + 1, weights, seconds)
+        sums.remove(item_ids, contributions + 1, weights)
     with pytest.raises(ValueError, match="not what had been added"):
-        sums.remove(item_ids, contributions, weights / 2, seconds)
+        sums.remove(item_ids, contributions, weights / 2)
     assert sums.digest() == before
 
 
@@ -180,7 +176,7 @@ def test_removing_something_else_than_was_added_is_noticed_when_the_item_would_e
 )
 def test_a_batch_whose_own_sum_passes_64_bits_is_refused(count: int, weight: float) -> None:
     sums = ItemSums(num_components=1, width=1)
-    sums.add(["a"], np.full((1, 1, 1), SCALE), np.ones(1), np.zeros(1, np.int64))
+    sums.add(["a"], np.full((1, 1, 1), SCALE), np.ones(1))
     before = sums.digest()
     for item_id in ("a", "b"):
         with pytest.raises(ValueError, match=f"item '{item_id}': weights add up to more than {MAX_TOTAL_WEIGHT}"):
@@ -188,7 +184,6 @@ def test_a_batch_whose_own_sum_passes_64_bits_is_refused(count: int, weight: flo
                 ["c", *[item_id] * count],
                 np.zeros((1 + count, 1, 1), np.int64),
                 np.array([1.0] + [weight] * count),
-                np.zeros(1 + count, np.int64),
             )
         assert sums.digest() == before
         assert list(sums) == ["a"]
@@ -197,15 +192,15 @@ def test_a_batch_whose_own_sum_passes_64_bits_is_refused(count: int, weight: flo
 def test_sums_refuse_to_overflow() -> None:
     sums = ItemSums(num_components=1, width=1)
     big = np.array([[[2**60]]], dtype=np.int64)
-    sums.add(["a"], big, np.array([float(MAX_TOTAL_WEIGHT - 1)]), np.zeros(1, np.int64))
+    sums.add(["a"], big, np.array([float(MAX_TOTAL_WEIGHT - 1)]))
     before = sums.digest()
     with pytest.raises(ValueError, match="item 'a': weights add up to more than"):
-        sums.add(["b", "a"], np.concatenate([big, big]), np.array([1.0, 2.0]), np.zeros(2, np.int64))
+        sums.add(["b", "a"], np.concatenate([big, big]), np.array([1.0, 2.0]))
     assert sums.digest() == before
     assert "b" not in sums
 
 
-@pytest.mark.parametrize("name", ["last", "times_mix", "sums", "weights", "counts"])
+@pytest.mark.parametrize("name", ["sums", "weights", "counts"])
 def test_torn_parts_of_a_checkpoint_are_refused(name: str) -> None:
     scene = make_scene(16, 20)
     sums = Fold(scene).batch(list(range(20)))

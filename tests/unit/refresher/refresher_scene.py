@@ -261,15 +261,15 @@ def fold_all(
     return state
 
 
-def contributors_of(state: Partition) -> dict[str, list[tuple[int, int]]]:
-    """Who stands behind each item's sums, as hashes of users, and when, from the ledger."""
+def contributors_of(state: Partition) -> dict[str, list[int]]:
+    """Who stands behind each item's sums, as hashes of users, from the ledger."""
     found = {}
     for number, item_id in enumerate(state.numbers.ids):
         rows = state.ledger.of_item(number)
         if len(rows["users"]):
-            found[item_id] = sorted(zip(rows["users"].tolist(), rows["seconds"].tolist(), strict=True))
+            found[item_id] = sorted(rows["users"].tolist())
             if state.rules.items.row(item_id) < 0:
-                assert sorted(state.contributor_hashes[item_id]) == sorted(rows["users"].tolist())
+                assert sorted(state.contributor_hashes[item_id]) == found[item_id]
     assert found.keys() == set(state.sums)
     return found
 

@@ -127,14 +127,6 @@ def test_interactions_without_weight_are_neither_summed_nor_remembered_and_can_b
     assert len(fold_all(RULES, log).ledger) == 0
 
 
-def test_a_clock_that_runs_ahead_ages_nobody() -> None:
-    rng = np.random.default_rng(6)
-    honest = interaction(rng, place=(0, 1), item="item-1", user="u", moment_ms=START_MS)
-    state = fold_all(RULES, log_of([honest]))
-    assert state.time.age_seconds(np.array([START_MS // 1000 + 999])).tolist() == [0]
-    assert state.time.age_seconds(np.array([START_MS // 1000 - 5])).tolist() == [5]
-
-
 class _Broken(MemoryLog):
     """Fails to read again, as often as told."""
 

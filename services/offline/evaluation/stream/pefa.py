@@ -110,7 +110,7 @@ class RefreshedItems:
         sums, users = [], np.zeros(len(learnt), dtype=np.int64)
         for row in range(len(learnt)):
             one = slice(row, row + 1)
-            self._sums.add(learnt.ids[one], learnt.contributions[one], learnt.weights[one], learnt.seconds[one])
+            self._sums.add(learnt.ids[one], learnt.contributions[one], learnt.weights[one])
             self._count_users(learnt.codes[one], learnt.users[one])
             sums.append(self._sums.of(learnt.ids[one]))
             users[row] = len(self._users.get(int(learnt.codes[row]), ()))
@@ -183,7 +183,6 @@ class RefreshedItems:
             users=events.users[able_rows[says]].astype(np.int64),
             contributions=added[says],
             weights=able_weights[says],
-            seconds=events.timestamps[able_rows[says]].astype(np.int64),
         )
 
     def _count_users(self, codes: IntArray, users: IntArray) -> None:
@@ -202,7 +201,6 @@ class _Learnt:
     users: IntArray
     contributions: npt.NDArray[np.int64]
     weights: npt.NDArray[np.float64]
-    seconds: IntArray
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -231,7 +229,7 @@ def _by_share(shares: Mapping[str, SharePolicy]) -> dict[SharePolicy, list[str]]
 
 def _joined(parts: Sequence[SumsOf]) -> SumsOf:
     """Return the items' sums, one part after the other."""
-    names = ("sums", "evidence", "coherence", "counts", "last_seconds")
+    names = ("sums", "evidence", "coherence", "counts")
     return SumsOf(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
