@@ -59,6 +59,11 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     writer.close()
 
 
+@pytest.fixture
+def epoch(store: Store) -> str:
+    return store.ensure_epoch(NUM_PARTITIONS)[0]
+
+
 def state(offset: int = 42, model: str = MODEL) -> StoredState:
     packed = PackedQueryState(
         model_version=model, components=b"\x00\x3c" * 8, gate=b"\x00\x40" * 2, num_components=2, component_width=4
@@ -93,16 +98,14 @@ def test_an_epoch_is_made_once(store: Store) -> None:
     assert store.epoch() == epoch
 
 
-def test_an_unknown_user_is_empty(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_an_unknown_user_is_empty(store: Store, epoch: str) -> None:
     found = store.load_users(["nobody"], epoch)["nobody"]
     assert (found.events, found.recent, found.positions, found.expected) == ([], [], {}, b"")
     assert store.load_users([], epoch) == {}
 
 
 @pytest.mark.parametrize("user_id", ["ann", "{}", "a}b{c", "100%", "日本語", "x" * 128])
-def test_what_is_written_is_read_again(store: Store, user_id: str) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_what_is_written_is_read_again(store: Store, user_id: str, epoch: str) -> None:
     store.apply([update(user_id)], epoch, {})
     found = store.load_users([user_id, "other"], epoch)
     assert found[user_id].events == EVENTS
@@ -111,8 +114,7 @@ def test_what_is_written_is_read_again(store: Store, user_id: str) -> None:
     assert found["other"].events == []
 
 
-def test_a_write_on_an_old_reading_is_refused_and_others_go_through(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_a_write_on_an_old_reading_is_refused_and_others_go_through(store: Store, epoch: str) -> None:
     store.apply([update("ann")], epoch, {})
     with pytest.raises(Conflict, match="1 of 2"):
         store.apply([update("ann", positions={3: 99}), update("bob")], epoch, {})
@@ -121,8 +123,7 @@ def test_a_write_on_an_old_reading_is_refused_and_others_go_through(store: Store
     assert found["bob"].positions == {3: 42}
 
 
-def test_a_write_on_the_latest_reading_replaces(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_a_write_on_the_latest_reading_replaces(store: Store, epoch: str) -> None:
     store.apply([update("ann")], epoch, {})
     expected = store.load_users(["ann"], epoch)["ann"].expected
     store.apply([update("ann", expected, positions={3: 43, 5: 1}, events=EVENTS[1:], recent=[])], epoch, {})
@@ -130,8 +131,7 @@ def test_a_write_on_the_latest_reading_replaces(store: Store) -> None:
     assert (found.positions, found.events, found.recent) == ({3: 43, 5: 1}, EVENTS[1:], [])
 
 
-def test_a_state_of_another_model_is_written_beside_while_its_history_stands(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_a_state_of_another_model_is_written_beside_while_its_history_stands(store: Store, epoch: str) -> None:
     store.apply([update("ann"), update("bob")], epoch, {})
     theirs = {"model_version": "model-2", "state": state(model="model-2"), "forgotten": {}}
     moved = ModelState(user_id="bob", positions={3: 41}, **theirs)
@@ -163,8 +163,7 @@ def test_what_an_earlier_epoch_left_reads_as_absent_and_can_be_replaced(store: S
     assert store.load_users(["ann"], NOW)["ann"].positions == {0: 0}
 
 
-def test_progress_moves_once_and_adds_up(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_progress_moves_once_and_adds_up(store: Store, epoch: str) -> None:
     assert store.begin([0, 1], epoch)[1].watermark == -1
     first = AdvanceStep(partition=1, from_watermark=-1, to_watermark=9, counts={"applied": 8, "duplicates": 2})
     store.advance([first], epoch)
@@ -206,9 +205,8 @@ def test_a_process_that_missed_a_new_epoch_puts_nothing_in_the_place_of_its_prog
     assert list(store.user_ids(0, earlier)) == []
 
 
-def test_a_writer_that_missed_a_step_writes_nothing(store: Store) -> None:
+def test_a_writer_that_missed_a_step_writes_nothing(store: Store, epoch: str) -> None:
     """It took another store for this one: a replica that lagged took over, or another process moved the watermark."""
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
     home = ANN_HOME.partition
     store.begin([home], epoch)
     store.apply([update("ann")], epoch, {home: -1})
@@ -227,8 +225,7 @@ def test_a_writer_of_another_epoch_writes_nothing_on_a_store_that_was_emptied(st
     assert store.load_users(["ann"], EARLIER)["ann"].positions == {}
 
 
-def test_a_watermark_moves_only_over_all_users_that_were_written(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_a_watermark_moves_only_over_all_users_that_were_written(store: Store, epoch: str) -> None:
     home = ANN_HOME.partition
     store.begin([home], epoch)
     store.apply([update("ann")], epoch, {home: -1})
@@ -248,8 +245,7 @@ def test_a_store_with_other_partitions_is_refused(store: Store) -> None:
         store.ensure_epoch(16)
 
 
-def test_a_dump_is_all_of_a_user_but_states_and_progress_as_of_then(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_a_dump_is_all_of_a_user_but_states_and_progress_as_of_then(store: Store, epoch: str) -> None:
     recent = [RecentId(2**64 - 1, 3, 41, 1), RecentId(7, 3, 42, 0, "日本")]
     seen = {"item-1": 1_001, "item-2": 1_800_000_000_000, "日本": 0}
     store.apply(
@@ -268,8 +264,7 @@ def test_a_dump_is_all_of_a_user_but_states_and_progress_as_of_then(store: Store
     assert store.dump([], [1], epoch).progress == {1: found.progress[1]}
 
 
-def test_a_user_without_events_is_dumped_without_events(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_a_user_without_events_is_dumped_without_events(store: Store, epoch: str) -> None:
     store.apply([update(events=[], recent=[], seen_times={}, state=None, state_change="keep")], epoch, {})
     assert store.dump(["ann"], [], epoch).histories["ann"] == stored_history.pack_history({3: 42}, {}, [], [], {})
 
@@ -278,8 +273,7 @@ def lost(store: Store, epoch: str) -> list[str]:
     return sorted({user_id for found in store.find_lost(range(NUM_PARTITIONS), epoch) for user_id in found})
 
 
-def test_seeded_users_are_lost_until_they_are_written_and_known_ones_stay(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_seeded_users_are_lost_until_they_are_written_and_known_ones_stay(store: Store, epoch: str) -> None:
     home = ANN_HOME.partition
     others = [name for name in map(str, range(50)) if state_layout.home_of(name, epoch).partition == home][:2]
     store.apply([update("ann", positions={home: 7})], epoch, {})
@@ -442,8 +436,7 @@ async def test_a_reader_follows_to_another_epoch_with_other_partitions(
         assert [(await reader.read_user(f"user-{n}", MODEL)).state for n in range(8)] == [state()] * 8
 
 
-def test_recent_ids_keep_the_items_that_can_still_be_undone(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_recent_ids_keep_the_items_that_can_still_be_undone(store: Store, epoch: str) -> None:
     recent = [RecentId(1, 3, 40, 0, "item-0"), RecentId(2, 3, 41, 1), RecentId(3, 3, 42, 0, "日本")]
     store.apply([update("ann", recent=recent)], epoch, {})
     assert store.load_users(["ann"], epoch)["ann"].recent == recent
@@ -463,8 +456,7 @@ def forgotten(store: Store, user_id: str, epoch: str, **changes: Any) -> UserUpd
 
 
 @pytest.mark.parametrize("user_id", ["ann", "a}b{c"])
-def test_a_forgotten_user_leaves_positions_and_nothing_else(store: Store, user_id: str) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_a_forgotten_user_leaves_positions_and_nothing_else(store: Store, user_id: str, epoch: str) -> None:
     store.add_model(MODEL)
     store.add_model("model-2")
     store.apply([update(user_id), update("bob")], epoch, {})
@@ -478,8 +470,7 @@ def test_a_forgotten_user_leaves_positions_and_nothing_else(store: Store, user_i
     assert found["bob"].events == EVENTS
 
 
-def test_a_write_prepared_before_a_forget_is_refused_after_it(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_a_write_prepared_before_a_forget_is_refused_after_it(store: Store, epoch: str) -> None:
     store.apply([update("ann")], epoch, {})
     expected = store.load_users(["ann"], epoch)["ann"].expected
     store.rewrite([forgotten(store, "ann", epoch)], epoch)
@@ -488,8 +479,7 @@ def test_a_write_prepared_before_a_forget_is_refused_after_it(store: Store) -> N
     assert store.load_users(["ann"], epoch)["ann"].events == []
 
 
-def test_a_forget_prepared_before_a_write_is_refused_after_it(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_a_forget_prepared_before_a_write_is_refused_after_it(store: Store, epoch: str) -> None:
     store.apply([update("ann"), update("bob")], epoch, {})
     late = [forgotten(store, user_id, epoch) for user_id in ("ann", "bob")]
     expected = store.load_users(["ann"], epoch)["ann"].expected
@@ -500,8 +490,7 @@ def test_a_forget_prepared_before_a_write_is_refused_after_it(store: Store) -> N
     assert (found["ann"].events, found["bob"].events) == (EVENTS, [])
 
 
-def test_what_comes_after_a_forget_is_kept_beside_it(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_what_comes_after_a_forget_is_kept_beside_it(store: Store, epoch: str) -> None:
     store.apply([update("ann")], epoch, {})
     later = StoredEvent(9_000, 3, 43, 5, "item-9")
     rest = forgotten(store, "ann", epoch, events=[later], positions={3: 43})
@@ -512,8 +501,7 @@ def test_what_comes_after_a_forget_is_kept_beside_it(store: Store) -> None:
     assert store.load_users(["ann"], epoch)["ann"].forgotten == {3: 42, 5: 9}
 
 
-def test_forgetting_who_was_never_there_leaves_no_trace(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_forgetting_who_was_never_there_leaves_no_trace(store: Store, epoch: str) -> None:
     store.rewrite([forgotten(store, "nobody", epoch, positions={})], epoch)
     assert store.load_users(["nobody"], epoch)["nobody"].expected == b""
 
@@ -526,8 +514,7 @@ def test_what_an_earlier_epoch_left_of_a_user_is_erased(store: Store) -> None:
     assert (found.events, found.positions, found.forgotten) == ([], {}, {3: 42, 5: 9})
 
 
-def test_how_far_forgets_are_applied_is_each_readers_own_and_of_its_epoch(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_how_far_forgets_are_applied_is_each_readers_own_and_of_its_epoch(store: Store, epoch: str) -> None:
     mine, stale = (store.forgets_applied("a", epoch) for _ in range(2))
     assert mine.offset == -1
     store.note_forgets(mine, 7, epoch)
@@ -538,8 +525,7 @@ def test_how_far_forgets_are_applied_is_each_readers_own_and_of_its_epoch(store:
         store.note_forgets(stale, 8, epoch)
 
 
-def test_how_far_forgets_are_applied_is_noted_by_partition(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_how_far_forgets_are_applied_is_noted_by_partition(store: Store, epoch: str) -> None:
     mine, others = store.forgets_applied("a", epoch).of([1, 3]), store.forgets_applied("a", epoch).of([2])
     store.note_forgets(mine, 7, epoch)
     store.note_forgets(others, 5, epoch)
@@ -573,8 +559,9 @@ async def user_reader(store: Store, request: pytest.FixtureRequest) -> AsyncIter
     await reader.close()
 
 
-async def test_what_is_stored_of_a_user_is_told_until_it_is_forgotten(store: Store, user_reader: UserReader) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+async def test_what_is_stored_of_a_user_is_told_until_it_is_forgotten(
+    store: Store, user_reader: UserReader, epoch: str
+) -> None:
     for model in (MODEL, "model-2"):
         store.add_model(model)
         expected = store.load_users(["ann"], epoch)["ann"].expected
@@ -594,8 +581,9 @@ def advanced(number: int, popular: PopularityStep | None) -> AdvanceStep:
     return AdvanceStep(partition=1, from_watermark=number - 1, to_watermark=number, counts={}, popular=popular)
 
 
-async def test_popularity_is_the_faded_sum_of_what_joined_and_did_not_go(store: Store, user_reader: UserReader) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+async def test_popularity_is_the_faded_sum_of_what_joined_and_did_not_go(
+    store: Store, user_reader: UserReader, epoch: str
+) -> None:
     store.begin([0, 1], epoch)
     rng, hour, now = random.Random(1), 3600.0, 1_800_000_000_000
     sums: dict[str, float] = {}
@@ -623,9 +611,8 @@ async def test_popularity_is_the_faded_sum_of_what_joined_and_did_not_go(store: 
 
 
 async def test_what_all_goes_is_gone_and_what_was_never_there_goes_without_a_trace(
-    store: Store, user_reader: UserReader
+    store: Store, user_reader: UserReader, epoch: str
 ) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
     store.begin([1], epoch)
     assert list(await user_reader.read_popular()) == []
     one = {"a": 500.0, "b": 510.25}
@@ -635,8 +622,7 @@ async def test_what_all_goes_is_gone_and_what_was_never_there_goes_without_a_tra
     assert list(await user_reader.read_popular()) == []
 
 
-async def test_another_half_life_begins_anew(store: Store, user_reader: UserReader) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+async def test_another_half_life_begins_anew(store: Store, user_reader: UserReader, epoch: str) -> None:
     store.begin([1], epoch)
     store.advance([advanced(0, PopularityStep(half_life_s=60.0, joins={"a": 1.0}))], epoch)
     store.advance([advanced(1, PopularityStep(half_life_s=30.0, joins={"b": 2.0}))], epoch)
@@ -856,8 +842,7 @@ def next_update(store: Store, offset: int, **changes: Any) -> UserUpdate:
     return update("ann", expected, positions={3: offset}, **changes)
 
 
-def test_other_models_states_are_written_with_the_history(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_other_models_states_are_written_with_the_history(store: Store, epoch: str) -> None:
 
     def apply(offset: int, *states: tuple[str, StoredState | None], **changes: Any) -> None:
         made = next_update(store, offset, **changes)
@@ -881,8 +866,7 @@ def test_other_models_states_are_written_with_the_history(store: Store) -> None:
     assert other_state(store) == (None, False)
 
 
-def test_a_refused_write_leaves_other_models_states_alone(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_a_refused_write_leaves_other_models_states_alone(store: Store, epoch: str) -> None:
     first = next_update(store, 42)
     store.apply([first], epoch, {}, beside(first, ("model-2", of_model(b"a"))))
     refused, bob = update("ann", b"", positions={3: 99}), update("bob")
@@ -893,8 +877,7 @@ def test_a_refused_write_leaves_other_models_states_alone(store: Store) -> None:
     assert other_state(store, user_id="bob") == (b"b" * 8, True)
 
 
-def test_a_state_made_beside_cannot_come_back_after_a_forget(store: Store) -> None:
-    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+def test_a_state_made_beside_cannot_come_back_after_a_forget(store: Store, epoch: str) -> None:
     store.add_model("model-2")
     made = next_update(store, 42)
     store.apply([made], epoch, {})

@@ -155,6 +155,11 @@ class Following:
         return served.name, dict(zip(top.item_ids[0], top.scores[0].tolist(), strict=False))
 
 
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
 def test_it_is_ready_once_both_ends_are_reached_and_not_before() -> None:
     scene = Scene(per_poll=2)
     for number in range(5):
@@ -168,8 +173,7 @@ def test_it_is_ready_once_both_ends_are_reached_and_not_before() -> None:
     assert not scene.follower.is_behind
 
 
-def test_catching_up_serves_each_poll_as_one_batch_and_then_each_batch_by_itself() -> None:
-    scene = Scene()
+def test_catching_up_serves_each_poll_as_one_batch_and_then_each_batch_by_itself(scene: Scene) -> None:
     for number in range(3):
         scene.delta(f"a{number}")
     scene.steps()
@@ -196,16 +200,14 @@ def test_before_it_is_ready_many_polls_are_one_batch_and_later_each_poll_is(monk
     assert scene.items.calls[2:] == [(10, ["b0", "b1", "b2"]), (13, ["b3", "b4", "b5"])]
 
 
-def test_nothing_of_an_unfinished_batch_is_served() -> None:
-    scene = Scene()
+def test_nothing_of_an_unfinished_batch_is_served(scene: Scene) -> None:
     scene.delta("a", last=False)
     scene.steps()
     assert scene.items.calls == []
     assert scene.ready == 1
 
 
-def test_without_kafka_it_is_not_ready_however_long_that_takes() -> None:
-    scene = Scene()
+def test_without_kafka_it_is_not_ready_however_long_that_takes(scene: Scene) -> None:
     scene.delta("a")
     scene.topics.down = True
     for _ in range(10):
@@ -218,8 +220,7 @@ def test_without_kafka_it_is_not_ready_however_long_that_takes() -> None:
     assert (scene.ready, scene.items.calls) == (1, [(0, ["a"])])
 
 
-def test_a_lost_connection_is_taken_up_where_it_was_and_nothing_is_served_twice() -> None:
-    scene = Scene()
+def test_a_lost_connection_is_taken_up_where_it_was_and_nothing_is_served_twice(scene: Scene) -> None:
     scene.delta("a")
     scene.describe("a")
     scene.steps()
@@ -229,8 +230,7 @@ def test_a_lost_connection_is_taken_up_where_it_was_and_nothing_is_served_twice(
     assert scene.items.calls == [["a"], (0, ["a"]), (1, ["b"])]
 
 
-def test_other_models_and_unreadable_records_are_counted_and_passed_over() -> None:
-    scene = Scene()
+def test_other_models_and_unreadable_records_are_counted_and_passed_over(scene: Scene) -> None:
     scene.delta("x", model="m2")
     scene.topics.write(INDEX_DELTAS, b"m1/item/y", b"\xff\xff")
     scene.topics.write(INDEX_DELTAS, None, None)
@@ -242,8 +242,7 @@ def test_other_models_and_unreadable_records_are_counted_and_passed_over() -> No
     assert scene.count("changes_total", kind="item") == 1
 
 
-def test_a_tombstone_is_taken_as_dropped_where_compaction_took_the_record_that_dropped() -> None:
-    scene = Scene()
+def test_a_tombstone_is_taken_as_dropped_where_compaction_took_the_record_that_dropped(scene: Scene) -> None:
     scene.delta("a")
     scene.write(MemoryDelta(entry_id="e", item_id="a", components=np.full((1, 2), 0.5, dtype=np.float32)))
     scene.steps()
@@ -260,8 +259,7 @@ def test_a_tombstone_is_taken_as_dropped_where_compaction_took_the_record_that_d
 
 
 @pytest.mark.parametrize("key", [b"m1/", b"m1/item", b"m1/item/", b"m1/memory/", b"m1/other/a", b"m1/item/\x00"])
-def test_a_tombstone_of_a_key_that_no_record_has_is_counted_and_passed_over(key: bytes) -> None:
-    scene = Scene()
+def test_a_tombstone_of_a_key_that_no_record_has_is_counted_and_passed_over(key: bytes, scene: Scene) -> None:
     scene.topics.write(INDEX_DELTAS, key, None)
     scene.delta("a")
     scene.steps()
@@ -269,8 +267,7 @@ def test_a_tombstone_of_a_key_that_no_record_has_is_counted_and_passed_over(key:
     assert scene.count("changes_total", kind="unreadable_delta") == 1
 
 
-def test_a_malformed_item_is_set_aside_with_its_reason_and_the_next_is_taken() -> None:
-    scene = Scene()
+def test_a_malformed_item_is_set_aside_with_its_reason_and_the_next_is_taken(scene: Scene) -> None:
     scene.topics.write(ITEMS, b"x", b"\xff\xff")
     scene.describe("a")
     scene.steps()
@@ -281,8 +278,7 @@ def test_a_malformed_item_is_set_aside_with_its_reason_and_the_next_is_taken() -
     assert scene.count("changes_total", kind="unreadable_item") == 1
 
 
-def test_an_item_that_cannot_be_set_aside_now_is_read_again() -> None:
-    scene = Scene()
+def test_an_item_that_cannot_be_set_aside_now_is_read_again(scene: Scene) -> None:
     scene.steps()
     scene.topics.write(ITEMS, b"x", b"\xff\xff")
     scene.describe("a")
@@ -303,8 +299,7 @@ def test_an_item_that_cannot_be_set_aside_now_is_read_again() -> None:
     assert scene.items.calls == [["a"]]
 
 
-def test_deltas_without_room_wait_in_order_while_items_go_on() -> None:
-    scene = Scene()
+def test_deltas_without_room_wait_in_order_while_items_go_on(scene: Scene) -> None:
     scene.steps()
     scene.items.room = False
     scene.delta("a")
@@ -405,8 +400,7 @@ def test_items_made_anew_are_read_again_and_states_stay(refilled: str, monkeypat
     assert not live.follower.is_behind
 
 
-def test_a_topic_at_rest_is_not_asked_whether_it_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene()
+def test_a_topic_at_rest_is_not_asked_whether_it_is_another_one(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
     asked: list[str] = []
     records_at = scene.topics.records_at
     scene.topics.records_at = lambda at, topic="": asked.append(topic) or records_at(at, topic)  # type: ignore[func-returns-value, method-assign]
@@ -425,8 +419,7 @@ def test_a_topic_at_rest_is_not_asked_whether_it_is_another_one(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("reconnects", [False, True])
-def test_deltas_made_anew_leave_what_items_say(reconnects: bool) -> None:
-    scene = Scene()
+def test_deltas_made_anew_leave_what_items_say(reconnects: bool, scene: Scene) -> None:
     scene.describe("b")
     scene.delta("a")
     scene.delta("a")
@@ -444,8 +437,7 @@ def test_deltas_made_anew_leave_what_items_say(reconnects: bool) -> None:
     assert not scene.follower.is_behind
 
 
-def test_where_deltas_are_not_followed_items_still_are() -> None:
-    scene = Scene()
+def test_where_deltas_are_not_followed_items_still_are(scene: Scene) -> None:
     follower = CatalogueFollower(
         scene.topics, scene.follower._listener, model_version=MODEL, on_ready=scene._ready, follows_deltas=False,
         poll_s=0.0,
@@ -456,8 +448,7 @@ def test_where_deltas_are_not_followed_items_still_are() -> None:
     assert (scene.items.calls, scene.ready) == ([["b"]], 1)
 
 
-def test_lag_is_observed_for_what_was_followed_live_alone() -> None:
-    scene = Scene()
+def test_lag_is_observed_for_what_was_followed_live_alone(scene: Scene) -> None:
     now_ms = round(time.time() * 1000)
     scene.delta("a", recorded_ms=now_ms - 60_000)
     scene.steps()
@@ -523,16 +514,14 @@ def test_a_failed_merge_is_reported_once_and_so_is_its_recovery_whether_changes_
     assert failed() == 1
 
 
-def test_states_that_do_not_fit_the_model_are_counted() -> None:
-    scene = Scene()
+def test_states_that_do_not_fit_the_model_are_counted(scene: Scene) -> None:
     scene.items.misfits = ("a",)
     scene.delta("a")
     scene.steps()
     assert scene.count("changes_total", kind="misfit") == 1
 
 
-def test_the_thread_follows_until_it_is_stopped() -> None:
-    scene = Scene()
+def test_the_thread_follows_until_it_is_stopped(scene: Scene) -> None:
     scene.delta("a")
     scene.follower.start()
     deadline = time.monotonic() + 10
@@ -543,8 +532,7 @@ def test_the_thread_follows_until_it_is_stopped() -> None:
     assert scene.ready == 1
 
 
-def test_an_item_that_fails_alone_is_set_aside_and_the_others_are_described() -> None:
-    scene = Scene()
+def test_an_item_that_fails_alone_is_set_aside_and_the_others_are_described(scene: Scene) -> None:
     describe = scene.items.describe
 
     def fails_on_one(descriptions: Sequence[CatalogueItem]) -> None:
@@ -564,8 +552,7 @@ def test_an_item_that_fails_alone_is_set_aside_and_the_others_are_described() ->
     assert scene.follower.turns.failures == 0
 
 
-def test_where_every_item_fails_none_is_set_aside() -> None:
-    scene = Scene()
+def test_where_every_item_fails_none_is_set_aside(scene: Scene) -> None:
     describe, fails = scene.items.describe, [True]
 
     def fails_now(descriptions: Sequence[CatalogueItem]) -> None:
@@ -584,8 +571,7 @@ def test_where_every_item_fails_none_is_set_aside() -> None:
     assert (scene.topics.dead_letters, scene.follower.next_item) == ([], 3)
 
 
-def test_a_batch_of_deltas_that_fails_waits_under_the_position_before_it() -> None:
-    scene = Scene()
+def test_a_batch_of_deltas_that_fails_waits_under_the_position_before_it(scene: Scene) -> None:
     applied, scene.items.apply = scene.items.apply, None  # type: ignore[assignment, method-assign]
     scene.delta("a")
     scene.describe("b")

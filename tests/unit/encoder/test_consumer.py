@@ -85,8 +85,12 @@ def eventually(claim: Callable[[], bool]) -> None:
     pytest.fail("did not come true within 20 s")
 
 
-def test_progress_is_committed_behind_the_watermark() -> None:
-    scene = Scene()
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_progress_is_committed_behind_the_watermark(scene: Scene) -> None:
     for number in range(5):
         append(scene.stream, interaction(0, number, event_id=f"e{number}"))
     with scene.running():
@@ -94,8 +98,7 @@ def test_progress_is_committed_behind_the_watermark() -> None:
     assert scene.counts() == {"applied": 5}
 
 
-def test_an_absent_model_holds_the_stream_and_loses_nothing() -> None:
-    scene = Scene()
+def test_an_absent_model_holds_the_stream_and_loses_nothing(scene: Scene) -> None:
     scene.model.trouble = DependencyUnavailable("away")
     with scene.running():
         append(scene.stream, interaction(0, 13))
@@ -105,8 +108,7 @@ def test_an_absent_model_holds_the_stream_and_loses_nothing() -> None:
         eventually(lambda: scene.counts() == {"applied": 2})
 
 
-def test_a_record_that_trips_a_bug_is_set_aside_and_the_stream_goes_on() -> None:
-    scene = Scene()
+def test_a_record_that_trips_a_bug_is_set_aside_and_the_stream_goes_on(scene: Scene) -> None:
     scene.model.trouble = RuntimeError("a bug")
     with scene.running():
         for item in (1, 13, 2):
@@ -118,9 +120,8 @@ def test_a_record_that_trips_a_bug_is_set_aside_and_the_stream_goes_on() -> None
     assert letter.reason == "internal error: RuntimeError"
 
 
-def test_where_most_records_fail_none_is_set_aside_and_all_are_applied_later() -> None:
+def test_where_most_records_fail_none_is_set_aside_and_all_are_applied_later(scene: Scene) -> None:
     """A model at fault: it fails with everything that it is asked, and with an error that records can cause, too."""
-    scene = Scene()
     for user in range(20):
         append(scene.stream, interaction(user, 13, event_id=f"e{user}"))
     scene.model.trouble = RuntimeError("the accelerator is out of memory")
@@ -132,8 +133,7 @@ def test_where_most_records_fail_none_is_set_aside_and_all_are_applied_later() -
     assert scene.outbox.dead_letters == []
 
 
-def test_a_record_that_fails_with_nothing_beside_it_waits_for_what_comes() -> None:
-    scene = Scene()
+def test_a_record_that_fails_with_nothing_beside_it_waits_for_what_comes(scene: Scene) -> None:
     scene.model.trouble = RuntimeError("a bug")
     with scene.running():
         append(scene.stream, interaction(0, 13))
@@ -143,8 +143,7 @@ def test_a_record_that_fails_with_nothing_beside_it_waits_for_what_comes() -> No
         eventually(lambda: scene.counts() == {"applied": 1, "dead_lettered": 1})
 
 
-def test_a_wiped_store_is_noticed_while_no_event_comes_and_filled_again() -> None:
-    scene = Scene()
+def test_a_wiped_store_is_noticed_while_no_event_comes_and_filled_again(scene: Scene) -> None:
     with scene.running():
         append(scene.stream, interaction(0, 1))
         eventually(lambda: scene.counts() == {"applied": 1})
@@ -152,8 +151,7 @@ def test_a_wiped_store_is_noticed_while_no_event_comes_and_filled_again() -> Non
         eventually(lambda: scene.counts() == {"applied": 1} and scene.items() == ["item-1"])
 
 
-def test_an_import_holds_the_stream_until_it_is_done() -> None:
-    scene = Scene()
+def test_an_import_holds_the_stream_until_it_is_done(scene: Scene) -> None:
     scene.store.pause_consumer(60)
     with scene.running():
         append(scene.stream, interaction(0, 1))
@@ -163,8 +161,7 @@ def test_an_import_holds_the_stream_until_it_is_done() -> None:
         eventually(lambda: scene.counts() == {"applied": 1})
 
 
-def test_forgets_are_applied_while_it_runs_and_before_what_comes_after() -> None:
-    scene = Scene()
+def test_forgets_are_applied_while_it_runs_and_before_what_comes_after(scene: Scene) -> None:
     with scene.running():
         for item in (1, 2):
             append(scene.stream, interaction(0, item))
@@ -175,8 +172,7 @@ def test_forgets_are_applied_while_it_runs_and_before_what_comes_after() -> None
         eventually(lambda: scene.items() == ["item-3"])
 
 
-def test_forgets_go_on_while_the_model_is_away() -> None:
-    scene = Scene()
+def test_forgets_go_on_while_the_model_is_away(scene: Scene) -> None:
     with scene.running():
         append(scene.stream, interaction(0, 1))
         eventually(lambda: scene.items() == ["item-1"])
@@ -188,8 +184,7 @@ def test_forgets_go_on_while_the_model_is_away() -> None:
         eventually(lambda: scene.items() == ["item-13"])
 
 
-def test_an_import_is_not_disturbed_by_a_forget_which_follows_it() -> None:
-    scene = Scene()
+def test_an_import_is_not_disturbed_by_a_forget_which_follows_it(scene: Scene) -> None:
     append(scene.stream, interaction(0, 1))
     with scene.running():
         eventually(lambda: scene.items() == ["item-1"])
@@ -202,8 +197,7 @@ def test_an_import_is_not_disturbed_by_a_forget_which_follows_it() -> None:
         eventually(lambda: scene.items() == [])
 
 
-def test_a_store_that_is_ahead_of_the_topic_stops_the_stream_until_it_is_emptied() -> None:
-    scene = Scene()
+def test_a_store_that_is_ahead_of_the_topic_stops_the_stream_until_it_is_emptied(scene: Scene) -> None:
     with scene.running():
         for item in range(3):
             append(scene.stream, interaction(0, item))

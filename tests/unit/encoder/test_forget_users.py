@@ -137,6 +137,11 @@ def histories(draw: st.DrawFn, prefix: str) -> list[Interaction]:
 fates = st.lists(st.sampled_from(["no"] * 6 + ["before", "after", "partly"]), max_size=40)
 
 
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
 @settings(max_examples=200, deadline=None)
 @given(histories("a"), histories("b"), st.integers(0, 2), fates, st.integers(1, 9))
 def test_after_a_forget_everything_is_as_if_the_user_had_never_been_seen(
@@ -219,8 +224,7 @@ def three_events(world: World, user: int = 0) -> None:
     write(world, [interaction(user, n, event_id=f"e{user}{n}", event_time_ms=NOW_MS + n) for n in range(3)])
 
 
-def test_positions_stay_and_a_second_delivery_or_a_retry_brings_nothing_back() -> None:
-    world = World()
+def test_positions_stay_and_a_second_delivery_or_a_retry_brings_nothing_back(world: World) -> None:
     three_events(world)
     world.settle()
     world.forgets.append(forget(0, p0=2, p1=-1))
@@ -235,8 +239,7 @@ def test_positions_stay_and_a_second_delivery_or_a_retry_brings_nothing_back() -
     assert world.users()["user-0"].events == []
 
 
-def test_a_forget_takes_what_was_turned_down_but_what_came_after_it() -> None:
-    world = World()
+def test_a_forget_takes_what_was_turned_down_but_what_came_after_it(world: World) -> None:
     for number, kind in enumerate(["click", "dislike", "hide"]):
         append(world.stream, interaction(0, number, type=kind, event_id=f"e{number}"))
     world.settle()
@@ -246,8 +249,7 @@ def test_a_forget_takes_what_was_turned_down_but_what_came_after_it() -> None:
     assert (list(world.store.turned_down["user-0"]), set(world.store.seen["user-0"])) == (["item-2"], {"item-2"})
 
 
-def test_a_forget_far_ahead_of_the_log_voids_nothing_that_comes_later() -> None:
-    world = World()
+def test_a_forget_far_ahead_of_the_log_voids_nothing_that_comes_later(world: World) -> None:
     three_events(world)
     world.settle()
     process = world.process(ends=world.stream.end_offsets)
@@ -267,8 +269,7 @@ def test_a_forget_far_ahead_of_the_log_voids_nothing_that_comes_later() -> None:
     assert world.users()["user-0"].events == []
 
 
-def test_a_lost_state_store_stays_without_the_forgotten() -> None:
-    world = World()
+def test_a_lost_state_store_stays_without_the_forgotten(world: World) -> None:
     three_events(world)
     three_events(world, user=2)
     world.settle()
@@ -283,8 +284,7 @@ def test_a_lost_state_store_stays_without_the_forgotten() -> None:
     assert (progress.counts["applied"], progress.counts["forgotten"]) == (6, 3)
 
 
-def test_a_state_store_that_comes_back_older_is_cleaned_again() -> None:
-    world = World()
+def test_a_state_store_that_comes_back_older_is_cleaned_again(world: World) -> None:
     three_events(world)
     world.settle()
     older = dict(world.store.__dict__)
@@ -297,8 +297,7 @@ def test_a_state_store_that_comes_back_older_is_cleaned_again() -> None:
     assert world.readable() == ({user: [] for user in USERS}, {}, {})
 
 
-def test_states_of_every_model_version_go_and_caches_are_dropped() -> None:
-    world = World()
+def test_states_of_every_model_version_go_and_caches_are_dropped(world: World) -> None:
     three_events(world)
     world.settle()
     state = world.store.states["user-0", "model-1"]
@@ -311,8 +310,7 @@ def test_states_of_every_model_version_go_and_caches_are_dropped() -> None:
     assert process.encoder.dropped == [cache_key("user-0")]
 
 
-def test_the_voided_user_is_published_under_the_pseudonym_that_attributions_carry() -> None:
-    world = World()
+def test_the_voided_user_is_published_under_the_pseudonym_that_attributions_carry(world: World) -> None:
     three_events(world)
     world.settle()
     world.forgets.append(forget(0, "f7", p0=2, p1=-1))
@@ -324,8 +322,7 @@ def test_the_voided_user_is_published_under_the_pseudonym_that_attributions_carr
     assert voided == [ForgetUpTo(forget_id="f7", up_to={0: 2, 1: -1}, user_pseudonym=pseudonym, recorded_ms=NOW_MS)]
 
 
-def test_a_record_that_cannot_be_read_is_set_aside_and_the_next_one_is_applied() -> None:
-    world = World()
+def test_a_record_that_cannot_be_read_is_set_aside_and_the_next_one_is_applied(world: World) -> None:
     three_events(world)
     world.settle()
     world.forgets.append(None)
@@ -354,16 +351,14 @@ def test_an_encoder_that_is_away_does_not_hold_a_forget_up() -> None:
     assert process.forgets.applied_up_to("user-2") == {0: 2}
 
 
-def test_a_forget_of_another_log_stops_the_stream_with_what_to_do() -> None:
-    world = World()
+def test_a_forget_of_another_log_stops_the_stream_with_what_to_do(world: World) -> None:
     three_events(world)
     world.forgets.append(forget(0, p0=3))
     with pytest.raises(PreconditionFailed, match="ends before offset 3, but 'forgets' voids a user up to 3"):
         world.process()
 
 
-def test_a_writer_that_read_before_the_forget_cannot_bring_the_user_back() -> None:
-    world = World()
+def test_a_writer_that_read_before_the_forget_cannot_bring_the_user_back(world: World) -> None:
     three_events(world)
     world.settle()
     slow = world.process()
@@ -383,16 +378,14 @@ def test_a_writer_that_read_before_the_forget_cannot_bring_the_user_back() -> No
     assert [event.item_id for event in world.users()["user-0"].events] == ["item-5"]
 
 
-def test_a_process_that_starts_later_knows_what_was_forgotten_before() -> None:
-    world = World()
+def test_a_process_that_starts_later_knows_what_was_forgotten_before(world: World) -> None:
     three_events(world)
     world.forgets.append(forget(0, p0=2))
     world.settle()
     assert world.process().forgets.applied_up_to("user-0") == {0: 2}
 
 
-def test_two_processes_that_have_the_same_partitions_both_forget() -> None:
-    world = World()
+def test_two_processes_that_have_the_same_partitions_both_forget(world: World) -> None:
     three_events(world)
     world.settle()
     first, second = world.process(), world.process()
@@ -405,8 +398,7 @@ def test_two_processes_that_have_the_same_partitions_both_forget() -> None:
     assert {message.forget_id for message in world.outbox.attributions if isinstance(message, ForgetUpTo)} == {"f1"}
 
 
-def test_of_two_processes_that_share_the_partitions_the_one_where_the_user_is_at_home_forgets() -> None:
-    world = World()
+def test_of_two_processes_that_share_the_partitions_the_one_where_the_user_is_at_home_forgets(world: World) -> None:
     for user in range(3):
         three_events(world, user)
     world.settle()
@@ -436,8 +428,7 @@ def test_of_two_processes_that_share_the_partitions_the_one_where_the_user_is_at
     assert [message for message in world.outbox.attributions if isinstance(message, ForgetUpTo)] == published
 
 
-def test_a_partition_that_nobody_held_is_cleaned_by_who_takes_it_over() -> None:
-    world = World()
+def test_a_partition_that_nobody_held_is_cleaned_by_who_takes_it_over(world: World) -> None:
     for user in range(3):
         three_events(world, user)
     world.settle()
@@ -452,8 +443,7 @@ def test_a_partition_that_nobody_held_is_cleaned_by_who_takes_it_over() -> None:
     assert other.forgets.applied_up_to("user-0") == {0: 2}
 
 
-async def test_a_description_counts_what_is_there_and_says_what_was_forgotten() -> None:
-    world = World()
+async def test_a_description_counts_what_is_there_and_says_what_was_forgotten(world: World) -> None:
     three_events(world)
     world.settle()
     process = world.process()

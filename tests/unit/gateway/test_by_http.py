@@ -138,8 +138,7 @@ async def test_a_gap_is_there_where_something_is_proven() -> None:
             assert answer["certificate"] == expected
 
 
-async def test_events_and_items_are_written_by_it() -> None:
-    scene = Scene()
+async def test_events_and_items_are_written_by_it(scene: Scene) -> None:
     async with doors(scene) as door:
         status, answer, _ = await door.post(
             "RecordInteractions", {"interactions": [{"userId": "ann", "itemId": "c", "type": "like"}]}
@@ -185,8 +184,7 @@ async def test_json_of_the_wrong_shape_is_refused_by_field_and_value(body: Any, 
         assert (await door.post("Recommend", {"userId": "ann", "k": 2}))[0] == 200
 
 
-async def test_errors_have_grpcs_words_and_https_status() -> None:
-    scene = Scene()
+async def test_errors_have_grpcs_words_and_https_status(scene: Scene) -> None:
     scene.interactions.refuse_after, scene.interactions.refusal = 0, DependencyUnavailable("no broker")
     event = {"interactions": [{"userId": "ann", "itemId": "c"}]}
     async with doors(scene) as door:
@@ -214,8 +212,7 @@ async def test_errors_have_grpcs_words_and_https_status() -> None:
         assert (status, error["code"]) == (413, "resource_exhausted")
 
 
-async def test_a_bug_is_told_without_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene()
+async def test_a_bug_is_told_without_its_text(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
 
     async def fails(*_: Any) -> None:
         raise RuntimeError("secret of the house")

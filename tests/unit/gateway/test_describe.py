@@ -8,8 +8,7 @@ from services.gateway.domain import HistoryEvent
 from services.platform.errors import DependencyUnavailable, InvalidRequest, PermissionDenied
 
 
-async def test_details_stand_beside_the_items_where_they_are_asked_for() -> None:
-    scene = Scene()
+async def test_details_stand_beside_the_items_where_they_are_asked_for(scene: Scene) -> None:
     scene.titles.put("f", "")
     request = gateway_pb2.RecommendRequest(user_id="ann", k=2)
     plain = await scene.servicer.Recommend(request, None)
@@ -22,8 +21,7 @@ async def test_details_stand_beside_the_items_where_they_are_asked_for() -> None
     ]
 
 
-async def test_the_catalogue_counts_categories_as_they_are_now() -> None:
-    scene = Scene()
+async def test_the_catalogue_counts_categories_as_they_are_now(scene: Scene) -> None:
     scene.popular.describe("b", ["y", "new"], withdrawn=True)
     scene.popular.describe("g", ["new"])
     found = await scene.servicer.DescribeCatalogue(gateway_pb2.DescribeCatalogueRequest(), None)
@@ -39,8 +37,7 @@ async def test_the_catalogue_counts_categories_as_they_are_now() -> None:
     assert few.num_categories == 4
 
 
-async def test_a_user_is_described_newest_first_and_page_by_page() -> None:
-    scene = Scene()
+async def test_a_user_is_described_newest_first_and_page_by_page(scene: Scene) -> None:
     scene.states.histories["ann"] = [
         HistoryEvent("a", 1_000, "rating", 5.0),
         HistoryEvent("b", 2_000, "rating", 1.0),
@@ -62,8 +59,7 @@ async def test_a_user_is_described_newest_first_and_page_by_page() -> None:
     assert [one.item_id for one in (await scene.servicer.GetUser(request, None)).events] == ["c", "b"]
 
 
-async def test_an_unknown_user_has_nothing_and_a_store_that_is_away_is_an_error() -> None:
-    scene = Scene()
+async def test_an_unknown_user_has_nothing_and_a_store_that_is_away_is_an_error(scene: Scene) -> None:
     nobody = await scene.servicer.GetUser(gateway_pb2.GetUserRequest(user_id="nobody"), None)
     assert (list(nobody.events), nobody.num_events, nobody.num_seen) == ([], 0, 0)
     assert not nobody.HasField("state_position")
@@ -92,8 +88,7 @@ async def test_too_many_categories_are_refused_by_name() -> None:
         await Scene().servicer.DescribeCatalogue(gateway_pb2.DescribeCatalogueRequest(max_categories=10_001), None)
 
 
-async def test_what_was_shown_to_a_user_is_listed_newest_first_and_found_by_its_id() -> None:
-    scene = Scene()
+async def test_what_was_shown_to_a_user_is_listed_newest_first_and_found_by_its_id(scene: Scene) -> None:
     ids = []
     for k in (1, 2, 3):
         answer = await scene.servicer.Recommend(

@@ -14,8 +14,7 @@ DOWN = DependencyUnavailable("away")
 NOW_MS = time.time_ns() // 1_000_000
 
 
-async def test_a_stored_user_is_explained_from_the_very_state_that_recommend_uses() -> None:
-    scene = Scene()
+async def test_a_stored_user_is_explained_from_the_very_state_that_recommend_uses(scene: Scene) -> None:
     await scene.recommend(RecommendQuery(user_id="ann", k=2))
     answer = await scene.explain(ExplainQuery(user_id="ann", item_id="b"))
     assert answer.state_source == "stored"
@@ -24,30 +23,26 @@ async def test_a_stored_user_is_explained_from_the_very_state_that_recommend_use
     assert (answer.similarity.title, answer.model_version) == ("B", "m1")
 
 
-async def test_a_user_whose_state_is_of_another_model_is_encoded_from_the_stored_history() -> None:
-    scene = Scene()
+async def test_a_user_whose_state_is_of_another_model_is_encoded_from_the_stored_history(scene: Scene) -> None:
     scene.states.histories["bob"] = [HistoryEvent("b", NOW_MS - 2000), HistoryEvent("c", NOW_MS - 1000)]
     answer = await scene.explain(ExplainQuery(user_id="bob", item_id="b"))
     assert answer.state_source == "stored_history"
     assert scene.candidates.query_states[0].components == b"request"
 
 
-async def test_a_state_that_does_not_reflect_the_history_is_not_explained() -> None:
-    scene = Scene()
+async def test_a_state_that_does_not_reflect_the_history_is_not_explained(scene: Scene) -> None:
     scene.states.behind, scene.states.histories["ann"] = {"ann"}, [HistoryEvent("b", NOW_MS)]
     answer = await scene.explain(ExplainQuery(user_id="ann", item_id="b"))
     assert (answer.state_source, scene.candidates.query_states[0].components) == ("stored_history", b"request")
 
 
-async def test_a_history_in_the_request_replaces_the_stored_one() -> None:
-    scene = Scene()
+async def test_a_history_in_the_request_replaces_the_stored_one(scene: Scene) -> None:
     answer = await scene.explain(ExplainQuery(user_id="ann", item_id="b", history=(HistoryEvent("c", NOW_MS),)))
     assert answer.state_source == "request"
     assert [past.item_id for past in answer.history] == ["c"]
 
 
-async def test_what_was_turned_down_votes_for_nothing() -> None:
-    scene = Scene()
+async def test_what_was_turned_down_votes_for_nothing(scene: Scene) -> None:
     history = (HistoryEvent("c", 1, "dislike"), HistoryEvent("d", 2, "click"), HistoryEvent("d", 3, "dislike"))
     scene.states.histories["ann"] = list(history)
     await scene.explain(ExplainQuery(user_id="ann", item_id="b"))
@@ -62,8 +57,7 @@ async def test_without_a_state_there_is_no_score_and_no_error(history: tuple[His
     assert (answer.score, answer.shares) == (0.0, (0.0, 0.0, 0.0))
 
 
-async def test_score_and_shares_are_of_model_refreshed_state_and_votes() -> None:
-    scene = Scene()
+async def test_score_and_shares_are_of_model_refreshed_state_and_votes(scene: Scene) -> None:
     scene.candidates.model_share = 0.5
     answer = await scene.explain(ExplainQuery(user_id="ann", item_id="b"))
     # s = 0.6 + 0.2, vote 0.5, lambda 0.5.
@@ -82,8 +76,7 @@ async def test_parts_of_both_signs_share_by_their_size() -> None:
     assert answer.shares == pytest.approx((2 / 3, 1 / 3, 0.0))
 
 
-async def test_the_ten_newest_of_the_history_come_with_titles_and_ages() -> None:
-    scene = Scene()
+async def test_the_ten_newest_of_the_history_come_with_titles_and_ages(scene: Scene) -> None:
     events = [HistoryEvent(ITEMS[place % 6], NOW_MS - 60_000 * (20 - place)) for place in range(19)]
     scene.states.histories["ann"] = [*events, HistoryEvent("new", NOW_MS - 60_000), HistoryEvent("gone", NOW_MS)]
     scene.titles.put("new", "New")
@@ -97,8 +90,7 @@ async def test_the_ten_newest_of_the_history_come_with_titles_and_ages() -> None
     assert ages[1] - ages[0] == pytest.approx(60)
 
 
-async def test_only_as_many_pairs_as_asked_for_come_back() -> None:
-    scene = Scene()
+async def test_only_as_many_pairs_as_asked_for_come_back(scene: Scene) -> None:
     answer = await scene.explain(ExplainQuery(user_id="ann", item_id="b", max_pairs=1))
     assert answer.similarity is not None
     assert len(answer.similarity.pairs) == 1
@@ -110,8 +102,7 @@ async def test_an_item_in_no_index_is_not_found() -> None:
 
 
 @pytest.mark.parametrize("part", ["states", "candidates", "reranker"])
-async def test_a_part_that_is_away_is_an_error_not_a_zero(part: str) -> None:
-    scene = Scene()
+async def test_a_part_that_is_away_is_an_error_not_a_zero(part: str, scene: Scene) -> None:
     getattr(scene, part).failure = DOWN
     with pytest.raises(DependencyUnavailable):
         await scene.explain(ExplainQuery(user_id="ann", item_id="b"))

@@ -18,8 +18,7 @@ async def shown(scene: Scene, user_id: str = "ann") -> str:
     return (await scene.recommend(RecommendQuery(user_id=user_id, k=3))).exposure_id
 
 
-async def test_an_answer_is_written_as_it_was_given_for_its_user() -> None:
-    scene = Scene()
+async def test_an_answer_is_written_as_it_was_given_for_its_user(scene: Scene) -> None:
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=3, context={"device": "phone"}))
     ((user_id, exposure),) = scene.exposures.written
     assert (user_id, exposure.exposure_id, exposure.surface) == ("ann", answer.exposure_id, "recommend")
@@ -31,8 +30,7 @@ async def test_an_answer_is_written_as_it_was_given_for_its_user() -> None:
     assert Exposures(b"key", None).time_of(answer.exposure_id, "ann") == exposure.shown_ms
 
 
-async def test_searches_and_similar_items_are_exposures_too() -> None:
-    scene = Scene()
+async def test_searches_and_similar_items_are_exposures_too(scene: Scene) -> None:
     found = await scene.search(SearchQuery(query="space", k=2))
     similar = await scene.handlers.similar(SimilarQuery(item_id="a", user_id="ann", k=2))
     (nobody, search), (ann, like) = scene.exposures.written
@@ -45,16 +43,14 @@ async def test_searches_and_similar_items_are_exposures_too() -> None:
     assert list(like.item_ids) == [item.item_id for item in similar.found.items]
 
 
-async def test_two_answers_to_one_user_have_ids_of_their_own_that_do_not_show_the_user() -> None:
-    scene = Scene()
+async def test_two_answers_to_one_user_have_ids_of_their_own_that_do_not_show_the_user(scene: Scene) -> None:
     first, second = await shown(scene), await shown(scene)
     assert len(first) == len(second) == 32
     tags = [base64.urlsafe_b64decode(one)[10:16] for one in (first, second)]
     assert tags[0] != tags[1]
 
 
-async def test_what_was_seen_becomes_impressions_of_the_answers_time_and_the_same_ones_again() -> None:
-    scene = Scene()
+async def test_what_was_seen_becomes_impressions_of_the_answers_time_and_the_same_ones_again(scene: Scene) -> None:
     exposure_id = await shown(scene)
     seen = [Impression(1, "f"), Impression(3, "d")]
     receipts = await scene.record_impressions("ann", exposure_id, seen)
@@ -74,16 +70,14 @@ async def test_what_was_seen_becomes_impressions_of_the_answers_time_and_the_sam
     )
 
 
-async def test_a_slot_counts_once_whatever_is_said_to_have_stood_there() -> None:
-    scene = Scene()
+async def test_a_slot_counts_once_whatever_is_said_to_have_stood_there(scene: Scene) -> None:
     exposure_id = await shown(scene)
     for item_id in ("f", "e"):
         await scene.record_impressions("ann", exposure_id, [Impression(1, item_id)])
     assert len({one.event_id for one in scene.interactions.written}) == 1
 
 
-async def test_an_exposure_of_somebody_else_is_refused() -> None:
-    scene = Scene()
+async def test_an_exposure_of_somebody_else_is_refused(scene: Scene) -> None:
     exposure_id = await shown(scene)
     with pytest.raises(PermissionDenied, match="exposure_id: of an answer to another user"):
         await scene.record_impressions("bob", exposure_id, [Impression(1, "f")])
@@ -94,8 +88,7 @@ async def test_an_exposure_of_somebody_else_is_refused() -> None:
     assert scene.interactions.written == []
 
 
-async def test_an_altered_exposure_is_refused_wherever_a_bit_is_changed() -> None:
-    scene = Scene()
+async def test_an_altered_exposure_is_refused_wherever_a_bit_is_changed(scene: Scene) -> None:
     raw = base64.urlsafe_b64decode(await shown(scene))
     for at in range(8 * len(raw)):
         changed = bytearray(raw)
@@ -106,8 +99,9 @@ async def test_an_altered_exposure_is_refused_wherever_a_bit_is_changed() -> Non
 
 
 @pytest.mark.parametrize("exposure_id", ["", "made up", "ünlesbar", "A" * 32, "A" * 31, "=" * 32, "A" * 1000])
-async def test_what_was_never_given_out_is_refused_but_an_interaction_may_name_it(exposure_id: str) -> None:
-    scene = Scene()
+async def test_what_was_never_given_out_is_refused_but_an_interaction_may_name_it(
+    exposure_id: str, scene: Scene
+) -> None:
     with pytest.raises(InvalidRequest, match="exposure_id='text of"):
         await scene.record_impressions("ann", exposure_id, [Impression(1, "f")])
     if len(exposure_id) <= 128:
@@ -132,8 +126,7 @@ async def test_an_exposure_of_another_key_is_refused() -> None:
         ([Impression(1, "")], r"impressions\[0\].item_id="),
     ],
 )
-async def test_impressions_that_cannot_be_are_named(seen: list[Impression], said: str) -> None:
-    scene = Scene()
+async def test_impressions_that_cannot_be_are_named(seen: list[Impression], said: str, scene: Scene) -> None:
     with pytest.raises(InvalidRequest, match=said):
         await scene.record_impressions("ann", await shown(scene), seen)
     assert scene.interactions.written == []

@@ -35,8 +35,9 @@ async def test_every_part_says_how_far_it_is() -> None:
         ("reranker", Degradation.FIRST_STAGE_ORDER, {"reranker": None}),
     ],
 )
-async def test_what_is_away_is_marked_and_the_rest_is_told(part: str, mark: Degradation, lost: dict[str, Any]) -> None:
-    scene = Scene()
+async def test_what_is_away_is_marked_and_the_rest_is_told(
+    part: str, mark: Degradation, lost: dict[str, Any], scene: Scene
+) -> None:
     whole = await scene.get_freshness()
     getattr(scene, part).failure = DOWN
     report = await scene.get_freshness()
@@ -45,30 +46,26 @@ async def test_what_is_away_is_marked_and_the_rest_is_told(part: str, mark: Degr
         assert getattr(report, name) == lost.get(name, getattr(whole, name))
 
 
-async def test_without_kafka_the_applied_offsets_stay_and_the_ends_are_unknown() -> None:
-    scene = Scene()
+async def test_without_kafka_the_applied_offsets_stay_and_the_ends_are_unknown(scene: Scene) -> None:
     scene.ends.failure = DOWN
     report = await scene.get_freshness()
     assert report.interactions[3] == PartitionProgress(partition=3, applied_offset=7, end_offset=UNKNOWN)
     assert report.degradations == [Degradation.NOT_FRESH]
 
 
-async def test_a_silent_encoder_means_stale_states() -> None:
-    scene = Scene()
+async def test_a_silent_encoder_means_stale_states(scene: Scene) -> None:
     scene.stream.encoder_serving = False
     assert (await scene.get_freshness()).degradations == [Degradation.STALE_STATE]
 
 
-async def test_a_refresher_that_is_away_leaves_its_partitions_out() -> None:
-    scene = Scene()
+async def test_a_refresher_that_is_away_leaves_its_partitions_out(scene: Scene) -> None:
     scene.refreshers.held, scene.refreshers.all_answer = [], False
     report = await scene.get_freshness()
     assert report.attributions == []
     assert report.degradations == [Degradation.NOT_FRESH]
 
 
-async def test_a_partition_that_changes_hands_is_told_once_by_who_is_ahead() -> None:
-    scene = Scene()
+async def test_a_partition_that_changes_hands_is_told_once_by_who_is_ahead(scene: Scene) -> None:
     ahead = PartitionProgress(partition=0, applied_offset=9, end_offset=12)
     scene.refreshers.held = [scene.refreshers.held[0], ahead, scene.refreshers.held[0]]
     assert (await scene.get_freshness()).attributions == [ahead]

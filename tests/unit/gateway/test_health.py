@@ -80,8 +80,7 @@ def test_a_part_was_not_ready_in_a_minute_where_one_look_found_so() -> None:
     assert (rows["was_ready"].tolist(), rows["lag"].tolist()) == ([False, True], [9.0, -1.0])
 
 
-async def test_health_names_what_is_not_ready_and_what_does_not_work_meanwhile() -> None:
-    scene = Scene()
+async def test_health_names_what_is_not_ready_and_what_does_not_work_meanwhile(scene: Scene) -> None:
     scene.parts.found["encoder"] = "no answer at here:1"
     await scene.servicer.Recommend(gateway_pb2.RecommendRequest(user_id="nobody", k=2), None)
     scene.metrics.called("Recommend", "OK", 0.01)
@@ -142,8 +141,7 @@ async def test_processes_give_their_own_reasons() -> None:
     assert later["encoder"] == ""
 
 
-async def test_dead_letters_are_listed_newest_first_and_replayed_once() -> None:
-    scene = Scene()
+async def test_dead_letters_are_listed_newest_first_and_replayed_once(scene: Scene) -> None:
     scene.letters.letters += [letter_at(Position(1, offset), written_ms=offset) for offset in (9, 8, 7)]
     request = gateway_pb2.ListDeadLettersRequest(topic="interactions", max_letters=2)
     listed = await scene.servicer.ListDeadLetters(request, None)

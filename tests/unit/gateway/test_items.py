@@ -31,8 +31,7 @@ async def listed(scene: Scene, **fields: object) -> list[str]:
             return found
 
 
-async def test_an_item_is_described_whole_with_how_far_it_is() -> None:
-    scene = Scene()
+async def test_an_item_is_described_whole_with_how_far_it_is(scene: Scene) -> None:
     progress = ItemProgress(num_interactions=4, num_users=2, min_users=3, is_published=False, reason="too few users")
     scene.refreshers.of_items["n"] = [replace(progress, num_interactions=0), progress]
     new = CatalogueItem(item_id="n", title="N", categories=("x",), attributes={"price": 9.5}, written_ms=5_000)
@@ -58,8 +57,7 @@ async def test_an_item_is_described_whole_with_how_far_it_is() -> None:
         await item_of(scene, "nowhere")
 
 
-async def test_progress_is_unknown_while_the_items_refresher_may_be_the_silent_one() -> None:
-    scene = Scene()
+async def test_progress_is_unknown_while_the_items_refresher_may_be_the_silent_one(scene: Scene) -> None:
     none = ItemProgress(num_interactions=0, num_users=0, min_users=3, is_published=False, reason="no interactions")
     scene.refreshers.of_items["a"], scene.refreshers.all_answer = [none], False
     request = gateway_pb2.GetItemRequest(item_id="a")
@@ -68,8 +66,7 @@ async def test_progress_is_unknown_while_the_items_refresher_may_be_the_silent_o
     assert (await scene.servicer.GetItem(request, None)).progress.min_users == 3
 
 
-async def test_lists_are_in_order_by_prefix_category_and_age() -> None:
-    scene = Scene()
+async def test_lists_are_in_order_by_prefix_category_and_age(scene: Scene) -> None:
     for number, (item_id, title) in enumerate([("neu", "Ärger"), ("N2", "beta"), ("b2", "")]):
         scene.described.describe([CatalogueItem(item_id=item_id, title=title, categories=("x",), written_ms=number)])
     scene.described.describe([CatalogueItem(item_id="c", title="Beetle", categories=("y",), withdrawn=True)])
@@ -126,8 +123,7 @@ def test_columns_find_prefixes_as_python_does() -> None:
         assert column.starting(rows, prefix.encode()).tolist() == wanted
 
 
-async def test_an_edit_changes_the_named_fields_alone() -> None:
-    scene = Scene()
+async def test_an_edit_changes_the_named_fields_alone(scene: Scene) -> None:
     await scene.put_items([CatalogueItem(item_id="b", withdrawn=True)], ["withdrawn"])
     assert await item_of(scene, "b") == events_pb2.Item(
         item_id="b", title="B", categories=["x"], available=True, withdrawn=True,
@@ -152,17 +148,17 @@ async def test_an_edit_changes_the_named_fields_alone() -> None:
     ],
     ids=["field", "attribute", "no title", "unknown item"],
 )
-async def test_a_bad_edit_writes_nothing(item: dict, fields: list[str], error: type[Exception], says: str) -> None:
-    scene = Scene()
+async def test_a_bad_edit_writes_nothing(
+    item: dict, fields: list[str], error: type[Exception], says: str, scene: Scene
+) -> None:
     with pytest.raises(error, match=says):
         await scene.put_items([CatalogueItem(**{"item_id": "a"} | item)], fields)
     assert scene.items.written == []
 
 
 @pytest.mark.parametrize("through", [("first", "second"), ("first", "first")], ids=["two gateways", "one gateway"])
-async def test_edits_of_one_item_at_once_lose_nothing(through: tuple[str, str]) -> None:
+async def test_edits_of_one_item_at_once_lose_nothing(through: tuple[str, str], scene: Scene) -> None:
     """Both gateways' views are late: each record comes to them a moment after it was written."""
-    scene = Scene()
     log, other = scene.items, Scene()
     behind: list[tuple[DescribedItems, CatalogueItem]] = []
     log.follower = lambda items: behind.extend(

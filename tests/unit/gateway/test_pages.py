@@ -39,8 +39,7 @@ async def page(scene: Scene, token: str, k: int = 2, user_id: str = "ann") -> Re
     return await scene.recommend(RecommendQuery(user_id=user_id, k=k, page_token=token))
 
 
-async def test_pages_are_the_list_and_their_exposures_say_where_they_stood() -> None:
-    scene = Scene()
+async def test_pages_are_the_list_and_their_exposures_say_where_they_stood(scene: Scene) -> None:
     first = await scene.recommend(ANN)
     # What answers now is another index in another order.
     scene.candidates.item_ids = ["new", *reversed(ITEMS)]
@@ -72,8 +71,7 @@ async def test_pages_of_any_sizes_are_the_list_once(sizes: list[int], first: int
     assert found == LIST
 
 
-async def test_a_page_has_the_marks_of_the_answer_that_it_continues() -> None:
-    scene = Scene()
+async def test_a_page_has_the_marks_of_the_answer_that_it_continues(scene: Scene) -> None:
     scene.reranker.failure = DependencyUnavailable("away")
     scene.stream.encoder_serving = False
     token = FreshnessToken("gone", 3, 9)
@@ -93,14 +91,12 @@ def test_a_kept_list_says_rules_and_the_share_that_was_searched() -> None:
     assert find_list([packed_list(place, served)], place) == served
 
 
-async def test_the_same_token_is_the_same_page() -> None:
-    scene = Scene()
+async def test_the_same_token_is_the_same_page(scene: Scene) -> None:
     first = await scene.recommend(ANN)
     assert ids(await page(scene, first.next_page_token)) == ids(await page(scene, first.next_page_token))
 
 
-async def test_what_was_withdrawn_since_is_on_no_page() -> None:
-    scene = Scene()
+async def test_what_was_withdrawn_since_is_on_no_page(scene: Scene) -> None:
     first = await scene.recommend(ANN)
     DescribedItems(Titles(), scene.popular).describe([CatalogueItem(item_id="d", withdrawn=True)])
     second = await page(scene, first.next_page_token)
@@ -108,21 +104,18 @@ async def test_what_was_withdrawn_since_is_on_no_page() -> None:
     assert second.next_page_token == ""
 
 
-async def test_a_list_that_is_one_page_has_no_next_one() -> None:
-    scene = Scene()
+async def test_a_list_that_is_one_page_has_no_next_one(scene: Scene) -> None:
     assert (await scene.recommend(replace(ANN, k=5))).next_page_token == ""
     assert (await scene.recommend(replace(ANN, filter=ItemFilter(allow_item_ids=("b", "c"))))).next_page_token == ""
     assert not scene.sessions.lists
 
 
-async def test_without_a_depth_nothing_is_kept() -> None:
-    scene = Scene()
+async def test_without_a_depth_nothing_is_kept(scene: Scene) -> None:
     assert (await scene.recommend(RecommendQuery(user_id="ann", k=2))).next_page_token == ""
     assert scene.sessions.calls == 0
 
 
-async def test_popular_items_have_pages_too() -> None:
-    scene = Scene()
+async def test_popular_items_have_pages_too(scene: Scene) -> None:
     scene.candidates.failure = DependencyUnavailable("candidates are away")
     first = await scene.recommend(replace(ANN, k=4))
     second = await page(scene, first.next_page_token, k=4)
@@ -130,8 +123,7 @@ async def test_popular_items_have_pages_too() -> None:
     assert {item.source for item in second.items} == {"popular"}
 
 
-async def test_of_a_user_without_a_history_nothing_is_kept() -> None:
-    scene = Scene()
+async def test_of_a_user_without_a_history_nothing_is_kept(scene: Scene) -> None:
     answer = await scene.recommend(
         RecommendQuery(user_id="nobody", k=4, page_depth=6, not_again=NotAgain(answers=1), history=(HistoryEvent("a"),))
     )
@@ -139,8 +131,7 @@ async def test_of_a_user_without_a_history_nothing_is_kept() -> None:
     assert not scene.sessions.lists
 
 
-async def test_without_room_for_a_list_the_first_page_says_so_and_other_lists_go_on() -> None:
-    scene = Scene()
+async def test_without_room_for_a_list_the_first_page_says_so_and_other_lists_go_on(scene: Scene) -> None:
     token = (await scene.recommend(ANN)).next_page_token
     scene.sessions.full = PreconditionFailed("no room")
     for _ in range(9):
@@ -150,8 +141,7 @@ async def test_without_room_for_a_list_the_first_page_says_so_and_other_lists_go
     assert ids(await page(scene, token)) == LIST[2:4]
 
 
-async def test_a_token_is_one_users() -> None:
-    scene = Scene()
+async def test_a_token_is_one_users(scene: Scene) -> None:
     token = (await scene.recommend(ANN)).next_page_token
     with pytest.raises(PermissionDenied, match=r"^page_token: of another user's list"):
         await page(scene, token, user_id="bob")
@@ -160,8 +150,7 @@ async def test_a_token_is_one_users() -> None:
         await scene.recommend(nobody)
 
 
-async def test_an_altered_token_is_refused() -> None:
-    scene = Scene()
+async def test_an_altered_token_is_refused(scene: Scene) -> None:
     answer = await scene.recommend(ANN)
     token = answer.next_page_token
     for at in range(len(token)):
@@ -187,16 +176,14 @@ async def test_a_list_ends() -> None:
         await page(scene, token)
 
 
-async def test_only_a_users_newest_lists_are_kept() -> None:
-    scene = Scene()
+async def test_only_a_users_newest_lists_are_kept(scene: Scene) -> None:
     tokens = [(await scene.recommend(ANN)).next_page_token for _ in range(MAX_LISTS + 1)]
     with pytest.raises(PreconditionFailed, match=r"^page_token: its list is gone"):
         await page(scene, tokens[0])
     assert ids(await page(scene, tokens[1])) == LIST[2:4]
 
 
-async def test_without_the_store_the_first_page_says_so_and_the_next_one_can_be_asked_again() -> None:
-    scene = Scene()
+async def test_without_the_store_the_first_page_says_so_and_the_next_one_can_be_asked_again(scene: Scene) -> None:
     token = (await scene.recommend(ANN)).next_page_token
     scene.sessions.failure = DependencyUnavailable("Redis is away")
     with pytest.raises(DependencyUnavailable, match="the state store, which keeps the list, did not answer") as caught:

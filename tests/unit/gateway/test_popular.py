@@ -58,8 +58,7 @@ def test_an_untrained_catalogue_still_answers() -> None:
     assert [(item.item_id, item.score) for item in catalogue.top(5, ItemFilter(), [], 0)] == [("a", 0.0), ("b", 0.0)]
 
 
-async def test_popular_items_say_so_until_what_is_withdrawn_is_known() -> None:
-    scene = Scene()
+async def test_popular_items_say_so_until_what_is_withdrawn_is_known(scene: Scene) -> None:
     follows = DescribedItems(Titles(), scene.popular)
     unknown = await scene.recommend(RecommendQuery(user_id="nobody", k=2))
     personal = await scene.recommend(RecommendQuery(user_id="ann", k=2))
@@ -301,8 +300,7 @@ def test_a_record_does_not_cost_memory_for_each_item_of_its_category(item_id: st
     assert [item.item_id for item in catalogue.top(1, wanted, [], 0)] == ([item_id] if "x" in categories else [])
 
 
-async def test_what_the_catalogue_says_of_attributes_counts_at_once() -> None:
-    scene = Scene()
+async def test_what_the_catalogue_says_of_attributes_counts_at_once(scene: Scene) -> None:
     DescribedItems(Titles(), scene.popular).describe([CatalogueItem(item_id="f", attributes={"price": 45.0})])
     where = (Condition("price", Comparison.ABOVE, (40.0,)),)
     answer = await scene.recommend(RecommendQuery(user_id="nobody", k=5, filter=ItemFilter(where=where)))

@@ -11,8 +11,7 @@ from services.gateway.write.items import MAX_ITEMS
 from services.platform.errors import DependencyUnavailable, InvalidRequest
 
 
-async def test_items_cross_the_wire_with_all_that_they_say() -> None:
-    scene = Scene()
+async def test_items_cross_the_wire_with_all_that_they_say(scene: Scene) -> None:
     request = gateway_pb2.PutItemsRequest(
         items=[
             events_pb2.Item(item_id="new", title="Größe", categories=["a", "b"]),
@@ -58,23 +57,22 @@ async def test_items_cross_the_wire_with_all_that_they_say() -> None:
     ],
     ids=["none", "too many", "no id", "long title", "many categories", "undeclared", "another kind", "twice"],
 )
-async def test_a_bad_item_refuses_the_request_before_anything_is_written(items: list[CatalogueItem], says: str) -> None:
-    scene = Scene()
+async def test_a_bad_item_refuses_the_request_before_anything_is_written(
+    items: list[CatalogueItem], says: str, scene: Scene
+) -> None:
     with pytest.raises(InvalidRequest, match=says):
         await scene.put_items(items)
     assert scene.items.written == []
 
 
-async def test_an_unacknowledged_item_is_said_with_how_many_were_written() -> None:
-    scene = Scene()
+async def test_an_unacknowledged_item_is_said_with_how_many_were_written(scene: Scene) -> None:
     scene.items.refused = {"b"}
     with pytest.raises(DependencyUnavailable, match="2 of 3 items were acknowledged, send all again") as caught:
         await scene.put_items([CatalogueItem(item_id=name) for name in "abc"])
     assert caught.value.retry_after_ms == 500
 
 
-async def test_an_absent_log_is_unavailable_with_a_hint() -> None:
-    scene = Scene()
+async def test_an_absent_log_is_unavailable_with_a_hint(scene: Scene) -> None:
     scene.items.failure = DependencyUnavailable("Kafka is away")
     async with gateway(scene) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -44,8 +44,7 @@ async def with_deadline(scene: Scene, query: RecommendQuery, seconds: float) -> 
     return await asyncio.create_task(call())
 
 
-async def test_a_known_user_gets_the_models_items_with_full_provenance() -> None:
-    scene = Scene()
+async def test_a_known_user_gets_the_models_items_with_full_provenance(scene: Scene) -> None:
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
     assert ids(answer) == ["f", "e"]
     assert sources(answer) == {"mol"}
@@ -92,8 +91,7 @@ async def test_a_gap_may_take_the_whole_deadline() -> None:
 
 
 @pytest.mark.parametrize("query", [{}, {"diversity": 0.3}], ids=["search", "pool"])
-async def test_what_a_user_turned_down_votes_for_nothing(query: dict[str, float]) -> None:
-    scene = Scene()
+async def test_what_a_user_turned_down_votes_for_nothing(query: dict[str, float], scene: Scene) -> None:
     scene.states.seen["ann"], scene.states.turned_down["ann"] = ["a", "b", "c"], ["a", "b"]
     await scene.recommend(RecommendQuery(user_id="ann", k=2, **query))  # type: ignore[arg-type]
     # Only the request's own history votes: its newest event of an item decides, and what is stored is left out alone.
@@ -104,8 +102,7 @@ async def test_what_a_user_turned_down_votes_for_nothing(query: dict[str, float]
     assert list(scene.candidates.seen[1]) == ["e", "e", "d", "d", "b", "a", "b", "c"]
 
 
-async def test_stage_times_add_up_to_the_total() -> None:
-    scene = Scene()
+async def test_stage_times_add_up_to_the_total(scene: Scene) -> None:
     scene.reranker.delay_s = 0.03
     times = (await scene.recommend(RecommendQuery(user_id="ann", k=2, diversity=0.3))).stage_times
     parts = times.queue_ms + times.encode_ms + times.first_stage_ms + times.rerank_ms + times.transport_ms
@@ -113,8 +110,7 @@ async def test_stage_times_add_up_to_the_total() -> None:
     assert (times.queue_ms, times.first_stage_ms, times.rerank_ms) == (2.0, 3.0, 4.0)
 
 
-async def test_seen_items_are_left_out_unless_asked_for() -> None:
-    scene = Scene()
+async def test_seen_items_are_left_out_unless_asked_for(scene: Scene) -> None:
     assert "a" not in ids(await scene.recommend(RecommendQuery(user_id="ann", k=6)))
     again = await scene.recommend(RecommendQuery(user_id="ann", k=6, filter=ItemFilter(exclude_seen=False)))
     assert "a" in ids(again)
@@ -130,8 +126,7 @@ async def test_what_the_user_had_goes_to_candidates_newest_first_whatever_is_lef
         assert scene.candidates.seen == [["a"], ["d", "c", "a"], ["d", "c"]]
 
 
-async def test_a_history_in_the_request_replaces_the_stored_one() -> None:
-    scene = Scene()
+async def test_a_history_in_the_request_replaces_the_stored_one(scene: Scene) -> None:
     answer = await scene.recommend(
         RecommendQuery(user_id="ann", k=6, history=(HistoryEvent("c"), HistoryEvent("d", 5000)))
     )
@@ -145,8 +140,7 @@ async def test_a_history_in_the_request_replaces_the_stored_one() -> None:
     assert [event.event_time_ms for event in history] == [5000, 5000]
 
 
-async def test_a_history_without_a_user_never_asks_the_store() -> None:
-    scene = Scene()
+async def test_a_history_without_a_user_never_asks_the_store(scene: Scene) -> None:
     answer = await scene.recommend(RecommendQuery(k=3, history=(HistoryEvent("c", 1),)))
     assert (answer.state_source, scene.states.calls) == ("request", 0)
 
@@ -165,8 +159,7 @@ async def test_a_history_of_unknown_items_gets_popular_items_marked() -> None:
     assert list(answer.degradations) == [Degradation.POPULAR_FALLBACK]
 
 
-async def test_a_user_of_another_model_is_encoded_from_the_stored_history() -> None:
-    scene = Scene()
+async def test_a_user_of_another_model_is_encoded_from_the_stored_history(scene: Scene) -> None:
     scene.states.histories["bob"] = [HistoryEvent("b", 1), HistoryEvent("c", 2)]
     answer = await scene.recommend(RecommendQuery(user_id="bob", k=2))
     assert (answer.state_source, answer.state, list(answer.degradations)) == ("stored_history", None, [])
@@ -214,8 +207,7 @@ async def test_beside_a_history_in_the_request_a_state_that_is_behind_honours_no
     assert list(answer.degradations) == [Degradation.STALE_STATE, Degradation.TOKEN_NOT_HONOURED]
 
 
-async def test_a_state_whose_history_is_gone_is_answered_from_and_marked() -> None:
-    scene = Scene()
+async def test_a_state_whose_history_is_gone_is_answered_from_and_marked(scene: Scene) -> None:
     scene.states.lost = {"ann"}
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
     assert (answer.state_source, list(answer.degradations)) == ("stored", [Degradation.STALE_STATE])
@@ -244,14 +236,12 @@ async def test_the_pool_is_at_least_twice_k() -> None:
     assert scene.candidates.pool_sizes == [200, 300, 2000]
 
 
-async def test_rules_reach_the_reranker() -> None:
-    scene = Scene()
+async def test_rules_reach_the_reranker(scene: Scene) -> None:
     await scene.recommend(RecommendQuery(user_id="ann", k=2, max_per_category=1, diversity=0.3))
     assert scene.reranker.asked == [(1, 0.3)]
 
 
-async def test_without_rules_and_words_candidates_answer_alone() -> None:
-    scene = Scene()
+async def test_without_rules_and_words_candidates_answer_alone(scene: Scene) -> None:
     scene.reranker.failure = DOWN
     plain = await scene.recommend(RecommendQuery(user_id="ann", k=3))
     assert (scene.reranker.calls, list(plain.degradations)) == (0, [])
@@ -275,16 +265,14 @@ async def test_a_filter_that_allows_nothing_gives_an_empty_answer_not_a_popular_
 # --- degraded ways -------------------------------------------------------------------------------------------------
 
 
-async def test_encoder_process_down_marks_the_stored_state_stale() -> None:
-    scene = Scene()
+async def test_encoder_process_down_marks_the_stored_state_stale(scene: Scene) -> None:
     scene.stream.encoder_serving = False
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
     assert sources(answer) == {"mol"}
     assert list(answer.degradations) == [Degradation.STALE_STATE]
 
 
-async def test_encoder_down_with_a_request_history_falls_back_to_the_stored_state() -> None:
-    scene = Scene()
+async def test_encoder_down_with_a_request_history_falls_back_to_the_stored_state(scene: Scene) -> None:
     scene.encoder.failure = DOWN
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, history=(HistoryEvent("c"),)))
     assert answer.state_source == "stored"
@@ -292,24 +280,21 @@ async def test_encoder_down_with_a_request_history_falls_back_to_the_stored_stat
     assert "c" not in ids(answer)
 
 
-async def test_encoder_down_for_a_new_user_gives_popular_items_without_the_request_history() -> None:
-    scene = Scene()
+async def test_encoder_down_for_a_new_user_gives_popular_items_without_the_request_history(scene: Scene) -> None:
     scene.encoder.failure = DOWN
     answer = await scene.recommend(RecommendQuery(user_id="new", k=2, history=(HistoryEvent("b"),)))
     assert ids(answer) == ["d", "c"]
     assert list(answer.degradations) == [Degradation.POPULAR_FALLBACK]
 
 
-async def test_redis_down_gives_popular_items_marked() -> None:
-    scene = Scene()
+async def test_redis_down_gives_popular_items_marked(scene: Scene) -> None:
     scene.states.failure = DOWN
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=3))
     assert ids(answer) == POPULAR[:3]
     assert list(answer.degradations) == [Degradation.STATE_STORE_DOWN, Degradation.POPULAR_FALLBACK]
 
 
-async def test_who_came_beyond_the_limit_gets_popular_items_and_nobody_is_asked() -> None:
-    scene = Scene()
+async def test_who_came_beyond_the_limit_gets_popular_items_and_nobody_is_asked(scene: Scene) -> None:
     of_one = Admission("recommendations", smallest=1, largest=1, surplus=1)
     of_one.enter("ann")
     admission.current.set(of_one.enter("ann"))
@@ -324,16 +309,14 @@ async def test_who_came_beyond_the_limit_gets_popular_items_and_nobody_is_asked(
     assert (scene.states.calls, scene.encoder.calls) == (0, 0)
 
 
-async def test_redis_down_with_a_request_history_still_personalises() -> None:
-    scene = Scene()
+async def test_redis_down_with_a_request_history_still_personalises(scene: Scene) -> None:
     scene.states.failure = DOWN
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, history=(HistoryEvent("c"),)))
     assert (answer.state_source, sources(answer)) == ("request", {"mol"})
     assert list(answer.degradations) == [Degradation.STATE_STORE_DOWN]
 
 
-async def test_reranker_down_gives_the_first_stage_order_within_the_category_limit() -> None:
-    scene = Scene()
+async def test_reranker_down_gives_the_first_stage_order_within_the_category_limit(scene: Scene) -> None:
     scene.reranker.failure = DOWN
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=3, max_per_category=1))
     # b is of x, c of y, d of both, e of z.
@@ -344,8 +327,7 @@ async def test_reranker_down_gives_the_first_stage_order_within_the_category_lim
 
 
 @pytest.mark.parametrize("failure", [DOWN, Overloaded("full"), PreconditionFailed("another d"), InvalidRequest("k")])
-async def test_candidates_failing_gives_popular_items_marked(failure: Exception) -> None:
-    scene = Scene()
+async def test_candidates_failing_gives_popular_items_marked(failure: Exception, scene: Scene) -> None:
     scene.candidates.failure = failure  # type: ignore[assignment]
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=3))
     assert ids(answer) == POPULAR[:3]
@@ -353,8 +335,7 @@ async def test_candidates_failing_gives_popular_items_marked(failure: Exception)
     assert (answer.state_source, answer.state) == ("none", None)
 
 
-async def test_popular_items_for_want_of_candidates_are_told_from_those_for_a_new_user() -> None:
-    scene = Scene()
+async def test_popular_items_for_want_of_candidates_are_told_from_those_for_a_new_user(scene: Scene) -> None:
 
     def failures(component: str) -> float | None:
         labels = {"component": component}
@@ -369,8 +350,7 @@ async def test_popular_items_for_want_of_candidates_are_told_from_those_for_a_ne
     assert {name: failures(name) for name in COMPONENTS} == dict.fromkeys(COMPONENTS, 0) | {"candidates": 3}
 
 
-async def test_kafka_down_is_served_as_before_and_marked() -> None:
-    scene = Scene()
+async def test_kafka_down_is_served_as_before_and_marked(scene: Scene) -> None:
     scene.stream.log_reachable = False
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
     assert ids(answer) == ["f", "e"]
@@ -386,8 +366,7 @@ async def test_an_event_acknowledged_long_ago_and_not_applied_marks_the_answer()
     assert list((await scene.recommend(RecommendQuery(user_id="ann", k=2))).degradations) == []
 
 
-async def test_everything_down_still_answers() -> None:
-    scene = Scene()
+async def test_everything_down_still_answers(scene: Scene) -> None:
     for port in (scene.states, scene.encoder, scene.candidates, scene.reranker):
         port.failure = DOWN
     scene.stream.log_reachable = scene.stream.encoder_serving = False
@@ -430,8 +409,7 @@ async def test_a_short_deadline_of_a_caller_is_not_held_against_a_dependency() -
     assert list(answer.degradations) == []
 
 
-async def test_a_spent_deadline_is_an_error_not_a_popular_answer() -> None:
-    scene = Scene()
+async def test_a_spent_deadline_is_an_error_not_a_popular_answer(scene: Scene) -> None:
     with pytest.raises(DeadlineExceeded):
         await with_deadline(scene, RecommendQuery(user_id="ann", k=2), -0.001)
     assert scene.states.calls == scene.candidates.calls == 0
@@ -440,15 +418,13 @@ async def test_a_spent_deadline_is_an_error_not_a_popular_answer() -> None:
 # --- freshness tokens ----------------------------------------------------------------------------------------------
 
 
-async def test_a_token_already_reached_costs_nothing() -> None:
-    scene = Scene()
+async def test_a_token_already_reached_costs_nothing(scene: Scene) -> None:
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, token=FreshnessToken("epoch-1", 3, 7)))
     assert answer.token_honoured
     assert scene.states.calls == 1
 
 
-async def test_a_token_is_waited_for_and_the_newer_state_and_seen_items_are_used() -> None:
-    scene = Scene()
+async def test_a_token_is_waited_for_and_the_newer_state_and_seen_items_are_used(scene: Scene) -> None:
 
     def apply(reads: int) -> None:
         if reads == 4:
@@ -462,8 +438,7 @@ async def test_a_token_is_waited_for_and_the_newer_state_and_seen_items_are_used
     assert answer.stage_times.queue_ms > 3 * scene.limits.token_poll_s * 1000 * 0.9
 
 
-async def test_all_who_wait_for_a_partition_share_one_reading() -> None:
-    scene = Scene()
+async def test_all_who_wait_for_a_partition_share_one_reading(scene: Scene) -> None:
     until_reached = asyncio.Event()
 
     def apply(reads: int) -> None:
@@ -491,8 +466,7 @@ async def test_a_token_not_reached_within_the_deadline_is_said() -> None:
     assert ids(answer) == ["f", "e"]
 
 
-async def test_a_token_is_not_waited_for_while_the_log_is_unreachable() -> None:
-    scene = Scene()
+async def test_a_token_is_not_waited_for_while_the_log_is_unreachable(scene: Scene) -> None:
     scene.stream.log_reachable = False
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, token=FreshnessToken("epoch-1", 3, 99)))
     assert set(answer.degradations) == {Degradation.TOKEN_NOT_HONOURED, Degradation.NOT_FRESH}
@@ -501,23 +475,20 @@ async def test_a_token_is_not_waited_for_while_the_log_is_unreachable() -> None:
 
 
 @pytest.mark.parametrize("epoch", ["older", ""])
-async def test_a_token_of_another_epoch_is_not_waited_for(epoch: str) -> None:
-    scene = Scene()
+async def test_a_token_of_another_epoch_is_not_waited_for(epoch: str, scene: Scene) -> None:
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, token=FreshnessToken(epoch, 3, 1)))
     assert not answer.token_honoured
     assert scene.states.calls == 1
 
 
-async def test_a_token_with_redis_down_is_not_honoured() -> None:
-    scene = Scene()
+async def test_a_token_with_redis_down_is_not_honoured(scene: Scene) -> None:
     scene.states.failure = DOWN
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, token=FreshnessToken("epoch-1", 3, 1)))
     assert not answer.token_honoured
     assert Degradation.TOKEN_NOT_HONOURED in answer.degradations
 
 
-async def test_degradations_and_sources_are_counted() -> None:
-    scene = Scene()
+async def test_degradations_and_sources_are_counted(scene: Scene) -> None:
     await scene.recommend(RecommendQuery(user_id="ann", k=2))
     await scene.recommend(RecommendQuery(user_id="new", k=2))
 
@@ -529,8 +500,7 @@ async def test_degradations_and_sources_are_counted() -> None:
     assert value("freshet_gateway_stage_seconds_count", stage="total") == 2
 
 
-async def test_popular_items_instead_of_a_fresh_state_do_not_honour_its_token() -> None:
-    scene = Scene()
+async def test_popular_items_instead_of_a_fresh_state_do_not_honour_its_token(scene: Scene) -> None:
     scene.candidates.failure = DOWN
     query = RecommendQuery(user_id="ann", k=2, token=FreshnessToken("epoch-1", 3, 7))
     answer = await scene.recommend(query)
@@ -539,8 +509,7 @@ async def test_popular_items_instead_of_a_fresh_state_do_not_honour_its_token() 
     assert set(answer.degradations) == {Degradation.POPULAR_FALLBACK, Degradation.TOKEN_NOT_HONOURED}
 
 
-async def test_a_history_that_could_not_be_encoded_does_not_honour_its_token() -> None:
-    scene = Scene()
+async def test_a_history_that_could_not_be_encoded_does_not_honour_its_token(scene: Scene) -> None:
     scene.states.histories["bob"] = [HistoryEvent("b", 1)]
     scene.encoder.failure = DOWN
     answer = await scene.recommend(RecommendQuery(user_id="bob", k=2, token=FreshnessToken("epoch-1", 3, 7)))

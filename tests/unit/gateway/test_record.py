@@ -27,16 +27,14 @@ async def arriving(*interactions: Interaction) -> AsyncIterator[Interaction]:
         yield interaction
 
 
-async def test_a_receipt_carries_the_token_of_its_moment() -> None:
-    scene = Scene()
+async def test_a_receipt_carries_the_token_of_its_moment(scene: Scene) -> None:
     receipts = await scene.record([event("a", event_id="e1"), event("b", event_id="e2")])
     assert [receipt.event_id for receipt in receipts] == ["e1", "e2"]
     assert [receipt.token for receipt in receipts] == [FreshnessToken("epoch-1", 3, n) for n in (0, 1)]
     assert [interaction.item_id for interaction in scene.interactions.written] == ["a", "b"]
 
 
-async def test_missing_event_ids_are_assigned_and_returned() -> None:
-    scene = Scene()
+async def test_missing_event_ids_are_assigned_and_returned(scene: Scene) -> None:
     receipts = await scene.record([event(), event()])
     written = [interaction.event_id for interaction in scene.interactions.written]
     assert [receipt.event_id for receipt in receipts] == written
@@ -58,9 +56,8 @@ async def test_missing_event_ids_are_assigned_and_returned() -> None:
     ],
 )
 async def test_one_invalid_interaction_refuses_the_request_before_anything_is_written(
-    bad: dict[str, Any], message: str
+    bad: dict[str, Any], message: str, scene: Scene
 ) -> None:
-    scene = Scene()
     with pytest.raises(InvalidRequest, match=message):
         await scene.record([event(), event(**bad)])
     assert scene.interactions.written == []
@@ -92,16 +89,14 @@ async def test_kafka_back_is_used_again_after_the_pause() -> None:
     assert len(await scene.record([event()])) == 1
 
 
-async def test_a_partly_acknowledged_batch_says_so() -> None:
-    scene = Scene()
+async def test_a_partly_acknowledged_batch_says_so(scene: Scene) -> None:
     scene.interactions.refuse_after = 2
     scene.interactions.refusal = DependencyUnavailable("away")
     with pytest.raises(DependencyUnavailable, match=r"2 of 4 were acknowledged.*same event ids"):
         await scene.record([event(event_id=str(n)) for n in range(4)])
 
 
-async def test_a_silent_stream_is_unavailable_before_the_callers_deadline() -> None:
-    scene = Scene()
+async def test_a_silent_stream_is_unavailable_before_the_callers_deadline(scene: Scene) -> None:
     scene.interactions.delay_s = 10
 
     async def call(seconds: float) -> None:
@@ -115,29 +110,25 @@ async def test_a_silent_stream_is_unavailable_before_the_callers_deadline() -> N
         await asyncio.create_task(call(0.1))
 
 
-async def test_redis_down_never_costs_a_writer_the_acknowledgement() -> None:
-    scene = Scene()
+async def test_redis_down_never_costs_a_writer_the_acknowledgement(scene: Scene) -> None:
     scene.states.failure = DOWN
     (receipt,) = await scene.record([event()])
     assert receipt.token == FreshnessToken("", 3, 0)
 
 
-async def test_the_epoch_is_not_read_for_every_event() -> None:
-    scene = Scene()
+async def test_the_epoch_is_not_read_for_every_event(scene: Scene) -> None:
     for _ in range(5):
         await scene.record([event()] * 20)
     assert scene.states.calls == 1
 
 
-async def test_a_client_stream_is_written_in_order_with_all_receipts() -> None:
-    scene = Scene()
+async def test_a_client_stream_is_written_in_order_with_all_receipts(scene: Scene) -> None:
     receipts = await scene.record.stream(arriving(*(event(str(n)) for n in range(600))))
     assert [interaction.item_id for interaction in scene.interactions.written] == [str(n) for n in range(600)]
     assert [receipt.token.offset for receipt in receipts] == list(range(600))
 
 
-async def test_a_bad_message_ends_a_stream_and_says_what_was_written() -> None:
-    scene = Scene()
+async def test_a_bad_message_ends_a_stream_and_says_what_was_written(scene: Scene) -> None:
     with pytest.raises(InvalidRequest, match=r"stream\[1\].interaction.value=nan .*1 earlier messages were written"):
         await scene.record.stream(arriving(event(), event(value=math.nan), event()))
     assert len(scene.interactions.written) == 1
@@ -157,8 +148,7 @@ async def test_kafka_failing_ends_a_stream() -> None:
     assert len(scene.interactions.written) == 3
 
 
-async def test_undo_writes_the_same_record_on_every_retry() -> None:
-    scene = Scene()
+async def test_undo_writes_the_same_record_on_every_retry(scene: Scene) -> None:
     first, second = await scene.record.undo("ann", "e1"), await scene.record.undo("ann", "e1")
     assert first.event_id == second.event_id
     written = scene.interactions.written[0]
@@ -166,8 +156,7 @@ async def test_undo_writes_the_same_record_on_every_retry() -> None:
 
 
 @pytest.mark.parametrize(("user_id", "event_id"), [("", "e1"), ("ann", ""), ("ann", "x" * 129)])
-async def test_a_bad_undo_is_refused(user_id: str, event_id: str) -> None:
-    scene = Scene()
+async def test_a_bad_undo_is_refused(user_id: str, event_id: str, scene: Scene) -> None:
     with pytest.raises(InvalidRequest):
         await scene.record.undo(user_id, event_id)
     assert scene.interactions.written == []
@@ -184,8 +173,7 @@ async def test_a_stream_that_begins_while_kafka_comes_back_is_written_whole() ->
     assert len(receipts) == len(scene.interactions.written) == 50
 
 
-async def test_a_message_that_cannot_be_read_ends_a_stream_like_a_bad_one() -> None:
-    scene = Scene()
+async def test_a_message_that_cannot_be_read_ends_a_stream_like_a_bad_one(scene: Scene) -> None:
 
     async def unreadable() -> AsyncIterator[Interaction]:
         yield event()

@@ -28,8 +28,7 @@ async def ids(scene: Scene, k: int = 2, **fields: object) -> list[str]:
     return [item.item_id for item in answer.items]
 
 
-async def test_the_last_answers_items_do_not_come_again() -> None:
-    scene = Scene()
+async def test_the_last_answers_items_do_not_come_again(scene: Scene) -> None:
     assert await ids(scene, not_again=LAST) == ["f", "e"]
     assert await ids(scene, not_again=LAST) == ["d", "c"]
     # Only the last answer counts here; then the last two.
@@ -38,30 +37,26 @@ async def test_the_last_answers_items_do_not_come_again() -> None:
     assert await ids(scene, not_again=LAST, user_id="bob") == ["b", "d"]
 
 
-async def test_who_does_not_ask_is_answered_all_and_remembered_nothing() -> None:
-    scene = Scene()
+async def test_who_does_not_ask_is_answered_all_and_remembered_nothing(scene: Scene) -> None:
     assert await ids(scene) == ["f", "e"]
     assert await ids(scene, not_again=LAST) == ["f", "e"]
     assert await ids(scene) == ["f", "e"]
     assert len(scene.sessions.lists[ANSWERS, "ann"]) == 1
 
 
-async def test_pages_count_as_answers() -> None:
-    scene = Scene()
+async def test_pages_count_as_answers(scene: Scene) -> None:
     first = await scene.recommend(RecommendQuery(user_id="ann", k=2, page_depth=10, not_again=LAST))
     await scene.recommend(RecommendQuery(user_id="ann", k=2, page_token=first.next_page_token, not_again=LAST))
     assert await ids(scene, k=5, not_again=NotAgain(answers=2)) == ["b"]
 
 
-async def test_the_requests_own_filter_stays_beside() -> None:
-    scene = Scene()
+async def test_the_requests_own_filter_stays_beside(scene: Scene) -> None:
     assert await ids(scene, not_again=LAST) == ["f", "e"]
     assert await ids(scene, not_again=LAST, filter=ItemFilter(deny_item_ids=("d",))) == ["c", "b"]
     assert await ids(scene, k=5, not_again=NotAgain(minutes=5), filter=ItemFilter(exclude_seen=False)) == ["d", "a"]
 
 
-async def test_a_store_that_is_away_is_said() -> None:
-    scene = Scene()
+async def test_a_store_that_is_away_is_said(scene: Scene) -> None:
     scene.sessions.failure = DependencyUnavailable("Redis is away")
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, not_again=LAST))
     assert [item.item_id for item in answer.items] == ["f", "e"]
@@ -173,8 +168,7 @@ async def test_what_a_stream_wrote_before_it_was_refused_counts() -> None:
     assert answer.items[-1].item_id == "f"
 
 
-async def test_without_the_setting_impressions_are_not_kept() -> None:
-    scene = Scene()
+async def test_without_the_setting_impressions_are_not_kept(scene: Scene) -> None:
     exposure_id = (await scene.recommend(RecommendQuery(user_id="ann", k=3))).exposure_id
     await scene.record_impressions("ann", exposure_id, [Impression(1, "f")])
     assert scene.sessions.calls == 0

@@ -165,8 +165,7 @@ async def test_filters_stay_filters(real: Real) -> None:
     assert {int(item.item_id.removeprefix("item-")) % 4 for item in answer.items} == {(worst + 1) % 4}
 
 
-async def test_standing_rules_hold_beside_a_requests() -> None:
-    scene = Scene()
+async def test_standing_rules_hold_beside_a_requests(scene: Scene) -> None:
     standing = Rule(name="house", which=ItemFilter(allow_categories=("x",)), boost=0.5)
     own = Rule(name="own", which=ItemFilter(allow_categories=("y",)), bury=0.5)
     scene.recommend.rules.apply(StandingRules(revision=1, rules=(standing,)))
@@ -177,8 +176,7 @@ async def test_standing_rules_hold_beside_a_requests() -> None:
     assert list(scene.reranker.rules[-1]) == [standing]
 
 
-async def test_explain_says_standing_rules_first_on_the_wire_too() -> None:
-    scene = Scene()
+async def test_explain_says_standing_rules_first_on_the_wire_too(scene: Scene) -> None:
     standing = Rule(name="house", which=ItemFilter(allow_item_ids=("b",)), bury=0.5)
     scene.explain.rules.apply(StandingRules(revision=1, rules=(standing,)))
     own = [common_pb2.Rule(name="own", item_ids=["b"], pin=3), common_pb2.Rule(name="other", item_ids=["c"], boost=1)]
@@ -191,8 +189,7 @@ async def test_explain_says_standing_rules_first_on_the_wire_too() -> None:
     assert answer.score_with_rules == pytest.approx(answer.score - 0.5)
 
 
-async def test_a_search_that_fails_leaves_an_estimate_and_no_reranker_says_so() -> None:
-    scene = Scene()
+async def test_a_search_that_fails_leaves_an_estimate_and_no_reranker_says_so(scene: Scene) -> None:
     scene.reranker.failure = DependencyUnavailable("away")
     rule = Rule(name="r", which=ItemFilter(allow_categories=("x",)), boost=0.5)
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, rules=(rule,)))
@@ -253,8 +250,7 @@ def message(**fields: Any) -> common_pb2.Rule:
         ([message(where=[{"name": "price", "comparison": 0}])], r"rules\[0\].where\[0\].comparison=0 allowed"),
     ],
 )
-async def test_a_bad_rule_is_refused_by_field(rules: list[common_pb2.Rule], says: str) -> None:
-    scene = Scene()
+async def test_a_bad_rule_is_refused_by_field(rules: list[common_pb2.Rule], says: str, scene: Scene) -> None:
     async with gateway(scene) as stub:
         with pytest.raises(Exception, match=says):
             await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2, rules=rules), timeout=5)
@@ -325,8 +321,7 @@ def test_a_file_that_says_something_else_stops_the_gateway(tmp_path: Path, text:
         standing_rules(tmp_path / "nowhere", ATTRIBUTES.kinds)
 
 
-async def test_rules_are_put_without_a_restart_and_answers_and_exposures_name_their_revision() -> None:
-    scene = Scene()
+async def test_rules_are_put_without_a_restart_and_answers_and_exposures_name_their_revision(scene: Scene) -> None:
     async with gateway(scene) as stub:
         found = await stub.ListRules(gateway_pb2.ListRulesRequest(), timeout=5)
         assert (found.revision, list(found.rules)) == (0, [])
@@ -347,8 +342,7 @@ async def test_rules_are_put_without_a_restart_and_answers_and_exposures_name_th
         assert (after.rules_revision, scene.recommend.rules.now.rules) == (2, ())
 
 
-async def test_rules_can_be_tried_in_place_of_the_standing_ones() -> None:
-    scene = Scene()
+async def test_rules_can_be_tried_in_place_of_the_standing_ones(scene: Scene) -> None:
     standing = Rule(name="house", which=ItemFilter(allow_categories=("x",)), boost=0.5)
     own = Rule(name="own", which=ItemFilter(allow_categories=("y",)), bury=0.5)
     scene.recommend.rules.apply(StandingRules(revision=1, rules=(standing,)))
@@ -356,8 +350,7 @@ async def test_rules_can_be_tried_in_place_of_the_standing_ones() -> None:
     assert (list(scene.reranker.rules[-1]), answer.rules_revision) == ([own], 0)
 
 
-async def test_a_rule_that_the_model_does_not_allow_is_refused_or_left_out_by_name() -> None:
-    scene = Scene()
+async def test_a_rule_that_the_model_does_not_allow_is_refused_or_left_out_by_name(scene: Scene) -> None:
     good, bad = message(), message(name="bad", where=[{"name": "colour", "comparison": 7}])
     async with gateway(scene) as stub:
         with pytest.raises(Exception, match=r"rules\[1\].where\[0\]: name='colour' allowed"):

@@ -35,8 +35,7 @@ async def search(scene: Scene, query: str = "space movies", **changes: Any) -> S
     return await scene.search(SearchQuery(query=query, **changes))
 
 
-async def test_sources_are_fused_and_each_result_names_who_found_it() -> None:
-    scene = Scene()
+async def test_sources_are_fused_and_each_result_names_who_found_it(scene: Scene) -> None:
     answer = await search(scene)
     # c: 1st, 1st, 2nd; a: 2nd, 1st; then d and new.
     assert ids(answer) == ["c", "a", "d", "new"]
@@ -65,8 +64,7 @@ async def test_all_sources_are_asked_at_once_and_deeper_than_k() -> None:
     assert scene.sources.asked[-1][2] == 1000
 
 
-async def test_a_source_that_fails_costs_its_share_and_is_named() -> None:
-    scene = Scene()
+async def test_a_source_that_fails_costs_its_share_and_is_named(scene: Scene) -> None:
     scene.sources.failures["phrases"] = DependencyUnavailable("generator: away")
     answer = await search(scene)
     # Level now: ties go by id.
@@ -107,8 +105,7 @@ async def test_a_source_that_keeps_timing_out_is_left_alone_for_a_moment() -> No
 
 
 @pytest.mark.parametrize("error", [DependencyUnavailable, Overloaded, DeadlineExceeded])
-async def test_without_any_source_there_is_an_error_with_the_reason(error: Any) -> None:
-    scene = Scene()
+async def test_without_any_source_there_is_an_error_with_the_reason(error: Any, scene: Scene) -> None:
     scene.sources.failures = {source: error("generator: connection refused") for source in FOUND}
     with pytest.raises(error, match="no source of items by words answered: generator: connection refused"):
         await search(scene)
@@ -131,8 +128,7 @@ async def test_words_that_find_nothing_are_an_empty_answer() -> None:
     assert (ids(answer), list(answer.degradations)) == ([], [])
 
 
-async def test_a_users_model_is_one_more_ranking() -> None:
-    scene = Scene()
+async def test_a_users_model_is_one_more_ranking(scene: Scene) -> None:
     scene.states.seen["ann"] = []
     everybody = await search(scene)
     answer = await search(scene, user_id="ann")
@@ -148,8 +144,7 @@ async def test_a_users_model_is_one_more_ranking() -> None:
     assert [spent.source for spent in answer.sources] == ["text_mol", "phrases", "lexical", "mol"]
 
 
-async def test_a_user_without_a_state_yet_is_encoded_on_demand() -> None:
-    scene = Scene()
+async def test_a_user_without_a_state_yet_is_encoded_on_demand(scene: Scene) -> None:
     scene.states.histories["eve"] = [HistoryEvent("a", 1)]
     answer = await search(scene, user_id="eve")
     assert (answer.model_version, list(answer.degradations)) == ("m1", [])
@@ -180,23 +175,20 @@ async def test_an_answer_that_cannot_be_the_users_is_everybodys_and_says_so(what
     assert "mol" in failures(answer)
 
 
-async def test_a_state_that_nobody_refreshes_is_marked_stale() -> None:
-    scene = Scene()
+async def test_a_state_that_nobody_refreshes_is_marked_stale(scene: Scene) -> None:
     scene.stream.encoder_serving = False
     assert (await search(scene, user_id="ann")).degradations == [Degradation.STALE_STATE]
     assert list((await search(scene)).degradations) == []
 
 
-async def test_seen_items_are_answered_unless_the_filter_says_otherwise() -> None:
-    scene = Scene()
+async def test_seen_items_are_answered_unless_the_filter_says_otherwise(scene: Scene) -> None:
     assert "a" in ids(await search(scene, user_id="ann"))
     answer = await search(scene, user_id="ann", filter=ItemFilter(exclude_seen=True, deny_item_ids=("d",)))
     assert sorted(ids(answer)) == ["c", "new"]
     assert all(asked[3].deny_item_ids == ("d", "a") for asked in scene.sources.asked[-3:])
 
 
-async def test_seen_items_that_cannot_be_read_are_marked() -> None:
-    scene = Scene()
+async def test_seen_items_that_cannot_be_read_are_marked(scene: Scene) -> None:
     scene.states.failure = DependencyUnavailable("gone")
     answer = await search(scene, user_id="ann", filter=ItemFilter(exclude_seen=True))
     assert "a" in ids(answer)
@@ -236,8 +228,7 @@ async def test_a_spent_deadline_is_an_error() -> None:
         ({"filter": ItemFilter(exclude_seen=False, allow_categories=("",))}, "filter.allow_categories[0]"),
     ],
 )
-async def test_a_bad_search_is_refused_before_any_work(changes: dict[str, Any], told: str) -> None:
-    scene = Scene()
+async def test_a_bad_search_is_refused_before_any_work(changes: dict[str, Any], told: str, scene: Scene) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await search(scene, **changes)
     assert told in caught.value.message
@@ -245,20 +236,17 @@ async def test_a_bad_search_is_refused_before_any_work(changes: dict[str, Any], 
 
 
 @pytest.mark.parametrize("query", ["🚀" * 256, "映画 кино cinéma", "(((", "\u200b", "a" * 1024])
-async def test_words_of_any_script_pass(query: str) -> None:
-    scene = Scene()
+async def test_words_of_any_script_pass(query: str, scene: Scene) -> None:
     await search(scene, query)
     assert {asked[1] for asked in scene.sources.asked} == {query}
 
 
-async def test_concurrent_searches_do_not_mix() -> None:
-    scene = Scene()
+async def test_concurrent_searches_do_not_mix(scene: Scene) -> None:
     answers = await asyncio.gather(*(search(scene, user_id=user) for user in ("ann", "", "nobody") * 5))
     assert [answer.model_version for answer in answers] == ["m1", "", ""] * 5
 
 
-async def test_searches_are_counted_by_source_and_outcome() -> None:
-    scene = Scene()
+async def test_searches_are_counted_by_source_and_outcome(scene: Scene) -> None:
     scene.sources.failures["phrases"] = DependencyUnavailable("gone")
     await search(scene, user_id="ann")
 
@@ -270,8 +258,7 @@ async def test_searches_are_counted_by_source_and_outcome() -> None:
     assert scene.registry.get_sample_value("freshet_gateway_search_seconds_count") == 1
 
 
-async def test_what_words_find_joins_the_pool_of_a_recommendation() -> None:
-    scene = Scene()
+async def test_what_words_find_joins_the_pool_of_a_recommendation(scene: Scene) -> None:
     scene.candidates.item_ids = ["a", "b"]
     scene.candidates.model_share = 0.5
     query = RecommendQuery(user_id="ann", k=6, query="space movies", filter=ItemFilter(exclude_seen=False))
@@ -305,8 +292,7 @@ async def test_words_of_a_recommendation_keep_the_limits_of_a_search() -> None:
         await Scene().recommend(RecommendQuery(user_id="ann", k=2, query="a\tb"))
 
 
-async def test_what_the_user_had_lately_is_first_of_their_own_ranking() -> None:
-    scene = Scene()
+async def test_what_the_user_had_lately_is_first_of_their_own_ranking(scene: Scene) -> None:
     scene.states.seen["ann"] = []
     before = await search(scene, user_id="ann")
     ranks = {item_id: mol_rank(before, item_id) for item_id in ids(before)}

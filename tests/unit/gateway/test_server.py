@@ -102,8 +102,7 @@ async def test_silent_streams_take_no_place_of_others() -> None:
         assert [len((await stream).receipts) for stream in held] == [1] * 64
 
 
-async def test_a_stream_that_falls_silent_ends_and_says_what_is_written() -> None:
-    scene = Scene()
+async def test_a_stream_that_falls_silent_ends_and_says_what_is_written(scene: Scene) -> None:
     event = gateway_pb2.StreamInteractionsRequest(interaction=events_pb2.Interaction(user_id="ann", item_id="c"))
     async with gateway(scene, idle_s=0.2) as stub:
         stream = stub.StreamInteractions()
@@ -116,8 +115,7 @@ async def test_a_stream_that_falls_silent_ends_and_says_what_is_written() -> Non
     assert len(scene.interactions.written) == 3
 
 
-async def test_with_the_service_config_a_write_is_repeated_when_the_gateway_says_so() -> None:
-    scene = Scene()
+async def test_with_the_service_config_a_write_is_repeated_when_the_gateway_says_so(scene: Scene) -> None:
     scene.interactions.refuse_after, scene.interactions.refusal = 0, DependencyUnavailable("no broker")
     event = events_pb2.Interaction(user_id="ann", item_id="c", event_id="e-1")
     request = gateway_pb2.RecordInteractionsRequest(interactions=[event])
@@ -132,8 +130,7 @@ async def test_with_the_service_config_a_write_is_repeated_when_the_gateway_says
     assert len(scene.interactions.written) == 1
 
 
-async def test_with_the_service_config_a_request_that_is_too_large_is_not_sent() -> None:
-    scene = Scene()
+async def test_with_the_service_config_a_request_that_is_too_large_is_not_sent(scene: Scene) -> None:
     event = events_pb2.Interaction(user_id="ann", item_id="c", query="x" * MAX_REQUEST_BYTES)
     async with gateway(scene, config=SERVICE_CONFIG.read_text()) as stub:
         for call in (
@@ -161,8 +158,7 @@ async def test_a_fallback_carries_no_state_and_its_mark() -> None:
     assert answer.request_id
 
 
-async def test_a_search_crosses_the_wire_with_what_found_each_result() -> None:
-    scene = Scene()
+async def test_a_search_crosses_the_wire_with_what_found_each_result(scene: Scene) -> None:
     request = gateway_pb2.GatewayServiceSearchRequest(query="space 🚀", user_id="ann", k=2)
     request.filter.deny_item_ids.append("d")
     async with gateway(scene) as stub:
@@ -179,8 +175,7 @@ async def test_a_search_crosses_the_wire_with_what_found_each_result() -> None:
     assert answer.total_ms > 0
 
 
-async def test_words_of_a_recommendation_and_of_a_click_cross_the_wire() -> None:
-    scene = Scene()
+async def test_words_of_a_recommendation_and_of_a_click_cross_the_wire(scene: Scene) -> None:
     click = events_pb2.Interaction(user_id="ann", item_id="c", type="search_click", query="space movies")
     async with gateway(scene) as stub:
         await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2, query="space movies"), timeout=5)
@@ -193,8 +188,7 @@ async def test_words_of_a_recommendation_and_of_a_click_cross_the_wire() -> None
     assert "interactions[0].query=" in str(caught.value.details())
 
 
-async def test_filters_history_and_tokens_cross_the_wire() -> None:
-    scene = Scene()
+async def test_filters_history_and_tokens_cross_the_wire(scene: Scene) -> None:
     request = gateway_pb2.RecommendRequest(user_id="ann", k=6)
     request.filter.exclude_seen = False
     request.filter.deny_item_ids.append("f")
@@ -208,8 +202,7 @@ async def test_filters_history_and_tokens_cross_the_wire() -> None:
     assert scene.encoder.histories[0][1][0].event_time_ms == 1234
 
 
-async def test_what_a_history_in_a_request_was_only_shown_is_not_seen() -> None:
-    scene = Scene()
+async def test_what_a_history_in_a_request_was_only_shown_is_not_seen(scene: Scene) -> None:
     request = gateway_pb2.RecommendRequest(user_id="ann", k=6)
     for item_id, kind in (("c", "impression"), ("d", "dislike"), ("e", "")):
         request.history.add(item_id=item_id, type=kind)
@@ -243,8 +236,7 @@ async def test_a_timestamp_beyond_its_range_is_invalid_argument() -> None:
     assert caught.value.details().startswith("interactions[0].event_time=")
 
 
-async def test_recorded_interactions_return_tokens_that_recommend_accepts() -> None:
-    scene = Scene()
+async def test_recorded_interactions_return_tokens_that_recommend_accepts(scene: Scene) -> None:
     async with gateway(scene) as stub:
         interactions = [events_pb2.Interaction(user_id="ann", item_id="a", event_id="e1", type="rating", value=5)]
         answer = await stub.RecordInteractions(
@@ -273,8 +265,7 @@ async def test_a_stream_that_ends_badly_is_invalid_argument() -> None:
     assert caught.value.details().startswith("stream[1].interaction.user_id=")
 
 
-async def test_bytes_in_a_stream_that_are_no_message_are_invalid_argument() -> None:
-    scene = Scene()
+async def test_bytes_in_a_stream_that_are_no_message_are_invalid_argument(scene: Scene) -> None:
     event = gateway_pb2.StreamInteractionsRequest(interaction=events_pb2.Interaction(user_id="ann", item_id="a"))
     torn = Mock(SerializeToString=lambda: b"\xff\xff")
     async with gateway(scene) as stub:
@@ -286,8 +277,7 @@ async def test_bytes_in_a_stream_that_are_no_message_are_invalid_argument() -> N
     assert len(scene.interactions.written) == 1
 
 
-async def test_index_freshness_and_votes_reach_answer_and_reranker() -> None:
-    scene = Scene()
+async def test_index_freshness_and_votes_reach_answer_and_reranker(scene: Scene) -> None:
     scene.candidates.model_share = 0.75
     scene.candidates.freshness = IndexFreshness(deltas_offset=41, newest_recorded_ms=1_500, lag_seconds=0.25)
     async with gateway(scene) as stub:
@@ -301,8 +291,7 @@ async def test_index_freshness_and_votes_reach_answer_and_reranker() -> None:
     assert not fallback.HasField("index_freshness")
 
 
-async def test_an_explanation_crosses_the_wire() -> None:
-    scene = Scene()
+async def test_an_explanation_crosses_the_wire(scene: Scene) -> None:
     scene.candidates.model_share = 0.5
     scene.states.histories["ann"] = [HistoryEvent("c", 1_000)]
     async with gateway(scene) as stub:
@@ -321,8 +310,7 @@ async def test_an_explanation_crosses_the_wire() -> None:
     assert (unknown.state_source, unknown.HasField("similarity")) == ("none", False)
 
 
-async def test_a_freshness_report_crosses_the_wire() -> None:
-    scene = Scene()
+async def test_a_freshness_report_crosses_the_wire(scene: Scene) -> None:
     scene.reranker.failure = DependencyUnavailable("away")
     async with gateway(scene) as stub:
         report = await stub.GetFreshness(gateway_pb2.GetFreshnessRequest(), timeout=5)

@@ -10,8 +10,7 @@ from services.platform.errors import DependencyUnavailable, InvalidRequest, NotF
 DOWN = DependencyUnavailable("away")
 
 
-async def test_what_the_user_has_seen_is_left_out_unless_asked_for() -> None:
-    scene = Scene()
+async def test_what_the_user_has_seen_is_left_out_unless_asked_for(scene: Scene) -> None:
     answer = await scene.handlers.similar(SimilarQuery(item_id="c", user_id="ann", k=3))
     assert [item.item_id for item in answer.found.items] == ["b", "d", "e"]
     assert list(answer.titles) == ["B", "D", "E"]
@@ -25,8 +24,7 @@ async def test_what_the_user_has_seen_is_left_out_unless_asked_for() -> None:
     ]
 
 
-async def test_without_the_state_store_it_answers_and_says_so() -> None:
-    scene = Scene()
+async def test_without_the_state_store_it_answers_and_says_so(scene: Scene) -> None:
     scene.states.failure = DOWN
     answer = await scene.handlers.similar(SimilarQuery(item_id="c", user_id="ann", k=2))
     assert [item.item_id for item in answer.found.items] == ["a", "b"]
@@ -34,8 +32,7 @@ async def test_without_the_state_store_it_answers_and_says_so() -> None:
     assert (await scene.handlers.similar(SimilarQuery(item_id="c", k=2))).degradations == []
 
 
-async def test_without_candidates_there_is_no_answer() -> None:
-    scene = Scene()
+async def test_without_candidates_there_is_no_answer(scene: Scene) -> None:
     scene.candidates.failure = DOWN
     with pytest.raises(DependencyUnavailable, match="away"):
         await scene.handlers.similar(SimilarQuery(item_id="c", k=2))

@@ -82,8 +82,7 @@ CHEAP = Condition("price", Comparison.AT_MOST, (20.0,))
         ),
     ],
 )
-async def test_a_bad_field_is_refused_before_any_work(changes: dict[str, Any], message: str) -> None:
-    scene = Scene()
+async def test_a_bad_field_is_refused_before_any_work(changes: dict[str, Any], message: str, scene: Scene) -> None:
     with pytest.raises(InvalidRequest, match=message):
         await scene.recommend(RecommendQuery(**{"user_id": "ann", "k": 10, **changes}))
     assert scene.states.calls == scene.encoder.calls == scene.candidates.calls == 0

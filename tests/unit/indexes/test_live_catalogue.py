@@ -88,8 +88,12 @@ def answer(catalogue: LiveCatalogue, wanted: ItemFilter | None = None, name: str
     return dict(zip(top.item_ids[0], top.scores[0].tolist(), strict=False))
 
 
-def test_attributes_are_the_bundles_until_they_are_described() -> None:
-    catalogue = live()
+@pytest.fixture
+def catalogue() -> LiveCatalogue:
+    return live()
+
+
+def test_attributes_are_the_bundles_until_they_are_described(catalogue: LiveCatalogue) -> None:
     cheap = ItemFilter(where=[Condition("price", Comparison.AT_MOST, (2.0,))])
     french = ItemFilter(where=[Condition("language", Comparison.ONE_OF, ("fr",))])
     assert set(answer(catalogue, cheap)) == {"i1", "i2"}
@@ -112,8 +116,7 @@ def test_attributes_are_the_bundles_until_they_are_described() -> None:
     assert not answer(catalogue, french)
 
 
-def test_a_description_that_says_what_the_bundle_says_is_not_held() -> None:
-    catalogue = live()
+def test_a_description_that_says_what_the_bundle_says_is_not_held(catalogue: LiveCatalogue) -> None:
     base = catalogue.base
     other = Description(item_id="i1", title="Other", categories=["z"], attributes={"price": 1.0})
     catalogue.describe([other, Description(item_id="i2", is_served=False)])
@@ -163,8 +166,7 @@ def test_a_snapshot_with_states_longer_than_1_is_refused(tmp_path: Path) -> None
         live(snapshot=snapshot)
 
 
-def test_why_an_item_has_no_state_is_told() -> None:
-    catalogue = live()
+def test_why_an_item_has_no_state_is_told(catalogue: LiveCatalogue) -> None:
     catalogue.describe([Description(item_id="i1", is_served=False), Description(item_id="put", title="Put")])
     assert [catalogue.absence_of(item_id) for item_id in ("i1", "put", "other")] == [
         "is withdrawn or not available",
@@ -189,15 +191,13 @@ def test_a_reader_finds_a_version_at_each_moment_of_a_reset() -> None:
     assert found == {(before, before, True), (plain, plain, True)}
 
 
-def test_an_older_interaction_does_not_make_the_index_look_older() -> None:
-    catalogue = live()
+def test_an_older_interaction_does_not_make_the_index_look_older(catalogue: LiveCatalogue) -> None:
     catalogue.apply(1, [refreshed("i1", 1)], newest_recorded_ms=9_000, lag_s=0.1)
     catalogue.apply(2, [refreshed("i2", 1)], newest_recorded_ms=4_000, lag_s=5.0)
     assert (catalogue.served.newest_recorded_ms, catalogue.served.lag_s) == (9_000, 0.1)
 
 
-def test_a_state_of_another_shape_is_left_out_and_named() -> None:
-    catalogue = live()
+def test_a_state_of_another_shape_is_left_out_and_named(catalogue: LiveCatalogue) -> None:
     wrong = [
         Change(item_id="i1", components=np.ones((1, D), dtype=np.float32), gate=np.ones(4, dtype=np.float32)),
         Change(item_id="i2", components=np.ones((P_X, D), dtype=np.float32)),
@@ -209,8 +209,7 @@ def test_a_state_of_another_shape_is_left_out_and_named() -> None:
     assert found["i5"] != pytest.approx(base_score("i5"))
 
 
-def test_an_item_withdrawn_while_states_are_in_flight_returns_with_what_it_learnt() -> None:
-    catalogue = live()
+def test_an_item_withdrawn_while_states_are_in_flight_returns_with_what_it_learnt(catalogue: LiveCatalogue) -> None:
     catalogue.apply(1, [refreshed("i1", 1)])
     catalogue.describe([Description(item_id="i1", is_served=False), Description(item_id="later", is_served=False)])
     latest, later = refreshed("i1", 2), refreshed("later", 3)
@@ -260,8 +259,7 @@ def test_a_batch_in_the_same_place_of_another_log_makes_a_version_of_another_nam
     assert answer(other) == answer(one)
 
 
-def test_an_item_is_explained_with_its_base_and_its_evidence() -> None:
-    catalogue = live()
+def test_an_item_is_explained_with_its_base_and_its_evidence(catalogue: LiveCatalogue) -> None:
     one = refreshed("i1", 7)
     catalogue.apply(4, [one, refreshed("new", 2)])
     item = catalogue.explain("i1")
@@ -278,8 +276,7 @@ def test_an_item_is_explained_with_its_base_and_its_evidence() -> None:
     assert catalogue.explain("nowhere") is None
 
 
-def test_a_change_beyond_the_memory_limit_changes_nothing_and_withdrawals_still_work() -> None:
-    catalogue = live()
+def test_a_change_beyond_the_memory_limit_changes_nothing_and_withdrawals_still_work(catalogue: LiveCatalogue) -> None:
     catalogue.index.max_bytes = catalogue.index.memory.total
     before, name = answer(catalogue), catalogue.served.name
     with pytest.raises(IndexFullError, match="max_bytes"):
@@ -306,8 +303,7 @@ def test_reset_is_the_bundle_again_but_for_what_is_withdrawn() -> None:
     assert answer(catalogue)["i2"] == pytest.approx(base_score("i2"))
 
 
-def test_items_are_found_by_id_wherever_they_live() -> None:
-    catalogue = live()
+def test_items_are_found_by_id_wherever_they_live(catalogue: LiveCatalogue) -> None:
     catalogue.apply(1, [refreshed("i1", 1), refreshed("new", 2)])
     asked = ["new", "nowhere", "i7", "i1", "i0"]
     found = find_items(catalogue.served.version, asked)
