@@ -1,1 +1,1 @@
-"""Directories of a model and of a text search: their files, and how they are read and written."""
+"""The files of a model and of a text search."""

@@ -1,8 +1,7 @@
-"""The meaning of each type of event: `events.yaml` of a bundle.
+"""The meaning of each event type: `events.yaml` of a bundle.
 
-A type has a role. The role has three consequences, which the file may override one by one: whether the item counts as
-seen, whether the event enters the user's history, and its weight in the item's state (PEFA). Training, stream, requests
-and import all use this module.
+A type's role decides whether the item counts as seen, whether the event enters the user's history, and its weight in
+the item's state (PEFA); the file may override each.
 """
 
 import math
@@ -22,12 +21,12 @@ EVENTS_YAML = "events.yaml"
 DEFAULT_EVENTS = Path(__file__).with_name(EVENTS_YAML)
 MAX_TYPES = 256
 MAX_BYTES = 64 << 10
-# How many of the newest events are searched for rejected items: more than the item neighbours use.
+# How many of the newest events are searched for rejected items.
 TURNED_DOWN_EVENTS = 100
 
 
 class SchemaError(ValueError):
-    """An unreadable event schema; the message has the file, the type, the field and what is allowed."""
+    """An unreadable event schema; the message has file, type, field and allowed values."""
 
 
 class Role(StrEnum):
@@ -41,7 +40,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventType:
-    """seen: the item counts as seen. history: the event enters the user's history. weight: its weight in PEFA."""
+    """weight: the event's weight in PEFA."""
 
     role: Role
     seen: bool
@@ -49,7 +48,6 @@ class EventType:
     weight: TypeWeight
 
     def __post_init__(self) -> None:
-        """Raises: ValueError for contradicting fields."""
         if self.history and not self.seen:
             raise ValueError("seen=false with history=true; allowed: what is in a history counts as seen")
         if self.role is Role.EXPOSURE and (self.history or self.weight.slope):
@@ -57,14 +55,14 @@ class EventType:
 
     @property
     def is_encoded(self) -> bool:
-        """Whether an encoder without `actions` reads the event. It cannot tell types apart, so negative events are left
-        out.
+        """Whether an encoder without `actions` reads the event: it cannot tell types apart, so negative events are
+        omitted.
         """
         return self.history and self.role is not Role.NEGATIVE
 
     @property
     def is_attributed(self) -> bool:
-        """Whether the refresher gets the event. The refresher's own policy may weigh a type that is neutral here."""
+        """Whether the refresher gets the event: its own policy may weigh a type that is neutral here."""
         return self.role is not Role.EXPOSURE
 
 
@@ -86,27 +84,27 @@ class EventSchema:
         return self.types.get(name, self.other)
 
     def speaks_for(self, name: str, value: float) -> bool:
-        """Whether an event of this type and value is positive, with a weight above 0 if its value counts."""
+        """Whether the event is positive, with a weight above 0 if its value counts."""
         means = self.of(name)
         return means.role is Role.POSITIVE and (means.weight.centre is None or self.feedback.weight(name, value) > 0)
 
     def weight_for(self, name: str, value: float) -> float:
-        """Return an event's weight for its item, at least 0."""
+        """The event's weight for its item, at least 0."""
         return max(0.0, self.feedback.weight(name, value)) if self.of(name).role is Role.POSITIVE else 0.0
 
     @cached_property
     def can_speak_against(self) -> frozenset[str]:
-        """The named types whose events can have a negative weight."""
+        """Named types with events of negative weight."""
         return frozenset(
             name for name, one in self.types.items() if one.weight.centre is not None or one.weight.slope < 0
         )
 
     def speaks_against(self, name: str, value: float) -> bool:
-        """Whether the schema names this type and an event of this value has a negative weight."""
+        """Whether the schema names this type and the event has a negative weight."""
         return name in self.can_speak_against and self.feedback.weight(name, value) < 0
 
     def turned_down(self, events: Sequence[tuple[str, tuple[str, float]]]) -> list[str]:
-        """Return the items whose newest event is negative; events outside histories are ignored.
+        """Items whose newest event is negative; events outside histories are ignored.
 
         events: (item id, (type, value)), oldest first.
         """
@@ -117,7 +115,7 @@ class EventSchema:
 
     @cached_property
     def feedback(self) -> FeedbackPolicy:
-        """The weights of events in PEFA."""
+        """Weights of events in PEFA."""
         weights = {name: one.weight for name, one in self.types.items()}
         return FeedbackPolicy(MappingProxyType(weights), self.other.weight)
 
@@ -136,7 +134,7 @@ class EventSchema:
         if len(text) > MAX_BYTES:
             raise SchemaError(f"{source} holds {len(text)} bytes; allowed: at most {MAX_BYTES}")
         try:
-            raw = yaml.load(text, _OnceLoader)  # a SafeLoader
+            raw = yaml.load(text, _OnceLoader)
         except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             raise SchemaError(f"{source}: {' '.join(str(error).split())}") from error
         if not isinstance(raw, dict) or not set(raw) <= {"types", "default"} or not isinstance(raw.get("types"), dict):
@@ -151,7 +149,7 @@ class EventSchema:
 
 @cache
 def default_schema() -> EventSchema:
-    """Return the default schema, `services/algorithms/bundles/events.yaml`: ratings, commerce and media."""
+    """The default schema, `services/algorithms/bundles/events.yaml`."""
     return EventSchema.read(DEFAULT_EVENTS)
 
 

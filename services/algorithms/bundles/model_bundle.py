@@ -1,8 +1,7 @@
 """The model bundle: one directory that training writes and every process loads.
 
-Loading checks files, checksums and shapes; a mismatch is an error with both values. It needs only NumPy, Arrow
-and safetensors, no PyTorch or ONNX, so processes that need only item ids stay small. Arrays are read on first use;
-large ones are memory-mapped (`tensor_file.py`).
+It needs only NumPy, Arrow and safetensors. Arrays are read on first use; large ones are memory-mapped
+(`tensor_file.py`).
 
 Letters: X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -75,7 +74,7 @@ USER_SCHEMA = pa.schema([("user_id", pa.string())])
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle with matching checksums and shapes. Columns and arrays are read on first use."""
+    """A bundle with matching checksums and shapes."""
 
     path: Path
     manifest: Manifest
@@ -116,12 +115,12 @@ class Bundle:
 
     @property
     def item_ids(self) -> Strings:
-        """The item id of each dense index."""
+        """Item ids by dense index."""
         return self._items.ids.strings
 
     @property
     def item_index(self) -> ItemIds:
-        """The dense index of each id."""
+        """Dense indexes by id."""
         return self._items.ids
 
     @property
@@ -139,31 +138,32 @@ class Bundle:
 
     @cached_property
     def untrained(self) -> frozenset[str]:
-        """Items unknown to training: their states are meaningless. Empty if the bundle has no counts."""
+        """Items unknown to training: their states are meaningless. Empty without counts."""
         counts = self.counts
         return frozenset(self.item_ids.take(np.flatnonzero(counts == 0))) if counts.any() else frozenset()
 
     @cached_property
     def user_index(self) -> dict[str, int]:
-        """The dense index of each user with a user-id component; empty if the model has none."""
+        """Dense indexes of users with a user-id component."""
         user_ids = read_table(self.path / USERS).column("user_id").to_pylist()
         return {user_id: index for index, user_id in enumerate(user_ids)}
 
     @cached_property
     def item_states(self) -> ItemStates:
-        """Components (X, P_x, d) and gate (X, P), memory-mapped; gate None for a dot product. Raises: BundleError for
-        values that are not allowed.
+        """Components (X, P_x, d) and gate (X, P), memory-mapped; gate None for a dot product.
+
+        Raises: BundleError for invalid values.
         """
         return self.item_states_of(None)
 
     def item_states_of(self, rows: Indices | None) -> ItemStates:
-        """Return copied states of some rows; only these are checked."""
+        """Copied states of some rows; only these are checked."""
         longest = MAX_OWN_LENGTH if self.manifest.encoder is None else MAX_LENGTH
         return read_item_states(self.path / ITEM_STATES, longest=longest, rows=rows)
 
     @property
     def items_digest(self) -> str:
-        """Digest of ids, titles, categories and states, from their checksums (8 hex digits)."""
+        """Digest of ids, titles, categories and states (8 hex digits)."""
         files = self.manifest.files
         return hashlib.sha256(f"{files[ITEMS].sha256} {files[ITEM_STATES].sha256}".encode()).hexdigest()[:8]
 
@@ -173,9 +173,7 @@ class Bundle:
 
     @cached_property
     def neighbours(self) -> ItemNeighbours | None:
-        """Item neighbours, memory-mapped; None if the model scores alone. Raises: BundleError for values that are not
-        allowed.
-        """
+        """Item neighbours, memory-mapped; None if the model scores alone. Raises: BundleError for invalid values."""
         shape = self.manifest.neighbours
         if shape is None:
             return None
@@ -186,9 +184,8 @@ class Bundle:
 
     @cached_property
     def codebooks(self) -> Codebooks | None:
-        """The codebooks of `anisotropic`; None if none were learned.
-
-        Raises: BundleError for arrays that are not allowed, or of another shape than this model's item vectors.
+        """Codebooks of `anisotropic`. Raises: BundleError for invalid arrays, or shapes unlike this model's item
+        vectors.
         """
         if CODEBOOKS not in self.manifest.files:
             return None
@@ -206,10 +203,7 @@ class Bundle:
 
     @cached_property
     def absence(self) -> AbsenceRows | None:
-        """The learned effect of the time since a user's last event; None without one.
-
-        Raises: BundleError for weights that are missing, of another shape, or not allowed.
-        """
+        """The learned effect of the time since the last event. Raises: BundleError for missing or invalid weights."""
         shape, head = self.manifest.absence, self.manifest.head
         if shape is None:
             return None
@@ -250,7 +244,7 @@ class Bundle:
         return read_tensors(self.path / WEIGHTS)
 
     def file(self, name: str) -> Path:
-        """Return the path of a listed file. Raises: BundleError for an unlisted name."""
+        """The path of a listed file. Raises: BundleError for an unlisted name."""
         if name not in self.manifest.files:
             made = f"; `freshet export --bundle {self.path}` makes it" if name == ENCODER_ONNX else ""
             raise BundleError(
@@ -262,8 +256,8 @@ class Bundle:
 def load_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
     """Open a bundle; check format, every listed file's size and SHA-256, the content hash, and all shapes.
 
-    verify=False: skip the checksums (for a reader that opened the same bundle before).
-    Raises: BundleError with the file, what was found and what was expected.
+    verify=False: skip the checksums (this bundle was checked before). Raises: BundleError with file, found and expected
+    value.
     """
     root = Path(path)
     manifest = Manifest.read(root / MANIFEST)
@@ -298,7 +292,7 @@ def _check_shapes(bundle: Bundle) -> None:
 
 
 def content_files(head: HeadShape, neighbours: NeighbourShape | None) -> tuple[str, ...]:
-    """Return the files that determine the model version."""
+    """Files that determine the model version."""
     optional = (*((PAIR_GATE,) if head.is_mixture else ()), *((NEIGHBOURS,) if neighbours is not None else ()))
     return (WEIGHTS, ITEM_STATES, *optional, ITEMS, USERS)
 

@@ -1,7 +1,7 @@
 """The manifest of a model bundle: the model's shapes and its files.
 
-An unknown, missing, mistyped or out-of-range field is an error that names the field, because a process that guesses
-shapes fails later and in another place. This module does not read the files that the manifest lists.
+An unknown, missing, mistyped or out-of-range field is an error that names it: a process that guesses shapes fails
+later, elsewhere.
 """
 
 import json
@@ -19,7 +19,7 @@ HEAD_KINDS = ("mol", "dot")
 OUTPUT_NORMS = ("length", "layer")
 QUERY_ACTIVATIONS = ("silu", "gelu")
 
-# The JSON types allowed for a field's type. An integer is allowed for a float; true is no number.
+# A field's JSON types. An integer is allowed for a float; true is no number.
 _JSON_TYPES: dict[Any, tuple[type, ...]] = {
     int: (int,),
     float: (int, float),
@@ -33,7 +33,7 @@ Part = TypeVar("Part")
 
 
 class BundleError(ValueError):
-    """A bundle, or a part of it, contradicts its manifest."""
+    """A part of a bundle contradicts its manifest."""
 
 
 def _require_positive(owner: str, values: Mapping[str, float]) -> None:
@@ -44,13 +44,12 @@ def _require_positive(owner: str, values: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderShape:
-    """The shapes of the encoder's weights, and its inputs. width: the model width D; d_qk, d_v: widths per head.
+    """The encoder's shapes and inputs. width: the model width D; d_qk, d_v: widths per head.
 
-    norm_epsilon: added to a variance inside a block. output_norm: "length" divides states by their length, "layer"
-    applies layer normalisation. residual_of_norm: SASRec blocks have the authors' form, which normalises only the query
-    and adds the attention to the normalised query. The authors' models have norm_epsilon 1e-6 (HSTU) or 1e-8 (SASRec),
-    output_norm "layer" with a mixture, and residual_of_norm in SASRec.
-    actions: names of the action embedding's rows, from row 1 (`algorithms.encoding.actions`); empty without one.
+    norm_epsilon: added to a variance inside a block (the authors': 1e-6 in HSTU, 1e-8 in SASRec). output_norm: "length"
+    divides states by their length, "layer" (the authors', with a mixture) applies layer normalisation.
+    residual_of_norm: the SASRec authors' blocks, which normalise only the query and add the attention to it. actions:
+    names of the action embedding's rows, from row 1 (`algorithms.encoding.actions`).
     """
 
     kind: str
@@ -86,9 +85,9 @@ class EncoderShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadShape:
-    """The shapes of the head's weights: P_q, P_x and d; for a mixture also the hidden widths of gate and MLPs.
+    """The head's shapes: P_q, P_x and d; for a mixture also the hidden widths of gate and MLPs.
 
-    query_activation: the activation of the query projection's hidden layer, "silu" (SwiGLU) or "gelu" (GeGLU).
+    query_activation: of the query projection's hidden layer, "silu" (SwiGLU) or "gelu" (GeGLU).
     """
 
     kind: str
@@ -127,8 +126,7 @@ class HeadShape:
 class NeighbourShape:
     """Item neighbours: each item has `num_neighbours`. The user's r-th last item, counted from 0, has weight decay^r.
 
-    model_share: lambda. A final score is model_share * s + (1 - model_share) * vote, where s is the model's score and
-    vote the neighbours'.
+    model_share: lambda. A final score is model_share * s + (1 - model_share) * the neighbours' vote.
     """
 
     num_neighbours: int
@@ -144,10 +142,10 @@ class NeighbourShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AbsenceShape:
-    """The buckets of the time since a user's last event (`algorithms.encoding.absence`).
+    """Buckets of the time since a user's last event (`algorithms.encoding.absence`).
 
-    Bucket 0 ends at `floor_seconds`; bucket b > 0 begins at floor_seconds * 2^(b - 1). The last of 18 buckets begins
-    at 2.1 years.
+    Bucket 0 ends at `floor_seconds`; bucket b > 0 begins at floor_seconds * 2^(b - 1). The last of 18 begins at 2.1
+    years.
     """
 
     floor_seconds: int = 1024
@@ -161,7 +159,7 @@ class AbsenceShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileEntry:
-    """Checksum and size of one file of a bundle."""
+    """A file's checksum and size."""
 
     sha256: str
     bytes: int
@@ -169,12 +167,12 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """The content of `manifest.json`.
+    """`manifest.json`.
 
-    data: what the model was trained on. metrics: the model's quality. encoder: None for imported embeddings.
-    new_item_length: the length of a new item's components (a trained item's have length 1), None if not measured.
-    neighbours: None if the model scores alone. absence: None if the model ignores the time since the last event.
-    model_version does not depend on data, metrics or new_item_length.
+    data: what the model was trained on. metrics: its quality. encoder: None for imported embeddings. new_item_length:
+    length of a new item's components (trained: 1), None if not measured. neighbours: None if the model scores alone.
+    absence: None if it ignores the time since the last event. model_version does not depend on data, metrics or
+    new_item_length.
     """
 
     model_version: str
@@ -201,7 +199,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a manifest. Raises: BundleError if the file is missing, is no JSON object, or has a wrong field."""
+        """Read a manifest. Raises: BundleError for a missing file, no JSON object, or a wrong field."""
         raw = read_fields(path, "a bundle")
         if raw.get("format") != FORMAT:
             allowed = f"format {FORMAT}; `freshet train` or `freshet index` writes it again"
@@ -220,12 +218,12 @@ class Manifest:
             raise BundleError(f"{path}: a field has the wrong type: {exc}") from exc
 
     def write(self, path: Path) -> None:
-        """Write under another name, then rename into place."""
+        """Write, then rename into place."""
         write_fields(path, asdict(self))
 
 
 def read_fields(path: Path, whose: str) -> dict[str, Any]:
-    """Return the unchecked manifest at `path`. Raises: BundleError if it is missing or no JSON object."""
+    """The unchecked manifest. Raises: BundleError if it is missing or no JSON object."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
@@ -238,14 +236,14 @@ def read_fields(path: Path, whose: str) -> dict[str, Any]:
 
 
 def write_fields(path: Path, plain: Mapping[str, Any]) -> None:
-    """Write under another name, then rename into place."""
+    """Write, then rename into place."""
     aside = path.with_name(f".{path.name}.writing")
     aside.write_text(json.dumps(plain, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
     aside.replace(path)
 
 
 def build_files(path: Path, raw: Mapping[str, Any]) -> dict[str, FileEntry]:
-    """Return the entries of `files`. Raises: BundleError as `build_part`, and for a path outside the folder."""
+    """Entries of `files`. Raises: BundleError as `build_part`, and for a path outside the folder."""
     for name in raw:
         if (named := PurePosixPath(name)).is_absolute() or ".." in named.parts:
             raise BundleError(f"{path}: files.{name!r:.80}; allowed: paths inside the folder")
@@ -253,7 +251,7 @@ def build_files(path: Path, raw: Mapping[str, Any]) -> dict[str, FileEntry]:
 
 
 def build_part(path: Path, owner: str, raw: Any, kind: type[Part]) -> Part:
-    """Return `raw` from the manifest `path` as `kind`. Raises: BundleError with `owner`, the field and the file."""
+    """`raw` from the manifest `path` as `kind`. Raises: BundleError with `owner`, field and file."""
     if not isinstance(raw, dict):
         raise BundleError(f"{path}: {owner} is a JSON {type(raw).__name__}; expected an object")
     check_names(path, owner, raw, kind)
@@ -265,16 +263,16 @@ def build_part(path: Path, owner: str, raw: Any, kind: type[Part]) -> Part:
 
 
 def check_names(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any]) -> None:
-    """Raises: BundleError unless `raw` has the fields of the dataclass `kind`."""
+    """Raises: BundleError unless `raw` has the fields of `kind`."""
     wanted = {f.name for f in fields(kind)}
     if raw.keys() != wanted:
         raise BundleError(f"{path}: {owner} has fields {sorted(raw)}; expected {sorted(wanted)}")
 
 
 def check_types(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any]) -> None:
-    """Raises: BundleError unless the values of `raw` have the types of `kind`'s fields.
+    """Raises: BundleError unless `raw` has the types of `kind`'s fields.
 
-    Parts and tuples, which have no JSON type, are checked when they are built.
+    Parts and tuples have no JSON type: they are checked when built.
     """
     for one in fields(kind):
         union = get_args(one.type) if get_origin(one.type) is UnionType else (one.type,)

@@ -1,7 +1,4 @@
-"""Folders that list each file with size and checksum.
-
-The model bundle and the text bundle share this module, which also has the file formats of tables and gates.
-"""
+"""Folders that list each file with size and checksum, and the formats of tables and gates."""
 
 import hashlib
 from collections.abc import Mapping
@@ -20,7 +17,7 @@ PAIR_GATE_ARRAYS = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
 
 
 def check_file(root: Path, name: str, entry: FileEntry, *, verify: bool) -> None:
-    """Raises: BundleError if the file is missing or has another size or, with `verify`, another checksum."""
+    """Raises: BundleError if the file is missing or its size or, with `verify`, its checksum differs."""
     path = root / name
     if not path.is_file():
         raise BundleError(f"{path} is missing; {MANIFEST} lists it with {entry.bytes} bytes")
@@ -36,7 +33,7 @@ def file_entry(path: Path) -> FileEntry:
 
 
 def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], *, indices: str = "") -> None:
-    """Raises: BundleError unless the file has exactly float32 arrays (`indices`: int32) of these names and shapes."""
+    """Raises: BundleError unless the file has exactly these arrays, float32 (`indices`: int32)."""
     found = {name: (dtype.name, shape) for name, (dtype, shape, _) in tensor_places(path).items()}
     wanted = {name: ("int32" if name == indices else "float32", shape) for name, shape in expected.items()}
     if found != wanted:
@@ -44,7 +41,7 @@ def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], *, indice
 
 
 def check_table(path: Path, schema: pa.Schema, rows: int) -> None:
-    """Raises: BundleError unless the file is a Parquet table of these columns, types and number of rows."""
+    """Raises: BundleError unless the file is a Parquet table of these columns and rows."""
     try:
         metadata = pq.read_metadata(path)
         found = metadata.schema.to_arrow_schema()
@@ -56,14 +53,14 @@ def check_table(path: Path, schema: pa.Schema, rows: int) -> None:
 
 
 def read_table(path: Path) -> pa.Table:
-    """Return a checked table. Raises: BundleError if it is unreadable or has a null, with the column."""
+    """A checked table. Raises: BundleError if it is unreadable or has a null, with the column."""
     try:
         table = pq.ParquetFile(path).read()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:
         raise BundleError(f"{path} cannot be read ({exc})") from exc
     for name in table.column_names:
         column = table.column(name)
-        # pyarrow.compute is not used: importing it takes 10 MB of memory in every process.
+        # No pyarrow.compute: importing it takes 10 MB in every process.
         inner = [chunk.values for chunk in column.chunks] if pa.types.is_list(column.type) else []
         if column.null_count or any(chunk.null_count for chunk in inner):
             raise BundleError(f"{path}: column {name} holds nulls; allowed: none")
@@ -71,7 +68,7 @@ def read_table(path: Path) -> pa.Table:
 
 
 def read_pair_gate(path: Path) -> PairGate:
-    """Return a memory-mapped gate. Raises: BundleError for values that are not allowed."""
+    """A memory-mapped gate. Raises: BundleError for invalid values."""
     tensors = read_tensors(path)
     try:
         return PairGate(**{name: tensors[name] for name in PAIR_GATE_ARRAYS})
@@ -80,16 +77,16 @@ def read_pair_gate(path: Path) -> PairGate:
 
 
 def check_pair_gate(path: Path, head: HeadShape) -> None:
-    """Raises: BundleError unless the file has the gate of such a head."""
+    """Raises: BundleError unless the file has such a head's gate."""
     hidden, pairs = head.gate_hidden, head.num_pairs
     shapes = ((hidden, pairs), (hidden,), (pairs, hidden), (pairs,))
     check_tensors(path, dict(zip(PAIR_GATE_ARRAYS, shapes, strict=True)))
 
 
 def read_item_states(path: Path, *, longest: float = MAX_LENGTH, rows: Indices | None = None) -> ItemStates:
-    """Return item states, with gates if the file has them; memory-mapped, or copied if `rows` is given.
+    """Item states, with gates if the file has them; memory-mapped, or copied if `rows` is given.
 
-    longest: allowed length of a component. Raises: BundleError for values that are not allowed.
+    longest: allowed length of a component. Raises: BundleError for invalid values.
     """
     tensors = read_tensors(path)
     if rows is not None:

@@ -1,9 +1,8 @@
-"""Read safetensors files (with NumPy alone) and open Arrow files: small ones in memory, large ones memory-mapped.
+"""Read safetensors files (with NumPy alone) and Arrow files: small ones in memory, large ones memory-mapped.
 
-Processes share mapped pages, but writing to the file changes this process's arrays, and truncating it kills the
-process. So only large files are mapped, and `changed_in_place` reports a mapped file that was modified.
-Replacing a file by rename is safe.
-The format of safetensors: 8 bytes of header length, a JSON header, then the arrays.
+Mapped pages are shared, but writing to the file changes this process's arrays, and truncating it kills the process.
+`changed_in_place` reports a modified file; replacing by rename is safe. Safetensors: 8 bytes of header length, a JSON
+header, the arrays.
 """
 
 import json
@@ -18,16 +17,16 @@ import pyarrow as pa
 
 from services.algorithms.bundles.model_manifest import BundleError
 
-# A file of at most this size (item states of about 150,000 items) is not mapped: each process reads its own copy.
+# A file up to this size (states of about 150,000 items) is read, not mapped.
 LOADED_BYTES = 64 << 20
-# The mapped files of this process: inode, size and modification time.
+# This process's mapped files: inode, size and modification time.
 _mapped: dict[Path, tuple[int, int, int]] = {}
 _DTYPES = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I64": np.int64, "I32": np.int32, "U8": np.uint8}
 
 
 def read_tensors(path: Path, *, only: Collection[str] = ()) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of a safetensors file, mapped if it has more than LOADED_BYTES: writing to an array changes
-    this process's copy, never the file. only: names of arrays to read into memory.
+    """A safetensors file's arrays, mapped above LOADED_BYTES: writing to an array changes this process's copy, never
+    the file. only: names of arrays to read into memory.
 
     Raises: BundleError for an invalid header, or an array beyond the end of the file.
     """
@@ -40,7 +39,7 @@ def read_tensors(path: Path, *, only: Collection[str] = ()) -> dict[str, npt.NDA
 
 
 def mapped_or_read(path: Path) -> pa.NativeFile:
-    """Open an Arrow file: mapped if it has more than LOADED_BYTES, else read into memory. Raises: OSError."""
+    """Open an Arrow file, mapped above LOADED_BYTES. Raises: OSError."""
     written = _file_stamp(path)
     if written[1] <= LOADED_BYTES:
         return pa.BufferReader(path.read_bytes())
@@ -49,12 +48,12 @@ def mapped_or_read(path: Path) -> pa.NativeFile:
 
 
 def changed_in_place() -> str:
-    """Return a sentence with the mapped file that was written to; "" if none was."""
+    """A sentence with the mapped file that was written to; "" if none was."""
     for path, before in list(_mapped.items()):
         try:
             now = _file_stamp(path)
         except OSError:
-            del _mapped[path]  # removed or renamed: the mapping still has the old content
+            del _mapped[path]  # removed or renamed: the mapping has the old content
             continue
         if now[0] == before[0] and now != before:
             return f"{path} was modified while in use; replace files by renaming, and restart this process"

@@ -1,6 +1,6 @@
-"""Write safetensors files slice by slice, for arrays too large to copy in memory; checksums are computed on the way.
+"""Write safetensors files slice by slice, for arrays too large to copy in memory.
 
-The format is `tensor_file.py`'s. The file is flushed to disk before its entry is returned.
+Files are flushed to disk before their entry is returned.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ import numpy.typing as npt
 from services.algorithms.bundles.model_manifest import FileEntry
 
 _NAMES = {"float32": "F32", "float16": "F16", "float64": "F64", "int64": "I64", "int32": "I32", "uint8": "U8"}
-_ALIGNMENT = 64  # of the first array, so that mapped rows are aligned for the vector units
+_ALIGNMENT = 64  # of the first array, so that mapped rows suit the vector units
 
 
 @dataclass(frozen=True, slots=True)
 class SlicedTensor:
-    """An array to write: its type, its shape, and its rows in slices."""
+    """An array to write, its rows in slices."""
 
     dtype: npt.DTypeLike
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class SlicedTensor:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, SlicedTensor]) -> FileEntry:
-    """Write a new file and return its size and checksum. Raises: ValueError if slices do not fill their shape."""
+    """Write a new file and return its entry. Raises: ValueError if slices do not fill their shape."""
     header: dict[str, Any] = {}
     end = 0
     for name, tensor in tensors.items():

@@ -2,7 +2,7 @@
 
 Parts: the documents (item ids and texts), the word list, `text_mol/` (text encoder, document states, pair gate),
 `phrases/` (phrase encoder, vocabulary, output layer, shortlist, trie, identifiers, read by their own modules). Loading
-checks files, checksums and whether the parts match; a mismatch is an error with both values. It needs no PyTorch.
+checks files, checksums and whether the parts match.
 
 Letters: X documents, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -51,8 +51,8 @@ TEXT_ENCODER = f"{TEXT_MOL}/encoder.onnx"
 TEXT_STATES = f"{TEXT_MOL}/item_states.safetensors"
 TEXT_PAIR_GATE = f"{TEXT_MOL}/pair_gate.safetensors"
 PHRASE_ENCODER = f"{PHRASES}/encoder.onnx"
-# Derived from the parts, so not part of the version: the inference server's model folders, and both encoders' graphs
-# with int8 matrices (`int8/<part>.onnx`, or one for both).
+# Not part of the version, since derived from the parts: the inference server's model folders, and both encoders' int8
+# graphs (`int8/<part>.onnx`, or one for both).
 INFERENCE_SERVER = "inference_server"
 INT8 = "int8"
 SHARED_INT8 = f"{INT8}/shared.onnx"
@@ -63,7 +63,7 @@ DOCUMENT_SCHEMA = pa.schema([("item_id", pa.string()), ("text", pa.string())])
 
 @dataclass(frozen=True)
 class TextBundle:
-    """A text bundle with matching checksums and shapes. Columns and arrays are read on first use."""
+    """A text bundle with matching checksums and shapes."""
 
     path: Path
     manifest: TextManifest
@@ -94,12 +94,12 @@ class TextBundle:
 
     @property
     def item_ids(self) -> Strings:
-        """The item id of each document row."""
+        """Item ids by document row."""
         return self.item_index.strings
 
     @property
     def item_index(self) -> ItemIds:
-        """The document row of each id. Raises: BundleError for ids that are not distinct or not of 1-128 bytes."""
+        """Document rows by id. Raises: BundleError unless ids are distinct and of 1-128 bytes."""
         return self._documents[0]
 
     @property
@@ -108,7 +108,7 @@ class TextBundle:
 
     @cached_property
     def word_pieces(self) -> WordPieces:
-        """The tokenizer of queries, for both encoders. Raises: BundleError for an invalid list."""
+        """Both encoders' query tokenizer. Raises: BundleError for an invalid list."""
         try:
             return WordPieces.read(self.file(WORD_LIST))
         except BundleError:
@@ -118,14 +118,14 @@ class TextBundle:
 
     @property
     def text_mol(self) -> TextMolPart:
-        """The text MoL part. Raises: BundleError if the bundle has none."""
+        """The text MoL part. Raises: BundleError without one."""
         if self.manifest.text_mol is None:
             raise BundleError(f"text bundle {self.path} has no part {TEXT_MOL}; parts: {self.parts}")
         return self.manifest.text_mol
 
     @property
     def phrases(self) -> PhrasesPart:
-        """The phrases part. Raises: BundleError if the bundle has none."""
+        """The phrases part. Raises: BundleError without one."""
         if self.manifest.phrases is None:
             raise BundleError(f"text bundle {self.path} has no part {PHRASES}; parts: {self.parts}")
         return self.manifest.phrases
@@ -137,7 +137,7 @@ class TextBundle:
 
     @cached_property
     def item_states(self) -> ItemStates:
-        """The text MoL's document states, memory-mapped: components (X, P_x, d), without an item gate."""
+        """The text MoL's document states, memory-mapped: components (X, P_x, d), no item gate."""
         self.text_mol  # noqa: B018 - raises BundleError if there is none
         return read_item_states(self.path / TEXT_STATES)
 
@@ -147,7 +147,7 @@ class TextBundle:
         return read_pair_gate(self.path / TEXT_PAIR_GATE) if self.text_mol.head.is_mixture else None
 
     def file(self, name: str) -> Path:
-        """Return the path of a listed file. Raises: BundleError for an unlisted name."""
+        """The path of a listed file. Raises: BundleError for an unlisted name."""
         if name not in self.manifest.files:
             raise BundleError(
                 f"text bundle {self.path}: {name} is not in the manifest; files: {sorted(self.manifest.files)}"
@@ -155,12 +155,12 @@ class TextBundle:
         return self.path / name
 
     def int8_graph(self, part: str) -> Path | None:
-        """Return the int8 encoder of a part, None if the bundle has none."""
+        """A part's int8 encoder, if any."""
         return self._derived(f"{INT8}/{part}.onnx")
 
     @property
     def shared_int8_graph(self) -> Path | None:
-        """The int8 graph of both encoders, with one output named after each part; None if the bundle has none."""
+        """The int8 graph of both encoders, with one output named after each part, if any."""
         return self._derived(SHARED_INT8)
 
     def _derived(self, name: str) -> Path | None:
@@ -170,8 +170,8 @@ class TextBundle:
 def load_text_bundle(path: Path | str, *, verify: bool = True) -> TextBundle:
     """Open a text bundle; check format, every file's size and SHA-256, the content hash, shapes and fingerprints.
 
-    verify=False: skip the checksums (for a reader that opened the same bundle before).
-    Raises: BundleError with the file, what was found and what was expected.
+    verify=False: skip the checksums (this bundle was checked before). Raises: BundleError with file, found and expected
+    value.
     """
     root = Path(path)
     manifest = TextManifest.read(root / MANIFEST)

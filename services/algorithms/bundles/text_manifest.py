@@ -1,7 +1,6 @@
 """The manifest of a text bundle: its parts, what must match, and its files.
 
-As in the model bundle, an unknown, missing, mistyped or out-of-range field is an error with the field's name. This
-module does not read the files that the manifest lists.
+Fields are checked as in the model bundle.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -26,8 +25,8 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextMolPart:
-    """A text encoder with its documents' states. tokenizer: fingerprint of the word list that it was trained with.
-    max_tokens: the most tokens of a query, with [CLS] and [SEP].
+    """A text encoder with its documents' states. tokenizer: fingerprint of its word list. max_tokens: a query's most
+    tokens, with [CLS] and [SEP].
     """
 
     head: HeadShape
@@ -42,8 +41,8 @@ class TextMolPart:
 class PhrasesPart:
     """A phrase model and its data for generation.
 
-    tokenizer: fingerprint of the query's word list. vocabulary, vocabulary_size: fingerprint and size V of the output
-    layer's phrase vocabulary. positions: the number s of scored positions. width: D.
+    tokenizer: fingerprint of the query's word list. vocabulary, vocabulary_size: fingerprint and size V of the phrase
+    vocabulary. positions: the number s of scored positions. width: D.
     """
 
     tokenizer: str
@@ -61,7 +60,7 @@ class PhrasesPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextManifest:
-    """`manifest.json` of a text bundle. data: what the models were trained on; metrics: their quality."""
+    """`manifest.json`. data: what the models were trained on; metrics: their quality."""
 
     text_version: str
     num_items: int
@@ -78,9 +77,7 @@ class TextManifest:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a manifest. Raises: BundleError if the file is missing, no JSON object, of another kind, or has other
-        fields.
-        """
+        """Read a manifest. Raises: BundleError for a missing file, no JSON object, another kind, or other fields."""
         raw = read_fields(path, "a text bundle")
         if raw.get("kind") != KIND:
             raise BundleError(f"{path}: kind={raw.get('kind')!r}; a text bundle's is {KIND!r}")
@@ -102,7 +99,7 @@ class TextManifest:
             raise BundleError(f"{path}: a field has the wrong type: {exc}") from exc
 
     def write(self, path: Path) -> None:
-        """Write under another name, then rename into place."""
+        """Write, then rename into place."""
         write_fields(path, asdict(self))
 
 

@@ -1,1 +1,1 @@
-"""From a user's events to a query state: the window, incremental encoding, the effects of actions and absence."""
+"""From a user's events to a query state."""

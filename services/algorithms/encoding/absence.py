@@ -1,10 +1,8 @@
 """The effect on a query state of the time since the user's last event.
 
-The seconds from a user's last event to the request fall into B buckets. Bucket 0 is everything below the floor, so that
-states do not change within a session. Bucket 1 begins at the floor, and each further one at twice the previous start.
-Each bucket has a learned row that is added to the state's components and gate. Bucket 0 changes no bit of a state.
-
-The effect is applied to finished states; no encoder or history is needed (decision 076).
+The seconds from a user's last event to the request fall into B buckets. Bucket 0 is below the floor and changes no bit,
+so states stay equal within a session. Bucket 1 begins at the floor, each further one at twice the previous start; each
+adds a learned row to components and gate of a finished state (decision 076).
 
 Letters: B buckets, n states, P_q query components, P pairs, d component width.
 """
@@ -26,22 +24,22 @@ _TINY = 1e-30
 
 
 def bucket_of(seconds: int, shape: AbsenceShape) -> int:
-    """Return 0 below the floor (also for negative seconds), else 1 + floor(log2(seconds / floor)), at most B - 1."""
+    """0 below the floor (also for negative seconds), else 1 + floor(log2(seconds / floor)), at most B - 1."""
     return min(max(0, seconds // shape.floor_seconds).bit_length(), shape.num_buckets - 1)
 
 
 def buckets_of(seconds: IntArray, shape: AbsenceShape) -> IntArray:
-    """Return `bucket_of` of each of (n,) seconds."""
+    """`bucket_of` for (n,) seconds."""
     edges = shape.floor_seconds << np.arange(shape.num_buckets - 1, dtype=np.int64)
     return np.searchsorted(edges, seconds, side="right").astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AbsenceRows:
-    """A model's learned row of each absence bucket. Instances are compared by identity.
+    """A model's row of each absence bucket. Instances are compared by identity.
 
-    Shapes: components (B, P_q, d), gate (B, P), or None for a dot product; row 0 is zero.
-    Raises: ValueError for shapes that disagree and values that are not allowed.
+    Shapes: components (B, P_q, d), gate (B, P), or None for a dot product; row 0 is zero. Raises: ValueError for other
+    shapes and invalid values.
     """
 
     floor_seconds: int
@@ -65,16 +63,15 @@ class AbsenceRows:
         return AbsenceShape(floor_seconds=self.floor_seconds, num_buckets=len(self.components))
 
     def bucket_of(self, seconds: int) -> int:
-        """Return the bucket of a user whose last event was this many seconds before the request."""
+        """The bucket of a last event this many seconds before the request."""
         return bucket_of(seconds, self.shape)
 
     def apply(self, states: QueryStates, bucket: int | IntArray) -> QueryStates:
-        """Return the n states for a request in this bucket, or in these buckets (n,), rounded to half precision like
-        stored states.
+        """The n states for a request in this bucket, or in these buckets (n,), in half precision like stored states.
 
-        A component c becomes (c + row) / |c + row|, a zero component stays zero; a gate becomes gate + row. States of
-        bucket 0 are returned unchanged. The result of a state does not depend on the other states.
-        Cost: 17 microseconds for one state of 4 x 50 on one Xeon core.
+        A component c becomes (c + row) / |c + row|, zero stays zero; a gate becomes gate + row. States of bucket 0 are
+        returned unchanged. A result does not depend on the other states. Cost: 17 microseconds for one state of 4 x 50
+        on one Xeon core.
         """
         if bucket == 0 if isinstance(bucket, int) else not bucket.any():
             return states
@@ -91,8 +88,8 @@ class AbsenceRows:
     def moved(
         self, components: npt.NDArray[np.floating], gate: npt.NDArray[np.floating] | None, bucket: int | IntArray
     ) -> tuple[HalfArray, HalfArray | None]:
-        """Return the components and gates of `apply`; the gate is unchanged if the model has no rows for it."""
-        # Float64: the order of additions, which differs between processors, does not affect the rounded result.
+        """Components and gates of `apply`; without gate rows the gate is unchanged."""
+        # Float64: the order of additions, which depends on the processor, does not affect the rounded result.
         moved = np.add(components, self.components[bucket], dtype=np.float64)
         lengths = np.sqrt(np.einsum("npd,npd->np", moved, moved))[..., None]
         moved *= components.any(axis=-1, keepdims=True) / np.maximum(lengths, _TINY)

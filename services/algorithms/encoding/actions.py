@@ -1,11 +1,10 @@
-"""Actions as the encoder's input: a row of the action embedding is added to the item's embedding.
+"""Actions: a row of the action embedding is added to the item's embedding.
 
-An action is an event type. If its weight depends on a value, it is a type at one of five levels of that weight: 1 to 5
-stars are "rating -2" to "rating +2". A bundle's manifest lists the actions of its training; all others have row
-0, which adds nothing. A negative event is encoded only if its action has a row: row 0 would make it positive.
+An action is an event type. If its weight depends on a value, it is a type at one of five levels: 1 to 5 stars are
+"rating -2" to "rating +2". Actions not in the bundle's manifest have row 0, which adds nothing. A negative event is
+encoded only if its action has a row: row 0 would make it positive.
 
-Item and action are one number, item + action * STRIDE, so that code that stores, pads or compares sequences ignores
-actions, and models without actions have unchanged numbers.
+Item and action are one number, item + action * STRIDE, so code for sequences ignores actions.
 """
 
 from collections.abc import Sequence
@@ -17,12 +16,12 @@ from services.algorithms.bundles.event_schema import EventSchema, EventType
 STRIDE = 1 << 32
 # Levels on each side of the neutral level.
 LEVELS = 2
-# Actions with fewer training events get no row.
+# Rarer actions get no row.
 MIN_EVENTS = 100
 
 
 def action_name(schema: EventSchema, kind: str, value: float) -> str:
-    """Return the action of an event of this type and value; "" for a type unknown to the schema."""
+    """The event's action; "" for a type unknown to the schema."""
     if kind not in schema.types:
         return ""
     weight = schema.types[kind].weight
@@ -33,14 +32,14 @@ def action_name(schema: EventSchema, kind: str, value: float) -> str:
 
 
 class Actions:
-    """The rows of one model's action embedding. names: the actions of rows 1, 2, ...
+    """A model's action embedding. names: the actions of rows 1, 2, ...
 
     row(type, value): 0 for an action unknown to training, -1 if the encoder does not read the event.
     """
 
     def __init__(self, schema: EventSchema, names: Sequence[str]) -> None:
         self._schema, self._rows = schema, {name: row for row, name in enumerate(names, 1)}
-        # Ratings have few values. The cache size is bounded because other types may have many.
+        # Ratings have few values; other types may have many, so the cache is bounded.
         self.row = lru_cache(maxsize=4096)(self._find)
 
     def _find(self, kind: str, value: float) -> int:

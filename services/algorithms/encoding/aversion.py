@@ -1,17 +1,16 @@
 """Recent negative events move a user's query state away from their items, as feedback moves an item (PEFA).
 
-An encoder without actions reads a film rated one star as a film watched. Here the state takes a step down the score of
-each rejected item x, with the gate weights pi of the state and x:
+An encoder without actions reads one star as a film watched. Here the state steps down the score of each rejected item
+x, with the gate weights pi of the state and x:
 
 f_pq  <-  N(f_pq - sum_x w_x * STEP * DECAY^age_x * N(sum_px pi_(pq,px)(q, x) g_px(x)))
 
 N scales to unit length; w_x in (0, 1] is the negative weight of the event's type and value, age_x the number of later
-events. Gates, items and so every certificate stay unchanged. This method is our own.
+events. Gates, items and so every certificate stay unchanged. The method is our own.
 
-MovieLens-1M by time, preset quick, five seeds (decision 047): for 98.8 % of 500 random pairs of user and film, the mean
-rank of the film's 20 nearest falls, by 191 of 3,706 ranks. Hit rates do not change if ratings of 1 and 2 stars are
-negative: HR@10 of the next liked film -.0005 [-.0074, .0062]. Steps four times as long, or with almost no decay,
-cost up to .1 (one seed, 2,000 events).
+MovieLens-1M by time, quick preset, five seeds (decision 047): for 98.8 % of 500 random pairs of user and film, the mean
+rank of the film's 20 nearest falls, by 191 of 3,706. HR@10 of the next liked film changes by -.0005 [-.0074, .0062].
+Steps four times as long, or hardly any decay, cost up to .1 (one seed, 2,000 events).
 
 Letters: n rejected items, P_q, P_x query and item components, P = P_q * P_x, d component width.
 """
@@ -24,7 +23,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate,
 
 STEP = 0.05
 DECAY = 0.7
-# With this decay, the step of the 21st last event would be 4e-5.
+# With this decay, the 21st last event would step 4e-5.
 WINDOW = 20
 
 
@@ -43,9 +42,9 @@ class Aversion:
         rows: npt.NDArray[np.int64],
         weights: npt.NDArray[np.float64],
     ) -> FloatArray:
-        """Return the components (P_q, d) of a state with this gate (P,), moved away from the items `rows` (n,).
+        """The components (P_q, d) of a state with this gate (P,), moved away from the items `rows` (n,).
 
-        weights (n,): w * DECAY^age, at least 0; n = 0 changes nothing. Raises: ValueError for shapes that disagree.
+        weights (n,): w * DECAY^age, at least 0; n = 0 changes nothing. Raises: ValueError for other shapes.
         """
         if not len(rows):
             return components
@@ -63,6 +62,5 @@ class Aversion:
 
 
 def _unit(vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Scale to unit length; zeros stay."""
     norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(vectors / np.where(norms > 0, norms, 1.0))

@@ -1,8 +1,7 @@
-"""The window rule: which of a user's events the encoder reads, in training and in serving.
+"""The window rule: which events the encoder reads, in training and in serving.
 
-A history grows event by event. When it reaches L events, the oldest L/4 are dropped and the rest is encoded again.
-Between two drops a causal encoder only appends, so encoding only the new events is exact. All code that encodes
-histories (stream, request, training, evaluation) uses this module.
+When a history reaches L events, the oldest L/4 are dropped and the rest is encoded again. Between drops a causal
+encoder only appends, so encoding only the new events is exact. All code that encodes histories uses this module.
 
 Letters: L = max_history, n events of a user. Windows are half-open ranges of events, oldest first.
 """
@@ -16,9 +15,9 @@ Event = TypeVar("Event")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """One range to encode: events [start, stop). It yields the states after events from `first_state` on.
+    """One range to encode: events [start, stop).
 
-    The state after event j is the encoder's output at position j - start, for first_state <= j < stop.
+    It yields the state after each event j, first_state <= j < stop: the encoder's output at position j - start.
     """
 
     start: int
@@ -37,10 +36,9 @@ def check_max_history(max_history: int) -> None:
 
 
 def window_start(num_events: int, max_history: int) -> int:
-    """Return the first event of the window after `num_events` events: 0 below L, then a multiple of L/4.
+    """The first event of the window after `num_events` events: 0 below L, then a multiple of L/4.
 
-    The window then has 3L/4 to L - 1 events. It depends only on the count; a trimmed history and the whole one give the
-    same window.
+    The window then has 3L/4 to L - 1 events. A trimmed history gives the same window.
     """
     check_max_history(max_history)
     if num_events < 0:
@@ -52,15 +50,15 @@ def window_start(num_events: int, max_history: int) -> int:
 
 
 def trim(events: Sequence[Event], max_history: int) -> Sequence[Event]:
-    """Return the window's events, oldest first, of a history (whole, or trimmed earlier and extended since)."""
+    """The window's events, oldest first, of a history (whole, or trimmed earlier and extended since)."""
     return events[window_start(len(events), max_history) :]
 
 
 def windows(num_events: int, max_history: int, *, first_state: int = 0) -> Iterator[Window]:
-    """Yield the fewest windows that give the state after each event j, first_state <= j < num_events, as in serving.
+    """Yield the fewest windows with the states after events j, first_state <= j < num_events, as in serving.
 
-    A poll that appends m events to a window of w calls `windows(w + m, L, first_state=w - 1)`: the states before each
-    new event, and the one after the last.
+    Appending m events to a window of w: `windows(w + m, L, first_state=w - 1)`, the states before each new event, and
+    the one after the last.
     """
     check_max_history(max_history)
     following = max(0, first_state)

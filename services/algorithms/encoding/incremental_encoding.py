@@ -1,12 +1,12 @@
 """Encode one more event of a history at the cost of one step, not of the history.
 
-A caller sends the whole window each time. It is compared, event by event, with the last window under the same cache
-key. Attention keys and values of the common prefix are cached, and only the rest is encoded. So correctness needs no
-invalidation: an out-of-order event, an undo, a moved window, a forgotten user or two users of one key only shorten the
-common part. Memory is limited in bytes; the least recently used entries are evicted first.
+Each whole window is compared, event by event, with the last one under its cache key; only what follows the common
+prefix is encoded. So nothing needs invalidation: an out-of-order event, an undo, a moved window, a forgotten user or
+two users of one key only shorten the prefix. Memory is limited in bytes; the least recently used entries are evicted
+first.
 
-It runs an ONNX step graph in the caller's session, and needs only NumPy: the encoder process imports it, and the export
-copies it into the inference server's model folder, where no other module of this project can be imported.
+It needs only NumPy: the encoder process imports it, and the export copies it into the inference server's model folder,
+without the rest of this project.
 
 Letters: n events of a window, S of them encoded now, C places for cached ones, M requested states, N blocks, H heads,
 d_qk and d_v widths per head.
@@ -26,18 +26,17 @@ FloatArray = npt.NDArray[np.float32]
 # (N, H, width) of the cached arrays, "keys" and "values".
 Shapes = dict[str, tuple[int, int, int]]
 
-# Places are allocated in multiples of this number. The presets' windows (100 and 200) fill them, and short histories
-# use little memory.
+# Places are allocated in this step: the presets' windows (100 and 200) fill it, short histories use little memory.
 PLACES_AT_ONCE = 25
-# The position of an unused place: after every event of a window, so that no event attends to it.
+# An unused place's position: after every event of a window, so no event attends to it.
 _UNUSED_POSITION = 1 << 40
 
 
 @dataclass(frozen=True)
 class CacheCounts:
-    """A cache's totals since its creation, and its present content.
+    """Totals since the cache's creation, and its present content.
 
-    A hit is a sequence with at least one event that was not encoded again.
+    A hit is a sequence with at least one reused event.
     """
 
     hits: int = 0
@@ -47,7 +46,7 @@ class CacheCounts:
     bytes: int = 0
 
     def plus(self, reused: Sequence[int], lengths: Sequence[int], *, held_bytes: int) -> "CacheCounts":
-        """Add sequences. reused: the number of reused events of each. lengths: the number of all events of each."""
+        """Add sequences. reused: reused events of each. lengths: all events of each."""
         hits = sum(events > 0 for events in reused)
         return CacheCounts(
             hits=self.hits + hits,
@@ -61,7 +60,7 @@ class CacheCounts:
 class _Cached:
     """The events under one cache key, their attention keys and values per block, and the states after the last event.
 
-    The first `length` of the C places are used. The others have position _UNUSED_POSITION, to which no event attends.
+    Only the first `length` of the C places are used.
     """
 
     def __init__(self, shapes: Shapes, places: int) -> None:
@@ -73,7 +72,7 @@ class _Cached:
             "past_time": np.zeros(places, dtype=np.int64),
             "past_place": np.full(places, _UNUSED_POSITION, dtype=np.int64),
         }
-        # Zeros, not uninitialised memory: masked places are multiplied by zero, which does not remove a NaN.
+        # Zeros, not uninitialised: masked places are multiplied by zero, which keeps a NaN.
         self.arrays = {
             name: np.zeros((blocks, heads, places, width), dtype=np.float32)
             for name, (blocks, heads, width) in shapes.items()
@@ -83,19 +82,17 @@ class _Cached:
         self.bytes = self.items.nbytes + sum(array.nbytes for array in self.feeds.values())
 
     def in_common(self, items: IntArray, times: IntArray) -> int:
-        """Return how many events, from the first on, are equal."""
+        """Return how many leading events are equal."""
         shorter = min(self.length, len(items))
         same = (self.items[:shorter] == items[:shorter]) & (self.feeds["past_time"][:shorter] == times[:shorter])
         return shorter if same.all() else int(same.argmin())
 
     def truncate(self, length: int) -> None:
-        """Remove all events after the first `length`."""
         if length < self.length:
             self.feeds["past_place"][length : self.length] = _UNUSED_POSITION
             self.length, self.last = length, {}
 
     def extend(self, items: IntArray, times: IntArray, new: dict[str, FloatArray]) -> None:
-        """Append events with their keys and values."""
         start, stop = self.length, self.length + len(items)
         self.items[start:stop] = items
         self.feeds["past_time"][start:stop] = times
@@ -105,7 +102,6 @@ class _Cached:
         self.length, self.last = stop, {}
 
     def with_room(self, shapes: Shapes, places: int) -> "_Cached":
-        """Return a copy with more places."""
         roomier = _Cached(shapes, places)
         roomier.extend(
             self.items[: self.length],
@@ -116,10 +112,11 @@ class _Cached:
 
 
 class IncrementalEncoder:
-    """Encodes sequences, cached by key, with a step graph of `services.offline.training.step_export`. Thread-safe.
+    """Encodes sequences of one model, cached by key, with a step graph of `services.offline.training.step_export`.
+    Thread-safe.
 
-    session: an ONNX Runtime session over the graph (or an object with its get_inputs, get_outputs and run). max_bytes:
-    limit of the cache. One encoder serves one model.
+    session: an ONNX Runtime session over the graph (or an object with its get_inputs, get_outputs and run). One encoder
+    serves one model.
     """
 
     def __init__(self, session: Any, *, max_bytes: int) -> None:
@@ -150,7 +147,7 @@ class IncrementalEncoder:
     def encode(
         self, key: int, items: IntArray, times: IntArray, user_index: int, positions: IntArray
     ) -> tuple[dict[str, FloatArray], int]:
-        """Return the states after the events at `positions` of a window, and the number of reused events.
+        """The states after the events at `positions` of a window, and the number of reused events.
 
         Shapes: items, times (n,), n at least 1; positions (M,), never decreasing -> components (M, P_q, d) and, for a
         mixture, gate (M, P), by name.
@@ -160,7 +157,7 @@ class IncrementalEncoder:
             common = 0 if cached is None else cached.in_common(items, times)
             known = self._known(cached, common, user_index, positions)
             left = positions[known:]
-            # A state inside the cached part needs encoding from there on; rare: only for out-of-order events.
+            # A state inside the cached part (rare: only for out-of-order events) needs encoding from there on.
             start = min(common, int(left[0])) if len(left) else len(items)
             states: dict[str, FloatArray] = {}
             if cached is not None and start:
@@ -188,7 +185,7 @@ class IncrementalEncoder:
             return self._counts
 
     def _known(self, cached: _Cached | None, common: int, user_index: int, positions: IntArray) -> int:
-        """Return how many positions are that of the last cached event: only the states after it are cached."""
+        """How many positions are that of the last cached event: only the states after it are cached."""
         if cached is None or not cached.last or common < cached.length or cached.last_user != user_index:
             return 0
         return int((positions == common - 1).sum()) if positions[0] == common - 1 else 0
@@ -228,7 +225,7 @@ class IncrementalEncoder:
     def _remember(
         self, key: int, length: int, positions: IntArray, states: dict[str, FloatArray], user_index: int
     ) -> None:
-        """Cache the states after the last event: a call with one more event also requests the states before it."""
+        """Cache the states after the last event, which the next call requests."""
         cached = self._cache.get(key)
         if cached is not None:
             cached.last = (

@@ -1,1 +1,1 @@
-"""Generative retrieval: identifiers made of phrases, produced in one parallel pass (PIXAR, Valluri et al. 2024)."""
+"""Generative retrieval: identifiers of phrases, in one parallel pass (PIXAR, Valluri et al. 2024)."""

@@ -1,6 +1,6 @@
-"""Array files for generation: safetensors with a format number and a checksum inside.
+"""Array files for generation: safetensors with format number and checksum inside.
 
-So a file that is truncated or of another version is rejected without a manifest. Processes share the mapped pages.
+So a truncated file or another version is rejected without a manifest.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]], *, kind: str, version: int) -> None:
-    """Write under another name, flush, then rename into place. `read_arrays` checks `kind` and `version`."""
+    """Write, flush, then rename into place."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.writing")
     aside.unlink(missing_ok=True)
     seal: Arrays = {"version": np.array([version], dtype=np.int64), "checksum": _checksum(arrays, kind, version)}
@@ -30,9 +30,9 @@ def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]], *, kind: st
 
 
 def read_arrays(path: Path, names: tuple[str, ...], *, kind: str, version: int) -> Arrays:
-    """Return the memory-mapped arrays after one pass over the file for its checksum (1.5 GB a second).
+    """The memory-mapped arrays after a pass for the checksum (1.5 GB a second).
 
-    Raises: BundleError, with both values, for a file that is missing, truncated, altered, or of another version.
+    Raises: BundleError, with both values, for a missing, truncated or altered file, or another version.
     """
     if not path.is_file():
         raise BundleError(f"{path} is missing; expected the {kind}")

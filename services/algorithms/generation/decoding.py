@@ -1,12 +1,10 @@
-"""Permutation decoding: the identifiers with the best scores when their phrases may come in any order.
+"""Permutation decoding: the best identifiers when their phrases may come in any order.
 
-The score (not in the paper: arXiv:2209.05861; docs/decisions/017-permutation-decoding.md): an identifier with
-tokens d^1 ... d^n, n at most s, has max over injective maps pi of its tokens to the s positions of
-sum_i log P~_pi(i)(d^i), plus log P~_t([PAD]) at the positions without a token. mode "fixed" allows only the identity
-map, token i at position i: the objective of training, and the ablation.
+The score (decision 017, not in arXiv:2209.05861): an identifier with tokens d^1 ... d^n, n at most s, has max over
+injective maps pi of its tokens to the s positions of sum_i log P~_pi(i)(d^i), plus log P~_t([PAD]) at the positions
+without a token. Mode "fixed", the objective of training, puts token i at position i.
 
-The score of a found identifier is exact. A beam limits the searched part of the trie, and `bound` limits the scores of
-the rest.
+Scores of found identifiers are exact. A beam limits the search; `bound` limits the scores of the rest.
 
 Letters: s positions, U tokens scored, K results.
 """
@@ -29,7 +27,7 @@ MODES: tuple[Mode, ...] = ("permutation", "fixed")
 class Decoded:
     """Best first, ties by identifier: identifiers (n,) int32, scores (n,) float64 natural logarithms, n at most K.
 
-    No identifier that the beam omitted scores above `bound`; -inf: the beam omitted none.
+    No identifier that the beam omitted scores above `bound` (-inf: it omitted none).
     """
 
     identifiers: npt.NDArray[np.int32]
@@ -81,7 +79,7 @@ def decode(
         raise ValueError("allowed is given without items; allowed: both or neither")
     by_token = np.ascontiguousarray(scores.T, dtype=np.float32)
     padding = by_token[0]
-    # Relative to padding, so that identifiers and prefixes of any length are comparable.
+    # Relative to padding, identifiers of any length are comparable.
     gains = by_token - padding
     if not np.isfinite(gains).all():
         raise ValueError("scores hold a value that is not finite")

@@ -1,6 +1,6 @@
-"""From the phrase encoder's output to identifiers and items: shortlist, scores, permutation decoding, in one call.
+"""From the phrase encoder's output to identifiers and items in one call.
 
-Every answer is an identifier of the trie, since decoding walks the trie. The next query sees inserts and deletes.
+Answers are identifiers of the trie, since decoding walks it.
 
 Letters: s positions, D width, U union, V vocabulary size, X items, K results.
 """
@@ -46,7 +46,7 @@ class GeneratorSettings:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An identifier, its text, the rows of its allowed items (at most K of them), and its score (natural log)."""
+    """An identifier, its text, the rows of its allowed items (at most K), and its score (natural log)."""
 
     identifier: int
     text: str
@@ -56,7 +56,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Best first. union_size: number of scored phrases, U. exact: proven the best identifiers of these phrases."""
+    """Best first. union_size: number of scored phrases, U. exact: proven the best identifiers of these."""
 
     answers: list[Answer]
     union_size: int
@@ -78,7 +78,6 @@ class Generator:
     token_rows: npt.NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
-        """Raises: ValueError with both values if vocabulary sizes, widths or identifiers of two parts differ."""
         for name, tokens in (("shortlist", self.shortlist.num_tokens), ("trie", self.trie.num_tokens)):
             if tokens != len(self.output_layer):
                 raise ValueError(f"{name} is of {tokens} tokens, the output layer of {len(self.output_layer)}")
@@ -112,7 +111,7 @@ class Generator:
         precision: Literal["int8", "float16"] = "int8",
         settings: GeneratorSettings | None = None,
     ) -> Self:
-        """Build from a trained model and its identifiers; phrases of one shortlist become adjacent.
+        """Build from a trained model; phrases of one shortlist become adjacent.
 
         Shapes: weights (V, D), centers (m, D), sets (m, r) most probable first. Raises: ValueError as the parts do.
         """
@@ -148,9 +147,7 @@ class Generator:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Load memory-mapped. Raises: BundleError for a file that is missing, truncated, altered, or of another
-        version; for parts that do not match, with both values.
-        """
+        """Load memory-mapped. Raises: BundleError for an invalid file, and for parts that do not match."""
         found = read_arrays(folder / "decoding", ("places", "settings"), kind="decoding", version=1)
         sets, beams, mode = found["settings"].tolist()
         try:
@@ -173,17 +170,16 @@ class Generator:
         k: int,
         allowed: npt.NDArray[np.bool_] | None = None,
     ) -> Generated:
-        """Return the `k` best identifiers with an allowed item. Shapes: x (1 + s, D), x_0 first; allowed (X,) over item
-        rows.
+        """The `k` best identifiers with an allowed item. Shapes: x (1 + s, D), x_0 first; allowed (X,) over item rows.
 
-        A filter does not empty the answer: while it has fewer than k and nodes were omitted, the beam widens.
-        Raises: ValueError for another shape, k below 1, or a value that is not finite.
+        While a filter leaves fewer than k and nodes were omitted, the beam widens. Raises: ValueError for another
+        shape, k below 1, or a non-finite value.
         """
         if x.ndim != 2 or len(x) < 2:
             raise ValueError(f"x has shape {x.shape}; allowed: (1 + s, {self.output_layer.width})")
         tokens = self.shortlist.tokens(x[0], self.settings.sets)
         scores = self.output_layer.scores(x[1:], tokens)
-        items = self.identifiers.items()  # before the trie: the table gets an identifier first
+        items = self.identifiers.items()  # first: the table gets an identifier before the trie
         beams = self.settings.beams
         while True:
             found = decode(
@@ -203,8 +199,8 @@ class Generator:
         return Generated(answers, len(tokens), found.exact)
 
     def insert(self, text: str, tokens: Sequence[int], item_rows: Sequence[int]) -> int:
-        """Insert an identifier, found from the next query on; return its number. Raises: ValueError for invalid tokens
-        or rows (such as more tokens than positions); then nothing is inserted.
+        """Insert an identifier for the next query; return its number. Raises: ValueError for invalid tokens or rows
+        (such as more tokens than positions); then nothing is inserted.
         """
         self.trie.check(tokens)
         if self.token_rows is not None:
@@ -214,5 +210,5 @@ class Generator:
         return identifier
 
     def delete(self, identifier: int) -> bool:
-        """Delete an identifier, hidden from the next query on. Return whether it existed."""
+        """Delete an identifier for the next query. Return whether it existed."""
         return self.trie.delete(identifier)

@@ -1,8 +1,7 @@
 """Identifiers' texts and their items: titles, keywords, pseudo-queries.
 
-An item may have several identifiers, and an identifier several items (equal titles). Text and item rows are two flat
-memory-mapped arrays with boundaries; identifiers added while serving are in separate lists. Item rows are positions in
-the caller's item table.
+Items and identifiers are many to many. Text and item rows are flat memory-mapped arrays with boundaries; identifiers
+added while serving are in separate lists.
 
 Letters: I identifiers, X items.
 """
@@ -27,7 +26,7 @@ _NAMES = ("letters", "letter_offsets", "rows", "row_offsets")
 
 
 class IdentifierTable:
-    """Identifiers 0 to I - 1: text and item rows. Thread-safe."""
+    """Identifiers 0 to I - 1. Thread-safe."""
 
     def __init__(self, letters: npt.NDArray[np.uint8], letter_offsets: Offsets, rows: Rows, row_offsets: Offsets):
         """Take concatenated UTF-8 texts with I + 1 boundaries, and item rows likewise. Raises: ValueError for invalid
@@ -70,7 +69,7 @@ class IdentifierTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the identifiers that the file has."""
+        """Bytes of the file's identifiers."""
         items = self._items
         return self._letters.nbytes + self._letter_offsets.nbytes + items.rows.nbytes + items.offsets.nbytes
 
@@ -82,11 +81,11 @@ class IdentifierTable:
         return self._letters[begin:end].tobytes().decode("utf-8")
 
     def items(self) -> ItemRows:
-        """Return the items of all present identifiers."""
+        """Items of all identifiers."""
         return self._items
 
     def add(self, text: str, item_rows: Sequence[int]) -> int:
-        """Add an identifier and return its number, the next one. The items may have other identifiers.
+        """Add an identifier; return its number, the next one.
 
         Raises: ValueError for no items or a negative row.
         """
@@ -97,12 +96,12 @@ class IdentifierTable:
             number = len(self)
             used = len(self._added_texts)
             begin = int(self._added_offsets[used])
-            # The arrays grow by half, and writes never change the part that a reader's slice covers.
+            # The arrays grow by half; writes never change a reader's slice.
             self._added_rows = _with_room(self._added_rows, begin + len(rows))
             self._added_offsets = _with_room(self._added_offsets, used + 2)
             self._added_rows[begin : begin + len(rows)] = rows
             self._added_offsets[used + 1] = begin + len(rows)
-            self._added_texts.append(text)  # before the items: a reader that sees those finds the text
+            self._added_texts.append(text)  # before the items: their readers find the text
             self._items = ItemRows(
                 self._items.rows,
                 self._items.offsets,
@@ -112,7 +111,7 @@ class IdentifierTable:
             return number
 
     def save(self, path: Path) -> None:
-        """Write the table. Raises: ValueError after additions: the caller replays them, as for the trie."""
+        """Write the table. Raises: ValueError after additions: the caller replays them."""
         if self._added_texts:
             raise ValueError(f"{len(self._added_texts)} identifiers were added; only a built table is saved")
         arrays = (self._letters, self._letter_offsets, self._items.rows, self._items.offsets)
@@ -120,7 +119,7 @@ class IdentifierTable:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load memory-mapped. Raises: BundleError for a file that is truncated, altered, or of another version."""
+        """Load memory-mapped. Raises: BundleError for a truncated or altered file, or another version."""
         found = read_arrays(path, _NAMES, kind="identifiers", version=VERSION)
         try:
             return cls(*(found[name] for name in _NAMES))

@@ -1,8 +1,8 @@
 """An order of the vocabulary in which the phrases of one shortlist are adjacent.
 
-A shortlist's 25,000 rows are scattered over gigabytes; each costs a page walk and opens a memory row. If phrases that
-are adjacent in a shortlist are adjacent in memory, the same rows cost less than half (2.1 ms against 5.4 of processor
-time for 25,000 of 5 million int8 rows in runs of 25). Only the generator's internal numbering of phrases changes.
+A shortlist's 25,000 rows, scattered over gigabytes, each cost a page walk and open a memory row. Adjacent rows cost
+less than half (2.1 ms of processor time against 5.4 for 25,000 of 5 million int8 rows in runs of 25). Only the
+generator's internal numbering changes.
 
 Letters: V vocabulary size, m vectors, r tokens of a set, D width.
 """
@@ -19,8 +19,7 @@ def locality_order(centers: npt.NDArray[np.float32], sets: Tokens, *, num_tokens
     """Return `token_rows` (V,), the new row of each token; [PAD] stays at 0.
 
     Shapes: centers (m, D), sets (m, r), most probable first. A token's home is the set with its best rank (the first of
-    equals). Homes are ordered so that similar vectors are near, tokens of a home by rank. Tokens in no set come last,
-    in their order. Cost: m r operations.
+    equals). Similar homes are near, tokens of a home by rank. Tokens in no set come last. Cost: m r operations.
     """
     chain = _chain(centers)
     home = np.full(num_tokens, len(sets), dtype=np.int64)
@@ -38,7 +37,7 @@ def locality_order(centers: npt.NDArray[np.float32], sets: Tokens, *, num_tokens
 
 
 def _chain(centers: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """Return an order of vectors, made by repeated halving along the line between two distant ones."""
+    """Order vectors by repeated halving along the line between two distant ones."""
     order = np.arange(len(centers))
     waiting = [(0, len(order))]
     while waiting:

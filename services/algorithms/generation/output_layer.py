@@ -1,7 +1,7 @@
-"""The output layer's weights: a row per phrase, in int8 or half precision, memory-mapped, scored row by row.
+"""The output layer: a row per phrase, in int8 or half precision, memory-mapped.
 
-log P~_t(v | q) = <x_t, w_v>: training drives the partition sum to 1 (loss l3), so no sum over the vocabulary is needed.
-Five million rows of width 384 take 1.9 GB in int8, and a shortlist reads 25,000 of them.
+log P~_t(v | q) = <x_t, w_v>: training drives the partition sum to 1 (loss l3), so nothing is summed over the
+vocabulary. Five million int8 rows of width 384 take 1.9 GB; a shortlist reads 25,000.
 
 Letters: V vocabulary size, D width, s positions, U requested tokens.
 """
@@ -32,7 +32,7 @@ class OutputLayer:
     @classmethod
     def from_weights(cls, weights: Floats, *, precision: Literal["int8", "float16"] = "int8") -> Self:
         """Build from float32 (V, D). int8: each row has its own step, so a score's error is at most ||x||_1 step / 2
-        plus the query's rounding. Raises: ValueError for no rows, other precisions, or a weight that is not finite.
+        plus the query's rounding. Raises: ValueError for no rows, other precisions, or a non-finite weight.
         """
         if weights.ndim != 2 or 0 in weights.shape:
             raise ValueError(f"weights have shape {weights.shape}; allowed: (V, D), both at least 1")
@@ -64,24 +64,24 @@ class OutputLayer:
         return "int8" if isinstance(self._rows, CodedRows) else "float16"
 
     def scores(self, x: Floats, tokens: Tokens) -> Floats:
-        """Return <x_t, w_v> at every position for some tokens: x (s, D), tokens (U,) -> (s, U), a view of (U, s).
+        """<x_t, w_v> at every position for some tokens: x (s, D), tokens (U,) -> (s, U), a view of (U, s).
 
-        Raises: ValueError for another width, a value that is not finite, or a token outside the vocabulary.
+        Raises: ValueError for another width, a non-finite value, or an unknown token.
         """
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < len(self)):
             raise ValueError(f"tokens {tokens.min()} to {tokens.max()}; allowed: 0 to {len(self) - 1}")
         return token_scores(self._rows, self._checked(x), np.ascontiguousarray(tokens, dtype=np.int32))
 
     def full_scores(self, x: Floats) -> Floats:
-        """Return the scores of the whole vocabulary (s, V), the reference for a shortlist."""
+        """Scores of the whole vocabulary (s, V), a shortlist's reference."""
         return token_scores(self._rows, self._checked(x), None)
 
     def decoded(self, begin: int = 0, end: int | None = None) -> Floats:
-        """Return rows `begin` to `end` as float32."""
+        """Rows `begin` to `end` as float32."""
         return self._rows.decoded(slice(begin, end))
 
     def decoded_rows(self, tokens: npt.NDArray[np.integer]) -> Floats:
-        """Return some rows as float32: (U, D)."""
+        """Some rows as float32: (U, D)."""
         return self._rows.decoded(tokens)
 
     def save(self, path: Path) -> None:
@@ -91,7 +91,7 @@ class OutputLayer:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load memory-mapped. Raises: BundleError for a file that is truncated, altered, or of another version."""
+        """Load memory-mapped. Raises: BundleError for a truncated or altered file, or another version."""
         found = read_arrays(path, _NAMES, kind="output layer", version=VERSION)
         weights, scales = found["weights"], found["scales"]
         if weights.ndim != 2 or 0 in weights.shape or len(scales) not in (0, len(weights)):

@@ -1,8 +1,4 @@
-"""The `phrases/` part of a text bundle: a generator, its vocabulary and the encoder.
-
-A mismatch of vocabulary, weights, trie and identifiers is an error with both values; each file's reader rejects a
-truncated file.
-"""
+"""The `phrases/` part of a text bundle: a generator, its vocabulary and the encoder."""
 
 from dataclasses import dataclass
 
@@ -16,7 +12,7 @@ VOCABULARY = "vocabulary"
 
 @dataclass(frozen=True, slots=True)
 class PhraseParts:
-    """The generator, and the vocabulary that tokenizes new identifiers."""
+    """The generator, and the tokenizer of new identifiers."""
 
     generator: Generator
     vocabulary: PhraseVocabulary
@@ -25,7 +21,7 @@ class PhraseParts:
 def load_phrases(bundle: TextBundle) -> PhraseParts:
     """Load everything but the encoder, memory-mapped.
 
-    Raises: BundleError if the bundle has no such part, a file is missing or truncated, or two of them disagree.
+    Raises: BundleError if the part or a file is missing, truncated, or contradicts another, with both values.
     """
     part = bundle.phrases
     for name in (*FILES, VOCABULARY):

@@ -1,8 +1,7 @@
 """The phrases to score: m vectors c_i, each with its r most probable phrases (PIXAR, section 4.2).
 
-A query's x_0 selects the k vectors with the largest products; the union of their sets is scored at every position. It
-always contains the padding token, which every answer shorter than s needs for its score. The vectors are trained in
-`services/offline/training/phrases`.
+A query's x_0 selects the k vectors with the largest products; the union of their sets is scored. It contains [PAD],
+which answers shorter than s need. `services/offline/training/phrases` trains the vectors.
 
 Letters: m vectors, r tokens of a set, k joined sets, U union, D width, V vocabulary size.
 """
@@ -25,7 +24,7 @@ _NAMES = ("centers", "sets", "num_tokens")
 
 
 class Shortlist:
-    """The vectors and their sets. Immutable, so thread-safe."""
+    """Vectors and sets. Immutable, so thread-safe."""
 
     def __init__(self, centers: Floats, sets: Tokens, *, num_tokens: int) -> None:
         """Shapes: centers (m, D) float32, sets (m, r) int32 of tokens below V = `num_tokens`. Raises: ValueError."""
@@ -44,10 +43,10 @@ class Shortlist:
         return self.centers.nbytes + self.sets.nbytes
 
     def tokens(self, x0: Floats, k: int) -> Tokens:
-        """Return the union of the k nearest sets to x0 (D,) and the padding token: (U,) int32, sorted, unique.
+        """The union of the k nearest sets to x0 (D,) and the padding token: (U,) int32, sorted, unique.
 
-        k above m takes all sets. Ties of products are resolved to the lower number. Raises: ValueError for another
-        width, k below 1, or a value that is not finite.
+        k above m takes all sets; ties go to the lower number. Raises: ValueError for another width, k below 1, or a
+        non-finite value.
         """
         if x0.shape != (self.centers.shape[1],):
             raise ValueError(f"x0 has shape {x0.shape}; allowed: ({self.centers.shape[1]},)")
@@ -69,7 +68,7 @@ class Shortlist:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load memory-mapped. Raises: BundleError for a file that is truncated, altered, or of another version."""
+        """Load memory-mapped. Raises: BundleError for a truncated or altered file, or another version."""
         found = read_arrays(path, _NAMES, kind="shortlist", version=VERSION)
         try:
             return cls(found["centers"], found["sets"], num_tokens=int(found["num_tokens"][0]))

@@ -1,8 +1,7 @@
 """The trie of all document identifiers: mapped from a file, changed while it serves.
 
-The file's trie is immutable. Inserted identifiers are in separate small tries, which are merged as they grow. Deleted
-identifiers are marked in an array that searches check. The next query sees both. Changes are not saved: the caller
-replays them.
+The file's trie is immutable; inserted identifiers are in small tries, merged as they grow. An array that searches check
+marks deleted ones. The next query sees changes; they are not saved: the caller replays them.
 
 Letters: I identifiers, n tokens of an identifier, N nodes.
 """
@@ -23,8 +22,8 @@ from services.algorithms.ops.trie_search import MAX_POSITIONS, Ints, TrieArrays,
 PADDING = 0
 VERSION = 1
 
-# A part is merged into the previous one if it has at least an eighth of its identifiers. So most inserts rebuild few
-# identifiers, and a search walks few parts.
+# A part is merged into the previous one from an eighth of its identifiers on: most inserts rebuild few identifiers, and
+# a search walks few parts.
 _MERGE_AT = 8
 
 
@@ -44,7 +43,7 @@ class _Addition:
 
 
 class IdentifierTrie:
-    """Token sequences of identifiers; several identifiers may have equal sequences. Thread-safe."""
+    """Identifiers' token sequences, which may be equal. Thread-safe."""
 
     def __init__(self, arrays: TrieArrays, *, max_tokens: int, num_tokens: int) -> None:
         """max_tokens: longest allowed sequence; num_tokens: the vocabulary's size V. Raises: ValueError if out of
@@ -79,8 +78,8 @@ class IdentifierTrie:
         max_tokens: int,
         num_tokens: int,
     ) -> Self:
-        """Build from sequences. Raises: ValueError with the first one that is empty, too long, or has a token outside 1
-        to V - 1.
+        """Build from sequences. Raises: ValueError with the first that is empty, too long, or has a token outside 1 to
+        V - 1.
         """
         if len(sequences) != len(identifiers):
             raise ValueError(f"{len(sequences)} token sequences for {len(identifiers)} identifiers")
@@ -116,7 +115,7 @@ class IdentifierTrie:
         return cls(arrays, max_tokens=max_tokens, num_tokens=num_tokens)
 
     def __len__(self) -> int:
-        """Number of identifiers that a search can find."""
+        """Number of identifiers that searches find."""
         return int(np.count_nonzero(~self._deleted))
 
     def __contains__(self, identifier: int) -> bool:
@@ -124,25 +123,25 @@ class IdentifierTrie:
 
     @property
     def num_identifiers(self) -> int:
-        """One more than the highest identifier so far."""
+        """The highest identifier so far, plus one."""
         present = np.flatnonzero(self._present)
         return int(present[-1]) + 1 if len(present) else 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of nodes and identifiers: 12 per node and 4 per identifier."""
+        """Bytes: 12 per node and 4 per identifier."""
         return sum(part.nbytes for part in self.view().parts)
 
     def view(self) -> TrieView:
-        """Return the snapshot for a search; later inserts do not appear in it."""
+        """The snapshot for a search."""
         with self._lock:
             return TrieView((self._arrays, *(addition.arrays for addition in self._additions)), self._deleted)
 
     def insert(self, sequence: Sequence[int], identifier: int) -> None:
-        """Insert an identifier, visible to the next query. Cost: a merge of small tries, 0.2 ms in the mean.
+        """Insert an identifier for the next query. Cost: a merge of small tries, 0.2 ms in the mean.
 
-        Raises: ValueError as `build`, or for an identifier that exists or was deleted: ids are not reused, so that a
-        running query cannot return another identifier.
+        Raises: ValueError as `build`, or for an identifier that exists or was deleted: a reused id could appear in a
+        running query's answer.
         """
         self.check(sequence)
         if not 0 <= identifier < 2**31 - 1:
@@ -199,7 +198,7 @@ class IdentifierTrie:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load memory-mapped. Raises: BundleError for a file that is truncated, altered, or of another version."""
+        """Load memory-mapped. Raises: BundleError for a truncated or altered file, or another version."""
         names = ("tokens", "children", "ends", "identifiers", "limits")
         found = read_arrays(path, names, kind="trie", version=VERSION)
         max_tokens, num_tokens = found.pop("limits").tolist()

@@ -1,10 +1,8 @@
 """The phrase vocabulary: an identifier's text as the fewest phrases of a fixed list (PIXAR, section 4.1).
 
-A token is a phrase of whole words, a word, a piece of a word or one character; bytes encode other characters, so every
-text has an encoding. A token's flag means that the spacing before it is not the usual one, like "##" in word
-pieces (see vocabulary_text: a joint is a space or no space).
-This module encodes, decodes, saves and loads; fitting chooses the tokens
-(services/offline/training/phrases/vocabulary_fit).
+A token is a phrase of whole words, a word, a piece of a word or a character; bytes encode other characters. A token's
+flag marks unusual spacing before it, like "##" in word pieces (`vocabulary_text.py`).
+services/offline/training/phrases/vocabulary_fit chooses the tokens.
 
 Letters: V tokens, T texts, N words of all texts together.
 """
@@ -46,7 +44,7 @@ _LEAD, _UNUSUAL_LEAD = 1, 1 + len(_LEADS)
 _FOLLOWER = _UNUSUAL_LEAD + len(_LEADS)
 NUM_BYTE_TOKENS = _FOLLOWER + len(_FOLLOWERS)  # including [PAD]
 ASCII = tuple(chr(code) for code in range(33, 127) if not chr(code).isupper())
-# Part of every vocabulary: [PAD], bytes, and the ASCII characters without and with the flag.
+# In every vocabulary: [PAD], bytes, and ASCII characters without and with the flag.
 FIXED_TOKENS = NUM_BYTE_TOKENS + 2 * len(ASCII)
 
 _CHARACTERS = 2 * 0x110000  # symbols of the trie of pieces: 2 * code point + flag
@@ -57,11 +55,11 @@ class PhraseVocabulary:
     """V tokens: [PAD], bytes, then `pieces` in order. Immutable."""
 
     def __init__(self, pieces: Sequence[Piece], counts: Sequence[int]) -> None:
-        """pieces: pairs of normalised text and flag; the first ones are `ascii_pieces()`. counts: occurrences of each
-        in the fitted texts; they decide between equally short encodings.
+        """pieces: normalised texts with flags; the first are `ascii_pieces()`. counts: each one's occurrences in the
+        fitted texts; they decide between equally short encodings.
 
-        Raises: ValueError if a piece repeats, is not normalised, has a flag and several words (phrases have no
-        flag), or if the first ones are not `ascii_pieces()`.
+        Raises: ValueError if a piece repeats, is not normalised, has a flag and several words, or if the first are not
+        `ascii_pieces()`.
         """
         if list(pieces[: 2 * len(ASCII)]) != ascii_pieces():
             raise ValueError(f"pieces begin with {pieces[:3]!r}; allowed: the characters of ASCII, as ascii_pieces()")
@@ -83,11 +81,11 @@ class PhraseVocabulary:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of all tokens with their counts."""
+        """SHA-256 of tokens and counts."""
         return hashlib.sha256(self._body()).hexdigest()
 
     def phrase(self, token: int) -> str:
-        """Return a token's text; "##" before it marks an unusual joint, "<0xE4>" is a byte."""
+        """A token's text; "##" marks an unusual joint before it, "<0xE4>" is a byte."""
         if not 0 <= token < len(self):
             raise ValueError(f"token={token}; allowed: 0 to {len(self) - 1}")
         if token == PAD:
@@ -98,12 +96,12 @@ class PhraseVocabulary:
         return ("##" if unusual else "") + text
 
     def count(self, token: int) -> int:
-        """Return the occurrences of the token's text in the fitted texts; 0 for [PAD] and bytes."""
+        """The token's occurrences in the fitted texts; 0 for [PAD] and bytes."""
         return int(self._counts[token])
 
     def encode(self, text: str) -> list[int]:
-        """Return the fewest tokens that restore the normalised text; of equally few, those with the largest sum of
-        counts, then those that begin with the longest piece. [] if normalisation empties the text.
+        """The fewest tokens that restore the normalised text; of equally few, those with the largest sum of counts,
+        then the longest first piece. [] if normalisation empties the text.
         """
         return self.encode_all([text])[0]
 
@@ -115,7 +113,7 @@ class PhraseVocabulary:
         return encoded
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the normalised text of an encoding; [PAD] is skipped. Invalid bytes become U+FFFD."""
+        """The normalised text of an encoding, without [PAD]. Invalid bytes become U+FFFD."""
         words: list[Piece] = []
         waiting = bytearray()
         unusual = False
@@ -140,7 +138,7 @@ class PhraseVocabulary:
         return joined(words)
 
     def save(self, path: Path) -> None:
-        """Write a JSON line with the format and a SHA-256, then a line per piece; rename into place."""
+        """Write a JSON line with format and SHA-256, then a line per piece; rename into place."""
         body = self._body()
         header = {
             "format": FORMAT,
@@ -160,7 +158,7 @@ class PhraseVocabulary:
 
     @classmethod
     def load(cls, path: Path) -> "PhraseVocabulary":
-        """Load a vocabulary. Raises: BundleError for an invalid, truncated or altered file, or for another version."""
+        """Load a vocabulary. Raises: BundleError for an invalid, truncated or altered file, or another version."""
         try:
             first, _, body = path.read_bytes().partition(b"\n")
             header = json.loads(first)
@@ -193,7 +191,7 @@ class PhraseVocabulary:
 
     @cached_property
     def _phrases(self) -> PieceTrie:
-        """A trie of the pieces of two or more words; its symbols are words."""
+        """Pieces of two or more words; symbols are words."""
         many = np.flatnonzero(np.diff(self._cut.starts) > 1)
         symbols, starts = _symbols_of(self._cut, many)
         numbers = (many + NUM_BYTE_TOKENS).astype(np.int32)
@@ -201,14 +199,14 @@ class PhraseVocabulary:
 
     @cached_property
     def _parts(self) -> PieceTrie:
-        """A trie of the pieces of at most one word; its symbols are characters."""
+        """Pieces of at most one word; symbols are characters."""
         one = np.flatnonzero(np.diff(self._cut.starts) == 1)
         letters = spelled([self._pieces[row] for row in one.tolist()])
         numbers = (one + NUM_BYTE_TOKENS).astype(np.int32)
         return PieceTrie.build(letters.symbols, letters.starts, numbers, _CHARACTERS)
 
     def lattice(self, texts: Sequence[str]) -> Lattice:
-        """Return all ways to write normalised texts in this vocabulary's tokens."""
+        """All ways to write normalised texts in these tokens."""
         words = Words(known=self._words)
         found = cut(texts, words)
         forms, form_of = np.unique(found.symbols, return_inverse=True)
@@ -247,19 +245,18 @@ class PhraseVocabulary:
 
 
 def ascii_pieces() -> list[Piece]:
-    """Return the ASCII characters that every vocabulary has, first all without and then all with the flag."""
+    """The ASCII characters, first all without and then all with the flag."""
     return [(character, unusual) for unusual in (False, True) for character in ASCII]
 
 
 def _end_with_words(matches: Matches, ends: npt.NDArray[np.bool_]) -> None:
-    """Remove, in place, phrases that end inside a word."""
     for taken in range(2, matches.shape[1] + 1):
         positions = np.flatnonzero(matches[:, taken - 1] >= 0)
         matches[positions[~ends[positions + taken - 1]], taken - 1] = -1
 
 
 def _word_tokens(way: Way) -> Integers:
-    """Return the distinct words' tokens, flat: pieces unchanged, other characters as bytes."""
+    """The distinct words' tokens, flat: other characters as bytes."""
     if (way.parts >= 0).all():
         return way.parts.astype(np.int64)
     tokens: list[int] = []

@@ -1,8 +1,7 @@
 """All ways to cut texts into pieces, and the cheapest of them.
 
-Two levels: a word is cut into parts, each distinct word once; a text is cut into phrases, and into words at their
-parts' cost. Encoding takes the cheapest way with all pieces. Fitting a vocabulary tries many ways with some pieces
-hidden, so the matches of pieces are found once. Pieces are numbers here.
+A word is cut into parts, each distinct word once; a text into phrases, and words at their parts' cost. Encoding takes
+the cheapest way; fitting tries many ways with some pieces hidden, so matches are found once. Pieces are numbers here.
 
 Letters: T texts, N words of all of them, F distinct words with flags, M characters of those, C pieces.
 """
@@ -46,7 +45,7 @@ class Lattice:
     counts: Integers
 
     def cheapest(self, shown: Shown | None = None) -> Way:
-        """Return the way with the fewest tokens per text; ties: the largest sum of counts, then the longest step."""
+        """The way with the fewest tokens per text; ties: the largest sum of counts, then the longest step."""
         num_forms = len(self.letters.starts) - 1
         parts, phrases = _visible(self.parts, shown), _visible(self.phrases, shown)
         single = parts[:, 0]

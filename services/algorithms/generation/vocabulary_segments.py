@@ -1,8 +1,7 @@
 """Cut sequences of symbols into the fewest known pieces, many sequences at once.
 
-First, matching finds the pieces that begin at each position (a walk over sorted edges of a trie, one level at a time
-for all positions). Then dynamic programming runs over the positions. Where no piece crosses a position, the sequence is
-split, so it runs over the short stretches in between, all in parallel.
+Matching finds the pieces at each position: a walk over a trie's sorted edges, one level at a time for all positions.
+Dynamic programming then runs over the stretches between positions that no piece crosses, all in parallel.
 
 Letters: N symbols of all sequences together, L longest piece, V pieces, S stretches.
 """
@@ -20,7 +19,7 @@ Matches = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PieceTrie:
-    """Known sequences, level by level: sorted edges (parent node, symbol) and the piece that ends there, -1 if none."""
+    """Sequences by level: sorted edges (parent node, symbol) and the piece that ends there, -1 if none."""
 
     edges: tuple[Integers, ...]
     pieces: tuple[npt.NDArray[np.int32], ...]
@@ -30,7 +29,7 @@ class PieceTrie:
     def build(cls, symbols: Integers, starts: Integers, pieces: npt.NDArray[np.int32], num_symbols: int) -> "PieceTrie":
         """Build from V flat sequences: sequence v is symbols[starts[v]:starts[v + 1]], and `pieces[v]` its number.
 
-        Symbols are below `num_symbols`. Each sequence has at least one symbol; no two are equal.
+        Symbols are below `num_symbols`; sequences are distinct and not empty.
         """
         lengths = np.diff(starts)
         first = starts[:-1]
@@ -51,7 +50,7 @@ class PieceTrie:
         return cls(edges=tuple(edges), pieces=tuple(ends), num_symbols=num_symbols)
 
     def matches(self, symbols: Integers, starts: Integers) -> Matches:
-        """Return the piece of n symbols that begins at each position: (N, L) int32 in column n - 1, -1 for none.
+        """The piece of n symbols that begins at each position: (N, L) int32 in column n - 1, -1 for none.
 
         A symbol outside 0 … num_symbols - 1 matches nothing.
         """
@@ -74,12 +73,11 @@ class PieceTrie:
 
 
 def fewest(matches: Matches, unit_costs: Integers, unit_gains: Integers, counts: Integers) -> npt.NDArray[np.int32]:
-    """Return the cheapest way over every sequence: the symbols taken at once from each position (N,) int32, 0 if the
-    way does not stop there.
+    """The cheapest way over every sequence: symbols taken at once from each position (N,) int32, 0 without a stop.
 
-    A step over one symbol costs `unit_costs` (N,) and gains `unit_gains` (N,); a step over n > 1 needs a piece in
-    `matches` (N, L), costs 1 and gains the piece's count. Of equal costs the larger gain wins, of equal gains the
-    longer step. A piece of `matches` must not cross its sequence's end.
+    A step over one symbol costs `unit_costs` (N,) and gains `unit_gains` (N,); over n > 1 it needs a piece in `matches`
+    (N, L), costs 1 and gains the piece's count. Ties: the larger gain, then the longer step. A piece of `matches` must
+    not cross its sequence's end.
     """
     size, longest = matches.shape
     take = np.zeros(size, dtype=np.int32)
@@ -127,7 +125,7 @@ def fewest(matches: Matches, unit_costs: Integers, unit_gains: Integers, counts:
 
 
 def flat(sequences: Sequence[Sequence[int]]) -> tuple[Integers, Integers]:
-    """Return sequences as flat symbols, and their starts (one more than sequences)."""
+    """Flat symbols, and the sequences' starts (one more than sequences)."""
     starts = np.zeros(len(sequences) + 1, dtype=np.int64)
     np.cumsum([len(one) for one in sequences], out=starts[1:])
     symbols = np.fromiter(chain.from_iterable(sequences), dtype=np.int64, count=int(starts[-1]))
@@ -135,7 +133,7 @@ def flat(sequences: Sequence[Sequence[int]]) -> tuple[Integers, Integers]:
 
 
 def _stretches(matches: Matches) -> tuple[Integers, Integers]:
-    """Return begin and end of each stretch: no piece of two or more symbols crosses its ends."""
+    """Begin and end of each stretch, which no piece of two or more symbols crosses."""
     size, longest = matches.shape
     reach = np.arange(1, size + 1)
     for taken in range(2, longest + 1):

@@ -1,8 +1,7 @@
 """Texts for the phrase vocabulary: one normal form, cut into words, digits and marks with the joints between them.
 
-A joint is a space or nothing between two words. The usual joint follows from the adjacent characters (no space before a
-comma, one between two letters). Only an unusual joint is recorded, as a flag of the word after it. So words and flags
-restore the text exactly, and most words need no second form.
+A joint is a space or nothing. The usual one follows from the adjacent characters (no space before a comma); an unusual
+one is a flag of the word after it. So words and flags restore the text, and most words need one form.
 
 Letters: T texts, N words of all texts together.
 """
@@ -19,7 +18,7 @@ Symbols = npt.NDArray[np.int64]
 # A text and whether the joint before it is unusual.
 Piece = tuple[str, bool]
 
-LONGEST_WORD = 32  # characters; a longer run of letters or digits is cut, so that no text is slow
+LONGEST_WORD = 32  # characters; a longer run is cut, so that no text is slow
 
 _CLOSING = frozenset(".,;:!?)]}%'’”-/")
 _OPENING = frozenset("([{'’“-/#$@")
@@ -27,7 +26,7 @@ _ROUNDS = 8
 
 
 class _Cleaned(dict[int, str | None]):
-    """Replacements of characters: a space for control characters and separators, nothing for invisible ones."""
+    """A space for control characters and separators, nothing for invisible ones."""
 
     def __missing__(self, code: int) -> str | None:
         kind = unicodedata.category(chr(code))
@@ -52,9 +51,9 @@ _WORD = re.compile(f"a{{1,{LONGEST_WORD}}}|0{{1,{LONGEST_WORD}}}|[c.]")
 
 
 def normalised(text: str) -> str:
-    """Return lower case, compatibility forms composed (NFKC), no control characters, single spaces, none at the ends.
+    """Lower case, compatibility forms composed (NFKC), no control characters, single spaces, none at the ends.
 
-    Idempotent. "" if nothing remains.
+    Idempotent.
     """
     if text.isascii():
         return " ".join(text.lower().translate(_CLEANED).split())
@@ -67,14 +66,12 @@ def normalised(text: str) -> str:
 
 
 def usual_space(left: str, right: str) -> bool:
-    """Whether two words usually have a space between them, by the adjacent characters."""
+    """Whether two words usually have a space between them."""
     return not (right in _CLOSING or left in _OPENING or _is_ideograph(ord(left)) or _is_ideograph(ord(right)))
 
 
 def is_whole(phrase: str) -> bool:
-    """Whether the phrase neither begins with a closing mark nor ends with an opening one, and its brackets are in
-    pairs.
-    """
+    """Whether no closing mark begins the phrase, no opening one ends it, and brackets are in pairs."""
     return not (
         phrase[0] in _CLOSING
         or phrase[-1] in _OPENING
@@ -83,13 +80,13 @@ def is_whole(phrase: str) -> bool:
 
 
 def is_alphanumeric(character: str) -> bool:
-    """Whether it is a letter, mark or number, but not an ideograph, which is a word by itself."""
+    """Whether it is a letter, mark or number; an ideograph is a word by itself."""
     return _CLASSES[ord(character)] in "a0"
 
 
 @dataclass(kw_only=True, slots=True)
 class Words:
-    """Numbers words in order of first occurrence. The words of `known` come first and keep their numbers."""
+    """Words by number, in order of first occurrence after `known`."""
 
     known: "Words | None" = None
     _ids: dict[str, int] = field(default_factory=dict)
@@ -99,7 +96,7 @@ class Words:
         return len(self._names) + (len(self.known) if self.known else 0)
 
     def number(self, word: str) -> int:
-        """Return the word's number, a new one for an unknown word."""
+        """The word's number, a new one if unknown."""
         found = None if self.known is None else self.known._ids.get(word)
         if found is None:
             found = self._ids.get(word)
@@ -119,8 +116,8 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """Texts as flat symbols. Shapes: symbols (N,) int64, 2 * word number + (1 if the joint before is unusual);
-    starts (T + 1,) int64: text t is symbols[starts[t]:starts[t + 1]].
+    """Texts as flat symbols. Shapes: symbols (N,) int64, 2 * word number + (1 if the joint before is unusual); starts
+    (T + 1,) int64: text t's begin in symbols.
     """
 
     symbols: Symbols
@@ -128,7 +125,7 @@ class Cut:
 
 
 def cut(texts: Iterable[str], words: Words) -> Cut:
-    """Cut normalised texts into words; new words get numbers in `words`."""
+    """Cut normalised texts; new words get numbers in `words`."""
     symbols: list[int] = []
     starts = [0]
     usual: dict[tuple[str, str], bool] = {}
@@ -153,8 +150,8 @@ def cut(texts: Iterable[str], words: Words) -> Cut:
 
 
 def spelled(forms: Sequence[Piece]) -> Cut:
-    """Return words as flat characters, 2 * code point + flag: the word's flag at its first character, set at all
-    others, as in "##ing".
+    """Words as flat characters, 2 * code point + flag: the word's own at its first character, set at all others, as in
+    "##ing".
     """
     starts = np.zeros(len(forms) + 1, dtype=np.int64)
     np.cumsum([len(word) for word, _ in forms], out=starts[1:])
@@ -165,7 +162,7 @@ def spelled(forms: Sequence[Piece]) -> Cut:
 
 
 def word_ends(symbols: Symbols, alphanumeric: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return whether a word boundary follows each position (N,): "vitamin b12" has none between b and 12.
+    """Whether a word boundary follows each position (N,): "vitamin b12" has none between b and 12.
 
     alphanumeric (N,): whether the word there is letters or digits.
     """
@@ -175,7 +172,7 @@ def word_ends(symbols: Symbols, alphanumeric: npt.NDArray[np.bool_]) -> npt.NDAr
 
 
 def joined(words: Iterable[Piece]) -> str:
-    """Return the text of words with their flags (True: the joint before is unusual)."""
+    """The text of flagged words."""
     text = ""
     parts: list[str] = []
     for word, unusual in words:

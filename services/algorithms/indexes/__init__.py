@@ -1,1 +1,1 @@
-"""Top-K over query and item states: one small protocol, and one file per algorithm."""
+"""Top-K over query and item states: one protocol, one file per algorithm."""

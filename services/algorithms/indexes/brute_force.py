@@ -1,9 +1,8 @@
 """Exact top-K by scoring every item: the reference for the other algorithms.
 
-Exact means: the top K of s in float64 over the stored states. A fast pass over everything finds the K-th score; items
-within its error bound are re-evaluated in float64, and scores that float64 cannot distinguish are ordered by item id.
-On a card this is the exact mode: there, bounds would cost as much as its pass over everything
-(docs/decisions/010-gpu.md).
+Exact means: the top K of s in float64 over the stored states. A fast pass finds the K-th score; items within its error
+bound are re-evaluated in float64, and scores that float64 cannot distinguish are ordered by item id. It is a card's
+exact mode, since bounds would cost as much there (decision 010).
 
 Letters: B queries, X items, K results. Cost: one pass over the allowed items, then float64 on K and a few more.
 """
@@ -23,17 +22,17 @@ class BruteForce(ScoredIndex):
     name = "brute_force"
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """Return the exact top `k` among the allowed items. See `Index.search`."""
+        """See `Index.search`."""
         self.check(queries, k, allowed)
         return self.passes.run(queries, allowed, *self.steps(k), self._answer)
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """Return the `size` best items of the fast pass, and a bound on the scores of the rest."""
+        """The `size` best items of the fast pass, and a bound on the rest."""
         self.check(queries, size, allowed)
         return self.passes.best_of_all(queries, size, allowed)
 
     def steps(self, k: int) -> tuple[Hashable, Callable[[Request], Any]]:
-        """Return key and steps of a search for `k`, see `Passes.run`."""
+        """Key and steps of a search for `k`, see `Passes.run`."""
         return (self, k), lambda request: self.passes.top_k(request, None, k)
 
     def _answer(self, request: Request, found: Any) -> TopK:

@@ -1,7 +1,4 @@
-"""Algorithms by their names in requests, settings and tables: "exact", "top_k_avg(4000)".
-
-Requests, settings and benchmark tables use the same names, so a name can be copied from a table into a setting.
-"""
+"""Algorithms by their names in requests, settings and tables: "exact", "top_k_avg(4000)"."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -27,7 +24,7 @@ _NOTHING: dict[str, tuple[str, ...]] = {"": ()}
 _POOL: dict[str, tuple[str, ...]] = {"N": ("pool_size",)}
 _POOL_AND_CELLS = {**_POOL, "N,C": ("pool_size", "visit")}
 
-# Name -> (constructor, notation of the sizes -> constructor arguments). N: pool size; C: visited cells, default all.
+# Name -> (constructor, sizes -> its arguments). N: pool size; C: visited cells, default all.
 _ALGORITHMS: dict[str, tuple[Callable[..., Index], dict[str, tuple[str, ...]]]] = {
     "brute_force": (BruteForce, _NOTHING),
     "exact": (Exact, _NOTHING),
@@ -41,7 +38,7 @@ _ALGORITHMS: dict[str, tuple[Callable[..., Index], dict[str, tuple[str, ...]]]] 
     "anisotropic": (Anisotropic, _POOL_AND_CELLS),
 }
 _CODED: tuple[Callable[..., Index], ...] = (Quantized, QuantizedTangents, Anisotropic)
-# Algorithms that a card supports. "exact" and "brute_force" are the same there.
+# A card's algorithms. "exact" and "brute_force" are the same there.
 _ON_A_CARD = ("brute_force", "exact", "top_k_avg", "top_k_per_embedding", "combined_top_k")
 MAX_SIZE = 1_000_000
 
@@ -55,12 +52,12 @@ class Algorithm:
 
     @property
     def text(self) -> str:
-        """Return the name with its sizes: "combined_top_k(50,500)"."""
+        """The name with sizes: "combined_top_k(50,500)"."""
         return f"{self.name}({','.join(map(str, self.sizes))})" if self.sizes else self.name
 
     @property
     def arguments(self) -> dict[str, int | Visit]:
-        """Return its sizes as constructor arguments."""
+        """Its sizes as constructor arguments."""
         forms = _ALGORITHMS[self.name][1].values()
         names = next(names for names in forms if len(names) == len(self.sizes))
         sizes = zip(names, self.sizes, strict=True)
@@ -68,12 +65,12 @@ class Algorithm:
 
 
 def known_algorithms() -> list[str]:
-    """Return every name as written, with letters for its sizes."""
+    """Every name, with letters for sizes."""
     return [f"{name}({form})" if form else name for name, (_, forms) in _ALGORITHMS.items() for form in forms]
 
 
 def parse_algorithm(text: str) -> Algorithm:
-    """Read a name with its sizes. Raises: ValueError with the value and what is allowed."""
+    """Parse a name with sizes. Raises: ValueError with the value and what is allowed."""
     match = re.fullmatch(r"([a-z0-9_]+)(?:\(([\d,]*)\))?", text)
     if match and match[1] in _ALGORITHMS:
         sizes = tuple(int(size) for size in (match[2] or "").split(",") if size)
@@ -89,9 +86,9 @@ def make_index(
     coder: Coder = vectors_coded,
     codebooks: Codebooks | None = None,
 ) -> Index:
-    """Build an algorithm over prepared items.
+    """Build an algorithm.
 
-    coder: codes the items if the algorithm searches codes. codebooks: for product codes.
+    coder: codes the items if codes are searched.
 
     Raises: ValueError for an empty index, for a mixture if the algorithm needs plain dot products, or for missing
     codebooks.
@@ -104,7 +101,7 @@ def make_index(
 
 
 def make_card_index(algorithm: Algorithm, passes: Passes) -> Index:
-    """Build an algorithm over states on a card. Raises: ValueError for one that a card does not support."""
+    """Build an algorithm on a card. Raises: ValueError for an unsupported one."""
     if algorithm.name not in _ON_A_CARD:
         raise ValueError(f"algorithm={algorithm.text!r} is not served from a card; allowed: {', '.join(_ON_A_CARD)}")
     made: Callable[..., Index] = BruteForce if algorithm.name == "exact" else _ALGORITHMS[algorithm.name][0]
@@ -118,7 +115,7 @@ def make_indexes(
     coder: Coder = vectors_coded,
     codebooks: Codebooks | None = None,
 ) -> dict[str, Index]:
-    """Build each algorithm, by `text`; those that differ only in sizes share their codes. The rest: `make_index`."""
+    """Build each algorithm, by `text`; those that differ only in sizes share codes. Otherwise as `make_index`."""
     made: dict[str, Index] = {}
     coded: dict[str, TangentIndex] = {}
     for one in algorithms:

@@ -1,8 +1,8 @@
-"""The passes over item states on a torch device, see `passes.py`: NumPy in, NumPy out, the same certificates.
+"""The passes over item states on a torch device (`passes.py`).
 
 On a CUDA card, scores and first passes run in the kernels of `ops/`, in half precision with a certified error, then in
-float64 for scores that this error cannot separate. Small batches replay CUDA graphs. With device "cpu" the same steps
-run on plain PyTorch, for tests without a card. Several algorithms share one `CardPasses`.
+float64 for scores that it cannot separate. Small batches replay CUDA graphs. Device "cpu" runs plain PyTorch, for
+tests. Algorithms share one `CardPasses`.
 
 Letters: B queries, X items, P component pairs, d component width, K results.
 """
@@ -30,10 +30,10 @@ from services.algorithms.scoring.states import FloatArray, QueryStates
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardRequest:
-    """B queries as given and as prepared on the device, and the mask of their allowed items: (1 or B, X) uint8 there.
+    """B queries as given and as prepared on the device, and the mask of their allowed items: (1 or B, X) uint8.
 
-    plain: do not use the fast path of lists. capacity: the number of items that float64 can score, 0 for the default by
-    K. overflowed: reported by the device; lists to repeat with `plain`. evaluated: needed and available capacity.
+    plain: skip the fast path of lists. capacity: items that float64 can score, 0 for K's default. overflowed: reported
+    lists to repeat with `plain`. evaluated: needed and available capacity.
     """
 
     queries: QueryStates
@@ -53,10 +53,10 @@ class CardPasses:
     def __init__(
         self, scorer: DeviceScorer, tie_ranks: npt.NDArray[np.integer] | None = None, *, max_graphs: int = 16
     ) -> None:
-        """Share a scorer. tie_ranks (X,): each item's position in id order (default the row number).
+        """tie_ranks (X,): each item's position in id order (default the row number).
 
-        max_graphs: limit of the cached CUDA graphs, one per algorithm, batch size and K in use; 0: none.
-        Raises: ValueError for ranks that repeat.
+        max_graphs: most cached CUDA graphs, one per algorithm, batch size and K; 0: none. Raises: ValueError for ranks
+        that repeat.
         """
         self.scorer = scorer
         # Distinct ranks become a permutation of 0..X-1.
@@ -92,7 +92,7 @@ class CardPasses:
     def on_device(
         self, queries: QueryStates, prepared: DeviceQueries, key: Hashable, steps: Callable[[CardRequest], Found]
     ) -> Found:
-        """Return the device's part of an unfiltered search, for timing: valid until the next call."""
+        """The device's part of an unfiltered search, for timing: valid until the next call."""
         request = CardRequest(queries=queries, prepared=prepared, allowed=None, mask=None, started=0.0)
         return self._found(request, key, steps)
 
@@ -104,8 +104,8 @@ class CardPasses:
         return CardRequest(queries=queries, prepared=prepared, allowed=allowed, mask=mask, started=started)
 
     def _found(self, request: CardRequest, key: Hashable, steps: Callable[[CardRequest], Found]) -> Found:
-        """Run steps; repeat them with more capacity or without the fast path if the device reports the need."""
-        # Start with the capacity that earlier searches with this key needed.
+        """Run steps; repeat with more capacity or without the fast path if the device reports the need."""
+        # The capacity that earlier searches with this key needed.
         request = replace(request, capacity=self._capacities.get(key, 0))
         while True:
             once = partial(_once, request, steps)
@@ -142,7 +142,7 @@ class CardPasses:
         return _CardMeans(self, vectors)
 
     def lists(self, request: CardRequest, items: torch.Tensor, vectors: torch.Tensor, size: int) -> Lists:
-        """Return the best items by vectors (B, Q, d), as lists (B, L). Kernels are used if half precision suffices."""
+        """The best items by vectors (B, Q, d), as lists (B, L). Kernels run if half precision suffices."""
         order, fused = (self.device_ranks, self.row_of_rank), request.prepared.half_fits
         found = best_of_groups(items, vectors, *order, size, request.mask, fused=fused, plain=request.plain)
         request.overflowed.append(found.overflowed)
@@ -160,7 +160,7 @@ class CardPasses:
     def top_k(
         self, request: CardRequest, pool: torch.Tensor | None, k: int
     ) -> tuple[DeviceAnswer, torch.Tensor | None]:
-        """Return the answer, and the size of each pool."""
+        """The answer, and each pool's size."""
         # On trained states, about 2 k items are within the error.
         capacity = request.capacity or min(_power_of_two(4 * k), self.num_items)
         prepared, mask = request.prepared, request.mask
@@ -172,14 +172,14 @@ class CardPasses:
         """Use exact scores, because the fast pass has only bounds."""
         key = ("best of all", size)
         top = self.run(queries, allowed, key, lambda request: self.top_k(request, None, size), self.rescored)
-        # Scores that float64 cannot distinguish were set to their largest, so no omitted score is above this bound.
+        # Scores that float64 cannot distinguish were set to their largest, so this bounds omitted ones.
         bounds = top.scores[:, -1] + 2 * self.scorer.error_bounds_float64(queries)
         if size >= self.num_items:
             bounds = np.full(len(queries), -np.inf)
         return Pool(item_indices=top.item_indices, scores=top.scores, bounds=bounds, passes=top.passes)
 
     def rescored(self, request: CardRequest, found: tuple[DeviceAnswer, torch.Tensor | None]) -> Rescored:
-        """One graph runs all passes of a search, so "full" has the time of all; each pass has its own touched items."""
+        """One graph runs all passes, so "full" has their whole time; touched items are per pass."""
         answer, pool = found
         kth_scores = self.fetch(answer.kth_scores)
         scored = np.full(len(kth_scores), self.num_items, dtype=np.int64) if pool is None else self.fetch(pool)
@@ -240,8 +240,8 @@ class _CardMeans:
 def _once(
     request: CardRequest, steps: Callable[[CardRequest], Found], prepared: DeviceQueries
 ) -> tuple[CardRequest, Found, torch.Tensor]:
-    """Run steps over prepared queries; return the request, and the device's report: which lists overflowed, then the
-    largest needed capacity of each `evaluated`.
+    """Run steps; return the request, and the device's report: which lists overflowed, then the largest needed capacity
+    of each `evaluated`.
     """
     asked = replace(request, prepared=prepared, overflowed=[], evaluated=[])
     found = steps(asked)

@@ -1,12 +1,11 @@
 """CombinedTopK(N1, N2): the union of TopKPerEmbedding(N1) and TopKAvg(N2), then full scores within it.
 
-From arXiv:2407.15462, section 3.2. The two lists complement each other if gate weights vary. They share one prepared
-catalogue and one set of full scores on the union. The certificate compares TopKPerEmbedding's bound at N1 with the K-th
-score of the union, which the average part raises; the paper's Theorem 3 would need a brute-force pass over everything
-outside.
+arXiv:2407.15462, section 3.2. The lists complement each other if gate weights vary; they share catalogue and full
+scores. The certificate compares TopKPerEmbedding's bound at N1 with the union's K-th score; the paper's Theorem 3 would
+need a brute-force pass over everything outside.
 
-Letters: B queries, X items, K results, N1 per component pair, N2 by the average.
-Cost: that of the two scans (the average adds one dot product per item to the P of the pairs), then full scores.
+Letters: B queries, X items, K results, N1 per component pair, N2 by the average. Cost: both scans (the average adds one
+dot product per item to the P of the pairs), then full scores.
 """
 
 import time
@@ -24,9 +23,9 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 
 class CombinedTopK(PooledIndex):
-    """The union of the N1 best per component pair and the N2 best by the average, reordered by s.
+    """The union of the N1 best per component pair and the N2 best by the average, by s.
 
-    pair_pool_size: N1. average_pool_size: N2, or k in a search for more than N2 results.
+    pair_pool_size: N1. average_pool_size: N2, or k if more are requested.
     """
 
     name = "combined_top_k"
@@ -58,7 +57,7 @@ class CombinedTopK(PooledIndex):
         return self.pool_size, max(k, self.average_pool_size)
 
     def scan_depths(self, depth: int) -> Depths:
-        """Return `depth` for every pair, and N2 / N1 times as many for the average."""
+        """`depth` for every pair, and N2 / N1 times as many for the average."""
         return depth, -(-min(depth, self.num_items) * self.average_pool_size // self.pool_size)
 
     def lists(self, request: Request, depths: Depths) -> tuple[Lists, ...]:
@@ -73,7 +72,7 @@ class CombinedTopK(PooledIndex):
         return CombinedScan(pairs, average, pair_share=self.pool_size, average_share=self.average_pool_size)
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """Return a pool of `size`: half from the pairs' lists, the rest by the average, which scores all of them."""
+        """A pool of `size`: half from the pairs' lists, the rest by the average, which scores all of them."""
         self.check(queries, size, allowed)
         pairs = self._pairs.first_stage(queries, -(-size // 2), allowed)
 
@@ -91,7 +90,7 @@ class CombinedTopK(PooledIndex):
                 order = np.lexsort((self.ranks[rows], -found))
                 item_indices[query, : len(rows)], scores[query, : len(rows)] = rows[order], found[order]
                 if len(rows) < size:
-                    # the average's list ended before the pool was full: it has all allowed items
+                    # the average's list ended first: it has all allowed items
                     bounds[query] = -np.inf
             seconds = pairs.passes[0].seconds + scan.seconds + time.perf_counter() - started
             first = Pass("first_stage", seconds, self.every_item(queries))
@@ -102,7 +101,7 @@ class CombinedTopK(PooledIndex):
 
 
 class CombinedScan:
-    """Both scans of B queries. A pool takes average_share / pair_share times as many by the average as per pair."""
+    """Both scans of B queries, average_share / pair_share times as many by the average as per pair."""
 
     def __init__(self, pairs: PairScan, average: AverageScan, *, pair_share: int, average_share: int) -> None:
         self._pairs, self._average = pairs, average
@@ -114,17 +113,17 @@ class CombinedScan:
         return self._pairs.seconds + self._average.seconds
 
     def pool(self, query: int, size: int) -> Indices:
-        """Return the union of the `size` best of every pair and N2 / N1 times as many by the average, by row number."""
+        """The union of the `size` best of every pair and N2 / N1 times as many by the average, by row number."""
         return np.union1d(self._pairs.pool(query, size), self._average.pool(query, self._averaged(size)))
 
     def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
-        """Return the pairs' bounds at `size`, as an item outside the union is in no pair's list; -inf if the average's
-        list has all allowed items.
+        """The pairs' bounds at `size`: an item outside the union is in no pair's list. -inf if the average's list has
+        all allowed items.
         """
         is_complete = self._average.is_complete(self._averaged(size))
         return np.where(is_complete, -np.inf, self._pairs.bounds(size, kth_scores))
 
     def _averaged(self, size: int) -> int:
-        """Return the depth of the average's list; a search for many results has a longer one than the shares say."""
+        """The depth of the average's list, longer in a search for many results."""
         wanted = -(-size * self._average_share // self._pair_share)
         return self._average.depth if size == self.depth else min(wanted, self._average.depth)

@@ -1,6 +1,6 @@
-"""The passes over item states on the CPU, by the compiled kernels: see `passes.py`.
+"""The passes over item states on the CPU, by compiled kernels (`passes.py`).
 
-Queries are taken in groups whose (b, X) scores are bounded, so that a large catalogue doesn't cost B times its scores.
+Queries are grouped to bound their (b, X) scores.
 
 Letters: B queries, X items, P component pairs, d component width, K results, b queries of a group, n items of a pass.
 """
@@ -29,14 +29,14 @@ from services.algorithms.ops.mol_scores import MolScorer, rounding
 from services.algorithms.ops.top_rows import top_rows
 from services.algorithms.scoring.states import FloatArray, QueryStates
 
-_SCORE_BYTES = 64 << 20  # scores of a group of queries; a group has at least one query
-# Scoring gathered rows costs each query separate tiles: 1.15 to 1.3 times as much per item (8x8x32, B 32 and 1).
+_SCORE_BYTES = 64 << 20  # scores of a group of queries, of which there is at least one
+# Gathered rows cost each query separate tiles: 1.15 to 1.3 times as much per item (8x8x32, B 32 and 1).
 _GATHERED_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class CpuRequest:
-    """B queries and the mask (X,) or (B, X) of their allowed items."""
+    """B queries; the allowed items (X,) or (B, X)."""
 
     queries: QueryStates
     allowed: Mask | None
@@ -56,7 +56,7 @@ class CpuPasses:
     """X items in memory. See `Passes`."""
 
     def __init__(self, scorer: MolScorer, tie_ranks: npt.NDArray[np.integer] | None = None) -> None:
-        """Share a scorer. tie_ranks (X,): each item's position in id order (default the row number).
+        """tie_ranks (X,): each item's position in id order (default the row number).
 
         Raises: ValueError for no items or ranks that repeat.
         """
@@ -108,7 +108,7 @@ class CpuPasses:
         return rescore(self.scorer, request.queries, pool, k, self.ranks)
 
     def best_of_all(self, queries: QueryStates, size: int, allowed: Mask | None) -> Pool:
-        """Use float32 scores; the best omitted one plus its error bound bounds the rest."""
+        """Float32 scores; the best omitted one plus its error bounds the rest."""
         started = time.perf_counter()
         error = self.scorer.error_bounds(queries)
         item_indices, out = empty_answer(len(queries), min(size, self.num_items))
@@ -117,7 +117,7 @@ class CpuPasses:
         for part in self._parts(queries, allowed):
             touched[part.queries] = part.scores.shape[1]
             # BLAS sums a dot product (P = 1) in an order that depends on the batch, so the kernel scores possible
-            # results again, item by item. Both scores are within `error` of the exact one.
+            # results again. Both scores are within `error` of the exact one.
             dots = self.scorer.num_pairs == 1
             found = top_rows(part.scores, size + 1, (4 if dots else 0) * error[part.queries], part.allowed)
             near = found if part.rows is None else [part.rows[rows] for rows in found]
@@ -142,7 +142,7 @@ class CpuPasses:
 
     @property
     def _storage(self) -> Storage:
-        """The storage of means: float32 if the mean is the item's only component."""
+        """Float32 if the mean is the item's only component."""
         return "bfloat16" if self.scorer.num_item_components > 1 else "float32"
 
     def _top_k_of_all(self, queries: QueryStates, k: int, allowed: Mask | None) -> Rescored:
@@ -153,8 +153,8 @@ class CpuPasses:
         scores: list[FloatArray] = []
         touched = np.empty(len(queries), dtype=np.int64)
         for part in self._parts(queries, allowed):
-            # The K-th exact score is at least kth - error, so every item that reaches it has a float32 score of at
-            # least kth - 2 error.
+            # The K-th exact score is at least kth - error, so items reaching it have float32 scores of at least kth - 2
+            # error.
             found = top_rows(part.scores, k, reach[part.queries], part.allowed)
             pools += [rows if part.rows is None else part.rows[rows] for rows in found]
             scores += [row[rows] for row, rows in zip(part.scores, found, strict=True)]
@@ -171,8 +171,8 @@ class CpuPasses:
     def _parts(self, queries: QueryStates, allowed: Mask | None) -> Iterator[_Part]:
         """Yield float32 scores, a bounded group of queries at a time.
 
-        With a selective filter, only the items that pass are gathered and scored; else all are scored, then masked. A
-        plain dot product (P = 1) is so cheap that gathering is never faster.
+        A selective filter scores gathered items; else all are scored, then masked. For dot products (P = 1) gathering
+        is never faster.
         """
         if allowed is not None and self.scorer.num_pairs > 1:
             passing = np.atleast_2d(allowed).sum(axis=1)
@@ -207,7 +207,7 @@ class _CpuMeans:
         return self._items.nbytes
 
     def best(self, request: CpuRequest, size: int) -> Lists:
-        # The items have one more coordinate, their radius; its weight in the average is 0.
+        # The items' last coordinate, their radius, weighs 0 in the average.
         extended = np.zeros((len(request.queries), 1, self._items.width), dtype=np.float32)
         extended[:, 0, :-1] = self.average(request)
         return _lists(self._items, request, extended, size)
@@ -226,7 +226,7 @@ class _CpuMeans:
 
 
 def _lists(items: GroupedTopK, request: CpuRequest, vectors: FloatArray, size: int) -> Lists:
-    """Return the best items by vectors (B, Q, d), one list per vector and item component: lists (B, L)."""
+    """The best items by vectors (B, Q, d), one list per vector and item component: lists (B, L)."""
     started = time.perf_counter()
     best = items.search(vectors, size, request.allowed)
     lists = (len(vectors), vectors.shape[1] * items.num_groups)

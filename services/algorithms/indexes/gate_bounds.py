@@ -1,14 +1,12 @@
 """An upper bound on s of every item whose component cosines are below t_p: TopKPerEmbedding's certificate.
 
 s = sum w_p c_p / sum w_p with w_p = exp(SiLU(z_p)), so s <= max_p t_p (arXiv:2407.15462, section 3.1; its Theorem 2 as
-printed is no bound, see the tests). A tighter bound: whatever the gate of an omitted item is, w_p lies in an interval
-that depends on the query, the extremes of the item gates, and the pair network's range over possible cosines. The
-largest mixture of t_p over weights in those intervals is a fractional program with a corner solution: high weights for
-the j largest t_p, low ones for the rest, with the best j. It uses the common denominator of the weights, so it is at
-least as tight as a knapsack over intervals of the softmax.
+printed is no bound, see the tests). Tighter: an omitted item's w_p lies in an interval that depends on the query, the
+extremes of the item gates, and the pair network's range over possible cosines. The largest mixture of t_p over these is
+a fractional program with a corner solution: high weights for the j largest t_p, low ones for the rest, with the best j.
+The common denominator makes it at least as tight as a knapsack over intervals of the softmax.
 
-Bounds are computed in float64 and include their own rounding errors. The far larger errors of t_p, from float32, are
-added by the caller.
+Bounds are in float64 and include their own rounding errors; the caller adds the far larger float32 errors of t_p.
 
 Letters: B queries, P_q, P_x query and item components, P = P_q * P_x (pair p_q * P_x + p_x), d width, G hidden width.
 """
@@ -25,28 +23,28 @@ DoubleArray = npt.NDArray[np.float64]
 # SiLU's minimum: position and value, rounded outwards: SiLU(-1.27846...) = -0.27846...
 _SILU_MINIMUM_AT, _LOWEST = -1.2784645427610738, -0.2784645427610739
 _TINY = 1e-290
-_SLACK = 1e-12  # relative allowance for the float64 roundings here, P and G up to thousands
+_SLACK = 1e-12  # relative allowance for these float64 roundings, P and G up to thousands
 
 
 def silu_range(low: DoubleArray, high: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
-    """Return the least and the largest SiLU on each interval [low, high]: it falls until -1.278 and then rises."""
+    """The least and largest SiLU on each interval [low, high]: it falls until -1.278 and then rises."""
     at_low, at_high = _silu(low), _silu(high)
     least = np.where((low <= _SILU_MINIMUM_AT) & (high >= _SILU_MINIMUM_AT), _LOWEST, np.minimum(at_low, at_high))
     return _outwards(least, np.maximum(at_low, at_high))
 
 
 class GateBounds:
-    """Bounds of the gate weights of any item of a catalogue, per query."""
+    """Per query, bounds of any item's gate weights."""
 
     def __init__(self, scorer: MolScorer) -> None:
-        """Read the extremes of the item gates and the largest norms from a scorer, on the CPU or a GPU."""
+        """Read the extremes of item gates and the largest norms, on CPU or GPU."""
         self._gate_range = scorer.gate_range
         self._norms = scorer.magnitudes.norms
         self._items = scorer.magnitudes
         self._pair_gate = scorer.pair_gate
 
     def log_weights(self, queries: QueryStates, highest: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
-        """Return bounds (B, P) on SiLU(z_p) over items with cosines of at most `highest` (B, P); w_p = exp of them."""
+        """Bounds (B, P) on SiLU(z_p) over items with cosines of at most `highest` (B, P); w_p = exp of them."""
         reach = rounding.cosine_magnitudes(queries, self._items)
         high = np.clip(highest, -reach, reach)
         low, top = self._network(queries, -reach, high)
@@ -58,7 +56,7 @@ class GateBounds:
         return silu_range(*_outwards(low, top))
 
     def upper_bounds(self, queries: QueryStates, highest: DoubleArray) -> Scores:
-        """Return the largest s of an item with cosines of at most `highest` (B, P): (B,). -inf: no such item."""
+        """The largest s of an item with cosines of at most `highest` (B, P): (B,). -inf: no such item."""
         nothing = (highest == -np.inf).any(axis=1)
         values = np.where(nothing[:, None], 0.0, highest)
         if highest.shape[1] == 1:
@@ -67,7 +65,7 @@ class GateBounds:
         return np.asarray(np.where(nothing, -np.inf, largest_mixture(values, low, high)))
 
     def _network(self, queries: QueryStates, low: DoubleArray, high: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
-        """Return bounds of the pair network's outputs over cosines in [low, high] (B, P): two (B, P)."""
+        """Bounds of the pair network's outputs over cosines in [low, high] (B, P): two (B, P)."""
         if self._pair_gate is None:
             return np.zeros_like(low), np.zeros_like(low)
         w1, b1, w2, b2 = (
@@ -80,8 +78,8 @@ class GateBounds:
             )
         )
         least, most = _affine_range(w1, b1, low, high)
-        # A hidden unit reads sum_p w_p <f_pq, g_px> = sum_px <sum_pq w_p f_pq, g_px>. Cauchy-Schwarz for each item
-        # component often gives a far narrower range than all cosines at their own extremes.
+        # A hidden unit reads sum_p w_p <f_pq, g_px> = sum_px <sum_pq w_p f_pq, g_px>. Cauchy-Schwarz per item component
+        # often gives a far narrower range than extreme cosines.
         components = queries.components.astype(np.float64)
         weights = w1.reshape(len(b1), components.shape[1], len(self._norms))
         folded = weights.transpose(0, 2, 1) @ components[:, None]
@@ -94,21 +92,21 @@ def largest_mixture(values: DoubleArray, log_low: DoubleArray, log_high: DoubleA
     """Return max over w_p in [exp(log_low_p), exp(log_high_p)] of sum w_p values_p / sum w_p, rounded up: (B, P) each
     -> (B,).
 
-    At the best ratio U a weight is high if values_p > U and low otherwise, so the best of the P ways to give the high
-    weight to the j largest values is the maximum.
+    At the best ratio U a weight is high if values_p > U, else low: so the best of the P ways to give the j largest
+    values the high weight.
     """
     scale = log_high.max(axis=1, keepdims=True)
     order = np.argsort(-values, axis=1)
     ordered = np.take_along_axis(values, order, axis=1)
     low = np.exp(np.take_along_axis(log_low - scale, order, axis=1))
     high = np.exp(np.take_along_axis(log_high - scale, order, axis=1))
-    # Relative to the smallest value every term is at least 0, so the sums have no cancellation.
+    # Relative to the smallest value every term is at least 0, so nothing cancels.
     excess = ordered - ordered[:, -1:]
     rest_weight = low.sum(axis=1, keepdims=True) - np.cumsum(low, axis=1)
     rest = np.cumsum((low * excess)[:, ::-1], axis=1)[:, ::-1]
     rest = np.concatenate([rest[:, 1:], np.zeros_like(rest[:, :1])], axis=1)
     weight = np.cumsum(high, axis=1) + np.maximum(rest_weight, 0)
-    # If every weight of a row underflows, only the largest value bounds it.
+    # If all weights of a row underflow, only the largest value bounds it.
     known = weight > _TINY
     mixture = np.where(known, (np.cumsum(high * excess, axis=1) + rest) / np.where(known, weight, 1), excess[:, :1])
     largest = np.abs(values).max(axis=1, initial=0)
@@ -119,7 +117,7 @@ def largest_mixture(values: DoubleArray, log_low: DoubleArray, log_high: DoubleA
 def _affine_range(
     weight: DoubleArray, bias: DoubleArray, low: DoubleArray, high: DoubleArray
 ) -> tuple[DoubleArray, DoubleArray]:
-    """Return bounds of weight @ c + bias over c in [low, high]: weight (n, m), low and high (B, m) -> two (B, n)."""
+    """Bounds of weight @ c + bias over c in [low, high]: weight (n, m), low and high (B, m) -> two (B, n)."""
     positive, negative = np.maximum(weight, 0).T, np.minimum(weight, 0).T
     size = _row_products(np.maximum(np.abs(low), np.abs(high)), np.abs(weight).T) + np.abs(bias)
     slack = _SLACK * size
@@ -128,7 +126,7 @@ def _affine_range(
 
 
 def _row_products(rows: DoubleArray, weight: DoubleArray) -> DoubleArray:
-    """Return rows @ weight, one product per row: its sums don't depend on the number of rows."""
+    """rows @ weight, row by row: sums don't depend on the number of rows."""
     return np.asarray((rows[:, None, :] @ weight)[:, 0])
 
 

@@ -1,8 +1,7 @@
 """The passes over item states that several algorithms share, for CPU and GPU.
 
-`BruteForce`, `TopKAvg`, `TopKPerEmbedding` and `CombinedTopK` use only this protocol. `CpuPasses` runs the compiled
-kernels, `CardPasses` those of a torch device. Rows and scores stay on the device of the states, as `Array`, until
-`fetch`. Between two waits for results, a GPU runs one CUDA graph.
+`CpuPasses` runs the compiled kernels, `CardPasses` those of a torch device. Rows and scores stay there, as `Array`,
+until `fetch`. Between two waits for results, a GPU runs one CUDA graph.
 
 Letters: B queries, X items, P component pairs, Q query components, d component width, n results per list, K results.
 """
@@ -19,7 +18,7 @@ from services.algorithms.indexes.rescoring import Rescored
 from services.algorithms.scoring.states import FloatArray, QueryStates
 
 Array = Any  # NumPy arrays on the CPU, tensors on a GPU
-Request = Any  # B queries and their mask in the implementation's form, with `queries` as given
+Request = Any  # B queries and their mask in the implementation's form
 Found = TypeVar("Found")
 Answer = TypeVar("Answer")
 
@@ -28,8 +27,8 @@ Answer = TypeVar("Answer")
 class Lists:
     """The n best items of each of L lists for B queries, best first, equal scores by rank, padded with -1 and -inf.
 
-    Shapes: rows and scores (B, L, n); following (B, L): the best omitted score, -inf without one. seconds: duration
-    of the pass on the CPU; the passes of a GPU are timed together, see `CardPasses.rescored`.
+    Shapes: rows and scores (B, L, n); following (B, L): the best omitted score, -inf without one. seconds: of the pass
+    on the CPU; `CardPasses.rescored` times a GPU's.
     """
 
     rows: Array
@@ -39,7 +38,7 @@ class Lists:
 
 
 class Means(Protocol):
-    """The mean component and the radius of every item, searched by the mean component of a query."""
+    """Every item's mean component and radius, searched by a query's mean component."""
 
     @property
     def nbytes(self) -> int: ...
@@ -49,18 +48,18 @@ class Means(Protocol):
         """The relative error of one term of a sum."""
 
     def best(self, request: Request, size: int) -> Lists:
-        """Return the `size` allowed items whose means have the largest dot products: one list per query, (B, 1)."""
+        """The `size` allowed items whose means have the largest dot products: one list per query, (B, 1)."""
 
     def average(self, request: Request) -> Scores:
-        """Return the queries' mean components, rounded as in `best`: (B, d)."""
+        """The queries' mean components, rounded as in `best`: (B, d)."""
 
     def at(self, rows: Indices) -> tuple[FloatArray, FloatArray]:
-        """Return means (..., d) and radii (...) of some items."""
+        """Some items' means (..., d) and radii (...)."""
 
     def largest(self, vectors: FloatArray, allowed: Mask) -> Scores:
-        """Return, for each row of vectors (n, Q, d + 1), its largest product with an allowed item's mean and radius.
+        """The largest product of each row of vectors (n, Q, d + 1) with an allowed item's mean and radius: (n,).
 
-        allowed: (n, X). Returns: (n,).
+        allowed: (n, X).
         """
 
 
@@ -71,14 +70,14 @@ class Passes(Protocol):
 
     @property
     def scorer(self) -> Any:
-        """The states, prepared for scoring: a MolScorer or a DeviceScorer."""
+        """The prepared states: a MolScorer or a DeviceScorer."""
 
     @property
     def num_items(self) -> int: ...
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the states and the ranks."""
+        """Bytes of states and ranks."""
 
     def run(
         self,
@@ -88,36 +87,35 @@ class Passes(Protocol):
         steps: Callable[[Request], Found],
         then: Callable[[Request, Found], Answer],
     ) -> Answer:
-        """Return `then(request, steps(request))` for checked queries.
+        """`then(request, steps(request))` for checked queries.
 
-        On a GPU, `steps` may run again, and a recorded run may be replayed for an equal `key` that is not None. So
-        `steps` must depend only on the request and the key, and must not wait for results. Its results are valid only
-        inside `then`.
+        A GPU may run `steps` again, or replay a recorded run for an equal `key` that is not None. So `steps` must
+        depend only on request and key, and must not wait for results, which are valid only inside `then`.
         """
 
     def pairs(self, request: Request, size: int) -> Lists:
-        """Return the `size` allowed items with the best cosines of each pair: lists (B, P)."""
+        """Each pair's `size` allowed items with the best cosines: lists (B, P)."""
 
     def cosine_errors(self, request: Request) -> Scores:
-        """Return bounds on the errors of the cosines of `pairs`: (B, P)."""
+        """Error bounds of the cosines of `pairs`: (B, P)."""
 
     def round_means(self, means: npt.NDArray[np.float64]) -> FloatArray:
-        """Return means, rounded as `means` stores them."""
+        """Means, rounded as `means` stores them."""
 
     def means(self, vectors: FloatArray) -> Means:
-        """Prepare vectors (X, 1, d + 1): rounded means, with the radius as the last coordinate."""
+        """Prepare vectors (X, 1, d + 1): rounded means, and the radius."""
 
     def pool(self, request: Request, rows: Sequence[Array]) -> Array:
-        """Return every row of the lists `rows` (B, L, n) once: pools for `top_k`."""
+        """Every row of the lists `rows` (B, L, n) once: pools for `top_k`."""
 
     def top_k(self, request: Request, pool: Array | None, k: int) -> Any:
         """Find the exact top `k` of the allowed rows of pools, or of all items, for `rescored`."""
 
     def best_of_all(self, queries: QueryStates, size: int, allowed: Mask | None) -> Pool:
-        """Return the `size` best of the allowed items by the scores of a fast pass, and a bound on the rest."""
+        """The `size` best allowed items by a fast pass, and a bound on the rest."""
 
     def rescored(self, request: Request, found: Any) -> Rescored:
-        """Return the result of `top_k`."""
+        """The result of `top_k`."""
 
     def fetch(self, array: Array) -> npt.NDArray[Any]:
-        """Return a NumPy array."""
+        """A NumPy array."""

@@ -1,7 +1,7 @@
-"""The common part of the pool heuristics. One pass over the items makes lists; the answer is the top K of a pool.
+"""The common part of the pool heuristics: one pass over the items makes lists; the answer is the top K of a pool.
 
 Pools of any size up to the lists' depth can be cut from the lists. The pool's items get full scores, and the answer a
-certificate. A scan is separate from the answer, so that a larger pool of the same queries needs no second pass.
+certificate. Scans are separate, so that a larger pool of the same queries needs no second pass.
 
 Letters: B queries, X items, K results, N pool size (items per list of the scan).
 """
@@ -34,24 +34,22 @@ Depths = tuple[int, ...]  # one depth for each kind of list
 
 
 class PoolScan(Protocol):
-    """The first pass of B queries over the allowed items, deep enough for pools of up to `depth` per list."""
+    """The first pass of B queries, deep enough for pools of up to `depth` per list."""
 
     @property
     def depth(self) -> int: ...
 
     @property
     def seconds(self) -> float:
-        """Wall clock of the pass and of the bounds computed so far."""
+        """Wall clock of the pass and of bounds so far."""
 
     def pool(self, query: int, size: int) -> Indices:
-        """Return the distinct rows among the `size` best of each list; `size` is at most `depth`."""
+        """Distinct rows among the `size` best of each list; `size` is at most `depth`."""
 
     def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
-        """Return bounds (B,): no allowed item outside the pools of `size` has s above it; -inf: none omitted; NaN: no
-        proof.
+        """Bounds (B,): no allowed item outside the pools of `size` has s above it; -inf: none omitted; NaN: no proof.
 
-        kth_scores (B,), NaN if unknown: a bound below it, or one that provably stays above it, is not tightened
-        further.
+        kth_scores (B,), NaN if unknown: bounds that are below it, or provably stay above it, are not tightened.
         """
 
 
@@ -74,7 +72,7 @@ class PooledIndex(ScoredIndex, ABC):
         super().__init__(items, pair_gate, tie_ranks=tie_ranks)
 
     def scan(self, queries: QueryStates, depth: int, allowed: Mask | None) -> PoolScan:
-        """Run the first pass on the CPU. `depth` is cut to X. Raises: ValueError for shapes that disagree."""
+        """Run the first pass on the CPU, to a `depth` of at most X. Raises: ValueError for shapes that disagree."""
         self.scorer.check(queries)
         depths = self.scan_depths(depth)
         return self.passes.run(
@@ -86,7 +84,7 @@ class PooledIndex(ScoredIndex, ABC):
         )
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """Return the top `k` by s of a pool of at least max(N, k) items, with certificates."""
+        """The top `k` by s of a pool of at least max(N, k) items."""
         self.check(queries, k, allowed)
         return self._search(queries, k, allowed, self.depths(k))
 
@@ -96,14 +94,14 @@ class PooledIndex(ScoredIndex, ABC):
 
     @abstractmethod
     def depths(self, k: int) -> Depths:
-        """Return the depths of the lists of a search for `k`."""
+        """The list depths of a search for `k`."""
 
     def scan_depths(self, depth: int) -> Depths:
-        """Return the depths of the lists of a scan."""
+        """The list depths of a scan."""
         return (depth,)
 
     def deeper(self, depths: Depths, k: int) -> Depths | None:
-        """Return the next depths if a pool has fewer than `k` items; None: deeper lists have no more items."""
+        """The next depths if a pool has fewer than `k` items; None: deeper lists have no more."""
         return None
 
     @abstractmethod
@@ -112,14 +110,14 @@ class PooledIndex(ScoredIndex, ABC):
 
     @abstractmethod
     def listed(self, lists: tuple[Lists, ...], depths: Depths) -> tuple[Array, ...]:
-        """Return the rows of the lists that belong to the pools."""
+        """The pools' rows of the lists."""
 
     @abstractmethod
     def scanned(self, request: Request, lists: tuple[Lists, ...], depths: Depths) -> PoolScan:
-        """Return the scan of a first pass."""
+        """The scan of a first pass."""
 
     def steps(self, k: int) -> tuple[Hashable, Callable[[Request], tuple[tuple[Lists, ...], Any]]]:
-        """Return key and steps of a search for `k`, see `Passes.run`."""
+        """Key and steps of a search for `k`, see `Passes.run`."""
         return self._steps(k, self.depths(k))
 
     def _steps(self, k: int, depths: Depths) -> tuple[Hashable, Callable[[Request], tuple[tuple[Lists, ...], Any]]]:
@@ -131,9 +129,9 @@ class PooledIndex(ScoredIndex, ABC):
         return (self, depths, k), steps
 
     def _search(self, queries: QueryStates, k: int, allowed: Mask | None, depths: Depths) -> TopK:
-        """Search with lists of `depths`, and again with deeper lists for queries whose pool has fewer than `k` items.
+        """Search with lists of `depths`, and deeper ones for queries whose pool has fewer than `k` items.
 
-        The answer of a query does not depend on the other queries.
+        Queries do not affect each other's answers.
         """
 
         def answer(request: Request, found: tuple[tuple[Lists, ...], Any]) -> tuple[TopK, Indices]:
@@ -157,7 +155,7 @@ class PooledIndex(ScoredIndex, ABC):
 
 
 def certificates(bounds: Scores, kth_scores: Scores) -> tuple[Certificate, ...]:
-    """Return a certificate per query, from the bound on omitted items and the K-th score, NaN for none: (B,) each."""
+    """A certificate per query, from bounds on omitted items and K-th scores, NaN for none: (B,) each."""
     return tuple(
         certificate(bound=None if math.isnan(bound) else bound, kth_score=None if math.isnan(kth_score) else kth_score)
         for bound, kth_score in zip(bounds.tolist(), kth_scores.tolist(), strict=True)
@@ -165,6 +163,6 @@ def certificates(bounds: Scores, kth_scores: Scores) -> tuple[Certificate, ...]:
 
 
 def check_pool_size(name: str, value: int) -> None:
-    """Raises: ValueError with the field unless the size is at least 1."""
+    """Raises: ValueError unless the size is at least 1."""
     if value < 1:
         raise ValueError(f"{name}={value} allowed: at least 1")

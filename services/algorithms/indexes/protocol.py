@@ -1,8 +1,7 @@
 """The protocol of a top-K index: `search` for the answer with its certificate, `first_stage` for a pool.
 
-Item indices are dense row numbers; callers map them to item ids. Scores and gaps are in similarity units s = tau * phi.
-A filter is a mask applied inside the scan. With fewer than K allowed items the answer is shorter; it never has items
-that are not allowed.
+Item indices are dense row numbers. Scores and gaps are in similarity units s = tau * phi. A filter is a mask applied
+inside the scan: with fewer than K allowed items the answer is shorter.
 
 Letters: B queries, X items, K results, N pool size.
 """
@@ -21,12 +20,12 @@ Indices = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-NOTHING = -1  # an item index beyond the end of a shorter answer
+NOTHING = -1  # an item index beyond a shorter answer's end
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The largest distance of an answer from the exact top K: no omitted item scores more than `gap` above the K-th.
+    """No omitted item scores more than `gap` above the K-th result.
 
     0 means proven exact; None means no proof.
     """
@@ -49,28 +48,28 @@ ESTIMATE = Certificate(None)
 
 
 def certificate(*, bound: float | None, kth_score: float | None) -> Certificate:
-    """Return the certificate of an answer from a pool.
+    """The certificate of a pool's answer.
 
     bound: no allowed item outside the pool scores above it; -inf if none was omitted, None without proof. kth_score:
-    the K-th best score within the pool; None if the pool had fewer than K items.
+    within the pool; None if it had fewer than K items.
     """
     if bound is None:
         return ESTIMATE
     if bound == -math.inf:
         return EXACT
     if kth_score is None:
-        return ESTIMATE  # the answer has fewer than K items, so there is no K-th score to compare with
+        return ESTIMATE  # fewer than K items, so no K-th score
     if bound < kth_score:
         return EXACT
-    # An omitted item that ties with the K-th could be before it by id, so equality does not prove exactness.
+    # An omitted item that ties with the K-th could precede it by id: equality does not prove exactness.
     return Certificate(max(bound - kth_score, np.finfo(np.float64).tiny))
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One pass of a search: its name, seconds of wall clock for all B queries, and items touched per query (B,).
+    """One pass of a search: its name, seconds of wall clock for B queries, and items touched per query (B,).
 
-    Common names: "first_stage", "full" (s in float32), "float64" (s again, if float32 cannot decide).
+    Common names: "first_stage", "full" (s in float32), "float64" (where float32 cannot decide).
     """
 
     name: str
@@ -83,7 +82,7 @@ class TopK:
     """Answers to B queries, best first, ties by item id.
 
     Shapes: item_indices (B, K'), scores (B, K') float64 with K' = min(K, X); a shorter answer ends in index -1 and
-    score -inf. One certificate per query. passes: in order, with their times.
+    score -inf. One certificate per query. passes: in order.
     """
 
     item_indices: Indices
@@ -96,8 +95,8 @@ class TopK:
 class Pool:
     """First-stage pools of B queries, best first by the first stage's own score, ties by item id.
 
-    Shapes: item_indices (B, N'), scores (B, N') as in TopK; bounds (B,): no allowed item outside the pool has
-    s = tau * phi above it; -inf if none was omitted, NaN without proof. passes: as in TopK.
+    Shapes: item_indices (B, N'), scores (B, N') as in TopK; bounds (B,): no allowed item outside the pool has s = tau *
+    phi above it; -inf if none was omitted, NaN without proof.
     """
 
     item_indices: Indices
@@ -106,7 +105,7 @@ class Pool:
     passes: tuple[Pass, ...]
 
     def bound(self, query: int) -> float | None:
-        """Return the bound of one query, or None without proof."""
+        """One query's bound, None without proof."""
         value = float(self.bounds[query])
         return None if math.isnan(value) else value
 
@@ -115,7 +114,7 @@ Answer = TypeVar("Answer", TopK, Pool)
 
 
 class Index(Protocol):
-    """A top-K algorithm over one catalogue. Implementations are thread-safe."""
+    """A thread-safe top-K algorithm over one catalogue."""
 
     @property
     def name(self) -> str:
@@ -126,35 +125,35 @@ class Index(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the items and of the index's own structures."""
+        """Bytes of items and structures."""
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """Return the top `k` of s among the allowed items. allowed: (X,) or (B, X), None for all.
+        """The top `k` of s among the allowed items. allowed: (X,) or (B, X), None for all.
 
-        Raises: ValueError for invalid `k`, `allowed` or shapes of queries, with the reason.
+        Raises: ValueError for invalid `k`, `allowed` or shapes of queries.
         """
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """Return a pool of `size` items by this algorithm's first stage alone. Raises: as `search`."""
+        """A pool of `size` items by the first stage alone. Raises: as `search`."""
 
 
 @runtime_checkable
 class GapIndex(Protocol):
-    """An index that can do less work if the answer may have a gap."""
+    """An index that saves work if the answer may have a gap."""
 
     def search_within(self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
-        """Search as `Index.search`; no omitted item scores more than `max_gap` (at least 0) above the K-th result."""
+        """As `Index.search`, but omitted items may score up to `max_gap` (at least 0) above the K-th result."""
 
 
 def search_within(index: Index, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
-    """Return the index's answer, with as little work as it can for `max_gap`; the certificates give the proven gaps."""
+    """The index's answer, with as little work as `max_gap` allows; the certificates give the proven gaps."""
     if max_gap and isinstance(index, GapIndex):
         return index.search_within(queries, k, allowed, max_gap)
     return index.search(queries, k, allowed)
 
 
 def check_request(*, k: int, allowed: Mask | None, num_queries: int, num_items: int) -> None:
-    """Raises: ValueError with the value and what is allowed, unless k >= 1 and the mask fits."""
+    """Raises: ValueError unless k >= 1 and the mask fits."""
     if k < 1:
         raise ValueError(f"k={k} allowed: at least 1")
     if allowed is None:
@@ -166,9 +165,9 @@ def check_request(*, k: int, allowed: Mask | None, num_queries: int, num_items: 
 
 
 def check_tie_ranks(tie_ranks: npt.NDArray[np.integer] | None, num_items: int) -> Indices:
-    """Return each item's rank by id (X,), which orders equal scores; default: the row number.
+    """Each item's rank by id (X,), which orders equal scores; default: the row number.
 
-    Ascending ranks, such as a catalogue's, are not passed to `np.unique`: `exact` checks the same ranks eight times.
+    Ascending ranks are not passed to `np.unique`: `exact` checks the same ranks eight times.
     """
     if num_items < 1:
         raise ValueError("the index is empty: num_items=0 allowed: at least 1")
@@ -181,7 +180,7 @@ def check_tie_ranks(tie_ranks: npt.NDArray[np.integer] | None, num_items: int) -
 
 
 def empty_answer(num_queries: int, width: int) -> tuple[Indices, Scores]:
-    """Return item indices of -1 and scores of -inf, (B, width) each, to be filled from the left."""
+    """Item indices of -1 and scores of -inf, (B, width) each, to be filled from the left."""
     return np.full((num_queries, width), NOTHING, dtype=np.int64), np.full((num_queries, width), -np.inf)
 
 
@@ -192,7 +191,7 @@ def asked_again(
     allowed: Mask | None,
     ask: Callable[[QueryStates, Mask | None], Answer],
 ) -> Answer:
-    """Return `answer` with the results of queries `short` (b,) replaced by those of `ask`.
+    """`answer` with the results of queries `short` (b,) replaced by those of `ask`.
 
     `ask` must return the same width and passes.
     """
@@ -217,5 +216,5 @@ def asked_again(
 
 
 def take_queries(queries: QueryStates, start: int, stop: int) -> QueryStates:
-    """Return queries start..stop-1."""
+    """Queries start..stop-1."""
     return queries.take(slice(start, stop))

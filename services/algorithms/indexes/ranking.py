@@ -1,6 +1,6 @@
 """Select and order the best of a row of scores; ties by item id.
 
-All indexes and the reranker use it, so that equal scores have the same order everywhere.
+All indexes and the reranker use this order.
 
 Letters: X items, n candidates, K results.
 """
@@ -15,8 +15,8 @@ from services.algorithms.ops.top_rows import top_rows
 def order_by_score_then_id(scores: Scores, ranks: Indices, *, tolerance: float = 0.0) -> tuple[Indices, Scores]:
     """Order n candidates by (-score, rank): positions (n,) and their scores (n,).
 
-    Scores connected by a chain of steps of at most `tolerance` are indistinguishable: they count as equal (all get the
-    largest of them) and are ordered by rank.
+    Scores connected by a chain of steps of at most `tolerance` count as equal (all get the largest) and are ordered by
+    rank.
     """
     order = np.lexsort((ranks, -scores))
     ordered = scores[order]
@@ -33,7 +33,7 @@ def order_by_score_then_id(scores: Scores, ranks: Indices, *, tolerance: float =
 
 
 def best_rows(scores: npt.NDArray[np.float32], size: int, ranks: Indices) -> Indices:
-    """Return the `size` best rows of a row of scores (X,), by (-score, rank); rows at -inf are never taken."""
+    """The `size` best rows of scores (X,), by (-score, rank); never rows at -inf."""
     rows = top_rows(scores[None], size, np.zeros(1))[0]
     order = np.lexsort((ranks[rows], -scores[rows]))
     return rows[order[:size]]

@@ -1,7 +1,7 @@
 """The last step of every algorithm: the exact top K of a pool.
 
-A float32 pass over the pool finds the K-th score; items within its error bound are re-evaluated in float64, and scores
-that float64 cannot distinguish are ordered by item id.
+A float32 pass finds the K-th score; items within its error bound are re-evaluated in float64, and scores that float64
+cannot distinguish are ordered by item id.
 
 Letters: B queries, K results, n pool size (ragged: one per query).
 """
@@ -35,7 +35,7 @@ class Rescored:
 
 
 def rescore(scorer: MolScorer, queries: QueryStates, pools: Sequence[Indices], k: int, ranks: Indices) -> Rescored:
-    """Return the exact top `k` of each query's pool of distinct rows (n,). ranks (X,): for ties."""
+    """The exact top `k` of each query's pool of distinct rows (n,). ranks (X,): for ties."""
     started = time.perf_counter()
     sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
     scores = scorer.scores_at(queries, pools)
@@ -59,7 +59,7 @@ def finish(
     *,
     error: Scores | None = None,
 ) -> Rescored:
-    """Return the exact top `k` of pools with known float32 scores (n,), each within `error` (B,).
+    """The exact top `k` of pools with float32 scores (n,), each within `error` (B,).
 
     error: default `scorer.error_bounds`.
     """
@@ -72,7 +72,7 @@ def finish(
         pool[within_reach(row_scores, k, slack)] if len(pool) else pool
         for pool, row_scores, slack in zip(pools, scores, error + double_error, strict=True)
     ]
-    # One call for all queries: the kernel spreads their rows over the threads.
+    # One call for all queries: the kernel spreads their rows over threads.
     for query, exact in enumerate(scorer.scores_float64_at(queries, rows)):
         order, ordered = order_by_score_then_id(exact, ranks[rows[query]], tolerance=2 * float(double_error[query]))
         found = min(k, len(order))
@@ -86,14 +86,14 @@ def finish(
 
 
 def within_reach(scores: npt.NDArray[np.float32], k: int, error: float) -> Indices:
-    """Return positions (n,) that may be among the top `k` if each score (X,) has an error up to `error`.
+    """Positions (n,) that may be among the top `k` if each score (X,) has an error up to `error`.
 
-    A position with score -inf is not returned.
+    Never a position with score -inf.
     """
     k = min(k, len(scores))
     kth = float(np.partition(scores, len(scores) - k)[len(scores) - k])
     if kth == -np.inf:
         return np.flatnonzero(scores > -np.inf)
-    # The K-th exact score is at least kth - error, so scores that reach it are at least kth - 2 error here.
+    # The K-th exact score is at least kth - error, so scores reaching it are at least kth - 2 error.
     with np.errstate(over="ignore"):  # a limit below every float32 keeps all positions
         return np.flatnonzero(scores >= np.nextafter(np.float32(kth - 2 * error), np.float32(-np.inf)))

@@ -1,4 +1,4 @@
-"""The common part of every index: prepared items, their ranks, and the checks of a request.
+"""The common part of every index: prepared items, ranks, and the checks of a request.
 
 Letters: B queries, X items, K results.
 """
@@ -31,8 +31,8 @@ class ScoredIndex:
     ) -> None:
         """Prepare X items. tie_ranks (X,): each item's position in id order (default the row number).
 
-        A MolScorer or Passes is shared, not copied; Passes have their own ranks. Only the four algorithms that use
-        nothing but `passes` accept those of a GPU. Raises: ValueError for an empty index or shapes that disagree.
+        A MolScorer or Passes is shared; Passes have their own ranks. Only the four algorithms that use nothing but
+        `passes` accept a GPU's. Raises: ValueError for an empty index or shapes that disagree.
         """
         if isinstance(items, ItemStates):
             items = MolScorer(items, pair_gate)
@@ -49,19 +49,19 @@ class ScoredIndex:
 
     @property
     def row_codes(self) -> Mapping[str, RowCodes]:
-        """The codes of X items that searches read, by key; most algorithms have none."""
+        """Codes of X items that searches read, by key."""
         return {}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the scorer and the ranks; an index adds its own."""
+        """Bytes of scorer and ranks; an index adds its own."""
         return self.passes.nbytes
 
     def check(self, queries: QueryStates, k: int, allowed: Mask | None) -> None:
-        """Raises: ValueError for invalid `k`, `allowed` or shapes of queries, with the reason."""
+        """Raises: ValueError for invalid `k`, `allowed` or shapes of queries."""
         check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
         self.scorer.check(queries)
 
     def every_item(self, queries: QueryStates) -> Indices:
-        """Return X for each query, the item count of a pass over everything: (B,)."""
+        """X for each query (B,), the item count of a full pass."""
         return np.full(len(queries), self.num_items, dtype=np.int64)

@@ -1,9 +1,9 @@
 """TopKAvg(N): the N best by averaged components, one dot product per item, then full scores within that pool.
 
 Its certificate uses that phi's pairs are the outer product of components (arXiv:2407.15462, equation 2). With the
-item's mean component g-bar and radius rho_x = max_p ||g_p - g-bar||, every pair's cosine is at most
-<f_pq, g-bar> + ||f_pq|| rho_x, hence s is at most the item's *reach*, the largest of these over p_q. The reach is
-useful if an item's components are close; if it is no better than the norms alone, the answer is an estimate.
+item's mean component g-bar and radius rho_x = max_p ||g_p - g-bar||, every pair's cosine is at most <f_pq, g-bar> +
+||f_pq|| rho_x, hence s is at most the item's *reach*, the largest of these over p_q. The reach is useful if an item's
+components are close; if the norms alone are as good, the answer is an estimate.
 
 The bound on omitted items is computed in steps, each of which usually makes the next unnecessary:
 1. *Witnesses*: the reach of the few best items beyond the pool. If it is at the bound by norms, the answer is an
@@ -12,11 +12,11 @@ estimate and no scan follows.
 omitted item's average score is at most the best omitted one. This needs no scan.
 3. *Scan*: the largest reach outside the pool, by the same grouped scan. It costs P_q times the first pass.
 
-Means are stored in bfloat16 if P_x > 1: radii are measured from the stored means, so the proof stays valid.
+Means are in bfloat16 if P_x > 1: radii are measured from the stored means, so the proof stays valid.
 
-Letters: B queries, X items, P_q, P_x query and item components, d component width, K results, N pool size.
-Cost: X d multiply-adds per query, then full scores on N; step 3 X P_q d. Memory: 2 (d + 1) bytes per item more
-(4 (d + 1) if P_x = 1).
+Letters: B queries, X items, P_q, P_x query and item components, d component width, K results, N pool size. Cost: X d
+multiply-adds per query, then full scores on N; step 3 X P_q d. Memory: 2 (d + 1) bytes per item more (4 (d + 1) if P_x
+= 1).
 """
 
 import time
@@ -29,11 +29,11 @@ from services.algorithms.indexes.pools import Depths, PooledIndex
 from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores
 from services.algorithms.scoring.states import FloatArray, QueryStates
 
-_WITNESSES = 32  # items beyond the pool whose reach is computed first
-# Floats of components converted to float64 at once: 1 MB stays in cache. (For 109,739 x 4 x 768 components, 1.6 GB at
-# once took 17 s.)
+_WITNESSES = 32  # items beyond the pool whose reach is first computed
+# Floats of components converted to float64 at once: 1 MB stays in cache (for 109,739 x 4 x 768 components, 1.6 GB took
+# 17 s).
 _FLOATS_AT_ONCE = 1 << 17
-_FAN = 17  # directions of (Delta, ||f||) for which the largest value over all items is precomputed
+_FAN = 17  # directions of (Delta, ||f||) whose largest value over all items is precomputed
 
 
 class TopKAvg(PooledIndex):
@@ -61,7 +61,7 @@ class TopKAvg(PooledIndex):
         return AverageScan(self.passes, self._averages, request, lists[0], min(depths[0], self.num_items))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """Return the `size` best by averaged components, and the bound on the rest.
+        """The `size` best by averaged components, and the bound on the rest.
 
         A score is the mean over p_q of <f_pq, g-bar>.
         """
@@ -79,19 +79,19 @@ class TopKAvg(PooledIndex):
 
 
 class AverageScan:
-    """The best by averaged components of B queries: lists (B, 1, n) with some items beyond `depth`."""
+    """B queries' best by averaged components: lists (B, 1, n) with some items beyond `depth`."""
 
     def __init__(self, passes: Passes, averages: "_Averages", request: Request, lists: Lists, depth: int) -> None:
         self._passes, self._averages, self._request, self._lists = passes, averages, request, lists
         self.depth, self.seconds = depth, lists.seconds
 
     def pool(self, query: int, size: int) -> Indices:
-        """Return the `size` best rows of one query."""
+        """One query's `size` best rows."""
         rows = self._passes.fetch(self._lists.rows[query, 0, :size])
         return np.asarray(rows[rows >= 0])
 
     def average_scores(self, query: int, rows: Indices) -> Scores:
-        """Return the scan's own score of some items for one query, in float64: (n,)."""
+        """One query's float64 average scores of some items: (n,)."""
         means, _ = self._averages.items.at(rows)
         average = self._request.queries.components[query].astype(np.float64).mean(axis=0)
         return np.asarray(means.astype(np.float64) @ average)
@@ -106,7 +106,7 @@ class AverageScan:
         components = queries.components.astype(np.float64)
         norms = np.linalg.norm(components, axis=-1).max(axis=1, initial=0)
         trivial = norms * self._averages.largest_norm
-        # The query's rounded average, and the distance of each component from it.
+        # The query's rounded average, and each component's distance from it.
         average = self._averages.items.average(self._request)
         apart = np.linalg.norm(components - average[:, None], axis=-1).max(axis=1, initial=0)
         error = self._averages.error(np.maximum(norms, np.linalg.norm(average, axis=-1)))
@@ -116,8 +116,8 @@ class AverageScan:
         wanted = np.full(len(queries), -np.inf) if kth_scores is None else np.nan_to_num(kth_scores, nan=-np.inf)
         bounds = np.where(free < trivial, free, np.nan)
         bounds[is_complete] = -np.inf
-        # A scan pays if it may prove that no omitted item reaches the K-th score, or if there is no bound yet. Without
-        # a K-th score, the tightest bound is wanted.
+        # A scan pays if it may prove that no omitted item reaches the K-th score, or without a bound so far. Without a
+        # K-th score, the tightest bound is wanted.
         hopeful = witnessed + error < np.where(np.isnan(bounds) | (kth_scores is None), trivial, wanted)
         open_ = (left_out > -np.inf) & ~(free < wanted) & hopeful
         chosen = np.flatnonzero(open_)

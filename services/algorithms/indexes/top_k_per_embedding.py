@@ -1,11 +1,11 @@
 """TopKPerEmbedding(N): the union of the N best items of every component pair, then full scores within it.
 
-From arXiv:2407.15462, section 3.2. An omitted item is in none of the lists, so its cosine of pair p is at most t_p, the
-(N + 1)-th best. So s <= max_p t_p, and gate_bounds.py lowers this bound by bounding its gate weights. The paper's
-Theorem 2 takes phi of the (N + 1)-th items, which is not a bound (counterexample in the tests).
+From arXiv:2407.15462, section 3.2. An omitted item is in no list, so its cosine of pair p is at most t_p, the (N +
+1)-th best. So s <= max_p t_p, which gate_bounds.py lowers by bounding gate weights. The paper's Theorem 2 takes phi of
+the (N + 1)-th items, which is not a bound (counterexample in the tests).
 
-Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d width, K results, N per pair.
-Cost: X P d multiply-adds per query, then full scores on N to N P items. Memory: only the scorer's.
+Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d width, K results, N per pair. Cost: X
+P d multiply-adds per query, then full scores on N to N P items. Memory: only the scorer's.
 """
 
 import time
@@ -24,9 +24,9 @@ from services.algorithms.scoring.states import QueryStates
 
 
 class TopKPerEmbedding(PooledIndex):
-    """The union of the N best per component pair, reordered by s. Certificate: a bound on items outside the lists.
+    """The union of the N best per component pair, reordered by s. Certificate: by items outside the lists.
 
-    N is doubled while the union of a search has fewer than k items.
+    N is doubled while the union has fewer than k items.
     """
 
     name = "top_k_per_embedding"
@@ -50,19 +50,19 @@ class TopKPerEmbedding(PooledIndex):
         return PairScan(self, request, lists[0])
 
     def upper_bounds(self, request: Request, thresholds: Scores) -> Scores:
-        """Return bounds (B,) on s of items whose computed cosines are at most `thresholds` (B, P)."""
+        """Bounds (B,) on s of items whose computed cosines are at most `thresholds` (B, P)."""
         return self._gate_bounds.upper_bounds(request.queries, thresholds + self.passes.cosine_errors(request))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """Return a pool of `size` items: all items of the lists to a common depth, then the best of the next by cosine.
+        """A pool of `size` items: all of the lists to a common depth, then the best of the next by cosine.
 
-        An item's score is its best cosine among the pairs that list it.
+        A score is the best cosine among the pairs that list the item.
         """
         self.check(queries, size, allowed)
         return self._first_stage(queries, size, allowed, -(-2 * size // self.scorer.num_pairs))
 
     def _first_stage(self, queries: QueryStates, size: int, allowed: Mask | None, depth: int) -> Pool:
-        """Use lists of `depth`, and four times the depth for queries whose union has fewer than `size` items."""
+        """Use lists of `depth`, or four times that for queries whose union has fewer than `size` items."""
 
         def cut(request: Request, lists: tuple[Lists, ...]) -> tuple[Pool, Indices]:
             scan = PairScan(self, request, lists[0])
@@ -71,8 +71,8 @@ class TopKPerEmbedding(PooledIndex):
             depths = np.zeros(len(queries), dtype=np.int64)
             for query in range(len(queries)):
                 rows, levels, cosines = scan.levels(query)
-                # Rows are ordered by (level, -cosine, rank), so the first `size` are whole levels and the best rows
-                # of the next level.
+                # Rows are ordered by (level, -cosine, rank), so the first `size` are whole levels and the next level's
+                # best.
                 depths[query] = scan.depth if len(rows) <= size else levels[size]
                 rows, cosines = rows[:size], cosines[:size]
                 order = np.lexsort((self.ranks[rows], -cosines))
@@ -100,7 +100,7 @@ class TopKPerEmbedding(PooledIndex):
 
 
 class PairScan:
-    """The best items of every component pair, for B queries."""
+    """Every component pair's best items, for B queries."""
 
     def __init__(self, index: TopKPerEmbedding, request: Request, lists: Lists) -> None:
         self._index, self._request, self._lists = index, request, lists
@@ -115,12 +115,12 @@ class PairScan:
         return self._index.passes.fetch(self._lists.scores)
 
     def pool(self, query: int, size: int) -> Indices:
-        """Return the union of the `size` best of every pair, by row number."""
+        """The union of every pair's `size` best, by row number."""
         rows = np.unique(self._rows[query, :, :size])
         return rows[rows >= 0]
 
     def thresholds(self, size: int) -> Scores:
-        """Return t_p (B, P): the best cosine outside the `size` best of each pair; -inf if no item is outside."""
+        """t_p (B, P): the best cosine outside each pair's `size` best; -inf if none is outside."""
         return self._thresholds(np.full(len(self._request.queries), size, dtype=np.int64))
 
     def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
@@ -128,14 +128,14 @@ class PairScan:
         return self.bounds_at(np.full(len(self._request.queries), size, dtype=np.int64))
 
     def bounds_at(self, sizes: Indices) -> Scores:
-        """Return bounds on items outside the union of each query's `sizes` best items per pair: (B,) -> (B,)."""
+        """Bounds on items outside the union of each query's `sizes` best per pair: (B,) -> (B,)."""
         started = time.perf_counter()
         bounds = self._index.upper_bounds(self._request, self._thresholds(sizes))
         self.seconds += time.perf_counter() - started
         return bounds
 
     def levels(self, query: int) -> tuple[Indices, Indices, Scores]:
-        """Return rows, their best positions in any list and best listed cosines, (n,) each, in order of position."""
+        """Rows, their best positions in any list and best listed cosines, (n,) each, in order of position."""
         rows, cosines = self._rows[query].ravel(), self._scores[query].ravel().astype(np.float64)
         positions = np.tile(np.arange(self._rows.shape[2]), self._rows.shape[1])
         listed = rows >= 0
@@ -149,7 +149,7 @@ class PairScan:
         return found[order], level[order], best[order]
 
     def _thresholds(self, sizes: Indices) -> Scores:
-        """Return `thresholds` with each query's own size: (B,) -> (B, P)."""
+        """`thresholds` with each query's own size: (B,) -> (B, P)."""
         following = self._index.passes.fetch(self._lists.following)
         if (sizes == self.depth).all():
             return following.astype(np.float64)

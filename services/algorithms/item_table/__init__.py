@@ -1,1 +1,1 @@
-"""A catalogue's items as columns shared by processes: ids, titles, categories. No Python object per item."""
+"""A catalogue's items as columns shared by processes. No Python object per item."""

@@ -1,6 +1,6 @@
-"""Attributes of items as columns: a fixed table, possibly in mapped memory of a file, and rows of changing items.
+"""Items' attributes as columns: a fixed table, possibly in mapped memory, and rows of changing items.
 
-Tags are stored as codes; each attribute has its own codes. `rules.attributes` defines the entry for a missing value.
+Tags are stored as codes per attribute. `rules.attributes` defines the entry for a missing value.
 
 Letters: n items, m requested rows.
 """
@@ -35,7 +35,7 @@ Rows = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttributeTable:
-    """The attributes of n items; a tag's code is its index in its attribute's `tags`."""
+    """n items' attributes; a tag's code is its index in its attribute's `tags`."""
 
     kinds: Kinds
     columns: Columns
@@ -58,7 +58,7 @@ class AttributeTable:
 
     @classmethod
     def from_arrow(cls, table: pa.Table) -> Self:
-        """Make a table over the memory of columns that `stored` made. Raises: ValueError with the column."""
+        """A table over the memory of columns that `stored` made. Raises: ValueError with the column."""
         kinds, columns, tags = arrow_kinds(table.schema), dict[str, Column](), dict[str, list[str]]()
         for name, kind in kinds.items():
             array = _whole(table.column(name))
@@ -71,19 +71,19 @@ class AttributeTable:
         return cls(kinds=kinds, columns=columns, tags=tags, num_items=len(table))
 
     def of_row(self, row: int) -> dict[str, Value]:
-        """Return an item's attributes."""
+        """An item's attributes."""
         return _decoded({name: column[row].item() for name, column in self.columns.items()}, self.kinds, self.tags)
 
     def take(self, rows: Sequence[int] | Rows) -> Self:
-        """Return copies of some rows, in order; -1 is a row without attributes."""
+        """Copies of some rows, in order; -1 is a row without attributes."""
         wanted = np.asarray(rows, np.int64)
         columns = {name: taken(column, wanted) for name, column in self.columns.items()}
         return type(self)(kinds=self.kinds, columns=columns, tags=self.tags, num_items=len(wanted))
 
     def recoded(self, codes: dict[str, dict[str, int]]) -> Columns:
-        """Return the columns with tag codes from `codes`; missing tags are added to it.
+        """The columns with tag codes from `codes`; missing tags are added to it.
 
-        Columns are copied only if their codes differ.
+        Copied only if codes differ.
         """
         columns = dict(self.columns)
         for name, tags in self.tags.items():
@@ -97,18 +97,18 @@ class AttributeTable:
 
 
 def no_attributes(num_items: int) -> AttributeTable:
-    """Return the table of a model without attributes."""
+    """The table of a model without attributes."""
     return AttributeTable(kinds={}, columns={}, tags={}, num_items=num_items)
 
 
 class AttributeRows:
-    """The attributes of changing items, by row: those of a table, not copied, and later changes.
+    """The attributes of changing items, by row: a table's, not copied, and later changes.
 
     One writer, any number of readers.
     """
 
     def __init__(self, table: AttributeTable, items: Rows) -> None:
-        """items: the table's item in each row; -1: a row without attributes."""
+        """items: the table's item in each row; -1: none."""
         self.kinds, self._table, self._items = table.kinds, table, items
         self._codes = {name: {tag: code for code, tag in enumerate(tags)} for name, tags in table.tags.items()}
         self._is_table = bool(np.array_equal(items, np.arange(table.num_items)))
@@ -118,7 +118,7 @@ class AttributeRows:
         self._num_rows = len(items)
 
     def put(self, row: int, values: Values) -> None:
-        """Replace an item's attributes; the row after the last one is a new item."""
+        """Replace an item's attributes; the row after the last is a new item."""
         if not self.kinds:
             return
         if row >= len(self._places):
@@ -136,13 +136,13 @@ class AttributeRows:
         self._num_rows = max(self._num_rows, row + 1)
 
     def mask(self, where: Sequence[Condition], rows: Rows | None = None) -> Mask:
-        """Return which rows meet all conditions, at least one: all rows, or the given `rows` (m,).
+        """Which rows meet all conditions, at least one: all rows, or `rows` (m,).
 
         A row without an item meets none. Raises: ValueError as `Condition.check`.
         """
         for one in where:
             one.check(self.kinds)
-        num_rows, places, put = self._num_rows, self._places, self._put  # in the reverse order of `put`'s writes
+        num_rows, places, put = self._num_rows, self._places, self._put  # in reverse order of `put`'s writes
         columns, codes, items = self._table.columns, self._codes, self._items
         of_nothing = all(one.holds(None) for one in where)
         if rows is None:
@@ -169,7 +169,7 @@ class AttributeRows:
         return passes
 
     def of_row(self, row: int) -> Values:
-        """Return an item's attributes."""
+        """An item's attributes."""
         place, put = int(self._places[row]) if row < len(self._places) else -1, self._put
         if place < 0:
             return self._of_table(row) if row < len(self._items) else {}
@@ -182,12 +182,12 @@ class AttributeRows:
 
 
 def row_type(kinds: Kinds) -> np.dtype[Any]:
-    """Return the type of arrays whose rows have an entry for each of these attributes."""
+    """The type of rows with an entry for each attribute."""
     return np.dtype([(name, DTYPES[kind]) for name, kind in kinds.items()])
 
 
 def encoded(values: Values, kinds: Kinds, codes: dict[str, dict[str, int]]) -> tuple[float, ...]:
-    """Return one item's row; a new tag gets the next code of its attribute."""
+    """An item's row; a new tag gets its attribute's next code."""
     entries: list[float] = []
     for name, kind in kinds.items():
         value = values.get(name, absent(DTYPES[kind]))
@@ -196,7 +196,7 @@ def encoded(values: Values, kinds: Kinds, codes: dict[str, dict[str, int]]) -> t
 
 
 def _decoded(entries: Values, kinds: Kinds, tags: Mapping[str, Sequence[str]]) -> dict[str, Value]:
-    """Return one item's values from its entries, without the absent ones."""
+    """An item's values without absent ones."""
     found: dict[str, Value] = {}
     for name, value in entries.items():
         if value == value and value != absent(DTYPES[kinds[name]]):  # NaN is not itself
@@ -205,14 +205,14 @@ def _decoded(entries: Values, kinds: Kinds, tags: Mapping[str, Sequence[str]]) -
 
 
 def taken(column: Column, rows: Rows) -> Column:
-    """Return copies of a column's entries of m rows, absent for row -1: (m,)."""
+    """Copies of a column's entries of m rows, absent for row -1: (m,)."""
     out = column[rows] if len(column) else np.empty(len(rows), column.dtype)
     out[rows < 0] = absent(column.dtype)
     return out
 
 
 def stored(table: pa.Table) -> dict[str, pa.Array]:
-    """Return columns of `ARROW_TYPES` in the items file's format: tags as codes, the absent value stored at nulls."""
+    """Columns of `ARROW_TYPES` in the items file's format: tags as codes, the absent value at nulls."""
     columns = {}
     for name in table.column_names:
         array = _whole(table.column(name))
@@ -237,7 +237,7 @@ def _filled(array: pa.Array) -> pa.Array:
 
 
 def _column(name: str, array: pa.Array, dtype: np.dtype[Any]) -> Column:
-    """Return an array's entries, not copied. Raises: ValueError unless nulls, and only nulls, hold the absent value."""
+    """An array's entries, not copied. Raises: ValueError unless nulls, and only nulls, hold the absent value."""
     validity, data = array.buffers()
     column = np.frombuffer(data, dtype)[array.offset : array.offset + len(array)]
     is_null = np.zeros(len(array), dtype=bool)

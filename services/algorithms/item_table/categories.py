@@ -1,4 +1,4 @@
-"""Category lists as a column: concatenated codes, and the names of the codes.
+"""Category lists as a column: concatenated codes, and their names.
 
 Letters: n items, m requested rows.
 """
@@ -35,7 +35,7 @@ class CategoryLists:
         return len(self.offsets) - 1
 
     def take(self, rows: Indices | Sequence[int]) -> "CategoryLists":
-        """Return the lists of some rows, in order; row -1 has none."""
+        """The lists of some rows, in order; row -1 has none."""
         rows = np.asarray(rows, np.int64)
         lengths = np.where(rows < 0, 0, self.offsets[rows + 1] - self.offsets[rows])
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
@@ -47,19 +47,19 @@ class CategoryLists:
         return tuple(self.codes[self.offsets[row] : self.offsets[row + 1]].tolist())
 
     def having(self, codes: Sequence[int], num_codes: int) -> Mask:
-        """Return which rows have any of these codes (n,). num_codes: the number of all codes."""
+        """Which rows have any of these codes (n,). num_codes: of all codes."""
         is_wanted = np.zeros(num_codes, dtype=bool)
         is_wanted[list(codes)] = True
         before = np.concatenate([[0], np.cumsum(is_wanted[self.codes])])
         return np.asarray(before[self.offsets[1:]] > before[self.offsets[:-1]])
 
     def recoded(self, codes: Codes) -> "CategoryLists":
-        """Return the same lists, with code c as codes[c]."""
+        """The same lists, with code c as codes[c]."""
         return CategoryLists(self.offsets, codes[self.codes])
 
 
 class Categories(Sequence[tuple[str, ...]]):
-    """Each item's categories by name, without repetition. Equal to any sequence of equal lists of names."""
+    """Each item's distinct categories by name. Equal to any sequence of equal lists of names."""
 
     __slots__ = ("lists", "names")
 
@@ -86,12 +86,12 @@ class Categories(Sequence[tuple[str, ...]]):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, npt.NDArray[Any]]) -> "Categories":
-        """Read and check the columns of `tensors`. Raises: KeyError for a missing one, ValueError."""
+        """Read and check columns. Raises: KeyError for a missing one, ValueError."""
         names = Strings.from_tensors(tensors, "category_names")
         return cls(CategoryLists(tensors["category_offsets"], tensors["category_codes"]), names)
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
-        """Return arrays for a safetensors file."""
+        """Arrays for a safetensors file."""
         return {
             "category_offsets": self.lists.offsets,
             "category_codes": self.lists.codes,
@@ -117,7 +117,7 @@ class Categories(Sequence[tuple[str, ...]]):
             yield from self.of_rows(np.arange(start, min(start + 65_536, len(self))))
 
     def of_rows(self, rows: Indices) -> list[tuple[str, ...]]:
-        """Return the categories of m rows, in order."""
+        """The categories of m rows, in order."""
         lists = self.lists.take(rows)
         names = [self.names[code] for code in lists.codes.tolist()]
         return [tuple(names[start:end]) for start, end in pairwise(lists.offsets.tolist())]
@@ -130,5 +130,5 @@ class Categories(Sequence[tuple[str, ...]]):
     __hash__ = None  # type: ignore[assignment]
 
     def take(self, rows: Indices) -> "Categories":
-        """Return the lists of some rows, in order; row -1 has none."""
+        """The lists of some rows, in order; row -1 has none."""
         return Categories(self.lists.take(rows), self.names)

@@ -1,4 +1,4 @@
-"""The rows of each category: those of a bundle's items, and later changes.
+"""The rows of each category: a bundle's, and later changes.
 
 Letters: n items of the bundle.
 """
@@ -15,14 +15,14 @@ Rows = npt.NDArray[np.int32]
 
 
 class CategoryRows:
-    """The rows of each category, ascending, in an array of the bundle's rows and a list of later ones.
+    """Each category's rows, ascending: an array of the bundle's and a list of later ones.
 
-    Removed rows stay until they are more than half, so readers must check each row's own categories. Arrays are never
+    Removed rows stay until they are more than half, so readers must check each row's categories. Arrays are never
     overwritten, so other threads may read them.
     """
 
     def __init__(self, categories: Categories, rows: Rows) -> None:
-        """rows (n,): the row of each item of the bundle."""
+        """rows (n,): of the bundle's items."""
         lists = categories.lists
         members = np.repeat(rows, lists.offsets[1:] - lists.offsets[:-1])
         members = members[np.lexsort((members, lists.codes))]
@@ -32,7 +32,7 @@ class CategoryRows:
         self._left: dict[str, set[int]] = {}
 
     def of(self, name: str) -> tuple[Rows, list[int]]:
-        """Return the category's rows and some removed ones: those of the bundle's items, and those added later."""
+        """The category's rows and some removed ones: the bundle's, and later ones."""
         return self._bundled.get(name, np.zeros(0, np.int32)), self._joined.get(name, [])
 
     def has(self, name: str) -> bool:
@@ -41,17 +41,17 @@ class CategoryRows:
         return len(bundled) + len(joined) > len(self._left.get(name, ()))
 
     def names(self) -> list[str]:
-        """Return the names of categories with a row."""
+        """Categories with a row."""
         return [name for name in {**self._bundled, **self._joined} if self.has(name)]
 
     def members(self, name: str) -> Rows:
-        """Return exactly the rows of the category."""
+        """Exactly the category's rows."""
         rows = np.concatenate([np.asarray(part, np.int32) for part in self.of(name)])
         left = self._left.get(name)
         return rows[~np.isin(rows, list(left))] if left else rows
 
     def moved(self, row: int, old: Collection[str], new: Collection[str]) -> None:
-        """Remove the row from the old categories, and add it to the new ones."""
+        """Move the row from the old categories to the new ones."""
         for name in old:
             left, (bundled, joined) = self._left.setdefault(name, set()), self.of(name)
             left.add(row)

@@ -1,10 +1,10 @@
-"""A catalogue's items as an Arrow file: all item columns of a bundle except the states.
+"""A catalogue's items as an Arrow file: a bundle's item columns except the states.
 
 item_id: string   title: string   categories: list<dictionary<string>>   count: int64
 attributes.NAME: double, timestamp[ms, UTC] or dictionary<string>, one per declared attribute
 
-One batch of uncompressed columns, mapped if the file is large, so that the processes of a machine share its pages.
-Any Arrow library reads it: pandas.read_feather(path), pyarrow.ipc.open_file(path).
+One batch of uncompressed columns, mapped if large, so that processes share its pages. Any Arrow library reads it:
+pandas.read_feather(path), pyarrow.ipc.open_file(path).
 
 Letters: n items.
 """
@@ -30,7 +30,7 @@ ATTRIBUTE_PREFIX = "attributes."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemColumns:
-    """n items: ids, titles, categories, training interactions of each (n,), and attributes."""
+    """n items: ids, titles, categories, training interactions (n,), and attributes."""
 
     ids: ItemIds
     titles: Strings
@@ -43,8 +43,8 @@ class ItemColumns:
 
 
 def read_items(path: Path, num_items: int) -> ItemColumns:
-    """Read an items' file. Raises: BundleError with the column if the file has other columns or not `num_items` rows,
-    or if its ids are not distinct or not of 1-128 bytes.
+    """Read an items' file. Raises: BundleError with the column for other columns or rows, or if ids are not distinct or
+    not of 1-128 bytes.
     """
     try:
         table = pa.ipc.open_file(mapped_or_read(path)).read_all().combine_chunks()
@@ -88,13 +88,13 @@ def read_items(path: Path, num_items: int) -> ItemColumns:
 
 
 def attributes_in(table: pa.Table) -> pa.Table:
-    """Return the attributes of an items' file under their own names."""
+    """An items file's attributes under their own names."""
     found = table.select([name for name in table.column_names if name.startswith(ATTRIBUTE_PREFIX)])
     return found.rename_columns([name.removeprefix(ATTRIBUTE_PREFIX) for name in found.column_names])
 
 
 def strings_of(array: pa.Array) -> Strings:
-    """Return a column over the memory of an array of strings. Raises: ValueError as `Strings`."""
+    """A column over an array's memory. Raises: ValueError as `Strings`."""
     width = np.int64 if pa.types.is_large_string(array.type) else np.int32
     _, offsets, data = array.buffers()
     ends = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1]

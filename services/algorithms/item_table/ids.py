@@ -1,7 +1,7 @@
-"""Item ids as a column that finds an id's row by hash, without a dictionary.
+"""Item ids as a column that finds an id's row by hash.
 
-Hashes are 64 bits, valid in this process only, never stored. A dictionary of ten million ids takes 1.5 GB and blocks
-the interpreter lock while it is built; sorted hashes and rows take 12 bytes an id, and hashes by row 8 more.
+Hashes are 64 bits, valid in this process only. A dictionary of ten million ids takes 1.5 GB and blocks the interpreter
+lock while it is built; sorted hashes and rows take 12 bytes an id, and hashes by row 8 more.
 
 Letters: n ids, m requested ids.
 """
@@ -18,15 +18,15 @@ from services.algorithms.lazy import lazy_property
 Hashes = npt.NDArray[np.int64]
 
 MAX_ID_BYTES = 128
-_FOUND = 65_536  # number of ids searched at a time
+_FOUND = 65_536  # ids searched at a time
 _HASH = np.dtype(np.int64)
 
 
 class ItemIds(Mapping[str, int]):
-    """n distinct ids and the row of each."""
+    """n distinct ids and their rows."""
 
     def __init__(self, strings: Strings, hashes: Hashes | None = None) -> None:
-        """hashes (n,): those of `hash_ids`, if known."""
+        """hashes (n,): of `hash_ids`, if known."""
         self.strings = strings
         if hashes is not None:
             self.__dict__["hashes"] = hashes
@@ -69,21 +69,21 @@ class ItemIds(Mapping[str, int]):
         return row
 
     def get(self, item_id: str, default: Any = None) -> Any:
-        """Return the row, or `default`, in 3 us.
+        """The row, or `default`, in 3 us.
 
-        Use `find` for many ids at once, and a dictionary for hundreds of lookups per event.
+        Use `find` for many ids, and a dictionary for hundreds of lookups per event.
         """
         row = self._row(item_id)
         return default if row < 0 else row
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the hashes and rows in this process once all are computed, without the strings."""
+        """Bytes of all hashes and rows, without strings."""
         return len(self) * (2 * _HASH.itemsize + _row_type(len(self)).itemsize)
 
     @lazy_property
     def hashes(self) -> Hashes:
-        """The hash of each id (n,)."""
+        """Each id's hash (n,)."""
         if "_by_hash" not in self.__dict__:
             return hash_ids(self.strings)
         in_order, rows = self._by_hash
@@ -93,17 +93,17 @@ class ItemIds(Mapping[str, int]):
 
     @lazy_property
     def _by_hash(self) -> tuple[Hashes, npt.NDArray[np.signedinteger[Any]]]:
-        """The sorted hashes, and the row of each."""
+        """Sorted hashes, and the row of each."""
         hashes = self.hashes if "hashes" in self.__dict__ else hash_ids(self.strings)
         order = np.argsort(hashes, kind="stable")
         return hashes[order], order.astype(_row_type(len(self)))
 
     def prepare(self) -> None:
-        """Compute now what the first search would compute."""
+        """Compute lazy parts."""
         self._by_hash  # noqa: B018
 
     def find(self, item_ids: Sequence[str], hashes: Hashes | None = None) -> Indices:
-        """Return rows (m,) of the ids, -1 for unknown ones. hashes (m,): of the ids, if known."""
+        """Rows (m,) of the ids, -1 for unknown ones. hashes (m,): theirs, if known."""
         if not len(self) or not len(item_ids):
             return np.full(len(item_ids), -1, dtype=np.int64)
         hashes = hash_ids(item_ids) if hashes is None else hashes
@@ -119,7 +119,7 @@ class ItemIds(Mapping[str, int]):
         return rows
 
     def first(self, count: int) -> "ItemIds":
-        """Return a column of the first `count` ids, not copied."""
+        """The first `count` ids, not copied."""
         strings = self.strings
         return (
             self
@@ -128,7 +128,7 @@ class ItemIds(Mapping[str, int]):
         )
 
     def rows_of(self, others: "ItemIds") -> Indices:
-        """Return this column's row of each id of `others` (m,), -1 for unknown ones."""
+        """This column's row of each id of `others` (m,), -1 for unknown ones."""
         if self.strings == others.strings:
             return np.arange(len(self))
         parts = range(0, len(others), _FOUND)
@@ -144,7 +144,7 @@ class ItemIds(Mapping[str, int]):
         return self._among_equal(item_id, at) if at < len(hashes) and hashes[at] == wanted else -1
 
     def _among_equal(self, item_id: str, at: int) -> int:
-        """Return the row of an id among the equal hashes that begin at position `at`, -1 if it is not there."""
+        """The row of an id among the equal hashes from position `at`, -1 if missing."""
         hashes, order = self._by_hash
         wanted = hashes[at]
         while at < len(order) and hashes[at] == wanted:
@@ -160,5 +160,5 @@ def _row_type(size: int) -> np.dtype[Any]:
 
 
 def hash_ids(item_ids: Iterable[str]) -> Hashes:
-    """Return 64-bit hashes of ids, valid in this process only."""
+    """64-bit hashes of ids, valid in this process only."""
     return np.fromiter(map(hash, item_ids), np.int64)

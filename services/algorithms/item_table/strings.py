@@ -1,7 +1,7 @@
-"""Strings as a column: their concatenated UTF-8 and the end of each one, in arrays that may be memory-mapped.
+"""Strings as a column: their concatenated UTF-8 and the end of each, in arrays that may be memory-mapped.
 
-A Python string takes 60 bytes and a reference. In a column of ten million 12-byte ids, an id takes 16 bytes, and the
-processes of one machine share the mapped file. Each access makes a new string.
+A Python string takes 60 bytes and a reference; a 12-byte id in a column takes 16 bytes, in shared memory. Each access
+makes a new string.
 
 Letters: n strings, m requested rows.
 """
@@ -16,7 +16,7 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 
 _DECODED = 65_536  # strings decoded at a time: some megabytes
-_FEW = 16  # fewer rows are handled one by one, because NumPy calls take longer
+_FEW = 16  # fewer rows are handled one by one: NumPy calls take longer
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 
 
@@ -55,7 +55,7 @@ class Strings(Sequence[str]):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, npt.NDArray[Any]], name: str) -> "Strings":
-        """Read and check the column of `tensors`. Raises: KeyError for a missing one, ValueError with its name."""
+        """Read and check a column. Raises: KeyError if missing, ValueError with its name."""
         try:
             found = cls(tensors[name], tensors[f"{name}_ends"])
             found.check()
@@ -64,7 +64,7 @@ class Strings(Sequence[str]):
         return found
 
     def tensors(self, name: str) -> dict[str, npt.NDArray[Any]]:
-        """Return arrays for a safetensors file."""
+        """Arrays for a safetensors file."""
         return {name: self.data, f"{name}_ends": self.ends}
 
     def __len__(self) -> int:
@@ -112,11 +112,11 @@ class Strings(Sequence[str]):
 
     @property
     def lengths(self) -> Indices:
-        """The number of bytes of each string (n,)."""
+        """Each string's bytes (n,)."""
         return np.diff(self.ends, prepend=np.zeros(1, self.ends.dtype)).astype(np.int64)
 
     def take(self, rows: npt.NDArray[np.integer[Any]] | Sequence[int]) -> list[str]:
-        """Return the strings of m rows, in order."""
+        """The strings of m rows, in order."""
         if len(rows) < _FEW:
             data, ends, wanted = self.data, self.ends, np.asarray(rows, np.int64).tolist()
             return [data[ends[row - 1] if row else 0 : ends[row]].tobytes().decode() for row in wanted]
@@ -124,13 +124,13 @@ class Strings(Sequence[str]):
         return list(_cut(data.tobytes(), ends))
 
     def taken(self, rows: npt.NDArray[np.integer[Any]] | Sequence[int]) -> "Strings":
-        """Return a copied column of m rows."""
+        """A copied column of m rows."""
         wanted = np.asarray(rows, np.int64)
         parts = [self._gathered(wanted[start : start + _DECODED]) for start in range(0, len(wanted), _DECODED)]
         return _together(parts)
 
     def are(self, rows: Indices, wanted: Sequence[str]) -> bool:
-        """Whether the strings of m rows equal `wanted`; for many rows they are compared without decoding."""
+        """Whether the strings of m rows equal `wanted`, for many rows without decoding."""
         if len(rows) < _FEW:
             return self.take(rows) == list(wanted)
         data, ends = self._gathered(rows)
@@ -141,7 +141,7 @@ class Strings(Sequence[str]):
         return bool(ends.tolist() == list(accumulate(lengths)))
 
     def starting(self, rows: Indices, prefix: bytes) -> npt.NDArray[np.bool_]:
-        """Return which strings of m rows begin with lower-case `prefix`, ignoring the case of ASCII letters: (m,)."""
+        """Which strings of m rows begin with lower-case `prefix`, ignoring ASCII case: (m,)."""
         starts = np.where(rows > 0, self.ends[rows - 1], 0).astype(np.int64)
         passes = self.ends[rows] - starts >= len(prefix)
         found = _LOWER[self.data[starts[passes, None] + np.arange(len(prefix))]]
@@ -156,7 +156,7 @@ class Strings(Sequence[str]):
             data = self.data[first : first + int(ends[-1])]
             begins = np.concatenate([[0], ends[:-1]])
             inside = begins[begins < ends]
-            # No string may begin inside a character that starts in the string before.
+            # No string may begin inside a character of the string before.
             is_whole = (data[inside] & 0xC0 != 0x80).all() and _is_utf8(data.tobytes())
             if not is_whole:
                 wrong = next(
@@ -166,7 +166,7 @@ class Strings(Sequence[str]):
                 raise ValueError(f"string {start + wrong} is not UTF-8")
 
     def order(self) -> Indices:
-        """Return the rows in the order of their strings, by code points (n,)."""
+        """Rows in the order of their strings, by code points (n,)."""
         # 16 bytes a string during the sort, more for longer ones.
         strings = np.empty(len(self), np.dtypes.StringDType())
         for start in range(0, len(self), _DECODED):
@@ -174,7 +174,7 @@ class Strings(Sequence[str]):
         return np.argsort(strings, kind="stable")
 
     def is_ascending(self) -> bool:
-        """Whether the strings strictly ascend by code points; UTF-8 bytes have the same order."""
+        """Whether the strings strictly ascend by code points, hence by UTF-8 bytes."""
         for start in range(0, len(self), _DECODED):
             rows = np.arange(start, min(start + _DECODED + 1, len(self)))
             data, ends = self._gathered(rows)
@@ -186,7 +186,7 @@ class Strings(Sequence[str]):
         return True
 
     def _gathered(self, rows: Indices) -> tuple[npt.NDArray[np.uint8], Indices]:
-        """Return the concatenated bytes of m rows, and the end of each."""
+        """Concatenated bytes of m rows, and the end of each."""
         starts = np.where(rows > 0, self.ends[rows - 1], 0).astype(np.int64) if len(rows) else np.zeros(0, np.int64)
         lengths = self.ends[rows] - starts
         ends = np.cumsum(lengths, dtype=np.int64)
@@ -197,7 +197,7 @@ class Strings(Sequence[str]):
 
 
 def joined(columns: Sequence[Strings]) -> Strings:
-    """Concatenate several columns into a new one."""
+    """Concatenate columns."""
     return _together([(one.data, one.ends.astype(np.int64)) for one in columns])
 
 
@@ -211,12 +211,10 @@ def _together(parts: Sequence[tuple[npt.NDArray[np.uint8], Indices]]) -> Strings
 
 
 def _narrow(ends: Indices) -> npt.NDArray[Any]:
-    """Use four bytes each if they suffice."""
     return ends.astype(np.int32) if not len(ends) or ends[-1] < 2**31 else ends
 
 
 def _cut(data: bytes, ends: Indices) -> Iterator[str]:
-    """Yield the strings with these ends."""
     places = pairwise([0, *ends.tolist()])
     if data.isascii():
         text = data.decode("ascii")

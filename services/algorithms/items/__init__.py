@@ -1,1 +1,1 @@
-"""A catalogue as trained and as changed by the stream, and item popularity."""
+"""A catalogue as trained and as changed, and item popularity."""

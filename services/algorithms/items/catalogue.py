@@ -1,7 +1,6 @@
 """A bundle's items as trained: ids, titles, categories and states, named by one index version.
 
-Candidates and reranker both start from it, so their versions agree; `live_catalogue.py` applies later changes. States
-stay memory-mapped.
+Candidates and reranker start from it, so their versions agree; `live_catalogue.py` applies changes.
 
 Letters: X items, P_x item components, P pairs, d component width.
 """
@@ -21,9 +20,9 @@ from services.algorithms.item_table.strings import Indices, Strings
 from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.algorithms.scoring.states import ItemStates, PairGate
 
-# Per id: its hash, the hash in sorted order, and its row.
+# Per id: its hash, the sorted hash, and its row.
 _HASH_BYTES = 20
-# An id as a Python object with its reference: 61 bytes on MovieLens-1M.
+# An id as a Python object with reference: 61 bytes on MovieLens-1M.
 _ID_OBJECT_BYTES = 64
 
 
@@ -31,10 +30,9 @@ _ID_OBJECT_BYTES = 64
 class Catalogue:
     """X items of one model, in the bundle's order.
 
-    user_component: the query component that identifies the user, None if the model has none. is_normalised: whether
-    components have at most length 1; imported embeddings may be longer. version: the index version if known; a part has
-    the version of the whole catalogue. rows: the row of each id. voting: ids of the rows that neighbours refer to; a
-    part has the ids of the whole catalogue.
+    user_component: the query component that identifies the user, if any. is_normalised: components have at most length
+    1; imported embeddings may be longer. version: the index version if known, of the whole catalogue. rows: by id.
+    voting: ids of the rows that neighbours refer to, of the whole catalogue.
     """
 
     model_version: str
@@ -74,7 +72,7 @@ class Catalogue:
         return len(self.item_ids)
 
     def part(self, rows: Indices) -> "Catalogue":
-        """Return a catalogue of copies of some rows; its neighbours and `voting` are those of the whole catalogue."""
+        """A catalogue of copies of some rows; its neighbours and `voting` are the whole catalogue's."""
         return replace(
             self,
             version=self.index_version,
@@ -86,14 +84,14 @@ class Catalogue:
         )
 
     def states_of(self, item_ids: Sequence[str]) -> ItemStates:
-        """Return the states of some items. Raises: KeyError for an unknown item."""
+        """Some items' states. Raises: KeyError for an unknown item."""
         return self.states.take([self.rows[item_id] for item_id in item_ids])
 
 
 def catalogue_from_bundle(bundle: Bundle, rows: Indices | None = None) -> Catalogue:
-    """Return a bundle's items, or those of some rows; states of other rows are neither checked nor loaded.
+    """A bundle's items, or some rows; states of other rows are neither checked nor loaded.
 
-    Raises: BundleError if its files disagree.
+    Raises: BundleError if files disagree.
     """
     encoder = bundle.manifest.encoder
     has_users = encoder is not None and encoder.uses_user_index
@@ -128,11 +126,11 @@ def _catalogue(bundle: Bundle, user_component: int | None, rows: Indices | None)
 
 
 def required_bytes(manifest: Manifest, *, parts: int = 1) -> int:
-    """Return the bytes of a catalogue of this shape, or of one of its `parts`, before any array is read.
+    """The bytes of a catalogue of this shape, or of one of its `parts`, before any array is read.
 
     Counted are components once (mapped), the gate twice (mapped and transposed), averaged components, the items file
-    and the hashes of ids. With neighbours, each part also has id objects, and the neighbours of all items with their
-    weights and one row number.
+    and hashes of ids. With neighbours, each part also has id objects, and all items' neighbours with weights and one
+    row number.
     """
     head = manifest.head
     gate = 2 * head.num_pairs if head.is_mixture else 0

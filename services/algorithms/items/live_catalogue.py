@@ -1,9 +1,9 @@
 """A catalogue that changes while it answers: refreshed states; new, withdrawn and returning items; versions by name.
 
-It builds a mutable index from a bundle's items and applies the stream's changes: an item's present state, whether it is
-served, its title. Before any change the version's name is the bundle's index version. Names are compared, never parsed;
-positions order versions. The last versions stay available, so that a reranker can score a pool with the version that
-made it. The caller passes positions, marks and times; this module reads no stream and no clock.
+It builds a mutable index from a bundle's items and applies the stream's changes. The first version's name is the
+bundle's index version. Names are only compared; positions order versions. The last versions stay available, so that a
+reranker can score a pool with the version that made it. The caller passes positions, marks and times; this module reads
+no stream and no clock.
 
 Letters: n items of a change, P_x item components, P = P_q * P_x pairs, d component width.
 """
@@ -33,18 +33,17 @@ from services.algorithms.rules.filters import ItemFilter, ListedItems, Mask, pas
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates, check_sizes
 
 NO_CHANGE = -1  # the position before any change
-# A request may name an earlier version. 64 versions are two seconds at 30 batches a second; such requests arrive
+# For requests that name an earlier version: 64 versions are two seconds at 30 batches a second; such requests arrive
 # within milliseconds.
 MAX_VERSIONS = 64
-_UNTOUCHED = (math.nan, 0)  # what a snapshot stores as evidence of an item in its bundle's state
+_UNTOUCHED = (math.nan, 0)  # a snapshot's evidence of an item in its bundle's state
 
 
 class ItemChange(Protocol):
     """An item's refreshed state, or its removal (`dropped`).
 
-    A dropped item of the bundle returns to the bundle's state. Any other dropped item is removed from the index.
-    components (P_x, d); gate (P,) or None; model_share: lambda, the weight of the bundle's state, 0 for an item outside
-    the bundle.
+    A dropped item returns to the bundle's state, or leaves the index if the bundle lacks it. components (P_x, d); gate
+    (P,) or None; model_share: lambda, the weight of the bundle's state, 0 for an item outside the bundle.
     """
 
     @property
@@ -78,10 +77,10 @@ class Description(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
-    """One version: its name, its position and mark (see `LiveCatalogue.apply`), and its freshness.
+    """A version: its name, its position and mark (see `LiveCatalogue.apply`), and its freshness.
 
-    newest_recorded_ms: when its newest interaction was recorded, Unix milliseconds; lag_s: seconds from then until this
-    version was served. Both are None before any interaction; lag_s is also None after a start from a snapshot.
+    newest_recorded_ms: when its newest interaction was recorded, Unix milliseconds; lag_s: from then until this version
+    was served, in seconds. Both are None before any interaction; lag_s also after a start from a snapshot.
     """
 
     name: str
@@ -96,7 +95,7 @@ class Served:
 class ExplainedItem:
     """An item in one version: its state (one row), the bundle's state, lambda and the number of interactions.
 
-    base: None for an item outside the bundle.
+    base: None outside the bundle.
     """
 
     served: Served
@@ -108,7 +107,7 @@ class ExplainedItem:
 
 
 class LiveCatalogue:
-    """One writer at a time (the stream's thread) applies changes; any number of threads read."""
+    """One writer at a time applies changes; any number of threads read."""
 
     def __init__(
         self,
@@ -121,16 +120,15 @@ class LiveCatalogue:
     ) -> None:
         """Start from the bundle's items, or from a snapshot with their later states.
 
-        A snapshot does not store which items were withdrawn: the caller must describe them again. build, max_bytes: as
-        in MutableIndex.
-        Raises: SnapshotError for a snapshot of another bundle or with inconsistent arrays; IndexFullError if
-        `max_bytes` is too small; ValueError if states and gates disagree; the errors of `build`.
+        A snapshot lacks withdrawals: the caller must describe them again. build, max_bytes: as in MutableIndex. Raises:
+        SnapshotError for a snapshot of another bundle or with inconsistent arrays; IndexFullError if `max_bytes` is too
+        small; ValueError if states and gates disagree; the errors of `build`.
         """
         self.base, self._categories = base, Categories.of(base.categories)
         self._writing = threading.Lock()
         self._described: dict[str, Description] = {}
-        self._evidence: dict[str, tuple[float, int]] = {}  # lambda and interactions of refreshed items
-        self._aside: dict[str, ItemStates] = {}  # refreshed states of items that are not served
+        self._evidence: dict[str, tuple[float, int]] = {}  # refreshed items' lambda and interactions
+        self._aside: dict[str, ItemStates] = {}  # refreshed states of items not served
         self._max_versions = max_versions
         self._kept: tuple[Served, ...] = ()
         if snapshot is None:
@@ -145,7 +143,7 @@ class LiveCatalogue:
             self._start_from(snapshot, build, max_bytes)
 
     def _start_from(self, snapshot: Snapshot, build: Build, max_bytes: int | None) -> None:
-        """Build the main segment from the snapshot's coded items, or from all if none is coded; insert the others."""
+        """Build the main segment from the snapshot's coded items, or all if none is coded; insert the others."""
         stored, base, items = StoredChanges.of(snapshot, self.base), self.base, snapshot.items
         count = snapshot.codes.num_rows or len(items)
         rows = base.rows.rows_of(items.ids)
@@ -153,7 +151,7 @@ class LiveCatalogue:
         main = rows[:count]
         batch = ItemBatch(
             item_ids=base.rows if is_base and count == len(rows) else items.ids.first(count),
-            # Use the bundle's states if they are equal, because processes share their memory.
+            # The bundle's states if equal, because processes share their memory.
             states=(base.states if is_base else items.states).take(slice(0, count)),
             categories=self._categories.take(main),
             attributes=base.attributes.take(main),
@@ -183,13 +181,13 @@ class LiveCatalogue:
 
     @property
     def served(self) -> Served:
-        """The newest version. After a merge it has the same content and faster searches."""
+        """The newest version. A merge keeps its content."""
         return self._merged(self._kept[-1])
 
     def version_named(self, name: str, position: int | None = None) -> tuple[Served, bool]:
-        """Return (the version of that name, True).
+        """(the version of that name, True).
 
-        If it is not available, return (the version nearest to `position`, or the newest if that is None, False).
+        If it is not available, (the version nearest to `position`, or the newest if that is None, False).
         """
         versions = self._kept
         for served in reversed(versions):
@@ -200,19 +198,19 @@ class LiveCatalogue:
         return self._merged(min(versions, key=lambda served: abs(served.position - position))), False
 
     def may_come(self, name: str, position: int | None = None) -> bool:
-        """Whether the version is missing but may arrive soon: its position is after the newest one, or not given."""
+        """Whether the missing version may arrive soon: its position is after the newest one, or not given."""
         versions = self._kept
         return all(served.name != name for served in versions) and (
             position is None or position > versions[-1].position
         )
 
     def is_hidden(self, item_id: str) -> bool:
-        """Whether the item is not served now, even if an older version contains it."""
+        """Whether the item is not served now, even if an older version has it."""
         description = self._described.get(item_id)
         return description is not None and not description.is_served
 
     def absence_of(self, item_id: str) -> str:
-        """Return why the newest version has no state of this item, as the end of a sentence."""
+        """Why the newest version has no state of this item, as the end of a sentence."""
         if self.is_hidden(item_id):
             return "is withdrawn or not available"
         if item_id in self._described:
@@ -220,7 +218,7 @@ class LiveCatalogue:
         return "is no item of this index"
 
     def categories_of(self, item_ids: Sequence[str]) -> list[Sequence[str]]:
-        """Return each item's categories, from its description or else from the bundle; none for an unknown item."""
+        """Each item's categories, from its description or else the bundle; none for an unknown item."""
         rows = self.base.rows.find(item_ids)
         described = map(self._described.get, item_ids)
         listed = self._categories.take(rows)
@@ -234,7 +232,7 @@ class LiveCatalogue:
         return {} if row is None else self.base.attributes.of_row(row)
 
     def passing(self, wanted: ItemFilter, item_ids: Sequence[str]) -> Mask:
-        """Return which of n items pass a filter, by their present descriptions: (n,)."""
+        """Which of n items pass a filter, by their present descriptions: (n,)."""
         asks_categories = wanted.allow_categories or wanted.deny_categories
         categories = self.categories_of(item_ids) if asks_categories else [()] * len(item_ids)
         attributes = [self.attributes_of(item_id) for item_id in item_ids] if wanted.where else ()
@@ -248,8 +246,8 @@ class LiveCatalogue:
         return "" if row is None else self.base.titles[row]
 
     def explain(self, item_id: str) -> ExplainedItem | None:
-        """Return an item of the newest version; None if it has no state or is not served."""
-        with self._writing:  # state and evidence must belong to one version
+        """An item of the newest version; None without state or if not served."""
+        with self._writing:  # state and evidence must be of one version
             served = self._kept[-1]
             found = find_items(served.version, [item_id])
             if not len(found):
@@ -265,7 +263,7 @@ class LiveCatalogue:
             )
 
     def check(self, queries: QueryStates) -> None:
-        """Raises: ValueError with both conflicting values if these queries cannot be scored against these items."""
+        """Raises: ValueError with both values if these queries do not fit the items."""
         self.index.shape.check_queries(queries)
         if self.base.is_normalised:
             check_sizes(queries.components)
@@ -285,9 +283,8 @@ class LiveCatalogue:
 
         An id may occur once in a batch; not every repetition is detected. mark: distinguishes batches of equal position
         in different logs; part of the version's name. The version gets the latest `newest_recorded_ms` so far and its
-        lag.
-        Raises: ValueError for malformed and some repeated ids, IndexFullError without enough room; then nothing has
-        changed.
+        lag. Raises: ValueError for malformed and some repeated ids, IndexFullError without enough room; then nothing
+        has changed.
         """
         misfits = [one.item_id for one in changes if not one.dropped and not self._fits(one)]
         states = {one.item_id: _state(one) for one in changes if not one.dropped and one.item_id not in misfits}
@@ -313,10 +310,10 @@ class LiveCatalogue:
         return tuple(misfits)
 
     def describe(self, descriptions: Sequence[Description]) -> None:
-        """Apply titles, categories, attributes, withdrawals and returns; the last description of an item counts.
+        """Apply titles, categories, attributes, withdrawals and returns; an item's last description counts.
 
-        A withdrawn item keeps its state, and `apply` still refreshes it. Positions and names of versions do not change.
-        Raises: IndexFullError without room for returning items; then only the withdrawals are applied.
+        A withdrawn item keeps its state, which `apply` still refreshes. Versions' positions and names stay. Raises:
+        IndexFullError without room for returning items; then only the withdrawals are applied.
         """
         newest = {one.item_id: one for one in descriptions}
         with self._writing:
@@ -355,7 +352,7 @@ class LiveCatalogue:
             self._publish_again()
 
     def reset(self) -> None:
-        """Return to the bundle's states and drop earlier versions, because their positions are invalid."""
+        """Return to the bundle's states and drop earlier versions: their positions are invalid."""
         with self._writing:
             refreshed = list(self._evidence)
             back = {item_id: self.base.states_of([item_id]) for item_id in refreshed if item_id in self.base.rows}
@@ -368,9 +365,9 @@ class LiveCatalogue:
             self._publish(NO_CHANGE, None, None, "", others=())
 
     def capture(self, **said: int) -> Callable[[Path], Path]:
-        """Return a function that writes the present content as a snapshot below a folder.
+        """A function that writes the present content as a snapshot below a folder.
 
-        It may be called at any time and in any thread. said: the caller's own fields of the manifest.
+        It may be called later, in any thread. said: the caller's manifest fields.
         """
         with self._writing:
             served, evidence, aside = self.served, dict(self._evidence), dict(self._aside)
@@ -403,7 +400,7 @@ class LiveCatalogue:
         return lambda root: write_snapshot(root, self.index, version=served.version, said=content, columns=columns)
 
     def _change(self, states: dict[str, ItemStates], removals: Sequence[str]) -> None:
-        """Insert `states` with their categories and attributes and remove `removals`, as one index version.
+        """Insert `states` with categories and attributes and remove `removals`, as one index version.
 
         The caller holds the writer's lock.
         """
@@ -426,7 +423,7 @@ class LiveCatalogue:
         mark: str,
         others: Sequence[Served] | None = None,
     ) -> None:
-        """Publish a version. others: the earlier versions to retain; None: those at other positions."""
+        """Publish a version. others: earlier versions to retain; None: those at other positions."""
         base = self.base.index_version
         served = Served(
             name=base if position == NO_CHANGE else f"{base}+{position}{mark and '.'}{mark}",
@@ -441,7 +438,7 @@ class LiveCatalogue:
         self._kept = (*others[max(0, len(others) - self._max_versions + 1) :], served)
 
     def _publish_again(self) -> None:
-        """Publish the present index version again at the same position."""
+        """Publish the present index version at the same position."""
         before = self._kept[-1]
         self._publish(before.position, before.newest_recorded_ms, before.lag_s, before.mark)
 
@@ -452,7 +449,6 @@ class LiveCatalogue:
         return replace(served, version=newest)
 
     def _is_bundled(self, one: Description) -> bool:
-        """Whether the description equals the bundle's."""
         row = self.base.rows.get(one.item_id, -1)
         if row < 0 or one.title != self.base.titles[row] or tuple(one.categories) != self._categories[row]:
             return False
@@ -463,7 +459,7 @@ class LiveCatalogue:
             self._aside[item_id] = find_items(self.index.version, [item_id]).states()
 
     def _states_of(self, item_ids: Sequence[str]) -> dict[str, ItemStates]:
-        """Return the items' present states from the index, `_aside` or the bundle, without items that have no state."""
+        """The items' present states from the index, `_aside` or the bundle, if any."""
         states: dict[str, ItemStates] = {}
         for item_id in item_ids:
             found = find_items(self.index.version, [item_id])

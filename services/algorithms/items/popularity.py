@@ -1,8 +1,8 @@
 """Counts that halve per half-life, without a clock: forward decay in logarithms.
 
-An item's level is log2 of the sum over its events of w 2^(t / h): w an event's weight, t its time, h the half-life.
-Events only add to the sum: an item's count now is 2^(level - now / h), and levels order items at any time. Logarithms
-keep the numbers small: a level is about the number of half-lives since 1970.
+An item's level is log2 of the sum over its events of w 2^(t / h): w an event's weight, t its time, h the half-life. An
+item's count now is 2^(level - now / h), so levels order items at any time. A level is about the number of half-lives
+since 1970.
 
 Source: Cormode, Shkapenyuk, Srivastava, Xu: Forward Decay, ICDE 2009, section III; in logarithms.
 """
@@ -11,23 +11,23 @@ import math
 
 
 def level_of(weight: float, time_ms: int, half_life_s: float) -> float:
-    """Return the level of one event. weight: above 0. time_ms: Unix milliseconds."""
+    """An event's level. weight: above 0. time_ms: Unix milliseconds."""
     return math.log2(weight) + time_ms / (1000 * half_life_s)
 
 
 def joined(one: float, other: float) -> float:
-    """Return the level of both sets of events together."""
+    """The level of both sets of events."""
     high, low = max(one, other), min(one, other)
     return high + math.log2(1 + math.exp2(low - high))
 
 
 def without(level: float, taken: float) -> float | None:
-    """Return the level after removing events of level `taken`; None if no events remain."""
+    """The level without events of level `taken`; None if none remain."""
     left = 1 - math.exp2(min(0.0, taken - level))
-    # The rest is rounding, not an event.
+    # The rest is rounding.
     return level + math.log2(left) if left > 1e-9 else None
 
 
 def count_at(level: float, now_ms: int, half_life_s: float) -> float:
-    """Return the count of a level at a time: an event of weight 1 counts 0.71 after half a half-life."""
+    """The count of a level: an event of weight 1 counts 0.71 after half a half-life."""
     return math.exp2(min(1000.0, level - now_ms / (1000 * half_life_s)))

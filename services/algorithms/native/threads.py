@@ -1,7 +1,6 @@
 """The number of threads of a kernel call: a process-wide count, or 1 for a background thread.
 
-A kernel starts as many threads as its caller passes. NumPy's BLAS has its own threads, whose count the environment sets
-before NumPy is imported (OPENBLAS_NUM_THREADS); this module does not change it.
+NumPy's BLAS has its own threads, set before NumPy is imported (OPENBLAS_NUM_THREADS).
 """
 
 import os
@@ -17,9 +16,9 @@ _process_count: int | None = None
 
 
 def compute_threads() -> int:
-    """Return the number of threads for a kernel called from this thread.
+    """Threads of a kernel called from this thread.
 
-    Until a count is set, it is OMP_NUM_THREADS or, without that, one per core.
+    Until set, the count is OMP_NUM_THREADS or, without that, one per core.
     """
     if _counts.here is not None:
         return _counts.here
@@ -27,7 +26,7 @@ def compute_threads() -> int:
 
 
 def set_compute_threads(count: int) -> None:
-    """Set the count of this process. Raises: ValueError below 1."""
+    """Set this process's count. Raises: ValueError below 1."""
     global _process_count
     if count < 1:
         raise ValueError(f"count={count} allowed: at least 1")
@@ -35,7 +34,7 @@ def set_compute_threads(count: int) -> None:
 
 
 def use_one_compute_thread_here() -> None:
-    """Use one thread for kernels called from the calling thread, whatever the process's count."""
+    """Use one thread for kernels called from this thread."""
     _counts.here = 1
 
 

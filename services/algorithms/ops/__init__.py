@@ -1,1 +1,1 @@
-"""Numeric operations, one folder each: a public function and its kernels, compiled for the CPU or for a card."""
+"""Numeric operations, one folder each: a public function and its kernels, for CPU or card."""

@@ -1,1 +1,1 @@
-"""Proven exact top-K without scoring everything: certified bounds, or brute force where that is cheaper."""
+"""Proven exact top-K: certified bounds, or brute force where that is cheaper."""

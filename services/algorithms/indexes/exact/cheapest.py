@@ -1,8 +1,8 @@
 """Exact top-K by the cheapest strategy, measured on the searches themselves.
 
-All strategies give the same proven answer, so trials cost only time. Per kind of request (batch size and K, by orders
-of magnitude, and the allowed gap) the first searches take turns; then the cheapest per query is used. The choice
-depends on the model: with sharp gates, bounds drop nearly everything; for a small catalogue, scoring all is fastest.
+All strategies give the same proven answer. Per kind of request (batch size, K, allowed gap) the first searches take
+turns; then the cheapest per query is used. Sharp gates let bounds drop nearly everything; in a small catalogue, scoring
+all is fastest.
 
 Letters: B queries, X items, K results.
 """
@@ -26,14 +26,14 @@ from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
-# The fastest turn counts, in CPU time of the calling thread, because other load only adds time. On two cores with a
-# sixfold load, three turns by wall clock chose a strategy 1.7 times as expensive. The first turn warms caches.
+# The fastest turn counts, in CPU time of the thread, because other load only adds time: by wall clock under sixfold
+# load, three turns chose a strategy 1.7 times as expensive. The first turn warms caches.
 _TURNS = 3
-# Then one search in 200 tries another strategy that was at most 4 times slower. Otherwise a disturbance of all three
-# turns, for example during a start, would slow every later search.
+# Then one search in 200 tries another strategy that was at most 4 times slower, lest a disturbance of all three turns
+# slow every later search.
 _LOOK_AGAIN_EVERY, _WORTH_LOOKING_AT = 200, 4.0
 
-# Gaps between two of these cost about the same. Below the first, bounds drop hardly more items than for gap 0.
+# Gaps between two of these cost about the same; below the first, hardly less than gap 0.
 _GAPS = (0.003, 0.03, 0.3)
 
 _Kind = tuple[int, int, int]
@@ -41,10 +41,10 @@ _Found = TypeVar("_Found")
 
 
 class Exact(ScoredIndex):
-    """The cheapest exact strategy, BruteForce included. Certificate: exact, or within a search's allowed gap.
+    """The cheapest exact strategy, with BruteForce. Certificate: exact, or within a search's allowed gap.
 
-    The first pass of an answer is named "strategy:<name>" and takes no time. Memory: exact_low_precision's. The bounds
-    require that gates are a softmax, as all gates here.
+    An answer's first pass, "strategy:<name>", takes no time. Memory: exact_low_precision's. The bounds require a
+    softmax gate.
     """
 
     name = "exact"
@@ -62,7 +62,7 @@ class Exact(ScoredIndex):
         self._coded = ExactLowPrecision(self.scorer, tie_ranks=self.ranks, pool_size=pool_size)
         self.strategies = (self._coded, BruteForce(self.scorer, tie_ranks=self.ranks))
         self._lock = threading.Lock()
-        # Seconds per query of each strategy's turns, in the order of `strategies`.
+        # Seconds per query of each strategy's turns.
         self._measured: dict[_Kind, list[list[float]]] = defaultdict(lambda: [[] for _ in self.strategies])
         self._started: dict[_Kind, int] = defaultdict(int)
 
@@ -71,7 +71,7 @@ class Exact(ScoredIndex):
         return self._coded.nbytes
 
     def chosen(self, *, batch: int, k: int) -> str | None:
-        """Return the name of the chosen strategy for such requests, None while they take turns."""
+        """The chosen strategy's name, None during turns."""
         with self._lock:
             measured = self._measured[_kind(batch, k)]
         if any(len(turns) < _TURNS for turns in measured):
@@ -79,7 +79,7 @@ class Exact(ScoredIndex):
         return self.strategies[_cheapest(measured)].name
 
     def carry_over_from(self, earlier: "Exact") -> None:
-        """Copy the timings of `earlier`, an index over nearly the same items, so that no new trials are needed."""
+        """Copy the timings of `earlier`, an index over nearly the same items, to avoid trials."""
         with earlier._lock:
             measured = {kind: [list(turns) for turns in found] for kind, found in earlier._measured.items()}
             started = dict(earlier._started)
@@ -88,7 +88,7 @@ class Exact(ScoredIndex):
             self._started.update(started)
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """Return the exact top `k` among the allowed items. See `Index.search`."""
+        """See `Index.search`."""
         return self.search_within(queries, k, allowed, 0.0)
 
     def search_within(self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
@@ -102,7 +102,7 @@ class Exact(ScoredIndex):
         return replace(answer, passes=(strategy, *answer.passes))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """Return the `size` best by s in float32, and the best omitted score plus its error bound."""
+        """The `size` best by s in float32; the bound: the best omitted score plus its error."""
         self.check(queries, size, allowed)
         pool, strategy = self._by_turn(queries, size, lambda strategy: strategy.first_stage(queries, size, allowed))
         return replace(pool, passes=(strategy, *pool.passes))
@@ -110,7 +110,7 @@ class Exact(ScoredIndex):
     def _by_turn(
         self, queries: QueryStates, k: int, ask: Callable[[Index], _Found], max_gap: float = 0.0
     ) -> tuple[_Found, Pass]:
-        """Return the result of the next strategy in turn, and a pass with its name. Record its time."""
+        """Return the next strategy's result, and a pass with its name. Record its time."""
         kind = _kind(len(queries), k, max_gap)
         number = self._turn(kind)
         started = time.thread_time()
@@ -123,7 +123,7 @@ class Exact(ScoredIndex):
         return found, Pass(f"strategy:{self.strategies[number].name}", 0.0, nothing)
 
     def _turn(self, kind: _Kind) -> int:
-        """Return the next strategy: each in order, then the cheapest."""
+        """The next strategy: each in order, then the cheapest."""
         with self._lock:
             started = self._started[kind]
             self._started[kind] += 1
@@ -139,7 +139,7 @@ class Exact(ScoredIndex):
 
 
 def carry_over(build: Build) -> Build:
-    """Return a build whose exact indexes copy the timings of the previous index of the same name and similar size.
+    """A build whose exact indexes copy the timings of the previous index of the same name and similar size.
 
     Timings of a delta's block do not apply to the main segment, nor the reverse.
     """
@@ -165,5 +165,5 @@ def _cheapest(measured: list[list[float]]) -> int:
 
 
 def _kind(batch: int, k: int, max_gap: float = 0.0) -> _Kind:
-    """Return the kind of requests with similar cost: batch sizes by powers of 4, K by powers of 10."""
+    """Requests of similar cost: batch sizes by powers of 4, K by powers of 10."""
     return ((max(1, batch) - 1).bit_length() // 2, len(str(k)), bisect_right(_GAPS, max_gap))

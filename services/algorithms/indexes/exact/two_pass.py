@@ -1,13 +1,12 @@
 """Exact top-K in two passes: a certified bound drops nearly every item, the rest is scored in full.
 
-The best items by averaged components form a pool and are scored. The pool's K-th best s, less all rounding errors, is a
-proven threshold. The bound pass keeps all items that might reach it. `rescoring` ranks those in float32, then in
-float64 within the error.
-This is the paper's Algorithm 1 with a better threshold (the pool's K-th best, not its least) and bounds on the gates,
-too. docs/decisions/006-exact-top-k.md has the proof and the measurements.
+The best items by averaged components form a pool. Its K-th best s, less all rounding errors, is a proven threshold. The
+bound pass keeps all items that might reach it; `rescoring` ranks those in float32, then in float64 within the error.
+This is the paper's Algorithm 1 with a better threshold (the pool's K-th best, not its least) and bounds on the gates
+(decision 006).
 
-If an answer may have a gap, the bound pass keeps only items that might score more than the gap above the threshold. A
-dropped item then scores at most the gap above the pool's K-th, and the pool itself stays among the scored items.
+If an answer may have a gap, items are kept only if they might exceed the threshold by more. A dropped item then scores
+at most the gap above the pool's K-th, and the pool stays among the scored items.
 
 Letters: B queries, X items, P_q, P_x components, P = P_q * P_x, d component width, K results, N pool size.
 """
@@ -34,12 +33,11 @@ from services.algorithms.ops.mol_bounds import AverageItems, BoundPass, best_ave
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
-# At the Books shape (K = 100) a pool of 1,000 finds a threshold within 0.005 of the exact K-th score. In a small
-# catalogue it would be a large part: of 3,706 films, a pool of 240 leaves as many survivors as one of 1,000, in three
-# quarters of the time.
+# At the Books shape (K = 100) a pool of 1,000 finds a threshold within 0.005 of the exact K-th score. Of 3,706 films, a
+# pool of 240 leaves as many survivors, in three quarters of the time.
 _POOL, _POOL_OF_ITEMS = 1_000, 16
 _POOL_PER_RESULT = 4
-# With this margin, all items that BruteForce re-evaluates in float64 survive here, so that even ties are equal.
+# All items that BruteForce re-evaluates in float64 then survive, so that even ties are equal.
 _REACH = 4
 
 
@@ -63,8 +61,8 @@ class ExactLowPrecision(ScoredIndex):
     ) -> None:
         """As `ScoredIndex`.
 
-        pool_size: items scored for a threshold, at least 4 k; None: 1,000, or a sixteenth of the items if fewer.
-        Raises: ValueError also for a pool_size below 1.
+        pool_size: items scored for a threshold, at least 4 k; None: 1,000, at most a sixteenth of the items. Raises:
+        ValueError also for a pool_size below 1.
         """
         if pool_size is not None:
             check_pool_size("pool_size", pool_size)
@@ -78,7 +76,7 @@ class ExactLowPrecision(ScoredIndex):
         return super().nbytes + self._averages.nbytes + self._bounds.nbytes
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """Return the exact top `k` among the allowed items. See `Index.search`."""
+        """See `Index.search`."""
         return self.search_within(queries, k, allowed, 0.0)
 
     def search_within(self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
@@ -94,7 +92,7 @@ class ExactLowPrecision(ScoredIndex):
         )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """Return the `size` best by s in float32, and the best omitted score plus its error bound."""
+        """The `size` best by s in float32; the bound: the best omitted score plus its error."""
         self.check(queries, size, allowed)
         pools, all_scores, thresholds, passes = self._reaching(queries, size + 1, allowed)
         error = self.scorer.error_bounds(queries)
@@ -114,8 +112,8 @@ class ExactLowPrecision(ScoredIndex):
     def _reaching(
         self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float = 0.0
     ) -> tuple[list[Indices], list[npt.NDArray[np.float32]], npt.NDArray[np.float64], tuple[Pass, ...]]:
-        """Return rows and float32 scores of a pool's K best and of all that may score more than `max_gap` above its
-        K-th; every other item is below `thresholds`.
+        """Rows and float32 scores of a pool's K best and of all that may score more than `max_gap` above its K-th;
+        others are below `thresholds`.
         """
         num_queries = len(queries)
         everything = self.every_item(queries)
@@ -130,7 +128,7 @@ class ExactLowPrecision(ScoredIndex):
         sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
         passes: tuple[Pass, ...] = (first, Pass("threshold", scored - pooled, sizes))
         if num_queries == 0 or sizes.max() < min(size, self.num_items):
-            # Fewer than requested: the pools have all allowed items.
+            # Fewer than requested: pools have all allowed items.
             return pools, pool_scores, np.full(num_queries, -np.inf), passes
         thresholds = least + max_gap
         found = self._bounds.survivors(queries, thresholds, allowed)
@@ -150,7 +148,7 @@ class ExactLowPrecision(ScoredIndex):
     def _thresholds(
         self, queries: QueryStates, scores: list[npt.NDArray[np.float32]], k: int
     ) -> npt.NDArray[np.float64]:
-        """Return what the K-th best of each pool surely scores (B,), -inf for a smaller pool."""
+        """What each pool's K-th best surely scores (B,), -inf for a smaller pool."""
         error = self.scorer.error_bounds(queries) + self.scorer.error_bounds_float64(queries)
         thresholds = np.full(len(queries), -np.inf)
         for query, row in enumerate(scores):
@@ -160,9 +158,9 @@ class ExactLowPrecision(ScoredIndex):
 
 
 class ExactAlgorithm1(ExactLowPrecision):
-    """The paper's Algorithm 1: drops items whose largest cosine is below the threshold, and needs no gates.
+    """The paper's Algorithm 1: drops items whose largest cosine is below the threshold, without gates.
 
-    On a lightly trained model nearly every item survives.
+    On a lightly trained model nearly all survive.
     """
 
     name = "exact_algorithm_1"

@@ -1,7 +1,7 @@
-"""A thread that merges a mutable index on demand, in the background of searches.
+"""A thread that merges a mutable index on demand.
 
-It has a low priority and one compute thread, so that searches on the same cores wait as little as the system allows.
-The merge then takes longer, and the delta grows meanwhile.
+A low priority and one compute thread delay searches on the same cores least; the merge takes longer, and the delta
+grows meanwhile.
 """
 
 import os
@@ -14,15 +14,15 @@ from typing import Self
 from services.algorithms.indexes.mutable.index import MutableIndex
 from services.algorithms.native.threads import use_one_compute_thread_here
 
-_NICENESS = 3  # half the weight of a search's thread: on a busy machine a merge still ends before the delta grows long
-_PAUSE_S = 0.0001  # as long as the slices between pauses: half of the interpreter's time stays free
+_NICENESS = 3  # half of a search's weight: on a busy machine a merge still ends before the delta grows long
+_PAUSE_S = 0.0001  # as long as the slices between: half of the interpreter's time stays free
 
 
 class BackgroundMerge:
     """Merges `index` whenever `merge_wanted` is set, from `start` to `close`, or inside a `with`.
 
-    merges, seconds: totals. A failed merge is repeated after `first_retry_s`, then after twice as long each time, at
-    most `longest_retry_s`. Until one succeeds, `error` is the last exception; the index answers, but its delta grows.
+    merges, seconds: totals. A failed merge is repeated after `first_retry_s`, then twice as long each time, at most
+    `longest_retry_s`. Until one succeeds, `error` is the last exception; searches work, but the delta grows.
     """
 
     def __init__(self, index: MutableIndex, *, first_retry_s: float = 1.0, longest_retry_s: float = 60.0) -> None:
@@ -47,7 +47,7 @@ class BackgroundMerge:
         self.close()
 
     def close(self) -> None:
-        """Finish a running merge and stop. Raises: the exception of the last merge, if it failed."""
+        """Finish a running merge and stop. Raises: the last merge's exception, if it failed."""
         self._stopping.set()
         self._index.merge_wanted.set()
         self._thread.join()
@@ -65,12 +65,12 @@ class BackgroundMerge:
             started = time.perf_counter()
             try:
                 self._index.tidy(lambda: time.sleep(_PAUSE_S))
-            except Exception as error:  # for monitoring and `close`; the index continues
+            except Exception as error:  # for monitoring and `close`
                 self.error = error
                 if self._stopping.wait(retry_s):
                     return
                 retry_s = min(2 * retry_s, self._longest_retry_s)
-                # Retry even if no further change comes.
+                # Retry even without further changes.
                 self._index.merge_wanted.set()
                 continue
             self.error = None
@@ -80,7 +80,6 @@ class BackgroundMerge:
 
 
 def _lower_priority() -> None:
-    """Give this thread a low priority and one compute thread."""
     if sys.platform == "linux":  # elsewhere niceness applies to the whole process
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
     use_one_compute_thread_here()

@@ -1,11 +1,10 @@
 """The delta of a mutable index: changes since the main segment was built, scored item by item.
 
-New rows are appended to the tail, a fixed buffer. A full tail becomes a block in id order. A block is joined with
-its older neighbour while the older one is less than 8 times as large. So a delta of n rows has at most
-log8(n / 256) + 2 blocks, each row is copied about 8 times per level, and a search rebuilds at most one tail of 256
-changed rows.
+New rows are appended to the tail, a fixed buffer; a full one becomes a block in id order. A block is joined with its
+older neighbour while that is less than 8 times as large: a delta of n rows has at most log8(n / 256) + 2 blocks, each
+row is copied about 8 times per level, and a search rebuilds at most 256 changed rows.
 
-Its answer is exact and cheap: float32 scores, then float64 only for scores that reach the main segment's K-th.
+Answers are exact: float32 scores, then float64 only for scores that reach the main segment's K-th.
 
 Letters: B queries, n rows, K results, P_x item components, P pairs, d component width.
 """
@@ -33,7 +32,7 @@ _GROWTH = 8
 
 
 class Tail:
-    """A buffer of up to `TAIL_ROWS` rows in order of arrival. Rows are written once; deaths are appended to a list."""
+    """Up to `TAIL_ROWS` rows in order of arrival, each written once; deaths are appended to a list."""
 
     def __init__(self, shape: ItemShape, pair_gate: PairGate | None, kinds: Kinds) -> None:
         self._attributes = np.empty(TAIL_ROWS, row_type(kinds))
@@ -75,23 +74,22 @@ class Tail:
         self._ids += item_ids
 
     def row(self, item_id: str) -> int | None:
-        """Return the row of a living item, as the writer sees it now; None if not here."""
+        """The writer's row of a living item."""
         return self._living.get(item_id)
 
     def categories(self, row: int) -> tuple[int, ...]:
         return self._categories[row]
 
     def attributes(self, row: int) -> np.void:
-        """Return the attributes of a row."""
         entries: np.void = self._attributes[row]
         return entries
 
     def kill(self, item_id: str) -> None:
-        """Record the death of an item that lives here."""
+        """Record an item's death."""
         self.dead.append(self._living.pop(item_id))
 
     def segment(self, count: int, num_dead: int) -> Segment | None:
-        """Return the living of the first `count` rows after `num_dead` deaths, in id order; None if none lives."""
+        """The living of the first `count` rows after `num_dead` deaths, in id order; None without any."""
         dead = set(self.dead[:num_dead])
         living = [row for row in range(count) if row not in dead]
         if not living:
@@ -112,7 +110,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class TailView:
-    """The tail as of a version. The first search that needs the segment makes it."""
+    """The tail as of a version. The first search makes its segment."""
 
     tail: Tail
     count: int
@@ -129,7 +127,7 @@ class TailView:
 
 
 def join_blocks(blocks: Sequence[Segment], frozen: int, pair_gate: PairGate | None) -> list[Segment]:
-    """Join the newest blocks until each older one is at least 8 times as large; the first `frozen` stay unchanged.
+    """Join the newest blocks until each older one is at least 8 times as large; the first `frozen` stay.
 
     Only the writer may call this, because it uses the blocks' current deaths. Blocks without a living row are dropped.
     """
@@ -144,9 +142,9 @@ def join_blocks(blocks: Sequence[Segment], frozen: int, pair_gate: PairGate | No
 
 
 def candidates(source: Source, queries: QueryStates, k: int, thresholds: Scores, allowed: Mask | None) -> PartialAnswer:
-    """Return per query the rows that may be in the union's top `k`, and their float64 scores.
+    """Per query the rows that may be in the union's top `k`, and their float64 scores.
 
-    thresholds (B,): lower scores are not in the answer (-inf: no threshold). allowed: as in Index.search.
+    thresholds (B,): lower scores are not in the answer (-inf: none). allowed: as in Index.search.
     """
     scorer = source.segment.scorer
     scores = scorer.scores(queries)
@@ -167,7 +165,7 @@ def candidates(source: Source, queries: QueryStates, k: int, thresholds: Scores,
 
 
 def all_scores(source: Source, queries: QueryStates, allowed: Mask | None) -> PartialAnswer:
-    """Return per query every allowed row and its float32 score, with error bounds."""
+    """Per query every allowed row and its float32 score, with error bounds."""
     scorer = source.segment.scorer
     if scorer.num_pairs == 1:  # see BruteForce.first_stage
         scores = np.stack(scorer.scores_at(queries, [np.arange(scorer.num_items)] * len(queries)))
@@ -180,4 +178,4 @@ def all_scores(source: Source, queries: QueryStates, allowed: Mask | None) -> Pa
 
 
 def _go_on() -> None:
-    """No pause: the writer waits for this."""
+    """The writer waits for this."""

@@ -1,9 +1,8 @@
 """An index over item ids that changes while it answers.
 
 A batch of changes makes the next version and publishes it by one assignment, so readers take no lock and never see part
-of a batch. An update appends to the delta and to a death log: no cost per item of the index. `merge` builds a new main
-segment while searches and changes continue, then replaces the old one and applies the deaths in between.
-`background_merge.py` runs the merges.
+of it. An update appends to the delta and to a death log. `merge` builds a new main segment while searches and changes
+continue, then replaces the old one and applies the deaths since.
 
 Letters: B queries, K results, P_x item components, P pairs, d component width.
 """
@@ -32,33 +31,33 @@ from services.algorithms.rules.attributes import Columns, Kinds
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import PairGate, QueryStates, shape_of
 
-# A merge is wanted if delta and dead rows together reach this share of the main segment's rows. So searches score at
-# most this share of extra rows, and per update a merge copies and builds 10 rows.
+# Delta and dead rows at this share of the main segment's rows demand a merge. So searches score at most this share of
+# extra rows, and per update a merge copies and builds 10 rows.
 MERGE_SHARE = 0.1
-# No merge is wanted before the delta or the main segment's dead rows reach this number. At 8x4x64 a delta row costs a
-# search 1.3 us, and a merge of 3,706 items costs 55 ms of CPU. With 250 changes and 40 searches a second, the total is
-# least near 700 rows; 2,048 rows make a search twice as long.
+# Fewer delta rows or dead main rows demand no merge. At 8x4x64 a delta row costs a search 1.3 us, a merge of 3,706
+# items 55 ms of CPU. With 250 changes and 40 searches a second, the total is least near 700 rows; 2,048 rows double a
+# search's time.
 MERGE_ROWS = 512
-# The delta becomes one block with its own algorithms ("coded") when its other rows reach this number and this share of
-# its coded rows: scoring a tenth of ten million rows one by one takes 30 ms. With a million items, 1,000 changes a
-# second and a delta of 14,000 to 43,000 rows, a search among tangents took 4.0 to 5.3 ms
+# The delta becomes one block with its own algorithms ("coded") when its other rows reach this number and share of its
+# coded rows: scoring a tenth of ten million rows one by one takes 30 ms. With a million items, 1,000 changes a second
+# and a delta of 14,000 to 43,000 rows, a search among tangents took 4.0 to 5.3 ms
 # (docs/benchmarks/large-catalogues.md).
 CODED_ROWS = 16_384
 CODED_SHARE = 1 / 16
-_ROW_OVERHEAD = 64  # bytes per row besides states: an id of 12, its hashes, two categories, masks
+_ROW_OVERHEAD = 64  # bytes per row besides states: an id of 12, hashes, two categories, masks
 
 
 class Build(Protocol):
     """Makes the main segment's algorithms by name, the default one first.
 
-    Rows are in order of ids, so the row number is the tie rank. The algorithms share the scorer.
+    Rows are in order of ids, so the row number is the tie rank; the scorer is shared.
     """
 
     def __call__(self, items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]: ...
 
 
 def only(make: Callable[[MolScorer, PairGate | None], Index]) -> Build:
-    """Return a build of one algorithm under its own name."""
+    """A build of one algorithm under its own name."""
 
     def build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
         index = make(items, pair_gate)
@@ -68,12 +67,12 @@ def only(make: Callable[[MolScorer, PairGate | None], Index]) -> Build:
 
 
 class IndexFullError(ValueError):
-    """A change was rejected because the index would exceed its memory limit."""
+    """A change would exceed the index's memory limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Bytes in use: the main segment with its algorithm, the delta, and the next main segment during a merge."""
+    """Bytes of the main segment with its algorithm, the delta, and the next main segment during a merge."""
 
     main: int
     delta: int
@@ -98,12 +97,11 @@ class MutableIndex:
         number: int = 0,
         digest: str = "",
     ) -> None:
-        """Start from some items, which are not copied if they are in id order. There may be none: the empty arrays
-        still give P_x, d and P. All later items have the same kinds of attributes.
+        """Start from some items, not copied if in id order. Without any, the empty arrays still give P_x, d and P.
+        Later items have the same kinds of attributes.
 
-        max_bytes: limit of `memory`, including the copy of a merge. number, digest: continue the versions of a stored
-        index.
-        Raises: ValueError if states and pair gate disagree, and the errors of `build`.
+        max_bytes: limit of `memory`, with a merge's copy. number, digest: continue a stored index's versions. Raises:
+        ValueError if states and pair gate disagree, and the errors of `build`.
         """
         self.shape = shape_of(items.states, pair_gate)
         self.pair_gate, self.model_version, self.max_bytes = pair_gate, model_version, max_bytes
@@ -130,7 +128,7 @@ class MutableIndex:
 
     @property
     def version(self) -> Version:
-        """The newest version, for readers that need one state for longer than a search."""
+        """The newest version, for readers that need one for longer than a search."""
         return self._version
 
     @property
@@ -139,12 +137,12 @@ class MutableIndex:
 
     @property
     def category_codes(self) -> Mapping[str, int]:
-        """The code of each category name, in order of code; it only grows."""
+        """Category codes, in order; only appended to."""
         return self._codes
 
     @property
     def memory(self) -> Memory:
-        """The present memory. Its maximum, during a merge, is two main segments and the delta.
+        """The present memory, at most (during a merge) two main segments and the delta.
 
         An old main segment stays until the last search that began with it ends.
         """
@@ -163,12 +161,11 @@ class MutableIndex:
         version: Version | None = None,
         max_gap: float = 0.0,
     ) -> Answer:
-        """Return the top `k` of s among the items that pass. filters: one for all queries, one per query, or None.
+        """The top `k` of s among the items that pass. filters: one for all queries, one per query, or None.
 
-        algorithm: a name of the build's, default the first. version: default the newest. max_gap: an algorithm may save
-        work by omitting items that score at most this much above the K-th. An index without items gives empty, exact
-        answers.
-        Raises: ValueError for invalid `k`, filters, algorithm or shapes of queries, with the reason.
+        algorithm: a name of the build's, default the first. version: default the newest. max_gap: an algorithm may omit
+        items that score at most this much above the K-th. An index without items gives empty, exact answers. Raises:
+        ValueError with the reason for invalid arguments.
         """
         return (version or self._version).search(queries, k, filters, algorithm, max_gap)
 
@@ -181,20 +178,19 @@ class MutableIndex:
         algorithm: str | None = None,
         version: Version | None = None,
     ) -> PoolAnswer:
-        """Return a pool of `size` items by the algorithm's first stage, and a bound on everything outside it.
+        """A pool of `size` items by the algorithm's first stage, and a bound on everything outside it.
 
-        With a delta, the first stage's pool is scored in full, and the `size` best by s of it and the delta are
-        returned, with s as their scores. Raises: as `search`.
+        With a delta, the first stage's pool is scored in full; the `size` best of both by s are returned, with s as
+        scores. Raises: as `search`.
         """
         return (version or self._version).first_stage(queries, size, filters, algorithm)
 
     def apply(self, *, upserts: ItemBatch | None = None, removals: Sequence[str] = ()) -> Change:
         """Insert or replace some items and remove others, as one version.
 
-        An id may occur once in a batch. A removal of an unknown id is reported, not an error, since streams repeat
-        records. Cost: about 10 us per item, nothing per item of the index.
-        Raises: ValueError for repeated or malformed ids and states that do not fit, IndexFullError if `max_bytes` would
-        be exceeded; then nothing has changed.
+        An id may occur once. Unknown ids to remove are reported, not an error, since streams repeat records. Cost:
+        about 10 us per item. Raises: ValueError for repeated or malformed ids and states that do not fit,
+        IndexFullError if `max_bytes` would be exceeded; then nothing has changed.
         """
         check_ids("removals", removals)
         if upserts is not None:
@@ -209,16 +205,16 @@ class MutableIndex:
             return self._apply(upserts, removals)
 
     def merge(self, pause: Pause = lambda: None) -> None:
-        """Make one main segment of everything, while searches and changes continue; one merge at a time.
+        """Make one main segment of everything; one merge at a time.
 
-        pause: called between slices of work that block the interpreter lock. Content and version name stay.
-        Cost: one copy of the living rows and one build. Raises: the errors of `build`; the index is then unchanged.
+        pause: called between slices that block the interpreter lock. Content and version name stay. Cost: one copy of
+        the living rows and one build. Raises: the errors of `build`; the index is then unchanged.
         """
         with self._one_merge:
             self._merge(pause, with_main=True)
 
     def tidy(self, pause: Pause = lambda: None) -> None:
-        """Merge, or, if only that is wanted, turn the delta into one block with its algorithms. Raises: as `merge`."""
+        """Merge, or, if only that is wanted, make the delta one block with its algorithms. Raises: as `merge`."""
         with self._one_merge:
             self._merge(pause, with_main=self._wants_merge() or not self._wants_code())
 
@@ -252,7 +248,7 @@ class MutableIndex:
             self._publish()
 
     def _apply(self, upserts: ItemBatch | None, removals: Sequence[str]) -> Change:
-        """Apply a batch under the writer's lock. Steps that can fail come first."""
+        """Apply a batch. Steps that can fail come first."""
         num_upserts = 0 if upserts is None else len(upserts)
         if num_upserts > TAIL_ROWS - len(self._tail):
             self._seal_tail()
@@ -305,7 +301,7 @@ class MutableIndex:
     def _categories(
         self, upserts: ItemBatch, in_tail: Sequence[int | None], found_in: Sequence[tuple[Segment, Indices]]
     ) -> list[tuple[int, ...]]:
-        """Return the category codes of the upserted items: the batch's if it has any, else their current ones."""
+        """The upserted items' category codes: the batch's if it has any, else their current ones."""
         if upserts.categories is not None:
             return self._coded(upserts.categories)
         out: list[tuple[int, ...]] = [() if row is None else self._tail.categories(row) for row in in_tail]
@@ -317,7 +313,7 @@ class MutableIndex:
     def _attributes(
         self, upserts: ItemBatch, in_tail: Sequence[int | None], found_in: Sequence[tuple[Segment, Indices]]
     ) -> Columns:
-        """Return the attributes of the upserted items: those of the batch if it has any, else their current ones."""
+        """The upserted items' attributes, as `_categories`."""
         if upserts.attributes is not None:
             return upserts.attributes.recoded(self._tags)
         out = np.array([encoded({}, self.kinds, {})] * len(upserts), row_type(self.kinds))
@@ -331,12 +327,12 @@ class MutableIndex:
         return {name: out[name] for name in self.kinds}
 
     def _coded(self, categories: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
-        """Return categories as codes; a new name gets the next one. Codes are never reused."""
+        """Categories as codes; a new name gets the next one. Codes are never reused."""
         codes = self._codes
         return [tuple({codes.setdefault(name, len(codes)) for name in names}) for names in categories]
 
     def _seal_tail(self) -> None:
-        """Turn the tail's living rows into a block and begin a new tail; the searched content stays."""
+        """Turn the tail's living rows into a block and begin a new tail."""
         sealed = self._tail.segment(len(self._tail), len(self._tail.dead))
         if sealed is not None:
             sealed.prepare()
@@ -345,7 +341,7 @@ class MutableIndex:
         self._tail = Tail(self.shape, self.pair_gate, self.kinds)
 
     def _searchable(self, segment: Segment) -> Segment:
-        """Build the algorithms over a segment, and run a query through each to compute lazy parts now."""
+        """Build the algorithms, and run a query through each to compute lazy parts now."""
         segment.prepare()
         segment.indexes = self._build(segment.scorer, self.pair_gate)
         components = np.zeros((1, self.shape.num_query_components, self.shape.width), dtype=np.float32)
@@ -355,7 +351,7 @@ class MutableIndex:
         return segment
 
     def _publish(self) -> None:
-        """Publish everything written so far to readers."""
+        """Publish everything written so far."""
         main = None if self._main is None else Source(self._main, self._main.num_dead)
         blocks = tuple(Source(block, block.num_dead) for block in self._blocks)
         self._version = Version(
@@ -377,7 +373,7 @@ class MutableIndex:
     def _wants_merge(self) -> bool:
         delta = len(self._tail) + sum(len(block) for block in self._blocks)
         dead, share = (0, 0.0) if self._main is None else (self._main.num_dead, MERGE_SHARE * len(self._main))
-        # The dead of the main segment cost memory; the delta's rows slow every search.
+        # The main segment's dead cost memory; the delta's rows slow every search.
         return max(delta, dead) >= MERGE_ROWS and delta + dead >= share
 
     def _wants_code(self) -> bool:
@@ -386,11 +382,10 @@ class MutableIndex:
         return loose >= max(CODED_ROWS, CODED_SHARE * sum(len(block) for block in self._blocks[:coded]))
 
     def _num_coded(self) -> int:
-        """Return the number of blocks with the algorithms over them: the first, or none."""
         return 1 if self._blocks and self._blocks[0].indexes else 0
 
     def _make_room(self, num_new: int) -> None:
-        """Merge to drop dead rows if `num_new` more rows would exceed the memory limit."""
+        """Merge if `num_new` more rows would exceed the memory limit."""
         if self.max_bytes is None or self._bytes_with(num_new) <= self.max_bytes:
             return
         version = self._version
@@ -398,19 +393,19 @@ class MutableIndex:
             self.merge()
 
     def _require_room(self, num_new: int) -> None:
-        """Raises: IndexFullError if `num_new` more rows, and a merge after them, would exceed the memory limit."""
+        """Raises: IndexFullError if `num_new` more rows, then a merge, would exceed the memory limit."""
         if num_new and self.max_bytes is not None and (needed := self._bytes_with(num_new)) > self.max_bytes:
             raise IndexFullError(
                 f"max_bytes={self.max_bytes} but {num_new} more items make {needed}, with the copy that a merge makes"
             )
 
     def _bytes_with(self, num_new: int) -> int:
-        """Return the maximal bytes after `num_new` more rows and a merge."""
+        """Most bytes after `num_new` more rows and a merge."""
         memory = self.memory
         return memory.main + memory.delta + self._bytes_of(num_new) + self._bytes_of(self.num_items + num_new)
 
     def _bytes_of(self, num_rows: int) -> int:
-        """Return the bytes of a segment of `num_rows` rows, from the main segment's bytes per row if there is one."""
+        """A segment's bytes, if possible from the main segment's bytes per row."""
         main = self._main
         per_row = (
             self.shape.bytes_per_item + _ROW_OVERHEAD + 8 * len(self.kinds) if main is None else main.nbytes / len(main)
@@ -419,7 +414,7 @@ class MutableIndex:
 
 
 def _digest(before: str, upserts: ItemBatch | None, removals: Iterable[str]) -> str:
-    """Return a digest of a batch and everything before it: equal changes make equal versions."""
+    """Digest of a batch and everything before it: equal changes make equal versions."""
     digest = hashlib.blake2b(before.encode(), digest_size=16)
     if upserts is not None:
         _add_ids(digest, upserts.item_ids)

@@ -1,7 +1,7 @@
-"""A batch of items for a mutable index: ids, states, categories and attributes, validated before any change.
+"""A batch of items for a mutable index, validated before any change.
 
-Every error has the item and the value, since one bad row rejects the whole batch. A zero component is allowed, as in
-every other index: the item lacks this component. An item with only zero components scores 0.
+Errors have the item and the value, since one bad row rejects the batch. A zero component is allowed: the item lacks it.
+An item with only zero components scores 0.
 
 Letters: n items of the batch.
 """
@@ -17,10 +17,10 @@ from services.algorithms.scoring.states import ItemStates
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemBatch:
-    """n items with distinct ids. Ids and categories that are columns (`ItemIds`, `Categories`) are not copied.
+    """n items. `ItemIds` and `Categories` are not copied.
 
-    categories: one list per item; None: known items' categories stay unchanged and new items have none, since a
-    stream of refreshed states has no categories. attributes: likewise.
+    categories: one list per item; None: known items keep theirs and new items have none, since a stream of refreshed
+    states has none. attributes: likewise.
     """
 
     item_ids: Collection[str]
@@ -46,13 +46,13 @@ class ItemBatch:
 
     @property
     def ids(self) -> ItemIds:
-        """The ids as a column."""
+        """Ids as a column."""
         return self.item_ids if isinstance(self.item_ids, ItemIds) else ItemIds(Strings.of(self.item_ids))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """The result of one batch: the new version, how many items changed, and ids to remove that were not there."""
+    """A batch's result: the new version, how many items changed, and ids to remove that were missing."""
 
     version: str
     added: int = 0

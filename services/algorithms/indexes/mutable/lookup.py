@@ -1,7 +1,6 @@
-"""Look up items of one version by id: their states, and their exact scores for one query.
+"""Items of one version by id: states, and exact scores for one query.
 
-For callers that have ids, such as a pool to rank or an item to explain. The cost grows with the requested items, not
-with the index.
+The cost grows with the requested items only.
 
 Letters: n requested and found ids, B queries, P_x item components, P pairs, d component width.
 """
@@ -20,7 +19,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStat
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundItems:
-    """n items in the order of the request. parts: per segment, positions in that order and rows in the segment."""
+    """n items as requested. parts: per segment, positions in that order and rows in the segment."""
 
     item_ids: tuple[str, ...]
     parts: tuple[tuple[Segment, Indices, Indices], ...]
@@ -29,24 +28,24 @@ class FoundItems:
         return len(self.item_ids)
 
     def scores(self, queries: QueryStates, query: int) -> Scores:
-        """Return s of each for one query, in float64 over the stored states: (n,), each within `error`."""
+        """Their s for one query, in float64 over the stored states: (n,), each within `error`."""
         out = np.empty(len(self))
         for segment, positions, rows in self.parts:
             out[positions] = segment.scorer.scores_float64(queries, query, rows)
         return out
 
     def error(self, queries: QueryStates, query: int) -> float:
-        """Return the largest error of a score of that query."""
+        """The largest error of that query's scores."""
         return max(
             (float(segment.scorer.error_bounds_float64(queries)[query]) for segment, _, _ in self.parts), default=0.0
         )
 
     def components(self) -> FloatArray:
-        """The items' components (n, P_x, d); at least one item is required."""
+        """Components (n, P_x, d) of at least one item."""
         return _gather(self, [segment.scorer.components[rows] for segment, _, rows in self.parts])
 
     def states(self) -> ItemStates:
-        """The items' components (n, P_x, d) and gate (n, P); at least one item is required."""
+        """Components (n, P_x, d) and gate (n, P) of at least one item."""
         gates = [
             segment.rows.states.gate[rows] for segment, _, rows in self.parts if segment.rows.states.gate is not None
         ]
@@ -54,14 +53,14 @@ class FoundItems:
 
 
 def score_error(version: Version, queries: QueryStates, query: int) -> float:
-    """Return the largest error of a float64 score of one query, for every item of the version."""
-    # Bounds of all queries, because the scorer caches them from the search before.
+    """The largest error of one query's float64 scores in the version."""
+    # Of all queries: the scorer caches those of the search before.
     bounds = (source.segment.scorer.error_bounds_float64(queries)[query] for source in version.sources())
     return max(map(float, bounds), default=0.0)
 
 
 def find_items(version: Version, item_ids: Sequence[str]) -> FoundItems:
-    """Return the living items of distinct ids; unknown ids are left out."""
+    """The living items of distinct ids; unknown ids are omitted."""
     hashes = hash_ids(item_ids)
     found = np.zeros(len(item_ids), dtype=bool)
     parts = []

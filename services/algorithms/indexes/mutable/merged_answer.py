@@ -1,8 +1,8 @@
 """Merge the answers of main segment and delta: exact top K of their union, one certificate per query.
 
-The delta is exact, so only the main segment's certificate can have a gap: no item omitted there scores more than its
-own K-th score plus its own gap. That bound is compared with the K-th score of the union. Scores that float64 cannot
-distinguish are ordered by item id, across segments.
+The delta is exact, so only the main segment can have a gap: items omitted there score at most its own K-th score plus
+its gap, which is compared with the union's K-th score. Scores that float64 cannot distinguish are ordered by item id,
+across segments.
 
 Letters: B queries, K results, n candidates of one segment.
 """
@@ -58,7 +58,7 @@ class PoolAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartialAnswer:
-    """One segment's candidates: per query rows (n,) and float64 scores (n,); and their float64 error per query (B,)."""
+    """A segment's candidates: per query rows (n,) and float64 scores (n,); and their float64 error per query (B,)."""
 
     segment: Segment
     found: Sequence[tuple[Indices, Scores]]
@@ -66,7 +66,6 @@ class PartialAnswer:
 
 
 def as_partial(segment: Segment, top: TopK, error: Scores) -> PartialAnswer:
-    """Return an algorithm's answer as candidates."""
     counts = (top.item_indices >= 0).sum(axis=1).tolist()
     found = [
         (rows[:count], scores[:count]) for rows, scores, count in zip(top.item_indices, top.scores, counts, strict=True)
@@ -75,7 +74,7 @@ def as_partial(segment: Segment, top: TopK, error: Scores) -> PartialAnswer:
 
 
 def merge_query(parts: Sequence[PartialAnswer], query: int, k: int, tolerance: float) -> tuple[tuple[str, ...], Scores]:
-    """Return one query's top `k` of several segments' candidates: ids and scores; scores within `tolerance` are ties.
+    """One query's top `k` of several segments' candidates; scores within `tolerance` are ties.
 
     The first part's candidates are ordered; alone, they are the answer.
     """
@@ -103,14 +102,14 @@ def merge_query(parts: Sequence[PartialAnswer], query: int, k: int, tolerance: f
 
 
 def tie_tolerance(parts: Sequence[PartialAnswer], query: int) -> float:
-    """Return the largest difference between two computed values of equal scores of one query."""
+    """The largest difference between computed values of equal scores of one query."""
     return 2 * max((float(part.error[query]) for part in parts), default=0.0)
 
 
 def merged_certificate(
     answers: Sequence[tuple[Certificate, Scores]], scores: Scores, k: int, tolerance: float
 ) -> Certificate:
-    """Return the union's certificate.
+    """The union's certificate.
 
     answers: certificate and scores (n,) of each segment with an algorithm. scores: the union's (n',), best first.
     """

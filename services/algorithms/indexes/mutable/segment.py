@@ -1,11 +1,10 @@
 """A segment: immutable items in order of their ids, and a log of later deaths.
 
-A mutable index has a few of these. Rows are written once, so a reader needs no lock: its version has the segment and
-the length of the death log. Deaths are appended. The first search of a version makes its mask from the latest mask, so
-an update has no cost per item of the index.
+Rows are written once and deaths appended, so a reader needs no lock: its version has the segment and the log's length.
+The first search of a version makes its mask from the latest one, so an update has no cost per item of the index.
 
-Rows are in id order, so a row number is its own tie rank. Ids are found by hash in sorted arrays: rebuilding a
-dictionary of a large segment would hold the interpreter lock and block searches.
+A row number is its own tie rank. Ids are found by hash in sorted arrays: rebuilding a large dictionary would hold the
+interpreter lock and block searches.
 
 Letters: n rows, m requested ids, P_x item components, P pairs, d component width.
 """
@@ -61,9 +60,9 @@ class Segment:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of states, the index or scorer over them, ids, categories, masks and the log."""
+        """Bytes of states, algorithms or scorer, ids, categories, masks and the log."""
         rows = self.rows
-        # The algorithms share one scorer, and each counts it.
+        # Each algorithm counts the shared scorer.
         shared = self.scorer.nbytes
         searchable = shared + sum(index.nbytes - shared for index in self.indexes.values())
         ids = rows.ids.strings.nbytes + rows.ids.nbytes
@@ -73,25 +72,25 @@ class Segment:
 
     @property
     def codes(self) -> dict[str, RowCodes]:
-        """The codes of its algorithms, by their keys."""
+        """Its algorithms' codes, by key."""
         coded = [index.row_codes for index in self.indexes.values() if isinstance(index, ScoredIndex)]
         return {key: codes for one in coded for key, codes in one.items()}
 
     # -- the writer, one at a time ----------------------------------------------------------------------------------
 
     def kill(self, rows: Indices) -> None:
-        """Append distinct living rows to the death log; readers see them from the next version on."""
+        """Append distinct living rows to the death log, for the next version."""
         end = self.num_dead + len(rows)
         if end > len(self._log):
             longer = np.empty(max(end, 2 * len(self._log)), dtype=np.int32)
             longer[: self.num_dead] = self._log[: self.num_dead]
-            self._log = longer  # readers of the old log still find all their entries in it
+            self._log = longer  # the old log still has all entries of its readers
         self._log[self.num_dead : end] = rows
         self._is_dead[rows] = True
         self.num_dead = end
 
     def find_living(self, item_ids: Sequence[str], hashes: Hashes) -> Indices:
-        """Return rows (m,) of the ids as the writer sees them now, -1 for missing ones."""
+        """The writer's rows (m,) of the ids, -1 for missing ones."""
         rows = self.find(item_ids, hashes)
         rows[(rows >= 0) & self._is_dead[rows]] = -1
         return rows
@@ -99,11 +98,11 @@ class Segment:
     # -- readers, any number, with the count of deaths of their version ---------------------------------------------
 
     def died(self, start: int, end: int) -> Indices:
-        """Return the rows of entries `start` to `end` of the death log."""
+        """Rows of entries `start` to `end` of the death log."""
         return self._log[start:end].astype(np.int64)
 
     def alive(self, num_dead: int) -> Mask | None:
-        """Return which rows live after `num_dead` deaths: (n,), read-only; None if all do."""
+        """Which rows live after `num_dead` deaths: (n,), read-only; None if all do."""
         if not num_dead:
             return None
         known, mask = self._latest
@@ -112,31 +111,31 @@ class Segment:
         if known < num_dead:
             mask = mask.copy()
             mask[self._log[known:num_dead]] = False
-            self._latest = (num_dead, mask)  # racing searches write equal or nearly equal masks; each uses its own
+            self._latest = (num_dead, mask)  # racing searches write nearly equal masks; each uses its own
             return mask
         mask = np.ones(len(self), dtype=bool)  # a version older than the latest search's
         mask[self._log[:num_dead]] = False
         return mask
 
     def find(self, item_ids: Sequence[str], hashes: Hashes) -> Indices:
-        """Return rows (m,) of the ids, living or dead, -1 for unknown ones."""
+        """Rows (m,) of the ids, living or dead, -1 for unknown ones."""
         return self.rows.ids.find(item_ids, hashes)
 
     @lazy_property
     def _by_category(self) -> tuple[npt.NDArray[np.int32], Indices]:
-        """Codes in order, and the row of each."""
+        """Sorted codes, and the row of each."""
         categories = self.rows.categories
         rows = np.repeat(np.arange(len(self)), categories.offsets[1:] - categories.offsets[:-1])
         order = np.argsort(categories.codes, kind="stable")
         return categories.codes[order], rows[order]
 
     def members(self, code: int) -> Indices:
-        """Rows of a category, living or dead."""
+        """A category's rows, living or dead."""
         codes, rows = self._by_category
         return rows[np.searchsorted(codes, code) : np.searchsorted(codes, code, side="right")]
 
     def prepare(self) -> None:
-        """Compute now what the first search would compute."""
+        """Compute lazy parts."""
         self.scorer  # noqa: B018
         self.rows.ids.prepare()
         self._by_category  # noqa: B018
@@ -144,8 +143,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentItems:
-    """A segment's rows, living or dead, for filters (`rules.filters.Filterable`). codes: of each category. tags:
-    codes of each attribute's tags.
+    """A segment's rows, living or dead, for filters (`rules.filters.Filterable`). codes: of each category. tags: of
+    each attribute.
     """
 
     segment: Segment

@@ -1,8 +1,8 @@
-"""Make one segment's rows from the living rows of several, without delaying searches.
+"""Make one segment of the living rows of several, without delaying searches.
 
-Work that grows with the catalogue is a NumPy call, which releases the interpreter lock, or a short slice of work on
-Python objects with a pause after it: a thread that has the lock for its 5 ms switching interval would add that to
-every native call of a concurrent search.
+Work that grows with the catalogue is a NumPy call, which releases the interpreter lock, or a short slice with a pause
+after it: a thread with the lock for its 5 ms switching interval would add that to every native call of a concurrent
+search.
 
 Letters: n rows of the result, S sources.
 """
@@ -26,14 +26,12 @@ from services.algorithms.scoring.states import ItemStates
 Pause = Callable[[], None]
 
 _COPIED_IDS = 65_536  # gathered per slice, by NumPy
-_SEARCHED_IDS = 32  # ids looked up per slice: 20 comparisons of 250 ns each, 0.16 ms
+_SEARCHED_IDS = 32  # ids per slice: 20 comparisons of 250 ns each, 0.16 ms
 _COPIED_BYTES = 4 << 20  # of states per slice, so that searches keep the cache
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A segment as of a version, after `num_dead` deaths."""
-
     segment: Segment
     num_dead: int
 
@@ -44,7 +42,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The origin of each of n living rows, in order of ids: source (n,) and row within it (n,)."""
+    """The origin of each of n living rows, by id: source (n,) and row within it (n,)."""
 
     sources: Sequence[Source]
     source: npt.NDArray[np.int16]
@@ -54,14 +52,14 @@ class Order:
         return len(self.row)
 
     def new_rows(self, source: int) -> Indices:
-        """Return the new row of each row of one source, -1 for the dead ones."""
+        """The new rows of one source's, -1 for the dead."""
         new_rows = np.full(len(self.sources[source].segment), -1, dtype=np.int64)
         here = np.flatnonzero(self.source == source)
         new_rows[self.row[here]] = here
         return new_rows
 
     def parts(self, size: int) -> Iterator[tuple[slice, list[tuple[int, Indices | slice, Indices]]]]:
-        """Yield the result in slices of `size`, each with (source, positions within the slice, rows of the source)."""
+        """Yield slices of `size`, each with (source, positions within the slice, rows of the source)."""
         for start in range(0, len(self), size):
             part = slice(start, min(start + size, len(self)))
             source, row = self.source[part], self.row[part]
@@ -73,7 +71,7 @@ class Order:
 
 
 def order_by_id(sources: Sequence[Source], pause: Pause) -> Order:
-    """Return the living rows of all sources in order of their ids, which must be distinct among the living."""
+    """All sources' living rows by id; living ids must be distinct."""
     smallest_first = sorted(range(len(sources)), key=lambda number: len(sources[number].segment))
     source = np.empty(0, dtype=np.int16)
     row = np.empty(0, dtype=np.int64)
@@ -81,7 +79,7 @@ def order_by_id(sources: Sequence[Source], pause: Pause) -> Order:
     for step, number in enumerate(smallest_first):
         segment, alive = sources[number].segment, sources[number].segment.alive(sources[number].num_dead)
         larger = segment.rows.ids.strings
-        # The ids so far are searched among all rows of the larger segment; its dead rows are left out afterwards.
+        # Among all rows of the larger segment; its dead ones are dropped afterwards.
         before = _rows_before(larger, ids, pause)
         living = np.arange(len(larger)) if alive is None else np.flatnonzero(alive)
         order = np.argsort(np.concatenate([2 * living + 1, 2 * before]), kind="stable")
@@ -93,7 +91,7 @@ def order_by_id(sources: Sequence[Source], pause: Pause) -> Order:
 
 
 def gather(order: Order, pause: Pause) -> Rows:
-    """Copy the rows of an order into new memory."""
+    """Copy an order's rows into new memory."""
     segments = [source.segment for source in order.sources]
     if len(segments) == 1 and len(order) == len(segments[0]):
         return segments[0].rows
@@ -117,7 +115,7 @@ def gather(order: Order, pause: Pause) -> Rows:
 
 
 def state_slices(order: Order, name: Literal["components", "gate"]) -> Iterator[npt.NDArray[np.float32]]:
-    """Yield the states of an order's rows, a few megabytes at a time."""
+    """Yield an order's states, a few megabytes at a time."""
     arrays = [getattr(source.segment.rows.states, name) for source in order.sources]
     size = max(1, _COPIED_BYTES // max(1, arrays[0][:1].nbytes)) if arrays else 1
     for part, pieces in order.parts(size):
@@ -131,7 +129,7 @@ def state_slices(order: Order, name: Literal["components", "gate"]) -> Iterator[
 
 
 def gather_ids(order: Order, pause: Pause = lambda: None) -> Strings:
-    """Return the ids of an order's rows (n,)."""
+    """An order's ids (n,)."""
     columns = [source.segment.rows.ids.strings for source in order.sources]
     parts: list[Strings] = []
     for _, pieces in order.parts(_COPIED_IDS):
@@ -145,7 +143,7 @@ def gather_ids(order: Order, pause: Pause = lambda: None) -> Strings:
 
 
 def gather_categories(order: Order) -> CategoryLists:
-    """Return the category lists of an order's rows."""
+    """An order's category lists."""
     lists = [source.segment.rows.categories for source in order.sources]
     starts = np.concatenate([[0], np.cumsum([len(part.codes) for part in lists])])
     ends = [part.offsets[1:] + start for part, start in zip(lists, starts, strict=False)]
@@ -157,7 +155,6 @@ def gather_categories(order: Order) -> CategoryLists:
 
 
 def _gather_attributes(order: Order) -> Columns:
-    """Return the attributes of an order's rows, column by column."""
     columns = [source.segment.rows.attributes for source in order.sources]
     rows = _rows_end_to_end(order)
     return {name: np.concatenate([part[name] for part in columns])[rows] for name in columns[0]}
@@ -172,13 +169,13 @@ def _fill(out: npt.NDArray[np.float32], slices: Iterator[npt.NDArray[np.float32]
 
 
 def _rows_end_to_end(order: Order) -> Indices:
-    """Return the order's rows in the concatenated sources."""
+    """The order's rows in the concatenated sources."""
     sizes = [0, *(len(source.segment) for source in order.sources)]
     return np.asarray(np.cumsum(sizes)[order.source] + order.row, dtype=np.int64)
 
 
 def _rows_before(larger: Strings, ids: Strings, pause: Pause) -> Indices:
-    """Return the row of `larger` before which each of the sorted ids belongs."""
+    """The row of `larger` before which each sorted id belongs."""
     rows = np.empty(len(ids), dtype=np.int64)
     at = 0
     for row, item_id in enumerate(ids):

@@ -1,10 +1,9 @@
-"""Items similar to one item, by item states: exact over one version, with changed and new items.
+"""Items similar to one item by states: exact over one version, with changed and new items.
 
 sim(x, y) = mean over p_x of <N(g_px(x)), N(g_px(y))>          N: to unit length
 
-Two items are similar if the model puts both near the same queries, component by component; gates, which weigh pairs for
-a query, are not used. One pass over the components in float32, then float64 for whatever may belong to the top K, so
-the answer is exact, ties by id.
+Two items are similar if the model puts both near the same queries, component by component; gates are not used. One
+float32 pass over the components, then float64 for possible results; ties by id.
 
 Letters: K results, n rows of a segment, P_x item components, d width. Cost: n P_x d multiply-adds, twice, per segment.
 """
@@ -25,22 +24,22 @@ _CHUNK = 65_536
 
 @dataclass(frozen=True, slots=True)
 class SimilarItems:
-    """At most K items, best first, with their similarities in [-1, 1]."""
+    """At most K items, best first, with similarities in [-1, 1]."""
 
     item_ids: list[str]
     similarities: list[float]
 
 
 def components_of(version: Version, item_id: str) -> FloatArray | None:
-    """Return the item's components (P_x, d); None if the version lacks it."""
+    """The item's components (P_x, d), if the version has it."""
     found = find_items(version, [item_id])
     return found.components()[0] if len(found) else None
 
 
 def similar_items(version: Version, item_id: str, components: FloatArray, k: int, wanted: ItemFilter) -> SimilarItems:
-    """Return the `k` allowed items of the version most similar to `item_id`, without itself.
+    """The `k` allowed items most similar to `item_id`, without itself.
 
-    components (P_x, d): the components of that item.
+    components (P_x, d): that item's.
     """
     direction = unit(components) / version.shape.num_components
     slack = 2 * (direction.size + 8) * 2.0**-24
@@ -67,7 +66,7 @@ def similar_items(version: Version, item_id: str, components: FloatArray, k: int
 
 
 def _rough(components: npt.NDArray[np.float32], direction: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return similarities (n,) in float32; a component of length 0 adds nothing."""
+    """Float32 similarities (n,); a component of length 0 adds nothing."""
     products = np.einsum("npd,pd->np", components, direction)
     norms = np.sqrt(np.einsum("npd,npd->np", components, components))
     np.divide(products, norms, out=products, where=norms > 0)

@@ -3,11 +3,10 @@
     snapshot-<number of earlier snapshots>/   manifest.json   items.safetensors   item_states.safetensors
                                               codes.safetensors, if the main segment has codes
 
-A directory is written under a temporary name, flushed to disk with its files, then renamed. A crash
-leaves the older snapshots, and a temporary directory that readers ignore and the next write removes. States are copied
-to the file slice by slice, without a second copy in memory. The pair gate is in the bundle; attributes come
-from the bundle and the topic `items`. Items are in order of their ids; with codes, the main segment's coded items come
-first, then the delta's.
+It is written under a temporary name, flushed to disk, then renamed. A crash leaves the older snapshots, and a temporary
+directory that the next write removes. States are copied slice by slice. The pair gate is in the bundle; attributes come
+from the bundle and the topic `items`. Items are in order of ids; with codes, the main segment's coded items come first,
+then the delta's.
 
 Letters: X items, P_x item components, P pairs, d component width.
 """
@@ -42,13 +41,13 @@ from services.algorithms.scoring.states import ItemShape, ItemStates
 ITEMS = "items.safetensors"
 ITEM_STATES = "item_states.safetensors"
 FORMAT = 3
-KEPT = 2  # the newest snapshot and one older
+KEPT = 2  # the newest and one older
 
 _PREFIX, _ASIDE = "snapshot-", ".aside-"
 
 
 class SnapshotError(BundleError):
-    """A snapshot contradicts its manifest, or belongs to another model."""
+    """A snapshot contradicts its manifest or has another model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +67,7 @@ class SnapshotManifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """A snapshot whose checksums, shapes and model version agree; its states are memory-mapped."""
+    """A checked snapshot with memory-mapped states."""
 
     path: Path
     manifest: SnapshotManifest
@@ -89,10 +88,10 @@ def write_snapshot(
     said: Mapping[str, Any] = MappingProxyType({}),
     columns: Callable[[Strings], Mapping[str, npt.NDArray[Any]]] = lambda ids: {},
 ) -> Path:
-    """Write a version of an index (None: the newest) below `root`, drop all but the newest `KEPT`, return the path.
+    """Write a version of an index (None: the newest) below `root`, keep the newest `KEPT`, return the path.
 
-    said: JSON values, and columns: arrays in the order of the written ids; both are stored and loaded unchanged.
-    Searches and changes continue meanwhile. Only one process at a time may write below a root.
+    said: JSON values, and columns: arrays in the order of the written ids; both are loaded unchanged. Searches and
+    changes continue. Only one process at a time may write below a root.
     """
     version, shape = version or index.version, index.shape
     root.mkdir(parents=True, exist_ok=True)
@@ -148,15 +147,15 @@ def write_snapshot(
 
 
 def snapshots(root: Path) -> list[Path]:
-    """Return the snapshots below a root, newest first; each is complete unless the disk lost data since."""
+    """The snapshots below a root, newest first; each is complete unless the disk lost data since."""
     return sorted(root.glob(f"{_PREFIX}*"), key=_sequence, reverse=True)
 
 
 def load_snapshot(path: Path, *, model_version: str) -> Snapshot:
     """Open a snapshot of this model.
 
-    Raises: SnapshotError for another model's snapshot, with both versions, and for torn or altered files and wrong
-    shapes, with the file, what was found and what was expected.
+    Raises: SnapshotError for another model, with both versions, and for torn or altered files and wrong shapes, with
+    file, found and expected value.
     """
     manifest = _read_manifest(path / MANIFEST)
     if manifest.model_version != model_version:

@@ -1,9 +1,8 @@
-"""Stored codes of a snapshot's first rows: an index that starts from the snapshot need not compute them.
+"""Stored codes of a snapshot's first rows, so that a start need not compute them.
 
 codes.safetensors   num_rows, and one array <key>:<array> per key and array of codes
 
-For ten million items of the `quick` preset, computing codes takes 76 s on two cores; checking and mapping stored codes
-takes 1 s.
+For ten million `quick` items, computing codes takes 76 s on two cores; checking and mapping them takes 1 s.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def code_arrays(codes: Mapping[str, RowCodes], num_rows: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays for `HeldCodes`, from codes of the first `num_rows`."""
+    """Arrays for `HeldCodes`, from codes of the first `num_rows`."""
     arrays: dict[str, npt.NDArray[Any]] = {"num_rows": np.array([num_rows])}
     for key, one in codes.items():
         for part in fields(one):  # type: ignore[arg-type]
@@ -35,10 +34,10 @@ def code_arrays(codes: Mapping[str, RowCodes], num_rows: int) -> dict[str, npt.N
 
 @dataclass(kw_only=True, slots=True)
 class HeldCodes:
-    """Returns the stored codes of a snapshot's first `num_rows` rows, or computes codes that are not stored.
+    """Returns the stored codes of a snapshot's first `num_rows` rows, or computes missing ones.
 
-    made: whether it computed codes. report: called with an event, `path`, `part` and the reason of a rejection.
-    Stored codes of another method, number of rows or width are rejected and computed again.
+    made: whether it computed codes. report: called with an event, `path`, `part` and a rejection's reason. Stored codes
+    of another method, number of rows or width are rejected.
     """
 
     path: Path | None = None
@@ -48,7 +47,7 @@ class HeldCodes:
 
     @property
     def num_rows(self) -> int:
-        """The number of rows with stored codes; 0 without codes."""
+        """The number of rows with stored codes."""
         return int(self.arrays["num_rows"][0]) if self.arrays else 0
 
     def __call__(
@@ -61,7 +60,7 @@ class HeldCodes:
         cells: Coding[Codes],
         seed: int,
     ) -> Codes:
-        """Return the codes of `part`, from the file or computed from its vectors."""
+        """Codes of `part`, from the file or computed from its vectors."""
         try:
             codes = self._codes_of(part, codes_key(part, cells, seed), cells.kind)
             if codes is not None:
@@ -74,7 +73,7 @@ class HeldCodes:
         return cells.coded(vectors(), seed=seed)
 
     def _codes_of(self, part: str, key: str, kind: type[Codes]) -> Codes | None:
-        """Return the stored codes, None if `part` has none.
+        """Stored codes of `part`, if any.
 
         Raises: ValueError for codes of another method; malformed arrays raise any error that `__call__` catches.
         """

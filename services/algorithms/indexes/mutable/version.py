@@ -1,8 +1,7 @@
-"""One version of a mutable index, and searches of it. A version never changes while a reader uses it.
+"""One immutable version of a mutable index, and searches of it.
 
-The main segment and the delta blocks that have an algorithm are searched by it, with removed rows masked out. The
-highest K-th score so far is the threshold for the other blocks, whose rows are scored one by one. The results are
-merged into one answer.
+The main segment and coded delta blocks are searched by their algorithm, with removed rows masked out. The highest K-th
+score so far is the threshold for the other blocks, scored row by row.
 
 Letters: B queries, K results, n rows of a segment.
 """
@@ -38,7 +37,7 @@ class Version:
     """An immutable version. name: the index version in its answers (model version, number and digest of all changes).
 
     codes: the code of each category. tags: the codes of each attribute's tags. The index owns both and only adds
-    entries. kinds: the kind of each attribute.
+    entries. kinds: of each attribute.
     """
 
     shape: ItemShape
@@ -58,16 +57,16 @@ class Version:
         return main + sum(block.num_living for block in self.blocks) + self.tail.num_living
 
     def delta(self) -> list[Source]:
-        """Return the delta's segments with a living row."""
+        """The delta's segments with a living row."""
         parts = (*self.blocks, self.tail.source)
         return [part for part in parts if part is not None and part.num_living]
 
     def sources(self) -> list[Source]:
-        """Return all segments with a living row, the main one first."""
+        """All segments with a living row, the main one first."""
         return [*([self.main] if self.main is not None and self.main.num_living else []), *self.delta()]
 
     def main_first(self) -> Order:
-        """Return the main segment's living items by id, then the delta's living items by id."""
+        """The main segment's living items by id, then the delta's by id."""
         delta = self.delta()
         rest = order_by_id(delta, lambda: None)
         if self.main is None:
@@ -78,7 +77,7 @@ class Version:
         return Order([self.main, *delta], source, np.concatenate([row, rest.row]))
 
     def in_order(self, pause: Pause) -> Order:
-        """Return all living items in order of their ids; `pause` as in `MutableIndex.merge`."""
+        """All living items by id; `pause` as in `MutableIndex.merge`."""
         return order_by_id(self.sources(), pause)
 
     def search(
@@ -89,7 +88,7 @@ class Version:
         algorithm: str | None = None,
         max_gap: float = 0.0,
     ) -> Answer:
-        """Return the top `k` of s in this version. See `MutableIndex.search`."""
+        """See `MutableIndex.search`."""
         wanted = self._checked(queries, k, filters)
         thresholds = np.full(len(queries), -np.inf)
         parts: list[PartialAnswer] = []
@@ -134,7 +133,7 @@ class Version:
         filters: ItemFilter | Sequence[ItemFilter] | None,
         algorithm: str | None = None,
     ) -> PoolAnswer:
-        """Return the main segment's first stage and the delta as one pool. See `MutableIndex.first_stage`."""
+        """See `MutableIndex.first_stage`."""
         wanted = self._checked(queries, size, filters)
         bounds = np.full(len(queries), -np.inf)
         parts: list[PartialAnswer] = []
@@ -165,7 +164,7 @@ class Version:
         _, out = empty_answer(len(queries), min(size, self.num_items))
         for query in range(len(queries)):
             ids, best = merge_query(parts, query, size + 1, 0.0)
-            if len(ids) > size:  # the best omitted item bounds all other omitted items
+            if len(ids) > size:  # the best omitted item bounds the others
                 bounds[query] = max(bounds[query], best[size] + tie_tolerance(parts, query) / 2)  # NaN stays NaN
             item_ids.append(ids[:size])
             out[query, : len(best[:size])] = best[:size]
@@ -189,7 +188,7 @@ class Version:
         return wanted if any(wanted) else (None,)
 
     def checked(self, *filters: ItemFilter | None) -> Wanted:
-        """Return the filters, None for a filter that passes all items. Raises: ValueError as `ItemFilter.check`."""
+        """The filters, None for one that passes all items. Raises: ValueError as `ItemFilter.check`."""
         wanted = tuple(None if one is None or one.is_open else one for one in filters)
         for one in wanted:
             if one is not None:
@@ -197,7 +196,7 @@ class Version:
         return wanted
 
     def allowed(self, source: Source, wanted: Wanted) -> Mask | None:
-        """Return which rows are not removed and pass the filters: (n,) or (B, n), None if all do."""
+        """Which living rows pass the filters: (n,) or (B, n), None if all do."""
         segment, alive = source.segment, source.segment.alive(source.num_dead)
         if wanted == (None,):
             return alive
@@ -210,7 +209,7 @@ class Version:
 
 
 def _named(segment: Segment, algorithm: str | None) -> Index:
-    """Return the segment's index of this name, or its first index for None."""
+    """The segment's index of this name, or its first."""
     indexes = segment.indexes
     if algorithm is None:
         return next(iter(indexes.values()))

@@ -1,14 +1,13 @@
 """Tangents over score-aware product codes, scanned by FAISS: a first stage at half the bits of scalar codes.
 
-Tangents are searched among item vectors (tangents.py; for plain dot products, the items' own vectors). A vector is
-coded as its cell and a product-quantized residual: after a rotation, 16 codewords for every two coordinates, so two
-bits per coordinate. The codewords are learned under the loss that preserves high scores (arXiv:1908.10396;
-offline/training/codebooks). FAISS's fast scan adds up 8-bit tables, 32 items at a time, and applies filters inside the
-scan. This index needs the extra bench-cpu and a bundle's codebooks, which also code new items. The scan's rounding has
-no useful bound, so the certificate is "estimate" unless the pool has all allowed items.
+Tangents (tangents.py) are searched among item vectors. A vector is coded as its cell and a product-quantized residual:
+after a rotation, 16 codewords for every two coordinates, learned under the loss that preserves high scores
+(arXiv:1908.10396; offline/training/codebooks). FAISS's fast scan adds up 8-bit tables, 32 items at a time, and filters
+inside the scan. It needs the extra bench-cpu and a bundle's codebooks. The scan's rounding has no useful bound, so the
+certificate is "estimate" unless the pool has all allowed items.
 
 Letters: X items, M query vectors, w coordinates, m codewords an item, N pool size. Memory: m / 2 + 8 bytes per item,
-plus the cells. Measured in docs/decisions/058-anisotropic-in-the-product.md.
+plus the cells. Measurements: decision 058.
 """
 
 from dataclasses import replace
@@ -44,9 +43,9 @@ class Anisotropic(TangentIndex):
         codebooks: Codebooks | None,
         **options: Any,
     ) -> None:
-        """As `TangentIndex`, with the codebooks as `cells`.
+        """As `TangentIndex`; `codebooks` are its `cells`.
 
-        Raises: ValueError also without codebooks, and for codebooks of another width.
+        Raises: ValueError also without codebooks, or for another width.
         """
         self._codebooks = codebooks
         if codebooks is not None and codebooks.gate_scale is not None:
@@ -74,23 +73,23 @@ class FastScan:
         faiss = imported_faiss()
         self.num_cells, self._num_items = codes.num_cells, codes.num_points
         index = inverted_fast_scan(codes)
-        # The rotation is applied here, because only FAISS's inner index accepts parameters of a single search.
+        # The rotation is applied here: only FAISS's inner index accepts parameters of a single search.
         self._whole, self._file = index, faiss.downcast_index(faiss.extract_index_ivf(index))
         self._rotation, self._width = codes.rotation, codes.width
         self._empty = codes.take(np.zeros(0, dtype=np.int64))
         self._sizes = np.bincount(codes.cells, minlength=codes.num_cells)
-        # Ids are 8 bytes in FAISS, codes are padded to whole blocks of 32 items.
+        # FAISS's ids are 8 bytes, codes are padded to blocks of 32 items.
         blocks = int((-(-self._sizes // 32) * 32).sum())
         self.nbytes = blocks * -(-codes.num_subspaces // 2) + 8 * codes.num_points + codes.centres.nbytes
 
     def codes(self) -> InvertedCodes:
-        """Return the codes, read from the FAISS index: 0.3 s per million items."""
+        """The codes, read from FAISS: 0.3 s per million items."""
         return replace(self._empty, **inverted_lists(self._file, self._empty))
 
     def pool(self, queries: FloatArray, size: int, *, visit: Visit, allowed: Mask | None = None) -> CellAnswer:
-        """Return the `size` best allowed items by code, and their scores by code, padded with -1 and -inf.
+        """The `size` best allowed items by code, and these scores, padded with -1 and -inf.
 
-        allowed: (X,). Bounds are NaN. More cells than in `visit` are visited if those have too few allowed items.
+        allowed: (X,). Bounds are NaN. Cells beyond `visit` are visited if those have too few allowed items.
         """
         size = min(size, self._num_items)
         wanted = min(size, int(count_passing(allowed, 1, self._num_items)[0]))
@@ -107,7 +106,7 @@ class FastScan:
 
     def _searched(self, vectors: FloatArray, size: int, probes: int, allowed: Mask | None) -> CellAnswer:
         faiss = imported_faiss()
-        faiss.omp_set_num_threads(compute_threads())  # OpenMP's setting is per calling thread
+        faiss.omp_set_num_threads(compute_threads())  # OpenMP's setting is per thread
         selector = None if allowed is None else faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
         settings = faiss.SearchParametersIVF(nprobe=probes, sel=selector)
         found, rows = self._file.search(vectors, size, params=settings)
@@ -123,7 +122,7 @@ class FastScan:
 
 
 def _filled(answer: CellAnswer, wanted: int, allowed: Indices) -> CellAnswer:
-    """Add allowed rows up to `wanted`: FAISS omits a row whose codewords are all the worst (its integer score is 0)."""
+    """Add allowed rows up to `wanted`: FAISS omits a row whose codewords are all the worst (integer score 0)."""
     for rows, scores in zip(answer.rows, answer.scores, strict=True):
         found = np.count_nonzero(rows >= 0)
         rows[found:wanted] = np.setdiff1d(allowed, rows)[: wanted - found]

@@ -1,10 +1,9 @@
-"""Codebooks learned from one catalogue's vectors. They code any vector, also a new one, without more training.
+"""Codebooks learned from one catalogue's vectors. They code any vector, also a new one.
 
-`freshet train` and `freshet index` learn them (offline/training/codebooks) and store them in the bundle. A code is the
-nearest centre and, for each subspace of the residual, one codeword, chosen under the loss that preserves high scores
-(arXiv:1908.10396, section 4.1, step 2). One number couples the subspaces: the component of the error (residual
-minus codewords) along the vector. Two tables per vector hold each codeword's squared error and this component. So
-choosing one subspace's codeword again costs O(k), and a sweep over all subspaces O(m k). Only NumPy is used.
+`freshet train` and `freshet index` store them in the bundle. A code is the nearest centre and, for each subspace of the
+residual, one codeword, chosen under the loss that preserves high scores (arXiv:1908.10396, section 4.1, step 2). One
+number couples the subspaces: the error's component (residual minus codewords) along the vector. Per vector, two tables
+hold each codeword's squared error and this component, so choosing one codeword again costs O(k), a sweep O(m k).
 
 Letters: X vectors, n of them, w width, C cells, m subspaces, k codewords each, P pairs.
 """
@@ -28,13 +27,13 @@ _MAX_STIFFNESS = 1e4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Codebooks:
-    """The centres and codewords that code vectors.
+    """Centres and codewords.
 
     Shapes: centres (C, w) and codebooks (m, k, w / m), k = 16 (4-bit codes) or 256 (8-bit codes), float32, both after
-    rotation (w, w) if there is one. shortest (1,): T, the length up to which a vector is coded by plain l2. stiffness
-    (s,): the weight of the error along a vector relative to the error across it, stored as (eta - 1) (1 - c^2) at even
-    steps of c = T / |x| from 0 to 1. gate_scale (P,): divisor of item gates before coding, None without gates.
-    Raises: ValueError for inconsistent arrays, or values that are not finite.
+    rotation (w, w) if any. shortest (1,): T, the length up to which a vector is coded by plain l2. stiffness (s,): the
+    weight of the error along a vector relative to the error across it, stored as (eta - 1) (1 - c^2) at even steps of c
+    = T / |x| from 0 to 1. gate_scale (P,): divisor of item gates before coding, None without gates. Raises: ValueError
+    for inconsistent arrays or non-finite values.
     """
 
     centres: FloatArray
@@ -60,7 +59,7 @@ class Codebooks:
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[np.floating]]:
-        """Return the arrays that are not None, by name."""
+        """Arrays that are not None, by name."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: array for name, array in values.items() if array is not None}
 
@@ -71,7 +70,7 @@ class Codebooks:
 
     @property
     def text(self) -> str:
-        """Return the codebooks' name: a hash of their content."""
+        """A hash of the content."""
         digest = hashlib.sha256()
         for name, array in self.arrays.items():
             digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
@@ -82,7 +81,7 @@ class Codebooks:
         return InvertedCodes
 
     def coded(self, vectors: FloatArray, *, seed: int = 0) -> InvertedCodes:
-        """Return the codes of vectors (X, at most w), which are padded with 0 to width w. `seed` is not used.
+        """The codes of vectors (X, at most w), padded with 0 to width w. `seed` is not used.
 
         Raises: as `check_width`. Cost: 20,000 vectors per second and core (m = 64, k = 16).
         """
@@ -104,12 +103,12 @@ class Codebooks:
         )
 
     def check_width(self, width: int) -> None:
-        """Raises: ValueError unless vectors of this width, padded by less than one codeword, have the width w."""
+        """Raises: ValueError unless this width, padded by less than one codeword, is w."""
         if not 0 <= self.width - width < self.codebooks.shape[2]:
             raise ValueError(f"vectors are {width} wide; these codebooks code {self.width}")
 
     def _stiffness(self, lengths: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-        """Return eta - 1 of vectors of these lengths (n,): 0 if no unit query scores them above T."""
+        """eta - 1 for vectors of these lengths (n,): 0 if no unit query scores them above T."""
         shortest = float(self.shortest[0])
         ratio = np.divide(shortest, lengths, out=np.zeros_like(lengths), where=lengths > shortest)
         ratio = np.minimum(ratio, 1 - 1e-12)
@@ -124,10 +123,10 @@ def encoded(
     codebooks: FloatArray,
     start: npt.NDArray[np.integer] | None = None,
 ) -> npt.NDArray[np.uint8]:
-    """Return codes (n, m) of residuals (n, w) of vectors with these unit directions (n, w), by coordinate descent.
+    """Codes (n, m) of residuals (n, w) of vectors with these unit directions (n, w), by coordinate descent.
 
-    The descent starts from `start` (n, m), or from the nearest codewords by l2, and never increases the loss. If the
-    present codeword ties with the best, it stays. If better codewords tie, the one of smallest number is chosen.
+    It starts from `start` (n, m), or the nearest codewords by l2, and never increases the loss. A present codeword that
+    ties with the best stays; among better ones that tie, the smallest number wins.
     """
     num_subspaces, num_codewords, _ = codebooks.shape
     codes = np.empty((len(residuals), num_subspaces), dtype=np.uint8)

@@ -1,12 +1,12 @@
 """Quantized: the top K of plain dot products from small integer codes in cells, re-evaluated exactly.
 
-For two-tower models and imported embeddings (P = 1, of any norm). One native call chooses cells, scans their codes,
-collects a pool and evaluates it in float64 (ops/quantized_scan), so a query costs little more than its scan.
+For two-tower models and imported embeddings (P = 1, of any norm). One native call chooses cells, scans codes, collects
+a pool and evaluates it in float64 (ops/quantized_scan).
 
-There are two ways to search. With `visit`, only some cells are scanned. This is fast, and the certificate's gap depends
-on the radii of the omitted cells: it is usually far above 0, or there is no proof ("estimate"). Without `visit`, a
-bound rules items out: ||q|| times the cell's largest residual error plus the error of the query's own code. The answer
-is proven exact, with a pool of about 2 K for 8-bit codes.
+With `visit`, only some cells are scanned: fast, but the certificate's gap depends on the omitted cells' radii and is
+usually far above 0, or there is no proof ("estimate"). Without `visit`, a bound excludes items: ||q|| times the cell's
+largest residual error plus the error of the query's own code. The answer is proven exact, with a pool of about 2 K for
+8-bit codes.
 
 Letters: B queries, X items, C cells, d width, h coded width, K results, N pool size.
 """
@@ -43,12 +43,12 @@ from services.algorithms.ops.quantized_scan import (
 )
 from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
 
-# Added to an error bound for products of denormal numbers.
+# For products of denormal numbers.
 _SMALLEST = 1e-35
 
 
 class Quantized(ScoredIndex):
-    """The top K by dot product. Certificate: exact without `visit`, else bounded by the omitted cells' radii."""
+    """The top K by dot product. Certificate: exact without `visit`, else by the omitted cells' radii."""
 
     name = "quantized"
 
@@ -64,10 +64,10 @@ class Quantized(ScoredIndex):
         coder: Coder = vectors_coded,
         tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
-        """As `ScoredIndex`; pool_size: N, the number of best items by code that are evaluated exactly (at least k).
+        """As `ScoredIndex`; pool_size: N, the best items by code that are evaluated exactly (at least k).
 
-        visit None: exact. cells None: `default_cells`; a CellScan of the same items is shared.
-        Raises: ValueError also for more than one component pair, or sizes that disagree.
+        visit None: exact. cells None: `default_cells`; a CellScan of the same items is shared. Raises: ValueError also
+        for more than one component pair, or sizes that disagree.
         """
         check_pool_size("pool_size", pool_size)
         super().__init__(items, pair_gate, tie_ranks=tie_ranks)
@@ -86,7 +86,7 @@ class Quantized(ScoredIndex):
             self._codes = {codes_key(part, chosen, seed): codes}
             self.cells = CellScan(codes, vectors=vectors, tie_ranks=self.ranks)
         self._largest_norm = float(self.scorer.magnitudes.norms.max(initial=0))
-        # The float64 error bound of a dot product is proportional to the query's norm, except for denormal numbers.
+        # A dot product's float64 error bound is proportional to the query's norm, except for denormal numbers.
         direction = np.zeros((1, 1, self.scorer.width), dtype=np.float32)
         direction[0, 0, 0] = 1
         self._error_per_norm = float(self.scorer.error_bounds_float64(QueryStates(components=direction))[0])
@@ -100,7 +100,7 @@ class Quantized(ScoredIndex):
         return self._codes
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """Return the top `k` by dot product. See `Index.search`."""
+        """See `Index.search`."""
         self.check(queries, k, allowed)
         started = time.perf_counter()
         vectors = queries.components[:, 0]
@@ -113,7 +113,7 @@ class Quantized(ScoredIndex):
             answer = self.cells.best(
                 vectors, k, pool=self.pool_size, visit=self.visit, allowed=allowed, tolerances=tolerances
             )
-            # The last column is -inf in an answer with fewer than k items.
+            # -inf in an answer with fewer than k items.
             kth_scores = answer.scores[:, -1] - tolerances
             certificates = self._certificates(answer.bounds, norms, kth_scores, whole=k <= self.num_items)
         return TopK(
@@ -124,7 +124,7 @@ class Quantized(ScoredIndex):
         )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """Return the `size` best by code, their scores by code, and the bound on the rest. See `Index.first_stage`."""
+        """The `size` best by code, these scores, and the bound on the rest."""
         self.check(queries, size, allowed)
         started = time.perf_counter()
         visit = self.visit or Visit(probes=self.cells.num_cells)
@@ -137,9 +137,9 @@ class Quantized(ScoredIndex):
     def _certificates(
         self, bounds: Scores, norms: Scores, kth_scores: Scores, *, whole: bool
     ) -> tuple[Certificate, ...]:
-        """Return certificates from the scan's bounds (B,); an estimate if the norms alone give as tight a bound.
+        """Certificates from the scan's bounds (B,); an estimate if the norms alone are as tight.
 
-        Plain floats are used: a query's scan takes 0.1 ms, and NumPy calls on arrays of one element take a fifth of it.
+        Plain floats: a query's scan takes 0.1 ms, and NumPy calls on one element take a fifth of it.
         """
         found = []
         for bound, norm, kth in zip(bounds.tolist(), norms.tolist(), kth_scores.tolist(), strict=True):
@@ -149,6 +149,5 @@ class Quantized(ScoredIndex):
 
 
 def _norms(vectors: FloatArray) -> Scores:
-    """Return Euclidean norms in float64, (B,)."""
     exact = vectors.astype(np.float64)
     return np.asarray(np.sqrt(np.einsum("bd,bd->b", exact, exact)))

@@ -1,9 +1,8 @@
-"""FAISS inverted files filled with our codebooks and codes, because FAISS scans them fastest.
+"""FAISS inverted files filled with our codebooks and codes.
 
-Centroids and packed codes are copied in; `add` is never called, since it would encode by plain l2 and lose the
-anisotropy. Codes with a rotation become an IndexPreTransform around the same index, which rotates queries
-(`faiss.extract_index_ivf` finds the inner one). FAISS is optional: it is imported inside functions. All indexes score
-by inner product; ids are 0 .. X - 1.
+Centroids and packed codes are copied in; `add` would encode by plain l2 and lose the anisotropy. Rotated codes become
+an IndexPreTransform, which rotates queries (`faiss.extract_index_ivf` finds the inner index). FAISS is optional, so
+functions import it. All indexes score by inner product; ids are 0..X-1.
 
 Letters: X points, C cells, m subspaces.
 """
@@ -17,9 +16,9 @@ from services.algorithms.indexes.quantized.inverted_codes import InvertedCodes
 
 
 def inverted_fast_scan(codes: InvertedCodes) -> Any:
-    """Return a faiss.IndexIVFPQFastScan: it accepts ID selectors; its scores, from 8-bit tables, are coarse.
+    """A faiss.IndexIVFPQFastScan: it accepts ID selectors; scores, from 8-bit tables, are coarse.
 
-    Raises: ValueError for 8-bit codes, and if FAISS is not installed.
+    Raises: ValueError for 8-bit codes, or without FAISS.
     """
     if codes.code_bits != 4:
         raise ValueError(f"code_bits is {codes.code_bits}; FAISS's fast scan reads 4-bit codes only")
@@ -28,9 +27,9 @@ def inverted_fast_scan(codes: InvertedCodes) -> Any:
 
 
 def inverted_lists(index: Any, codes: InvertedCodes) -> dict[str, npt.NDArray[Any]]:
-    """Return the cells (X,) and codes (X, m) in the inverted file of an `inverted_fast_scan`.
+    """The cells (X,) and codes (X, m) of an `inverted_fast_scan`.
 
-    codes: gives the numbers of cells and subspaces. Searches may run at the same time.
+    codes: for their numbers of cells and subspaces. Searches may run meanwhile.
     """
     faiss = imported_faiss()
     cells = np.empty(index.ntotal, dtype=np.int32)
@@ -48,12 +47,12 @@ def inverted_lists(index: Any, codes: InvertedCodes) -> dict[str, npt.NDArray[An
 
 
 def inverted_index(codes: InvertedCodes) -> Any:
-    """Return a faiss.IndexIVFPQ, which scores by float tables. Raises: ValueError if FAISS is not installed."""
+    """A faiss.IndexIVFPQ, which scores by float tables. Raises: ValueError without FAISS."""
     return _rotating(codes, _inverted_index(codes))
 
 
 def imported_faiss() -> Any:
-    """Return the module. Raises: ValueError with the extra if it is not installed."""
+    """The module. Raises: ValueError, with the extra, if it is not installed."""
     try:
         import faiss
     except ModuleNotFoundError as error:

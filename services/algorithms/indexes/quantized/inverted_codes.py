@@ -1,7 +1,5 @@
 """Product-quantised vectors in an inverted file, as plain arrays: the format for FAISS and for snapshots.
 
-A search needs only these arrays; another module trains the codebooks. This one needs only NumPy.
-
 Letters: X points, d width, C cells, m subspaces, k codewords each.
 """
 
@@ -17,8 +15,8 @@ from services.algorithms.scoring.states import FloatArray
 class InvertedCodes:
     """X coded points: each is its cell's centre and one codeword per subspace.
 
-    Shapes: centres (C, d) and codebooks (m, k, d / m) float32, k = 16 (4-bit codes) or 256 (8-bit codes); rotation
-    (d, d) or None: centres and codebooks are of rotated vectors; cells (X,) int32; codes (X, m) uint8, one per byte.
+    Shapes: centres (C, d) and codebooks (m, k, d / m) float32, k = 16 (4-bit codes) or 256 (8-bit codes), of vectors
+    rotated by rotation (d, d), if any; cells (X,) int32; codes (X, m) uint8, one per byte.
 
     Raises: ValueError for inconsistent arrays.
     """
@@ -51,7 +49,7 @@ class InvertedCodes:
             raise ValueError(f"{found}; allowed: {num_vectors} vectors {width} wide, padded to whole codewords")
 
     def take(self, rows: npt.NDArray[np.int64]) -> "InvertedCodes":
-        """Return the codes of some rows."""
+        """The codes of some rows."""
         return replace(self, cells=self.cells[rows], codes=self.codes[rows])
 
     @property
@@ -78,7 +76,7 @@ class InvertedCodes:
         return int(self.codebooks.shape[1]).bit_length() - 1
 
     def packed(self) -> npt.NDArray[np.uint8]:
-        """FAISS's layout (X, ceil(m * bits / 8)): two 4-bit codes a byte, the first in its low half."""
+        """FAISS's layout (X, ceil(m * bits / 8)): two 4-bit codes a byte, the first in the low half."""
         if self.code_bits == 8:
             return np.ascontiguousarray(self.codes)
         even, odd = self.codes[:, 0::2], self.codes[:, 1::2]
@@ -87,7 +85,7 @@ class InvertedCodes:
         return packed
 
     def decoded(self) -> FloatArray:
-        """Return the decoded points (X, d)."""
+        """The decoded points (X, d)."""
         words = self.codebooks[np.arange(self.num_subspaces), self.codes].reshape(self.num_points, self.width)
         words = words + self.centres[self.cells]
         return words if self.rotation is None else words @ self.rotation.T

@@ -2,18 +2,18 @@
 
 s(q, x) = sum_p pi_p c_p is a function of the item's components g (the cosines c are linear in them) and its gate. Its
 tangent at one item is <v, (g, gate)> plus a constant: a dot product with a vector computed from the query and that
-item. If gate weights are similar for a query's best items, one tangent orders them. Usually the weights are similar
-within a few groups of items: a group has the same pair of largest weight. So a query has several vectors, one for each
-group among the best items known so far: first the best of a sample, then those that the sample's tangents find in a few
-cells. The pool is the union of each vector's best items by code. This method is our own; the paper's TopKAvg
-(arXiv:2407.15462, section 3.2) is the same with equal weights for every query and item.
+item. One tangent orders items of similar gate weights. Weights are usually similar in a group of items with the same
+pair of largest weight. So a query has one vector for each group among the best items known so far: first the best of a
+sample, then those that its tangents find in a few cells. The pool is the union of each vector's best items by code. The
+method is our own; the paper's TopKAvg (arXiv:2407.15462, section 3.2) is the same with equal weights for every query
+and item.
 
-Measured in docs/benchmarks/large-catalogues.md. The difference of s and a tangent has no bound, so the
-certificate is "estimate" unless the pool has all allowed items.
+Measured in docs/benchmarks/large-catalogues.md. Nothing bounds the difference of s and a tangent, so the certificate is
+"estimate" unless the pool has all allowed items.
 
-Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d width, M tangents of a query,
-n items, w = P_x d + P coordinates (P_x d without gates), N pool size. Cost: M scans of w / 2 bytes per item of the
-visited cells; the sample and the pool in full. Memory: w / 2 bytes and 4 more per item.
+Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d width, M tangents of a query, n items,
+w = P_x d + P coordinates (P_x d without gates), N pool size. Cost: M scans of w / 2 bytes per item of the visited
+cells; the sample and the pool in full. Memory: w / 2 bytes and 4 more per item.
 """
 
 import time
@@ -49,13 +49,13 @@ DoubleArray = npt.NDArray[np.float64]
 
 _SAMPLE, _CENTRE = 2_048, 64
 _LOOK = Visit(probes=8)
-# Cells whose better items are not expected in the pool are omitted: a quarter of the cells finds what all cells find.
+# Cells whose better items are not expected in the pool are omitted: a quarter of the cells finds as much as all.
 _REACH = 0.5
 _CHUNK = 65_536
 
 
 class VectorScan(Protocol):
-    """Coded items (X, w), searched by plain dot products."""
+    """Coded items (X, w), searched by dot products."""
 
     @property
     def num_cells(self) -> int: ...
@@ -63,7 +63,7 @@ class VectorScan(Protocol):
     def pool(
         self, queries: npt.NDArray[np.float32], size: int, /, *, visit: Visit, allowed: Mask | None = None
     ) -> CellAnswer:
-        """Return the `size` best allowed items, or all if there are fewer, for each of the queries (M, w).
+        """The `size` best allowed items, or all if fewer, for each query (M, w).
 
         allowed: (X,).
         """
@@ -72,11 +72,11 @@ class VectorScan(Protocol):
 class TangentIndex(ScoredIndex, ABC):
     """The N / M best items by code for each of a query's M tangents; their union is reordered by s.
 
-    Certificate: an estimate. A list has at least k items. pool_size: N; visit: the visited cells, None for all.
+    A list has at least k items. pool_size: N; visit: the visited cells, None for all.
     """
 
     name: str
-    _gate_scale: DoubleArray | None = None  # None: computed from the items' gates
+    _gate_scale: DoubleArray | None = None  # None: from the items' gates
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class TangentIndex(ScoredIndex, ABC):
         super().__init__(items, pair_gate, tie_ranks=tie_ranks)
 
     def with_sizes(self, *, pool_size: int, visit: Visit | None = None) -> Self:
-        """Return an index with other sizes that shares this one's codes; only this one counts them in `nbytes`."""
+        """An index with other sizes and the same codes, which only this one counts in `nbytes`."""
         check_pool_size("pool_size", pool_size)
         other = copy(self)
         other.pool_size, other._visit, other._bytes_of_codes = pool_size, visit, 0
@@ -122,7 +122,7 @@ class TangentIndex(ScoredIndex, ABC):
 
     @abstractmethod
     def _scan(self) -> VectorScan:
-        """Return the coded vectors of all items."""
+        """All items' coded vectors."""
 
     @property
     def visit(self) -> Visit:
@@ -130,7 +130,7 @@ class TangentIndex(ScoredIndex, ABC):
         return self._visit or Visit(probes=self.cells.num_cells)
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """Return the top `k` by s of a pool of about N items; each list has at least k items."""
+        """The top `k` by s of a pool of about N items; each list has at least k."""
         self.check(queries, k, allowed)
         started = time.perf_counter()
         lists = self._lists(queries, self.pool_size, k, allowed)
@@ -145,7 +145,7 @@ class TangentIndex(ScoredIndex, ABC):
         )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """Return the `size` best items by the highest value of a query's tangents at their code; that is the score."""
+        """The `size` best items by score: the highest value of a query's tangents at their code."""
         self.check(queries, size, allowed)
         started = time.perf_counter()
         lists = self._lists(queries, 2 * size, size, allowed)
@@ -164,13 +164,13 @@ class TangentIndex(ScoredIndex, ABC):
         return Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
 
     def _bounds(self, queries: QueryStates, pools: Sequence[Indices], allowed: Mask | None) -> Scores:
-        """Return -inf if a pool has all allowed items, else NaN: no proof."""
+        """-inf if a pool has all allowed items, else NaN: no proof."""
         counts = count_passing(allowed, len(queries), self.num_items)
         sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
         return np.where(sizes == counts, -np.inf, np.nan)
 
     def _lists(self, queries: QueryStates, size: int, least: int, allowed: Mask | None) -> "_Lists":
-        """Return, for each of a query's M tangents, the `size` / M best items by code, but at least `least`."""
+        """For each of a query's M tangents, the `size` / M best items by code, but at least `least`."""
         found, touched = [], np.zeros(len(queries), dtype=np.int64)
         for query, (vectors, heights) in enumerate(self.tangents(queries)):
             mask = allowed if allowed is None or allowed.ndim == 1 else allowed[query]
@@ -181,7 +181,7 @@ class TangentIndex(ScoredIndex, ABC):
         return _Lists(found, touched)
 
     def tangents(self, queries: QueryStates) -> list[tuple[npt.NDArray[np.float32], Scores]]:
-        """Return each query's tangents: vectors (M, w) and their heights at the origin (M,).
+        """Each query's tangents: vectors (M, w) and heights at the origin (M,).
 
         A plain dot product is its own tangent at every item.
         """
@@ -197,20 +197,18 @@ class TangentIndex(ScoredIndex, ABC):
         return self._tangents(queries, known)
 
     def _tangents(self, queries: QueryStates, known: Sequence[Indices]) -> list[tuple[npt.NDArray[np.float32], Scores]]:
-        """Return per query the tangents at its groups of known items (n,): vectors (M, w) and heights at the origin
-        (M,).
-        """
+        """Per query the tangents at its groups of known items (n,): vectors (M, w) and heights at the origin (M,)."""
         return [self._slopes.at(queries.take([query]), rows) for query, rows in enumerate(known)]
 
 
 class QuantizedTangents(TangentIndex):
-    """Tangents over scalar codes. See `TangentIndex`."""
+    """Tangents over scalar codes."""
 
     name = "quantized_tangents"
 
     def _scan(self) -> VectorScan:
         # 4 bits for every coordinate find .9925 of the top 100 of a million items in 1.9 ms (N 2,000); 8 bits find
-        # .9942 in 2.4 ms. Two thirds of the coordinates, as in `default_cells` for wide vectors, find .936.
+        # .9942 in 2.4 ms. Two thirds of the coordinates, as in `default_cells`, find .936.
         cells = Cells(num_cells=default_cells(self.num_items, self.scorer.width).num_cells, bits=4)
         cells, part = self._chosen or cells, f"{self.name}-slopes"
         shape = (self.num_items, self._slopes.width)
@@ -228,17 +226,17 @@ class QuantizedTangents(TangentIndex):
 
 @dataclass(frozen=True, slots=True)
 class _Lists:
-    """Per query rows (M, n) and heights (M, n), padded with -1 and -inf; touched (B,): items scanned."""
+    """Per query rows and heights (M, n), padded with -1 and -inf; touched (B,): items scanned."""
 
     found: list[tuple[Indices, Scores]]
     touched: Indices
 
 
 class Slopes:
-    """Items as vectors (w,) for tangents, and the tangents of one query.
+    """Items as vectors (w,) for tangents, and one query's tangents.
 
-    gate_scale (P,): divisor of item gates, default the items' own spread. Codes have one step for all coordinates, so
-    item gates are divided by it, to the size of components, and the slopes by a gate are multiplied by it.
+    gate_scale (P,): divisor of item gates, default their own spread. Codes have one step for all coordinates, so item
+    gates are divided by it, to the size of components, and the slopes by a gate multiplied.
     """
 
     def __init__(self, scorer: MolScorer, gate_scale: DoubleArray | None = None) -> None:
@@ -262,7 +260,7 @@ class Slopes:
         )
 
     def vectors(self) -> npt.NDArray[np.float32]:
-        """Return every item's vector: (X, w)."""
+        """Every item's vector: (X, w)."""
         scorer = self._scorer
         vectors = np.empty((scorer.num_items, self.width), dtype=np.float32)
         states = ItemStates(components=scorer.components, gate=scorer.item_gate)
@@ -271,15 +269,15 @@ class Slopes:
         return vectors
 
     def write(self, items: ItemStates, out: npt.NDArray[np.float32]) -> None:
-        """Write the vectors of some items: out (n, w)."""
+        """Write some items' vectors: out (n, w)."""
         out[:, : self._split] = items.components.reshape(len(items), -1)
         if items.gate is not None and self.gate_scale is not None:
             out[:, self._split :] = items.gate / self.gate_scale
 
     def at(self, query: QueryStates, rows: Indices) -> tuple[npt.NDArray[np.float32], Scores]:
-        """Return one query's tangents at the mean of each group of items `rows` (n,): vectors (M, w), heights (M,).
+        """One query's tangents at the mean of each group of items `rows` (n,): vectors (M, w), heights (M,).
 
-        A group has the items with the same pair of largest weight.
+        A group has the same pair of largest weight.
         """
         components = query.components[0].astype(np.float64)
         cosines = np.einsum("qd,npd->nqp", components, self._scorer.components[rows].astype(np.float64))
@@ -308,7 +306,7 @@ class Slopes:
     def _parts(
         self, query: QueryStates, cosines: DoubleArray, gates: DoubleArray | None
     ) -> tuple[DoubleArray, DoubleArray, DoubleArray | None]:
-        """Return gate weights (n, P), their inputs z (n, P), and the hidden layer's inputs (n, G)."""
+        """Gate weights (n, P), their inputs z (n, P), and the hidden layer's inputs (n, G)."""
         z, hidden = np.zeros_like(cosines), None
         if self._network is not None:
             w1, b1, w2, b2 = self._network
@@ -323,7 +321,7 @@ class Slopes:
     def _slope(
         self, query: QueryStates, cosines: DoubleArray, gates: DoubleArray | None
     ) -> tuple[DoubleArray, DoubleArray, DoubleArray | None]:
-        """Return s (m,) and its derivatives by the cosines and the item's gate, (m, P) each."""
+        """s (m,) and its derivatives by cosines and item gate, (m, P) each."""
         weights, z, hidden = self._parts(query, cosines, gates)
         score = (weights * cosines).sum(axis=1)
         by_z = weights * (cosines - score[:, None]) * _silu_slope(z)
@@ -338,7 +336,7 @@ class Slopes:
 
 
 def _best(scores: npt.NDArray[np.float32], count: int) -> Indices:
-    """Return the positions of the `count` largest, in any order."""
+    """Positions of the `count` largest, in any order."""
     return np.argpartition(-scores, count)[:count] if count < len(scores) else np.arange(len(scores))
 
 

@@ -1,9 +1,7 @@
 """The N best items of each of many query vectors at once, without storing the dot products.
 
-It replaces the library call per component pair of arXiv:2407.15462 (its Algorithm 2, line 8): one pass multiplies every
-query vector by every item component, with a rising threshold per pair, so that (B, Q, S, X) never exists. With one
-vector per query and one component per item it is plain top-N by dot product. Mixtures, gates and certificates are
-computed elsewhere.
+It replaces the library call per component pair of arXiv:2407.15462 (Algorithm 2, line 8): one pass multiplies every
+query vector by every item component, with a rising threshold per pair, so that (B, Q, S, X) never exists.
 
 Letters: B queries, Q vectors per query (P_q), X items, S item components (P_x), d width, N results per pair.
 """
@@ -23,7 +21,7 @@ __all__ = ["GroupedBest", "GroupedTopK", "Storage", "from_bfloat16", "to_bfloat1
 FloatArray = npt.NDArray[np.float32]
 Storage = Literal["rows", "float32", "bfloat16"]
 _PANEL = 64  # items whose floats are adjacent, as in cpu.cpp
-# Limit of memory for candidates, besides the answer. Queries are processed in groups that stay below it.
+# Limit of candidates' memory: queries are processed in groups below it.
 BUFFER_BYTES = 64 << 20
 
 
@@ -44,7 +42,7 @@ class GroupedTopK:
     """Item vectors prepared for grouped top-N. Thread-safe.
 
     Cost: B Q S X d multiply-adds in float32, and about N log(X / N) candidates written per (query vector, component).
-    Memory besides the answer: at most `buffer_bytes` of candidates, or one query's if larger.
+    Memory besides the answer: at most `buffer_bytes` of candidates, or one query's.
     """
 
     def __init__(
@@ -57,9 +55,9 @@ class GroupedTopK:
     ) -> None:
         """Prepare items (X, S, d). tie_ranks (X,): a permutation that orders equal scores, default row numbers.
 
-        storage: "rows" keeps a view of `items`; "float32" copies them into panels, so that the scan need not transpose;
-        "bfloat16" also rounds them to nearest, for half the bytes: scores are then those of the rounded vectors.
-        Raises: ValueError for another shape, no items, or 2**32 items and more.
+        storage: "rows" keeps a view of `items`; "float32" copies them into panels, to save transposing in the scan;
+        "bfloat16" also rounds them to nearest, for half the bytes: scores are those of the rounded vectors. Raises:
+        ValueError for another shape, no items, or 2**32 items and more.
         """
         if items.ndim != 3 or not 0 < len(items) < 2**32 or 0 in items.shape:
             raise ValueError(f"items has shape {items.shape}; expected (X, S, d) with 1 <= X < 2**32, S and d >= 1")
@@ -78,12 +76,12 @@ class GroupedTopK:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the prepared items, without the given rows."""
+        """Bytes of prepared items, without given rows."""
         ranks = 0 if self._ranks is None else 2 * self._ranks.nbytes
         return ranks + (0 if self.storage == "rows" else self._items.nbytes)
 
     def vectors_of(self, rows: npt.NDArray[np.int64]) -> FloatArray:
-        """Return the vectors of some items as stored: rows (...) -> (..., S, d) float32."""
+        """Some items' vectors as stored: rows (...) -> (..., S, d) float32."""
         if self.storage == "rows":
             return np.asarray(self._items[rows], dtype=np.float32)
         found = self._items[rows // _PANEL, :, :, rows % _PANEL]
@@ -97,11 +95,10 @@ class GroupedTopK:
         *,
         kernels: ctypes.CDLL | None = None,
     ) -> GroupedBest:
-        """Return the `size` best allowed items of each query vector and item component.
+        """The `size` best allowed items of each query vector and item component.
 
-        Shapes: queries (B, Q, d), allowed (X,) or (B, X) or None for all; see `GroupedBest`. kernels: a library
-        other than this processor's.
-        Raises: ValueError with `queries`, `size` or `allowed` and what is expected.
+        Shapes: queries (B, Q, d), allowed (X,) or (B, X) or None for all; see `GroupedBest`. kernels: another library
+        than this processor's. Raises: ValueError with `queries`, `size` or `allowed` and what is expected.
         """
         self._check(queries, size, allowed)
         num_queries, num_vectors, _ = queries.shape
@@ -164,7 +161,7 @@ class GroupedTopK:
 
 
 def _panels(items: FloatArray, storage: Storage) -> npt.NDArray[np.generic]:
-    """Return items (X, S, d) as (ceil(X / 64), S, d, 64), the last panel padded with zeros; bfloat16 as its 16 bits."""
+    """Items (X, S, d) as (ceil(X / 64), S, d, 64), the last panel padded with zeros; bfloat16 as 16 bits."""
     num_items, num_groups, width = items.shape
     num_panels = -(-num_items // _PANEL)
     out: npt.NDArray[np.generic] = np.zeros(
@@ -182,12 +179,12 @@ def _panels(items: FloatArray, storage: Storage) -> npt.NDArray[np.generic]:
 
 
 def from_bfloat16(bits: npt.NDArray[np.generic]) -> FloatArray:
-    """Return the values of bfloat16 numbers that are given as 16 bits."""
+    """The values of 16-bit bfloat16 numbers."""
     return (bits.astype(np.int32) << 16).view(np.float32)
 
 
 def to_bfloat16(values: FloatArray) -> npt.NDArray[np.int16]:
-    """Return the 16 bits of the nearest bfloat16 of finite values, ties to even."""
+    """The 16 bits of finite values' nearest bfloat16, ties to even."""
     bits = values.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
     return rounded.astype(np.uint16).view(np.int16)

@@ -12,12 +12,12 @@ from services.algorithms.ops.grouped_top_k.kernel import collect_kernel, collect
 
 NO_KEY = torch.iinfo(torch.int64).min
 _ROWS, _ITEMS = 64, 128  # a tile: at most 64 x 128 accumulators, 64 registers of a thread
-_TILES_PER_RESULT = 4  # then about one in eight collected items is surplus
+_TILES_PER_RESULT = 4  # then about one collected item in eight is surplus
 _BLOCK = 1024
 
 
 def items_per_maximum(num_items: int, size: int) -> int | None:
-    """Return W for N = `size`: the largest with enough tiles; None if the catalogue is too small for tiles."""
+    """W for N = `size`: the largest with enough tiles; None if the catalogue is too small."""
     return next((w for w in (128, 64, 32, 16) if num_items // w >= _TILES_PER_RESULT * size), None)
 
 
@@ -30,7 +30,7 @@ def collect_best(
     *,
     width_of_tile: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return keys of the `size` best items of each vector and component, and whether a list was too short for them.
+    """Keys of the `size` best items of each vector and component, and whether a list was too short for them.
 
     Shapes: items (X, S, d), queries (B, Q, d) of one dtype, ranks (X,), allowed (1 or B, X) uint8 -> keys (B, Q, S,
     size) int64 descending, padded with `NO_KEY`, and a boolean without axes, on the device.
@@ -69,7 +69,7 @@ def collect_best(
 
 
 def collect_values(values: torch.Tensor, thresholds: torch.Tensor, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the columns of each row's values at or above its threshold: values (B, n), thresholds (B,).
+    """The columns of each row's values at or above its threshold: values (B, n), thresholds (B,).
 
     Returns: columns (B, capacity) int64, unordered, padded with -1; counts (B,) int32, above `capacity` if it was too
     small. -inf is never collected.

@@ -1,8 +1,7 @@
 """Grouped top-N over torch tensors on a device, and the selection of values that reach a threshold.
 
-On a CUDA card the kernels of `kernel.py` find the best without storing the dot products. Elsewhere, and for catalogues
-too small for tiles, dot products are computed in chunks of items and merged by `torch.topk`. Both order by
-(-score, rank). Nothing here waits for the device.
+On a CUDA card `kernel.py` finds the best. Elsewhere, and for catalogues too small for tiles, dot products are computed
+in chunks of items and merged by `torch.topk`. Both order by (-score, rank). Nothing here waits for the device.
 
 Letters: B queries, Q vectors per query, X items, S item components, d width, N results per (vector, component).
 """
@@ -19,9 +18,9 @@ _NO_KEY = torch.iinfo(torch.int64).min
 class DeviceBest:
     """The N best of each (query vector, item component), best first, equal scores by rank.
 
-    Shapes: rows (B, Q, S, N') int64, scores (B, Q, S, N') float32 with N' = min(N, X); -1 and -inf pad rows with fewer
-    allowed items; following (B, Q, S): the best omitted score, -inf without one. overflowed, a boolean without axes:
-    the fast path lost items because their distribution is uneven; ask again with `plain=True`.
+    Shapes: rows (B, Q, S, N') int64, scores (B, Q, S, N') float32 with N' = min(N, X), padded with -1 and -inf;
+    following (B, Q, S): the best omitted score, -inf without one. overflowed, a boolean without axes: the fast path
+    lost items of an uneven distribution; ask again with `plain=True`.
     """
 
     rows: torch.Tensor
@@ -41,7 +40,7 @@ def best_of_groups(
     fused: bool,
     plain: bool = False,
 ) -> DeviceBest:
-    """Return the `size` best allowed items of each query vector and item component.
+    """The `size` best allowed items of each query vector and item component.
 
     Shapes: items (X, S, d), queries (B, Q, d) of one dtype, ranks and row_of_rank (X,) int64, each other's inverse,
     allowed (1 or B, X) uint8. Sums are float32. fused: kernels can run; plain: they must not.
@@ -52,7 +51,7 @@ def best_of_groups(
     keys = None
     overflowed = torch.zeros((), dtype=torch.bool, device=items.device)
     if fused and not plain and queries.numel():
-        # Imported only where kernels run: Triton is not required without a card.
+        # Triton is required only where kernels run.
         from services.algorithms.ops.grouped_top_k import collect
 
         width_of_tile = collect.items_per_maximum(num_items, keep)
@@ -75,7 +74,7 @@ def best_of_groups(
 def _plain_keys(
     items: torch.Tensor, queries: torch.Tensor, ranks: torch.Tensor, keep: int, allowed: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return keys (score and rank as one integer) of the `keep` best: (B, Q, S, keep) descending."""
+    """Keys (score and rank as one integer) of the `keep` best: (B, Q, S, keep) descending."""
     num_queries, vectors, width = queries.shape
     num_items, num_groups, _ = items.shape
     flat = queries.reshape(-1, width).float()
@@ -97,7 +96,7 @@ def _plain_keys(
 def at_least(
     values: torch.Tensor, thresholds: torch.Tensor, capacity: int, *, fused: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the columns of each row's values at or above its threshold: values (B, n), thresholds (B,).
+    """The columns of each row's values at or above its threshold: values (B, n), thresholds (B,).
 
     Returns: columns (B, capacity) int64, unordered, padded with -1; counts (B,), above `capacity` if columns were lost.
     -inf never counts.

@@ -1,10 +1,10 @@
-"""Grouped top-N on a GPU. The dot products of query vectors and item components are computed twice, never stored.
+"""Grouped top-N on a GPU. Dot products are computed twice, never stored.
 
 `tile_maxima_kernel` stores only the best of every W items per (query vector, component). The (N + 1)-th largest of
-these maxima is the threshold, because at least N + 1 items reach it. If there are four times as many tiles as N, few
-more items do. `collect_kernel` computes the dot products again, which costs less than writing and reading
-them (d multiply-adds against 8 bytes), and stores those that reach the threshold. `collect_values_kernel` does the same
-for values that exist already. The order of stored results depends on the run; callers sort.
+these is the threshold: at least N + 1 items reach it, and few more with four times as many tiles as N. `collect_kernel`
+computes the dot products again, which costs less than writing and reading them (d multiply-adds against 8 bytes), and
+stores those that reach the threshold. `collect_values_kernel` does this for existing values. The order of results
+depends on the run; callers sort.
 
 Letters: R query vectors (B queries times Q each), X items, S item components, d width, W items per maximum.
 """
@@ -36,7 +36,7 @@ def _tile_scores(
     MASKED: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """Dot products of a tile, -inf where there is no allowed item: (ROWS, ITEMS) float32."""
+    """A tile's dot products, -inf without an allowed item: (ROWS, ITEMS) float32."""
     step = tl.arange(0, STEP)
     real_item = item < num_items
     real_row = row < num_rows
@@ -60,7 +60,7 @@ def _tile_scores(
         query = (row // rows_per_query).to(tl.int64)
         mask = tl.load(allowed + query[:, None] * allowed_stride + item[None, :], mask=present, other=0)
         present = present & (mask != 0)
-    # Adding 0 turns -0 into +0: scores are ordered by their bits below.
+    # Adding 0 turns -0 into +0: bits order scores below.
     return tl.where(present, total + 0.0, float("-inf"))
 
 
@@ -124,7 +124,7 @@ def collect_kernel(
     MASKED: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """Count the dot products at or above their threshold, and store the keys of the first `capacity` found.
+    """Count the dot products at or above their threshold; store the first `capacity` keys.
 
     A key orders by (score, -rank). Its upper 32 bits are the score's bits, changed to have integer order; its lower 32
     bits are 2**32 - 1 - rank. Grid: as in `tile_maxima_kernel`.
@@ -160,7 +160,7 @@ def collect_values_kernel(
     capacity,
     BLOCK: tl.constexpr,
 ):
-    """Count the values at or above their row's threshold, and store the columns of the first `capacity` found.
+    """Count the values at or above their row's threshold; store the first `capacity` columns.
 
     Grid: (blocks of n, B).
     """

@@ -1,8 +1,7 @@
 """Find the items that can score at least a threshold under a Mixture of Logits: one pass of certified bounds.
 
-`BoundPass` prepares the items once; `BoundPass.survivors` drops only items whose s is provably below the threshold.
-docs/decisions/006-exact-top-k.md has the proofs. The bounds require that every gate is a softmax, hence a distribution,
-and nothing else of training.
+`BoundPass.survivors` drops only items whose s is provably below the threshold (proofs: decision 006). The bounds
+require only that every gate is a softmax.
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, L lanes.
 """

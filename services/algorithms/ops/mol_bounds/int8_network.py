@@ -2,7 +2,7 @@
 
 A norm bounds the effect of each step's error on m_p. For the cosines' error it is steepness_p >= the network's
 Lipschitz constant; for W1's codes ||W2_p|| max|SiLU'| ||W1 - W1~||; for the activations' codes and SiLU's 32 lines
-sum_g |W2_pg|; for W2's codes ||W2_p - W2~_p||. Proof and measurements: docs/decisions/006.
+sum_g |W2_pg|; for W2's codes ||W2_p - W2~_p||. Proof and measurements: decision 006.
 
 Letters: P pairs, L lanes, G hidden width (padded to 16 in arrays).
 """
@@ -21,7 +21,7 @@ Codes = npt.NDArray[np.int8]
 
 UNIT = 2.0**-24
 _SLOPE = 1.0999  # max |SiLU'|
-# SiLU' lies in [-0.0999, 1.0999]: its diagonal matrix is 1/2 plus a diagonal matrix of norm at most 0.5999.
+# SiLU' lies in [-0.0999, 1.0999]: its diagonal matrix is 1/2 plus one of norm at most 0.5999.
 _SLOPE_MIDDLE, _SLOPE_SPREAD = 0.5, 0.5999
 _SEGMENTS, _SEGMENT_WIDTH, _LOWEST = 32, 0.5, -8.0
 _UP = 1 + 2.0**-16  # covers float64 roundings, and the pass's roundings of norms and sums
@@ -54,12 +54,12 @@ class Int8Network:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing overflowed float32 (absurd weights); otherwise the network proves nothing."""
+        """Whether nothing overflowed float32; otherwise nothing is proven."""
         arrays = (getattr(self, field.name) for field in fields(self) if field.name not in ("hidden", "out"))
         return all(bool((np.abs(array) < 1e15).all()) for array in arrays)
 
     def function_error(self, cosine_norm: Doubles) -> Doubles:
-        """Return the error of one activation, except its code's, for cosine vectors of at most this norm (B,)."""
+        """The error of one activation, except its code's, for cosine vectors of at most this norm (B,)."""
         largest_hidden = self.reach * (cosine_norm + 1)
         return np.asarray(self.segment_error + 64 * UNIT * (largest_hidden + 1))
 
@@ -71,7 +71,7 @@ NETWORK_ARRAYS = tuple(
 
 
 def int8_network(pair_gate: PairGate, lanes: Lanes, turn: float) -> Int8Network:
-    """Code the network for cosines in lanes. turn: subtracted from the outputs; the pass measures gates from it."""
+    """Code the network for cosines in lanes. turn: subtracted from outputs; the pass measures gates from it."""
     hidden, bias = pair_gate.hidden_weight.astype(np.float64), pair_gate.hidden_bias.astype(np.float64)
     out, offsets = pair_gate.out_weight.astype(np.float64), pair_gate.out_bias.astype(np.float64)
     width = len(bias)
@@ -118,12 +118,12 @@ def int8_network(pair_gate: PairGate, lanes: Lanes, turn: float) -> Int8Network:
 
 
 def _quads(rows: Codes) -> Codes:
-    """Return (n, m) as (m / 4, n, 4): the layout for products with four values of a vector."""
+    """(n, m) as (m / 4, n, 4): for products with four values of a vector."""
     return np.ascontiguousarray(rows.reshape(len(rows), -1, 4).transpose(1, 0, 2))
 
 
 def _coded_rows(matrix: Doubles) -> tuple[Doubles, Doubles]:
-    """Return codes (n, m) and scales (n,), float32 values, of each row."""
+    """Each row's codes (n, m) and scales (n,), float32 values."""
     reach = np.abs(matrix).max(axis=1, initial=0.0)
     scales = np.where(reach > 0, np.maximum(reach / LEVELS, 1e-30), 1.0).astype(np.float32).astype(np.float64)
     return np.clip(np.rint(matrix / scales[:, None]), -LEVELS, LEVELS), scales
@@ -134,17 +134,17 @@ def _silu(values: Doubles) -> Doubles:
 
 
 def _silu_segments() -> tuple[Floats, Floats, float]:
-    """Return 32 lines a + b h over [-8, 8): values a, slopes b, their largest error.
+    """32 lines a + b h over [-8, 8): values a, slopes b, their largest error.
 
-    The outer two lines also cover all values beyond.
+    The outer two also cover values beyond.
     """
     starts = _LOWEST + _SEGMENT_WIDTH * np.arange(_SEGMENTS, dtype=np.float64)
     ends = starts + _SEGMENT_WIDTH
     slopes = (_silu(ends) - _silu(starts)) / _SEGMENT_WIDTH
     slopes[0], slopes[-1] = 0.0, 1.0
     slopes = slopes.astype(np.float32).astype(np.float64)
-    # Points reach slightly beyond each segment, because its number is computed in float32. Beyond 8, SiLU only comes
-    # closer to its line.
+    # Points reach slightly beyond each segment, whose number is computed in float32. Beyond 8, SiLU only comes closer
+    # to its line.
     points: Doubles = starts[:, None] + np.linspace(-1e-5, _SEGMENT_WIDTH + 1e-5, 2001, dtype=np.float64)
     apart = _silu(points) - slopes[:, None] * points
     values = ((apart.max(axis=1) + apart.min(axis=1)) / 2).astype(np.float32).astype(np.float64)

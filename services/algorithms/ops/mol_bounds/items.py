@@ -1,11 +1,9 @@
 """A catalogue in the bound pass's format: components and gates in int8, with bounds of their rounding errors.
 
-Every number used in a proof is rounded outward: residual norms are computed in float64 for the codes and float32 scales
-as stored.
+Numbers in a proof are rounded outward: residual norms are in float64 for the codes and float32 scales as stored.
 
-Letters: X items, P_x item components, P = P_q * P_x, d component width, L lanes.
-Memory per item: P_x * d + L + 12 bytes, padded (332 at 8 x 8 x 32, besides 1,280 of float32 states), and d for its
-average.
+Letters: X items, P_x item components, P = P_q * P_x, d component width, L lanes. Memory per item: P_x * d + L + 12
+bytes, padded (332 at 8 x 8 x 32, besides 1,280 of float32 states), and d for its average.
 """
 
 from collections.abc import Iterator
@@ -26,7 +24,7 @@ _LARGEST = 1e30
 
 
 def bounded(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    """Limit values to float32's range; a value at the limit proves nothing."""
+    """Limit values to float32's range; the limit proves nothing."""
     return np.asarray(np.clip(values, -_LARGEST, _LARGEST))
 
 
@@ -58,16 +56,16 @@ class Lanes:
 
     @property
     def quads(self) -> int:
-        """Number of groups of four codes per component."""
+        """Groups of four codes per component."""
         return -(-self.width // 4)
 
     @property
     def of_pair(self) -> npt.NDArray[np.int64]:
-        """Return the lane of each pair: (P,), read-only."""
+        """Each pair's lane: (P,), read-only."""
         return _lane_of_pair(self)
 
     def spread(self, values: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
-        """Return values per pair (..., P) as float32 values per lane (..., L), with zeros in the padding."""
+        """Values per pair (..., P) as float32 per lane (..., L), zero in the padding."""
         out = np.zeros((*values.shape[:-1], self.count), dtype=np.float32)
         out[..., self.of_pair] = bounded(values)
         return out
@@ -82,7 +80,7 @@ def _lane_of_pair(lanes: Lanes) -> npt.NDArray[np.int64]:
 
 
 LEVELS = 127
-_UP = 1 + 2.0**-20  # far more than the few float64 and float32 roundings between a residual and its stored norm
+_UP = 1 + 2.0**-20  # far more than the few roundings between a residual and its stored norm
 _CHUNK = 32_768
 
 
@@ -155,7 +153,7 @@ class BoundItems:
 
 
 class AverageItems:
-    """Items' mean components in int8, in blocks of sixteen items: they rank all items roughly, without a certificate.
+    """Items' mean components in int8, in blocks of sixteen: a rough ranking without a certificate.
 
     Array: codes (ceil(X / 16), d4, 16, 4) uint8 with 128 for zero; one scale for all, as only the order matters.
     """

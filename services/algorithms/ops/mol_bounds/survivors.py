@@ -24,7 +24,7 @@ _ABSURD = 1e15  # larger numbers could overflow float32 when multiplied
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survivors:
-    """Per query: the ascending rows (n_b,) that were not dropped, and how many items reached the gate test (B,)."""
+    """Per query: the ascending rows (n_b,) that remain, and how many items reached the gate test (B,)."""
 
     rows: list[npt.NDArray[np.int64]]
     tested: npt.NDArray[np.int64]
@@ -60,7 +60,7 @@ class _Network(ctypes.Structure):
 
 
 class BoundPass:
-    """Drops a catalogue's items that provably score below a threshold. Thread-safe."""
+    """Drops items that provably score below a threshold. Thread-safe."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class BoundPass:
         items: BoundItems | None = None,
         kernels: ctypes.CDLL | None = None,
     ) -> None:
-        """Prepare the scorer's items.
+        """Prepare the items.
 
         by_gates False: stop at the largest cosine (the paper's Algorithm 1). items: codes of the same scorer, to be
-        shared. kernels: a library other than this processor's.
+        shared. kernels: another library than this processor's.
         """
         self.scorer = scorer
         self.by_gates = by_gates and scorer.num_pairs > 1
@@ -103,7 +103,7 @@ class BoundPass:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes besides the scorer's states."""
+        """Bytes of codes."""
         return self.items.nbytes
 
     def survivors(
@@ -112,7 +112,7 @@ class BoundPass:
         thresholds: npt.NDArray[np.float64],
         allowed: npt.NDArray[np.bool_] | None = None,
     ) -> Survivors:
-        """Return the allowed items that may have s >= threshold (B,); no other item has. allowed: (X,) or (B, X)."""
+        """The allowed items that may have s >= threshold (B,); no other has. allowed: (X,) or (B, X)."""
         items, num_queries, kernels = self.items, len(queries), self._kernels
         if not num_queries:
             return Survivors(rows=[], tested=np.zeros(0, dtype=np.int64))
@@ -146,7 +146,7 @@ class BoundPass:
         return Survivors(rows=rows, tested=tested)
 
     def tables(self, queries: QueryStates, thresholds: npt.NDArray[np.float64]) -> QueryTables:
-        """Return the kernel's data of each query; a query whose data overflow float32 keeps all items."""
+        """The kernel's data of each query; on float32 overflow all items survive."""
         tables = query_tables(queries, self.items, self.network, thresholds)
         sound = np.isfinite(thresholds) & (tables.largest < _ABSURD) & self._is_sound
         tables.scalars[~sound, 0] = -np.inf
@@ -168,9 +168,9 @@ def best_averages(
     *,
     kernels: ctypes.CDLL | None = None,
 ) -> list[npt.NDArray[np.int64]]:
-    """Return the `size` allowed items whose mean has the largest product with the query's: B arrays of ascending rows.
+    """The `size` allowed items whose mean has the largest product with the query's: B arrays of ascending rows.
 
-    All allowed items if there are at most `size`. kernels: as in `BoundPass`.
+    All allowed items if at most `size`. kernels: as in `BoundPass`.
     """
     size = min(size, averages.num_items)
     width = averages.width

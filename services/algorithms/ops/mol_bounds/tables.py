@@ -1,13 +1,13 @@
-"""The numbers of each query that the bound pass reads: one row of lanes per quantity, rounded outward.
+"""Each query's numbers for the bound pass: one row of lanes per quantity, rounded outward.
 
 For a pair with cosine c~ and gate code x~:
 
     c <= c~ + cosine error
     |q x - gate x~| <= width
 
-`int8_network.py` bounds the gate network's part, m(c).
+`int8_network.py` bounds m(c), the gate network's part.
 
-The slack covers every float32 rounding of the pass itself (docs/decisions/006 counts them).
+The slack covers every float32 rounding of the pass (counted in decision 006).
 
 Letters: B queries, P_q, P_x query and item components, P = P_q * P_x, d component width, L lanes.
 """
@@ -35,8 +35,8 @@ _UP = 1 + 2.0**-20
 class QueryTables:
     """Arrays (B, L) unless noted: codes (B, d4, L, 4) int8, corrections int32, scalars (B, 8) as in cpu.cpp.
 
-    Arrays with a value per lane begin on a cache line, so that the kernel's vectors never cross one (crossing takes a
-    quarter of its time). largest (B,): the largest magnitude among a query's float32 numbers, NaN if one of them is.
+    Arrays with a value per lane begin on a cache line, so that vectors never cross one (which takes a quarter of the
+    time). largest (B,): the largest magnitude among a query's float32 numbers, NaN if one of them is.
     """
 
     codes: npt.NDArray[np.int8]
@@ -62,7 +62,7 @@ def query_tables(
     network: Int8Network | None,
     thresholds: Doubles,
 ) -> QueryTables:
-    """Return tables for thresholds (B,) on s. network: the gate's, if it has one."""
+    """Tables for thresholds (B,) on s. network: the gate's, if any."""
     lanes = items.lanes
     num_queries, _, width = queries.components.shape
     components = queries.components.astype(np.float64)
@@ -84,7 +84,7 @@ def query_tables(
     largest = norms.max(axis=1, initial=0.0)
     magnitude = largest * items.largest_norm
     all_norms = np.sqrt((norms**2).sum(axis=1))
-    # Sums of at most `terms` numbers: one relative slack for all of them.
+    # For sums of at most `terms` numbers: one relative slack.
     terms = lanes.num_pairs + 64
     slack = 2 * terms * UNIT
     scalars = np.zeros((num_queries, 8))
@@ -95,7 +95,7 @@ def query_tables(
     scalars[:, 2] = largest * _UP
     scalars[:, 3] = np.sqrt((residuals**2).sum(axis=1)) * coded_norm
     scalars[:, 3] += 8 * UNIT * np.sqrt((code_norms**2).sum(axis=1)) * coded_norm
-    # The spectral norm from the P_q x P_q products: a tenth of the time of singular values.
+    # The spectral norm from P_q x P_q products takes a tenth of the time of singular values.
     squares = np.linalg.eigvalsh(components @ components.transpose(0, 2, 1))[:, -1]
     scalars[:, 4] = np.sqrt(squares.clip(min=0)) * _UP
     rounding = 8 * UNIT * (magnitude + np.abs(thresholds))
@@ -139,7 +139,7 @@ def query_tables(
 
 
 def _coded(components: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], Doubles, Doubles]:
-    """Return codes (B, P_q, d), scales (B, P_q) as float32 values, and norms (B, P_q) of the codes' residuals."""
+    """Codes (B, P_q, d), scales (B, P_q) as float32 values, and norms (B, P_q) of the codes' residuals."""
     reach = np.abs(components).max(axis=-1, initial=0.0)
     scales = np.where(reach > 0, np.maximum(reach / LEVELS, 1e-30), 1.0).astype(np.float32).astype(np.float64)
     codes = np.clip(np.rint(components / scales[..., None]), -LEVELS, LEVELS)

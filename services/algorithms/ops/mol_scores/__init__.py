@@ -1,7 +1,6 @@
 """Score every item for every query with a Mixture of Logits, in similarity units s = tau * phi.
 
-`mol_scores` is the public function; an index uses a `MolScorer`, which prepares the items once. `reference.py` is the
-plain formula, the reference of the tests. Item ids, filters and top-K are not known here.
+An index uses a `MolScorer`, which prepares the items once. `reference.py` is the tests' plain formula.
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """

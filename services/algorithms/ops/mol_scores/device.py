@@ -1,9 +1,9 @@
-"""Mixture-of-Logits scores on a torch device: bounds on every score in one fast pass, float64 for the few that matter.
+"""Mixture-of-Logits scores on a torch device: one fast pass bounds every score, float64 follows for the few that
+matter.
 
-On a CUDA card the pass is `kernel.py` in half precision, with the error of `kernel_error.py`. Elsewhere, and for values
-beyond half precision, it is the plain formula in float32, chunk by chunk, with the error of `rounding.py`. Callers use
-both bounds in the same way. `bounds` and `scores_float64` do not wait for the device or copy from it, so callers can
-capture them in a CUDA graph.
+On a CUDA card the pass is `kernel.py` in half precision (`kernel_error.py`). Elsewhere, and for values beyond half
+precision, it is the plain formula in float32, in chunks (`rounding.py`). `bounds` and `scores_float64` do not wait for
+the device or copy from it, for use in CUDA graphs.
 
 Letters: B queries, X items, n scored items per query, P_q, P_x query and item components, P = P_q * P_x, d component
 width, G gate hidden width.
@@ -29,7 +29,7 @@ _STATS_ITEMS = 65_536
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceQueries:
-    """B queries on the device, with the data of their scores' errors.
+    """B queries on the device, with their scores' errors.
 
     Shapes: components (B, P_q, d) and gate (B, P) float32, pair p_q * P_x + p_x; half (B, P_q, d) and half_gate (B, P
     as the kernel rounds it) in the kernel's format; errors (B, 3): for the kernel, the numbers of `kernel_error`; for
@@ -56,7 +56,7 @@ class DeviceQueries:
 
 
 class DeviceScorer:
-    """Item states on a torch device: in float32 for exact scores and, for the kernel, also in half precision."""
+    """Item states on a torch device, in float32 and, for the kernel, also in half precision."""
 
     def __init__(
         self,
@@ -68,13 +68,12 @@ class DeviceScorer:
         kernels: bool | None = None,
         chunk_bytes: int = 64 << 20,
     ) -> None:
-        """Copy X items. precision: of the kernel's operands; bounds include its error. kernels: whether kernels run;
+        """Copy X items. precision: of the kernel's operands; bounds include its error. kernels: whether they run;
         default: on a CUDA card. chunk_bytes: limit of every intermediate of the plain passes, and of the kernel's for
         wide components.
 
-        The error of float16 is an eighth of bfloat16's at the same speed. float16 has values up to 65,504; searches
-        with values above 30,000 take the plain pass.
-        Raises: ValueError for an empty index or gates and components that disagree.
+        The error of float16 is an eighth of bfloat16's at the same speed. float16 ends at 65,504; searches with values
+        above 30,000 take the plain pass. Raises: ValueError for an empty index or gates and components that disagree.
         """
         if precision not in LARGEST:
             raise ValueError(f"precision={precision!r}; allowed: float16, bfloat16")
@@ -92,13 +91,13 @@ class DeviceScorer:
         self._weights = None if pair_gate is None else gate_weights(pair_gate, device, torch.float32)
         self._weights_float64 = None if pair_gate is None else gate_weights(pair_gate, device, torch.float64)
         self._error = KernelErrorModel(stored, pair_gate, precision=precision)
-        # Half precision also serves first stages, with the bound on cosines from its residuals.
+        # Half precision also serves first stages, whose cosine bounds use its residuals.
         self.half: torch.Tensor | None = None
         if self.kernels and float(self.magnitudes.norms.max()) <= LARGEST[precision]:
             self.half = self.components.to(_half(precision))
         self._fused: FusedItems | None = None
         if self.half is not None and self.num_pairs > 1:
-            # Imported only where kernels run: Triton is not required without a card.
+            # Triton is required only where kernels run.
             from services.algorithms.ops.mol_scores import fused as launcher
 
             self._fused = launcher.FusedItems(
@@ -107,12 +106,12 @@ class DeviceScorer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device for the items: float32 states and the kernel's copy."""
+        """The items' bytes on the device."""
         total = sum(_nbytes(tensor) for tensor in (self.components, self.gate, self.half) if tensor is not None)
         return total + (0 if self._fused is None else self._fused.nbytes)
 
     def check(self, queries: QueryStates) -> None:
-        """Raises: ValueError with both values if these queries cannot be scored against these items."""
+        """Raises: ValueError with both values if these queries do not fit the items."""
         self.shape.check_queries(queries)
 
     def prepare(self, queries: QueryStates) -> DeviceQueries:
@@ -124,7 +123,7 @@ class DeviceScorer:
             gate = torch.from_numpy(np.array(queries.gate))
         half = components.to(_half(self.precision))
         double_error = self.error_bounds_float64(queries)
-        # With float64's own error added, items whose float64 scores cannot be distinguished from the K-th are kept.
+        # With float64's own error, items whose float64 scores cannot be distinguished from the K-th are kept.
         base = rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT32) + double_error
         errors = np.zeros((len(queries), 3), dtype=np.float32)
         errors[:, 0] = np.nextafter((base * (1 + 2**-22)).astype(np.float32), np.float32(np.inf))
@@ -153,7 +152,7 @@ class DeviceScorer:
         )
 
     def cosine_errors(self, queries: QueryStates, prepared: DeviceQueries) -> npt.NDArray[np.float64]:
-        """Bound the error of a cosine between vectors as used by first stages, for every item: (B, P)."""
+        """Bound the error of a first stage's cosines, for every item: (B, P)."""
         if prepared.half_fits:
             return self._error.cosine_errors(queries, prepared.half.float().cpu().numpy())
         return rounding.cosine_errors(queries, self.magnitudes)
@@ -170,7 +169,7 @@ class DeviceScorer:
         allowed: torch.Tensor | None = None,
         grouped: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return upper and lower bounds on s of every item, or of `rows` (B, n), -1 for none: (B, n) float32 each.
+        """Upper and lower bounds on s of every item, or of `rows` (B, n), -1 for none: (B, n) float32 each.
 
         -inf where no item is allowed; allowed: (1 or B, X) uint8. grouped: the lower bounds may be those of the
         best of each group of items: fewer columns, whose K-th largest is at most the true one.
@@ -193,7 +192,7 @@ class DeviceScorer:
         return scores + error, scores - error
 
     def scores_float64(self, queries: DeviceQueries, rows: torch.Tensor) -> torch.Tensor:
-        """Return s of `rows` (B, n) in float64 over the stored float32 states: (B, n), -inf for row -1."""
+        """s of `rows` (B, n) in float64 over the stored float32 states: (B, n), -inf for row -1."""
         return self._plain(queries, rows, self._weights_float64, torch.float64)
 
     def _plain(
@@ -203,7 +202,7 @@ class DeviceScorer:
         weights: tuple[torch.Tensor, ...] | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Evaluate the formula in `dtype` for every item or for `rows` (B, n), in chunks of items: (B, n)."""
+        """The formula in `dtype` for every item or for `rows` (B, n), in chunks: (B, n)."""
         count = self.num_items if rows is None else rows.shape[1]
         out = torch.empty((len(queries), count), dtype=dtype, device=self.device)
         hidden = 0 if self.pair_gate is None else len(self.pair_gate.hidden_bias)
@@ -236,9 +235,7 @@ def mixture(
     item_gate: torch.Tensor | None,
     weights: tuple[torch.Tensor, ...] | None,
 ) -> torch.Tensor:
-    """Return s of cosines (b, n, P), gates (b, 1, P) and (b or 1, n, P) and the pair gate, in the cosines' dtype: (b,
-    n).
-    """
+    """s of cosines (b, n, P), gates (b, 1, P) and (b or 1, n, P) and the pair gate, in the cosines' dtype: (b, n)."""
     if cosines.shape[-1] == 1:
         return cosines[..., 0]
     silu = torch.nn.functional.silu
@@ -252,7 +249,7 @@ def mixture(
 
 
 def gate_weights(pair_gate: PairGate, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Return W1 transposed (P, G), b1, W2 transposed (G, P), b2."""
+    """W1 transposed (P, G), b1, W2 transposed (G, P), b2."""
     arrays = (pair_gate.hidden_weight.T, pair_gate.hidden_bias, pair_gate.out_weight.T, pair_gate.out_bias)
     return tuple(torch.from_numpy(np.array(array)).to(device, dtype) for array in arrays)
 
@@ -266,14 +263,14 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def _taken(allowed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return allowed (1 or B, X) at rows (B, n), -1 for none: (B, n)."""
+    """Allowed (1 or B, X) at rows (B, n), -1 for none: (B, n)."""
     return allowed.expand(len(rows), -1).gather(1, rows.clamp_min(0)) & (rows >= 0)
 
 
 def _statistics(
     items: ItemStates, dtype: torch.dtype
 ) -> tuple[rounding.ItemMagnitudes, tuple[FloatArray, FloatArray] | None, StoredItems]:
-    """Return the largest norms and gates, the gates' range, and their rounding in `dtype`, over all items."""
+    """The largest norms and gates, the gates' range, and their rounding in `dtype`, over all items."""
     num_components = items.components.shape[1]
     norms, residuals = np.zeros(num_components), np.zeros(num_components)
     for start in range(0, len(items), _STATS_ITEMS):

@@ -1,10 +1,9 @@
 """The last step of every algorithm on a device: the exact top K of a pool, or of all items, from certified bounds.
 
-A fast pass bounds every score from above and below. The K-th largest lower bound is the threshold, because K items
-score at least as much. Items whose upper bound reaches it are evaluated in float64. Scores that float64 cannot
-distinguish are ordered by item id. Nothing here waits for the device, so the whole step can be captured in a CUDA
-graph. The number of items to evaluate is therefore limited in advance (`capacity`). If the limit was too low, the
-caller repeats the step with a higher one.
+The K-th largest lower bound is the threshold, because K items score at least as much. Items whose upper bound reaches
+it are evaluated in float64. Scores that float64 cannot distinguish are ordered by item id. Nothing here waits for the
+device, so a CUDA graph can capture the step. So `capacity` limits the items to evaluate in advance; if it was too low,
+the caller repeats the step.
 
 Letters: B queries, X items, n pool size, K results.
 """
@@ -16,7 +15,7 @@ import torch
 from services.algorithms.ops.grouped_top_k.device import at_least
 from services.algorithms.ops.mol_scores.device import DeviceQueries, DeviceScorer
 
-_GROUP, _GROUPS_PER_RESULT = 64, 4  # one lower bound per group of 64 items suffices with at least 4 K groups
+_GROUP, _GROUPS_PER_RESULT = 64, 4  # one lower bound per 64 items suffices with at least 4 K groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,8 +23,8 @@ class DeviceAnswer:
     """The exact top K of B pools, on the device.
 
     Shapes: rows (B, K') int64 and scores (B, K') float64, padded with -1 and -inf; kth_scores (B,): a lower bound of
-    the K-th exact score, -inf if a pool had fewer items; evaluated (B,): the number of items to evaluate in float64;
-    above `capacity` the answer is invalid.
+    the K-th exact score, -inf if a pool had fewer items; evaluated (B,): items to evaluate in float64; above `capacity`
+    the answer is invalid.
     """
 
     rows: torch.Tensor
@@ -44,7 +43,7 @@ def exact_answer(
     k: int,
     capacity: int,
 ) -> DeviceAnswer:
-    """Return the top `k` of each query's pool, or of all items if `pool` is None.
+    """The top `k` of each query's pool, or of all items.
 
     pool (B, n): distinct rows, padded with -1. allowed (1 or B, X): uint8.
     """
@@ -71,7 +70,7 @@ def exact_answer(
 def _in_order(
     rows: torch.Tensor, scores: torch.Tensor, ranks: torch.Tensor, tolerance: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return rows and scores (B, n) by (-score, rank), and the sorted raw scores; see `order_by_score_then_id`."""
+    """Rows and scores (B, n) by (-score, rank), and the sorted raw scores; see `order_by_score_then_id`."""
     rank = torch.where(rows >= 0, ranks[rows.clamp_min(0)], len(ranks))
     order = torch.argsort(scores, dim=1, descending=True, stable=True)
     raw, rows, rank = scores.gather(1, order), rows.gather(1, order), rank.gather(1, order)

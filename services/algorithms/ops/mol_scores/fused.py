@@ -1,7 +1,7 @@
 """Launch the kernels of `kernel.py`: rounded shapes, pair order, chunks, grid.
 
-Importing this imports Triton (the kernel language), which decides at import whether kernels are compiled or run in its
-interpreter; only a scorer on a card, and the kernels' tests, import it.
+Only a scorer on a card, and the kernels' tests, import this: at import, Triton decides whether kernels are compiled or
+interpreted.
 
 Letters: B queries, X items, n scored items per query, P_q, P_x query and item components, P = P_q * P_x, d component
 width, G gate hidden width. Kernel order: pair p_x * Q + p_q with everything rounded up to powers of two.
@@ -18,10 +18,10 @@ from services.algorithms.scoring.states import PairGate
 
 TILE = 64  # items of one program: the rows of one warpgroup's matrix instruction
 _WARPS = 4
-# Above this the rows of one item tile don't fit next to the weights in shared memory (227 KB on H100/H200, with two
-# programs per multiprocessor), and cosines come from `cosines_kernel` instead.
+# Above this one item tile's rows don't fit next to the weights in shared memory (227 KB on H100/H200, two programs per
+# multiprocessor), and `cosines_kernel` computes cosines.
 _TILE_BYTES = 72 << 10
-_ENOUGH_PROGRAMS = 1024  # 132 multiprocessors, two programs at a time on each, and four waves of them
+_ENOUGH_PROGRAMS = 1024  # 132 multiprocessors, two programs at a time, four waves
 
 
 def _power_of_two(size: int, least: int) -> int:
@@ -35,7 +35,7 @@ def _fast(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairShape:
-    """P_q, P_x, d, G as given (G = 0 without a pair gate) and rounded up for the kernel."""
+    """P_q, P_x, d, G as given (G = 0 without a pair gate) and rounded up."""
 
     query_components: int
     item_components: int
@@ -65,17 +65,17 @@ class PairShape:
 
     @property
     def constants(self) -> dict[str, int]:
-        """Return the compile-time constants of both kernels."""
+        """Both kernels' compile-time constants."""
         return {"P_q": self.query_components, "P_x": self.item_components, "Q": self.q, "PX": self.px}
 
     @property
     def precomputed(self) -> bool:
-        """Whether cosines come from a bounded chunk in memory, as one item tile would not fit in shared memory."""
+        """Whether cosines come from a bounded chunk in memory: one item tile does not fit in shared memory."""
         return TILE * self.px * self.d * 2 > _TILE_BYTES
 
 
 class FusedItems:
-    """A catalogue in half precision and the pair gate, in the kernels' format."""
+    """A catalogue in half precision and the pair gate, as the kernels need them."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class FusedItems:
     ) -> None:
         """Take components (X, P_x, d) in half precision and gate (X, P), pair p_q * P_x + p_x, on one device.
 
-        chunk_bytes: limit of the only intermediate: the cosines of components too wide for one tile.
+        chunk_bytes: limit of the cosines of components too wide for one tile.
         """
         self.components = components
         self._shape = PairShape(
@@ -102,8 +102,8 @@ class FusedItems:
         self._gate = None if gate is None else self._in_kernel_order(gate.to(dtype))
         self._weights: tuple[torch.Tensor, ...] | None = None
         if pair_gate is not None:
-            # Weights are halved, which is exact, because the kernel's SiLU takes x / 2. The first layer's (G, P) is
-            # transposed to (P, G).
+            # Weights are halved, exactly, because the kernel's SiLU takes x / 2. The first layer's (G, P) is transposed
+            # to (P, G).
             spare = self._shape.g - self._shape.hidden
             hidden = self._in_kernel_order(0.5 * torch.from_numpy(np.array(pair_gate.hidden_weight)))
             out = self._in_kernel_order(0.5 * torch.from_numpy(np.array(pair_gate.out_weight)).T.contiguous())
@@ -119,15 +119,15 @@ class FusedItems:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the item gates in kernel order; the caller owns the components."""
+        """Bytes of the item gates in kernel order."""
         return 0 if self._gate is None else self._gate.numel() * self._gate.element_size()
 
     def query_gate(self, gate: torch.Tensor) -> torch.Tensor:
-        """Return query gates (B, P) in the format of `bounds`."""
+        """Query gates (B, P) for `bounds`."""
         return self._in_kernel_order(0.5 * gate)
 
     def _in_kernel_order(self, values: torch.Tensor) -> torch.Tensor:
-        """Put pairs p_q * P_x + p_x along the last axis in the kernel's order, padded with zeros."""
+        """Put pairs p_q * P_x + p_x in the kernel's order, padded with zeros."""
         shape = self._shape
         pairs = values.reshape(*values.shape[:-1], shape.query_components, shape.item_components).transpose(-1, -2)
         out = values.new_zeros((*values.shape[:-1], shape.px, shape.q))
@@ -144,14 +144,13 @@ class FusedItems:
         allowed: torch.Tensor | None = None,
         grouped: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return upper and lower bounds on s of every item, or of `rows` (B, n) with -1 for no item: (B, n) float32
-        each.
+        """Upper and lower bounds on s of every item, or of `rows` (B, n) with -1 for no item: (B, n) float32 each.
 
         Shapes: components (B, P_q, d) in half precision, query_gate from `query_gate`, errors (B, 3) from
         `KernelErrorModel`, allowed (1 or B, X) uint8. -inf where no item is allowed. grouped: the lower bounds are
         those of the best of every `TILE` items, (B, ceil(n / TILE)).
         """
-        # The kernels need contiguous rows; a slice of columns has none.
+        # The kernels need contiguous rows.
         components, rows = components.contiguous(), None if rows is None else rows.contiguous()
         allowed = None if allowed is None else allowed.contiguous()
         num_queries = len(components)
@@ -184,7 +183,7 @@ class FusedItems:
         *,
         grouped: bool,
     ) -> None:
-        """Score `size` items or rows from column `first` of `out`, the upper and the lower bounds.
+        """Score `size` items or rows from column `first` of `out`, the upper and lower bounds.
 
         chunk: their cosines, rows and masks, if any.
         """
@@ -230,7 +229,7 @@ class FusedItems:
         )
 
     def _cosines(self, components: torch.Tensor, first: int, size: int, rows: torch.Tensor | None) -> torch.Tensor:
-        """Return cosines of all queries with items first..first + size - 1, or with `rows`: (B, size, P) float32."""
+        """Cosines of all queries with items first..first + size - 1, or with `rows`: (B, size, P) float32."""
         shape, num_queries = self._shape, len(components)
         out = components.new_empty((num_queries, size, shape.pairs), dtype=torch.float32)
         together = 1 if rows is not None else min(max(1, 64 // shape.q), _power_of_two(num_queries, 1))

@@ -1,8 +1,7 @@
 """CUDA graphs of searches: a small batch has about forty launches, which a graph replays as one.
 
-A graph is captured at the second call with the same key, so that single calls cost no capture. The least recently used
-graphs are evicted. Without a CUDA device nothing is captured. Callers must hold a lock, because a replay writes into
-tensors of the graph.
+A key's second call captures, so that single calls cost no capture. The least recently used graphs are evicted. Callers
+must hold a lock, because a replay writes into the graph's tensors.
 
 Letters: B queries.
 """
@@ -31,13 +30,13 @@ class CapturedCalls(Generic[Output]):
     """Functions of B queries, captured per key."""
 
     def __init__(self, *, max_graphs: int) -> None:
-        """max_graphs: limit of cached graphs; each owns the intermediate tensors of its call. 0: never capture."""
+        """max_graphs: each owns the intermediate tensors of its call. 0: never capture."""
         self._max_graphs = max_graphs
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._graphs: OrderedDict[Hashable, _Captured[Output]] = OrderedDict()
 
     def __call__(self, key: Hashable, queries: DeviceQueries, function: Callable[[DeviceQueries], Output]) -> Output:
-        """Return `function(queries)`, whose tensors are valid until the next call."""
+        """`function(queries)`, whose tensors are valid until the next call."""
         suits = queries.components.device.type == "cuda" and 0 < len(queries) <= _MAX_QUERIES
         if not suits or not self._max_graphs:
             return function(queries)
@@ -68,7 +67,7 @@ class CapturedCalls(Generic[Output]):
             errors=queries.errors.clone(),
             double_error=queries.double_error.clone(),
         )
-        # Run once outside the graph, on the capturing stream: libraries set up their workspaces on first use.
+        # Run once outside the graph, on the capturing stream: libraries set up workspaces on first use.
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -76,7 +75,7 @@ class CapturedCalls(Generic[Output]):
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device during the capture; only this thread must not wait for the device.
+        # Other threads may use the device meanwhile; only this thread must not wait for it.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             output = function(own)
         return _Captured(graph, own, output)
