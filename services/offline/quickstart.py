@@ -1,7 +1,7 @@
 """`python -m services.offline.quickstart FOLDER`: train the small model of `freshet quickstart` and write its bundle.
 
 Data: MovieLens latest-small if it is on this machine, else simulated; never a download. One epoch is enough for a look:
-item neighbours contribute most of such a model's score.
+item neighbours contribute most of the score.
 """
 
 import sys

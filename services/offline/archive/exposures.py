@@ -2,7 +2,7 @@
 
 `exposures/day=2026-11-27/2-000000000100-000000000250.parquet` has that day's exposures of partition 2 from offset 100
 to before 250. `exposures/archived.json` has each partition's archived end offset. The next run deletes files that end
-beyond it, because an interrupted run left them, and removes records of forgotten users. User ids are pseudonyms.
+beyond it, of an interrupted run, and removes records of forgotten users. User ids are pseudonyms.
 """
 
 import json
@@ -31,7 +31,7 @@ SCHEMA = pa.schema(
     [
         ("partition", pa.int32()),
         ("offset", pa.int64()),
-        # The user's pseudonym; without a user, the visitor of the request's context, else the exposure id.
+        # The user's pseudonym, else the visitor of the request's context, else the exposure id.
         ("user_key", pa.string()),
         ("exposure_id", pa.string()),
         ("shown", _TIME),
@@ -64,7 +64,7 @@ def archive_exposures(
     forgotten: Mapping[str, int],
     progress: Progressed = lambda what, done, total: None,
 ) -> int:
-    """Archive the topic's new records since the last run. Returns their number.
+    """Archive the topic's new records; return their number.
 
     log: a reader of `exposures` alone. forgotten: pseudonym -> Unix milliseconds up to which its records are void.
     Raises: PreconditionFailed if retention deleted records before they were archived, or if the topic is another one;
@@ -111,7 +111,7 @@ def archived_ends(folder: Path) -> dict[int, int]:
 
 
 def exposure_files(folder: Path) -> list[Path]:
-    """Return the files of an archive, without those that an interrupted run left."""
+    """Return an archive's files, without those of an interrupted run."""
     ends = archived_ends(folder)
     return [path for path in _files(folder / EXPOSURE_FOLDER) if _range(path)[2] <= ends.get(_range(path)[0], 0)]
 
@@ -182,7 +182,7 @@ def _milliseconds(table: pa.Table) -> list[int]:
 
 
 def _chunks(log: Reader, partition: int, start: int, end: int) -> Iterator[tuple[list[SourceRecord], int]]:
-    """Yield the records of each new file, with the offset at which the file ends (exclusive)."""
+    """The records of each new file, with its end offset (exclusive)."""
     log.assign({partition: start})
     chunk, at, heard = list[SourceRecord](), start, time.monotonic()
     while at < end:

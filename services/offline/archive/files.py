@@ -1,9 +1,9 @@
 """An archive's files: Parquet tables of records, and `archive.json`, which lists each with its offsets and checksum.
 
-Each file has the records of one range of a partition's offsets. The ranges of a partition are contiguous. Offsets
-inside a range may be missing: transaction markers, and records of forgotten users. A file is never modified: a new one
-replaces it once `archive.json` names it. So an interrupted run leaves the previous archive intact, and may leave files
-that `archive.json` does not name. Every read compares a file with its checksum. This module does not use Kafka.
+Each file has the records of one range of a partition's offsets; the ranges are contiguous. Offsets inside a range may
+be missing: transaction markers, and records of forgotten users. A file is never modified: a new one replaces it once
+`archive.json` names it, so an interrupted run leaves the previous archive intact, and may leave files that
+`archive.json` does not name. Every read compares a file with its checksum.
 """
 
 import hashlib
@@ -24,14 +24,14 @@ from services.platform.errors import PreconditionFailed
 from services.platform.stream.record import SourceRecord
 
 MANIFEST = "archive.json"
-# The folder of services.offline.archive.exposures, next to the tables of interactions.
+# services.offline.archive.exposures, next to the interactions.
 EXPOSURE_FOLDER = "exposures"
 FORMAT = 2
 _BATCH = 20_000
 _OURS = re.compile(rf"{INTERACTIONS}-\d+-\d+-\d+-[0-9a-f]{{12}}\.parquet(\.writing)?")
 _TIME = pa.timestamp("ms", "UTC")
 
-# The record as in the topic, then its decoded fields, which are null for unreadable records.
+# The record as in the topic, then its decoded fields, null for unreadable records.
 SCHEMA = pa.schema(
     [
         ("partition", pa.int32()),
@@ -52,18 +52,17 @@ SCHEMA = pa.schema(
 )
 
 
-# Every record has these columns; the others may be null.
 _NEVER_NULL = {"partition", "offset", "timestamp", "record_headers"}
 
 _T = TypeVar("_T")
 
-# Called with the step, how much of it is done, and the total, in files or offsets of the topic.
+# Step, done, total, in files or offsets of the topic.
 Progressed = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchiveFile:
-    """The records of a partition from offset `first` to before `end`."""
+    """Records from offset `first` to before `end`."""
 
     partition: int
     first: int
@@ -74,14 +73,14 @@ class ArchiveFile:
 
     @property
     def name(self) -> str:
-        """The file's name. It has part of the checksum, so a replacement has another name."""
+        """It has part of the checksum, so a replacement has another name."""
         return f"{INTERACTIONS}-{self.partition}-{self.first:012d}-{self.end:012d}-{self.sha256[:12]}.parquet"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchivedPartition:
-    """The archived offsets of a partition: `first` to before `end`. anchors: identify the log by its last record (the
-    text of `services.user_state.log_identity.Anchors`); "" without records.
+    """Archived offsets `first` to before `end`. anchors: identify the log by its last record (the text of
+    `services.user_state.log_identity.Anchors`); "" without records.
     """
 
     first: int
@@ -92,7 +91,7 @@ class ArchivedPartition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Archive:
-    """An archive as described by its `archive.json`."""
+    """An archive as in its `archive.json`."""
 
     folder: Path
     partitions: Mapping[int, ArchivedPartition] = field(default_factory=dict)
@@ -128,7 +127,7 @@ class Archive:
 
     @property
     def files(self) -> list[ArchiveFile]:
-        """All files, by partition and offset."""
+        """By partition and offset."""
         return [file for _, part in sorted(self.partitions.items()) for file in part.files]
 
     def data(self, file: ArchiveFile) -> bytes:
@@ -146,7 +145,10 @@ class Archive:
         return data
 
     def table(self, file: ArchiveFile, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the file's rows by offset. Raises: PreconditionFailed as `data`, and if it has no table of records."""
+        """Return the file's rows by offset.
+
+        Raises: PreconditionFailed as `data`, and if it has no table of records.
+        """
         path, data = self.folder / file.name, self.data(file)
         try:
             whole = pq.ParquetFile(pa.BufferReader(data))
@@ -161,7 +163,7 @@ class Archive:
         return table
 
     def records(self, partition: int) -> Iterator[list[SourceRecord]]:
-        """Yield a partition's records as in the topic, some thousands at a time."""
+        """Yield records as in the topic, some thousands at a time."""
         for file in self.partitions[partition].files:
             for batch in self.table(file).to_batches(max_chunksize=_BATCH):
                 yield list(_records(batch))
@@ -185,11 +187,10 @@ class Archive:
         return file
 
     def with_partition(self, number: int, part: ArchivedPartition) -> "Archive":
-        """Return the archive with this partition replaced."""
         return replace(self, partitions={**self.partitions, number: part})
 
     def save(self) -> Self:
-        """Write `archive.json`, then delete tables that it does not name: replaced and interrupted runs' tables."""
+        """Write `archive.json`, then delete tables that it does not name, of replaced and interrupted runs."""
         _put(self.folder / MANIFEST, self._text())
         named = {file.name for file in self.files}
         for path in self.folder.iterdir():
@@ -255,7 +256,7 @@ def _put(path: Path, data: Any) -> None:
 
 
 def _typed(kind: type[_T], raw: Mapping[str, Any]) -> _T:
-    """Build a dataclass of whole numbers from 0, texts and files. Raises: TypeError, ValueError naming the field."""
+    """A dataclass of whole numbers from 0, texts and files. Raises: TypeError, ValueError naming the field."""
     for one in fields(kind):  # type: ignore[arg-type]
         value = raw.get(one.name)
         if one.type in (int, str) and type(value) is not one.type:

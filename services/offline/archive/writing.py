@@ -1,8 +1,7 @@
 """Copy `interactions` into an archive, and remove forgotten users from it.
 
-A run continues at the archive's end. Before the first change it verifies all files, that the topic is the archive's
-log, and that the topic still has the next record. Then it commits file by file, so the next run can continue an
-interrupted one.
+A run continues at the archive's end. It first verifies all files, and that the topic is the archive's log and still has
+the next record. Then it commits file by file.
 """
 
 import fcntl
@@ -36,16 +35,15 @@ from services.user_state.forgetting import Forgotten, check_same_log
 from services.user_state.log_identity import Anchor, Anchors, same_logs
 from services.user_state.merging import read_arrival
 
-# A file ends when it has FILE_BYTES: keys, values and headers, plus _RECORD_BYTES for each record.
+# A file ends at FILE_BYTES: keys, values and headers, plus _RECORD_BYTES for each record.
 FILE_BYTES, _RECORD_BYTES = 64 << 20, 256
 _LOCK = ".lock"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchiveReport:
-    """copied: records in files that this run wrote. forgotten: records of forgotten users that it omitted or removed.
-    records, bytes: of the whole archive now. partitions: first and end offset of each. exposures: records of
-    `exposures` that this run copied.
+    """copied: records in files that this run wrote. forgotten: records of forgotten users, omitted or removed. records,
+    bytes: of the whole archive now. partitions: first and end offset of each. exposures: copied records of `exposures`.
     """
 
     copied: int
@@ -58,7 +56,7 @@ class ArchiveReport:
 
 
 def check_continues(archive: Archive, log: Reader) -> None:
-    """Raises: PreconditionFailed if the log is not the archive's, or if it begins after the archive's end."""
+    """Raises: PreconditionFailed if the log is not the archive's, or begins after its end."""
     bounds = log.bounds(log.partitions())
     if bounds.keys() != archive.partitions.keys():
         raise PreconditionFailed(
@@ -83,7 +81,7 @@ def check_continues(archive: Archive, log: Reader) -> None:
 
 
 class ArchiveInteractions:
-    """One run over all partitions. log: a reader of `interactions` alone. before_ms: archive each partition up to its
+    """One run over all partitions; log: a reader of `interactions` alone. before_ms: archive each partition up to its
     first record of this time or later; None: to its end.
     """
 
@@ -134,10 +132,10 @@ class ArchiveInteractions:
         )
 
     def _opened(self) -> Archive:
-        """Return the verified archive; an empty one for an empty folder."""
+        """Verified; empty for an empty folder."""
         if is_archive(self._folder):
             return open_whole(self._folder, self._progress)
-        # Without `archive.json` it is unknown which tables are complete, so none is deleted.
+        # Without `archive.json` it is unknown which tables are complete: none is deleted.
         ours = {_LOCK, f"{MANIFEST}.writing", EXPOSURE_FOLDER}
         if others := sorted({path.name for path in self._folder.iterdir()} - ours):
             raise PreconditionFailed(f"{self._folder} has no {MANIFEST} and holds {others[0]}: name an empty folder")
@@ -146,7 +144,7 @@ class ArchiveInteractions:
     # -- forgetting ----------------------------------------------------------------------------------------------------
 
     def _without_forgotten(self, archive: Archive) -> Archive:
-        """Rewrite each file that has records of forgotten users, without those records."""
+        """Rewrite each file that has records of forgotten users."""
         last, total = self._forgotten.last(), len(archive.files)
         for done, file in enumerate(archive.files):
             self._progress("forgetting", done, total)
@@ -170,13 +168,13 @@ class ArchiveInteractions:
         return [code is None or offset > up_to[code] for offset, code in zip(offsets, codes, strict=True)]
 
     def _up_to(self, key: bytes | None) -> Mapping[int, int]:
-        # Bytes that are not UTF-8 decode to surrogates, which no user id has.
+        # Not UTF-8: surrogates, which no user id has.
         return {} if key is None else self._forgotten.up_to(key.decode("utf-8", "surrogateescape"))
 
     # -- copying -------------------------------------------------------------------------------------------------------
 
     def _copy(self, archive: Archive, partition: int, end: int, done: int, total: int) -> Archive:
-        """Archive a partition from its archived end to `end`, or to its first record of before_ms or later."""
+        """To `end`, or to the first record of before_ms or later."""
         part = archive.partitions[partition]
         begin = part.end
         for found, reached in self._chunks(partition, begin, end):
@@ -196,7 +194,7 @@ class ArchiveInteractions:
         return archive
 
     def _chunks(self, partition: int, start: int, end: int) -> Iterator[tuple[list[SourceRecord], int]]:
-        """Yield the records of each new file, with the offset at which the file ends (exclusive)."""
+        """The records of each new file, with its end offset (exclusive)."""
         self._log.assign({partition: start})
         chunk, size, at, heard = list[SourceRecord](), 0, start, time.monotonic()
         while at < end:
@@ -222,7 +220,7 @@ class ArchiveInteractions:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Lock the folder for one run at a time. Raises: PreconditionFailed, also if it cannot be written."""
+    """One run at a time. Raises: PreconditionFailed, also if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / _LOCK).open("w") as lock:

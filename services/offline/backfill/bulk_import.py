@@ -1,10 +1,9 @@
 """Import past interactions into the stream and the state store before going live (`freshet import`).
 
-The import writes them to `interactions` like any event, so that the topic stays the only source of truth. In the same
-run it computes and stores each user's history, seen items, state and position, in seconds instead of the consumer's
-minutes. An event id is made of the data's name and the row number, so equal data have equal ids: another run continues
-an interrupted import, and does nothing after a finished one. The model reads each window once; the attributions equal
-the consumer's. The input is plain columns of any origin.
+It writes them to `interactions` like any event: the topic stays the only source of truth. The same run stores each
+user's history, seen items, state and position, in seconds instead of the consumer's minutes. An event id is made of the
+data's name and the row number, so equal data have equal ids: another run continues an interrupted import, and does
+nothing after a finished one.
 
 Letters: N interactions, U users, X items, L = max_history.
 """
@@ -44,7 +43,7 @@ FILL_CHUNK = 8_192
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportReport:
-    """Result of an import. written, users_filled and attributions do not count the work of an earlier run."""
+    """Result; written, users_filled and attributions do not count the work of an earlier run."""
 
     interactions: int
     written: int
@@ -57,7 +56,7 @@ class ImportReport:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """One user's rows, oldest first; all are in one partition."""
+    """One user's rows, oldest first, all in one partition."""
 
     user_id: str
     partition: int
@@ -66,9 +65,7 @@ class _Rows:
 
 @dataclass(slots=True)
 class _Pending:
-    """A user to be stored.
-
-    kept: the rows that count. first: index in `kept` of the first row to attribute. history: the rows of `kept` that
+    """kept: the rows that count. first: index in `kept` of the first row to attribute. history: the rows of `kept` that
     are in the history. before (len(kept) + 1,): number of history rows before each row of `kept`, and of all history
     rows. state_at: index of a history row -> (job, row of the job's output) of the state after it.
     """
@@ -110,8 +107,8 @@ class BulkImport:
         progress: Progressed = lambda phase, done, total: None,
         settle_seconds: float = 2.0,
     ) -> None:
-        """attributes: False for data of the model's training set. The import then fills histories and states, but
-        writes no attributions, which would count the data a second time in item states.
+        """attributes: False for data of the model's training set, which attributions would count a second time in item
+        states.
         """
         self._attributes = attributes
         self._stream = stream
@@ -164,11 +161,11 @@ class BulkImport:
         )
 
     def _fill(self, past: Interactions, layout: Layout, recorded_ms: int) -> _Filled:
-        """Store every user, and publish attributions. recorded_ms: time when the broker had all records."""
+        """recorded_ms: time when the broker had all records."""
         epoch, _ = self._store.ensure_epoch(len(layout.rows))
         self._store.add_model(self._vocabulary.model_version)
         progress = self._store.begin(range(len(layout.rows)), epoch)
-        # An earlier import or the consumer has attributed earlier offsets, even if the state store was lost since.
+        # An earlier import or the consumer attributed earlier offsets, even if the state store was lost since.
         attribute_from = self._stream.committed() if self._attributes else dict(enumerate(map(len, layout.rows)))
         behind = [p for p, rows in enumerate(layout.rows) if progress[p].watermark < len(rows) - 1]
         order = np.argsort(past.users, kind="stable")
@@ -207,7 +204,7 @@ class BulkImport:
         return filled
 
     def _count(self, past: Interactions, rows: npt.NDArray[np.int64], partition: int, first: int) -> dict[str, int]:
-        """Return counts of a partition's rows from offset `first` on, by outcome."""
+        """Counts of the rows from offset `first` on, by outcome."""
         known = np.array([item_id in self._vocabulary.item_index for item_id in past.item_ids], dtype=bool)
         up_to = [self._forgotten.up_to(user_id).get(partition, -1) for user_id in past.user_ids]
         void = np.arange(first, len(rows)) <= np.array(up_to, dtype=np.int64)[past.users[rows[first:]]]
@@ -262,10 +259,10 @@ class BulkImport:
             raise PreconditionFailed(_CONSUMED) from exc
 
     def _plan(self, past: Interactions, layout: Layout, work: _Pending, jobs: list[EncodeJob]) -> None:
-        """Add one job per window, for the state before each interaction to attribute and the state after the last."""
+        """Add one job per window, for the state before each interaction to attribute and after the last."""
         if not len(work.history):
             return
-        # The state before interaction j is the state after j - 1. The user's stored state is the state after the last.
+        # The state before interaction j is the state after j - 1; the last one is stored.
         first_state = int(work.before[min(work.first, len(work.kept))]) - 1
         for window in windows(len(work.history), self._vocabulary.max_history, first_state=first_state):
             events = [
@@ -323,7 +320,7 @@ class BulkImport:
         return replace(work.update, state=state, state_change="set")
 
     def _in_history(self, past: Interactions) -> npt.NDArray[np.bool_]:
-        """Return which types (T,) are part of histories."""
+        """Which types (T,) are part of histories."""
         return np.array([self._vocabulary.schema.of(name).history for name in past.type_names], dtype=bool)
 
     def _event(self, past: Interactions, layout: Layout, user: _Rows, row: int, id_hash: int) -> StoredEvent:
@@ -338,7 +335,7 @@ class BulkImport:
         )
 
     def _recent(self, past: Interactions, layout: Layout, user: _Rows, row: int, id_hash: int) -> RecentId:
-        """Return the same recent id as `merge` for a row that counts."""
+        """The same recent id as `merge`, for a row that counts."""
         kind = self._vocabulary.schema.of(past.type_names[past.types[row]])
         outcome = Outcome.KEPT_OUT if kind.seen else Outcome.KEPT_OUT_UNSEEN
         item_id = past.item_ids[past.items[row]] if kind.seen or kind.is_attributed else ""
@@ -359,7 +356,7 @@ class BulkImport:
         history: npt.NDArray[np.int64],
         expected: bytes,
     ) -> UserUpdate:
-        """Return the user after these rows. kept: rows that no forget covers; history: those of them in the history."""
+        """kept: rows that no forget covers; history: those of them in the history."""
         window = trim(history.tolist(), self._vocabulary.max_history)
         seen = [self._vocabulary.schema.of(name).seen for name in past.type_names]
         recent = user.rows[-RECENT_IDS:].tolist()
@@ -390,7 +387,7 @@ class BulkImport:
 
 
 def _parts(todo: Sequence[_Rows]) -> Iterator[list[_Rows]]:
-    """Yield users in groups of about FILL_CHUNK interactions."""
+    """Groups of about FILL_CHUNK interactions."""
     part: list[_Rows] = []
     size = 0
     for user in todo:

@@ -1,7 +1,7 @@
 """Run the independent parts of a job: one after the other in this process, or in parallel on a Ray cluster.
 
-Both ways run the same calls. If a Ray worker dies, its part starts again on another worker, a few times at most. Every
-worker is checked first: it must run this version and have the same bundle. The caller stores the results in `done`.
+Both ways run the same calls. If a Ray worker dies, its part starts again on another one, a few times at most. Every
+worker must run this version and have the same bundle. The caller stores the results in `done`.
 """
 
 import logging
@@ -15,10 +15,10 @@ from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 from services.platform.errors import FreshetError, PreconditionFailed
 from services.stack.version import freshet_version
 
-# The limit ends a part that kills every worker, for example because it does not fit in memory.
+# Ends a part that kills every worker, for example because it does not fit in memory.
 RETRIES = 3
 _CONNECT_S, _TRIES = 5.0, 3
-# What must be installed on every worker.
+# Installed on every worker.
 _PACKAGE = "freshet-recsys[cli,encode,cpu,ray]"
 
 R = TypeVar("R")
@@ -27,10 +27,10 @@ R = TypeVar("R")
 def run_parts(
     calls: Mapping[int, Callable[[], R]], done: Callable[[int, R], None], *, bundle: Path, on: str | None = None
 ) -> None:
-    """Make every call, and pass its number and result to `done`, in this process and in the order of completion.
+    """Make every call, and pass its number and result to `done`, in the order of completion.
 
-    calls: they must be picklable, and a worker must be able to import their functions. bundle: absolute path of the
-    bundle that the calls read. on: address of a Ray cluster for `ray.init`; None: make the calls in this process.
+    calls: picklable, of functions that a worker can import. bundle: absolute path of the bundle that they read. on:
+    address of a Ray cluster for `ray.init`; None: this process.
     Raises: the first exception of a call, with the name of its worker's machine; PreconditionFailed for an unusable
     worker or cluster, if the package ray is missing, or if a part's workers died repeatedly.
     """
@@ -56,7 +56,7 @@ def run_parts(
 
 
 def _on_worker(call: Callable[[], R], bundle: Path, version: str, model_version: str) -> R | FreshetError | BundleError:
-    """Check this worker, then make the call. Errors are returned, because Ray prints raised ones."""
+    """Errors are returned, because Ray prints raised ones."""
     try:
         _check(bundle, version, model_version)
         return call()
@@ -65,7 +65,7 @@ def _on_worker(call: Callable[[], R], bundle: Path, version: str, model_version:
 
 
 def _check(bundle: Path, version: str, model_version: str) -> None:
-    """Raises: PreconditionFailed if this worker has another version of Freshet, or lacks the bundle."""
+    """Raises: PreconditionFailed if this worker has another version, or lacks the bundle."""
     if (mine := freshet_version()) != version:
         raise PreconditionFailed(f"runs freshet-recsys {mine}, this command {version}: install the same one there")
     try:
@@ -95,7 +95,7 @@ def _result(ray: Any, ready: Any, number: int) -> Any:
 
 
 def _detail(exc: Exception) -> str:
-    """Return the relevant line: a gRPC error's details, or the last line of a traceback."""
+    """A gRPC error's details, or the last line of a traceback."""
     lines = [line.strip() for line in str(exc).splitlines() if len(line.strip()) > 2] or [repr(exc)]
     return next((line for line in lines if line.startswith("details = ")), lines[-1])
 
@@ -110,7 +110,7 @@ def _connected(address: str) -> Any:
     parts = urllib.parse.urlsplit(address if "://" in address else f"//{address}")
     try:
         if parts.port is not None:
-            # Check the port first, because ray.init tries for half a minute before it fails.
+            # ray.init tries for half a minute before it fails.
             socket.create_connection((parts.hostname or "", parts.port), _CONNECT_S).close()
         logging.getLogger("ray").setLevel(logging.WARNING)
         _init(ray, address)
@@ -122,7 +122,7 @@ def _connected(address: str) -> Any:
 
 
 def _init(ray: Any, address: str) -> None:
-    """Connect to the cluster, with retries: a busy head node may not start a client's process in time."""
+    """With retries: a busy head node may not start a client's process in time."""
     for tries_left in reversed(range(_TRIES)):
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)

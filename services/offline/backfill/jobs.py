@@ -1,6 +1,5 @@
-"""Assemble the jobs over whole topics from the processes' adapters and settings.
-
-No other module of this folder imports the adapters of the processes.
+"""The jobs over whole topics, with the processes' adapters and settings; no other module of this folder imports the
+adapters.
 """
 
 from collections.abc import Callable, Sequence
@@ -90,17 +89,17 @@ def run_reattribution(
 ) -> ReattributionReport:
     """Encode all of `interactions` with the settings' bundle into attributions of its version (blocking).
 
-    archive: folder of `freshet archive`, for records that retention deleted. rekeys: the bundle is the live one, and
-    all attributions and search clicks are written again under the settings' key. partitions: only these; None: all.
-    Only Kafka must run: the model runs in this process, and no input of the live system changes.
+    archive: folder of `freshet archive`, for records that retention deleted. rekeys: the bundle is live, and all
+    attributions and search clicks are written again under the settings' key. partitions: None: all. Only Kafka must
+    run: this process runs the model, and changes no input of the live system.
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
     bundle = load_bundle(settings.bundle)
     past = None if archive is None else open_whole(archive, partitions=partitions)
-    # Each model has its own consumer group, whose commits are the progress of the model's attributions.
+    # The group's commits are the progress of the model's attributions.
     group_id = f"freshet-attribute-{bundle.model_version}"
     if rekeys:
-        # Each key has its own group too; the group's name does not reveal the key.
+        # Each key has its own group; its name does not reveal the key.
         group_id = f"freshet-rekey-{bundle.model_version}-{pseudonym_of('', pseudonym_key(settings))[:8]}"
     mine = settings.model_copy(update={"group_id": group_id, "max_poll_records": POLL_RECORDS})
     every = kafka_stream(mine)
@@ -134,9 +133,9 @@ def run_reattribution(
 def run_reattribution_on(
     cluster: str, settings: EncoderSettings, progress: Callable[[int, int], None], *, archive: Path | None = None
 ) -> ReattributionReport:
-    """Run `run_reattribution` for each partition on a Ray cluster; progress counts partitions.
+    """Run `run_reattribution` for each partition on a Ray cluster; progress counts partitions. If a worker is killed,
+    another one continues from its commit.
 
-    If a worker is killed, another one continues from its commit.
     Raises: what `run_reattribution` and `run_parts` raise.
     """
     there = settings.model_copy(update={"bundle": settings.bundle.resolve()})
@@ -163,7 +162,7 @@ def run_reattribution_on(
 
 
 def run_warming(settings: EncoderSettings, progress: Callable[[int, int], None] = lambda done, total: None) -> Warmth:
-    """Compute states with the settings' bundle for all users with a history (blocking); only Redis must run.
+    """Compute the bundle's states of all users with a history (blocking); only Redis must run.
 
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
@@ -177,7 +176,7 @@ def run_warming(settings: EncoderSettings, progress: Callable[[int, int], None] 
 
 
 def measure_warmth(settings: EncoderSettings) -> Warmth:
-    """Measure how many users have current states of the settings' bundle; only Redis must run.
+    """Count users with current states of the bundle; only Redis must run.
 
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
@@ -215,7 +214,7 @@ def run_archive(
 
 
 def _forgotten_until(settings: EncoderSettings) -> dict[str, int]:
-    """Return pseudonym -> time of the user's last forget, Unix milliseconds."""
+    """Pseudonym -> time of the user's last forget, Unix milliseconds."""
     topic, key = forget_log(settings), pseudonym_key(settings)
     try:
         found = [record.forget for record in topic.read() if record.forget is not None]
@@ -257,9 +256,9 @@ def import_interactions(
     attributes: bool = True,
     progress: Callable[[str, int, int], None] = lambda phase, done, total: None,
 ) -> ImportReport:
-    """Write `past` to the stream and fill histories, seen items and states; call `progress(phase, done, total)`.
+    """Write `past` to the stream and fill histories, seen items and states.
 
-    inference_server: host:port of the inference server; None: this process encodes. attributes: as in `BulkImport`.
+    inference_server: host:port; None: this process encodes. attributes: as in `BulkImport`.
 
     Raises: BundleError; InvalidRequest, PreconditionFailed (the stream has other records), DependencyUnavailable.
     """
@@ -269,7 +268,7 @@ def import_interactions(
 
 
 def _named(past: Interactions) -> Interactions:
-    # The name is cut, because a file's name may be longer than an event id may be.
+    # A file's name may be longer than an event id may be.
     name = "".join(filter(str.isprintable, past.name)).encode()[:64].decode(errors="ignore")
-    # Equal data have equal event ids, so an interrupted import is recognised.
+    # Equal ids of equal data: an interrupted import is recognised.
     return replace(past, name=f"{name}-{past.fingerprint()}")

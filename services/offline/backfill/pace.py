@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class Pace:
-    """Call `rest` after each step: it sleeps while this process's processor time exceeds its share."""
+    """`rest` after each step sleeps while this process's processor time exceeds its share."""
 
     def __init__(
         self,
@@ -20,7 +20,7 @@ class Pace:
         self._began, self._used_before = clock(), used()
 
     def rest(self) -> None:
-        """Sleep until the processor time is within the share."""
+        """Sleep until the share is kept."""
         due_s = (self._used() - self._used_before) / self._share - (self._clock() - self._began)
         if due_s > 0:
             self._sleep(due_s)

@@ -1,4 +1,4 @@
-"""Past interactions as records: their ids, their limits, and each row's position in `interactions`.
+"""Past interactions as records: ids, limits, and positions in `interactions`.
 
 Letters: N interactions.
 """
@@ -17,14 +17,12 @@ from services.user_state.values import now_ms
 
 
 def event_id(past: Interactions, row: int) -> str:
-    """Return an event id made of the data set's name and the row. It is the same in every run; a data set with another
-    name gets other ids.
-    """
+    """Return an event id of the data set's name and the row, equal in every run."""
     return f"import-{past.name}-{row}"
 
 
 def interaction(past: Interactions, row: int) -> Interaction:
-    """Return one row as a record of the stream."""
+    """Return a row as a record."""
     return Interaction(
         event_id=event_id(past, row),
         user_id=past.user_ids[past.users[row]],
@@ -45,7 +43,7 @@ class Layout:
 
 
 def lay_out(past: Interactions, num_partitions: int) -> Layout:
-    """Return the positions of the rows, written in order to an empty topic with Kafka's default partitioner."""
+    """Return the positions of rows written in order to an empty topic, with Kafka's default partitioner."""
     per_user = np.array([partition_for(user_id.encode(), num_partitions) for user_id in past.user_ids], dtype=np.int32)
     partition = per_user[past.users] if len(past) else np.zeros(0, dtype=np.int32)
     offset = np.zeros(len(past), dtype=np.int64)
@@ -58,7 +56,7 @@ def lay_out(past: Interactions, num_partitions: int) -> Layout:
 
 
 def check(past: Interactions) -> None:
-    """Check all limits of an interaction, by column. Raises: InvalidRequest naming the column and the row or the id."""
+    """Check all limits, by column. Raises: InvalidRequest naming the column and the row or the id."""
     if (bad := np.flatnonzero(~np.isfinite(past.values))).size:
         raise InvalidRequest.of("values", f"{past.values[bad[0]]} in row {int(bad[0])}", "finite numbers")
     validate_id("name", past.name)

@@ -1,4 +1,4 @@
-"""Write past interactions to `interactions`: the rows that the topic lacks, each at its planned position."""
+"""Write past interactions to `interactions`: the rows that the topic lacks, at their planned positions."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,14 +22,14 @@ Progressed = Callable[[str, int, int], None]
 
 
 class Writer(Protocol):
-    """Writes records in order per partition and waits until all are acknowledged. Implementation: BulkProducer."""
+    """Writes records in order per partition and waits until all are acknowledged (BulkProducer)."""
 
     def send_many(self, records: Sequence[Record], timeout_s: float = ...) -> list[Position]:
-        """Return the positions of the records, in the same order."""
+        """Return the records' positions, in order."""
 
 
 class PastLog:
-    """Writes past interactions. pause: called after each chunk to extend the pause of the stream's consumer."""
+    """Writes past interactions. pause: after each chunk extends the pause of the stream's consumer."""
 
     def __init__(
         self, *, stream: Reader, writer: Writer, pause: Callable[[], None], progress: Progressed = lambda *_: None
@@ -37,7 +37,7 @@ class PastLog:
         self._stream, self._writer, self._pause, self._progress = stream, writer, pause, progress
 
     def write(self, past: Interactions, layout: Layout) -> int:
-        """Write the rows that the topic lacks, in the data's order, and return their number.
+        """Write the rows that the topic lacks, in order, and return their number.
 
         An interrupted run leaves a prefix in each partition. Raises: PreconditionFailed if the topic begins with other
         records, or if something else writes to it meanwhile; DependencyUnavailable.
@@ -45,7 +45,7 @@ class PastLog:
         return self._write(past, layout, self._check_topic(past, layout))
 
     def _check_topic(self, past: Interactions, layout: Layout) -> dict[int, int]:
-        """Return how many of each partition's rows are in the topic, which must begin with these rows."""
+        """How many of each partition's rows are in the topic, which must begin with them."""
         present = {}
         for partition, end in self._stream.end_offsets().items():
             mine = len(layout.rows[partition])

@@ -1,9 +1,8 @@
 """Encode all of `interactions` again with another model, into attributions of its version.
 
-A new model's item states need its own query states. So before the model goes live, every interaction is attributed
-again by the same rules, while the live system runs. The live consumer's handler merges, undoes, forgets and attributes;
-its histories are only in this process. The job reads one partition after another to its end and commits its progress,
-so another run adds only newer records.
+A new model's item states need its own query states, so before it goes live every interaction is attributed again by the
+same rules, while the live system runs. The live consumer's handler does this; its histories are only in this process.
+The job commits its progress, so another run adds only newer records.
 
 Letters: L = max_history.
 """
@@ -24,7 +23,7 @@ from services.user_state.forget_topic import ForgetTopic
 from services.user_state.forgetting import Forgotten
 from services.user_state.ports import Store
 
-# Records of one user per step. It may be large, because one pass of the model gives all their states.
+# Per step; it may be large, because one pass of the model gives all states of a user.
 RECORDS_PER_USER = 4_096
 POLL_RECORDS = 20_000
 POLL_MS = 500
@@ -33,7 +32,7 @@ MAX_SILENT_POLLS = 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReattributionReport:
-    """records: read of `interactions`. attributions: written now; skipped: records of an earlier run."""
+    """records: read. attributions: written now; skipped: records of an earlier run."""
 
     model_version: str
     records: int
@@ -42,8 +41,8 @@ class ReattributionReport:
 
 
 class _AttributionsOnly:
-    """An outbox that counts attributions. It drops dead letters, which the live consumer has already written, and
-    search clicks, which depend on no model, unless writes_clicks.
+    """Counts attributions; drops dead letters, which the live consumer has already written, and search clicks, which
+    depend on no model, unless writes_clicks.
     """
 
     def __init__(self, outbox: Outbox, *, writes_clicks: bool) -> None:
@@ -68,8 +67,8 @@ class _AttributionsOnly:
 class Reattribution:
     """One run.
 
-    open_stream: opens a reader of one partition of `interactions`, with the new model's own consumer group. new_store:
-    makes an empty store for the users of one partition. progress: called with the records done, and in total.
+    open_stream: a reader of one partition of `interactions`, with the new model's own consumer group. new_store: an
+    empty store for one partition's users. progress: records done, in total.
     """
 
     def __init__(
@@ -89,8 +88,8 @@ class Reattribution:
     ) -> None:
         """writes_clicks: also write search clicks, after a change of the pseudonym key.
 
-        archive: is read first, then the topic from the archive's end. The caller has verified that it is complete and
-        of this log (`services.offline.archive.writing.check_continues`).
+        archive: is read first, then the topic from its end. The caller has verified that it is complete and of this log
+        (`services.offline.archive.writing.check_continues`).
         """
         self._open_stream = open_stream
         self._partitions = partitions
@@ -158,7 +157,7 @@ class Reattribution:
 def read_partition(
     stream: Reader, partition: int, end: int, archive: Archive | None
 ) -> Iterator[Sequence[SourceRecord]]:
-    """Yield a partition's records before offset `end`: the archive's, then the stream's from the archive's end.
+    """Yield a partition's records before `end`: the archive's, then the stream's.
 
     Without an archive, the stream is read from its position.
     Raises: PreconditionFailed as `Archive.records`; DependencyUnavailable.
@@ -167,8 +166,7 @@ def read_partition(
         yield from archive.records(partition)
         stream.seek({partition: archive.partitions[partition].end})
     silent_polls = 0
-    # The loop tests positions, because a topic may end with offsets without records, for example of an aborted
-    # transaction.
+    # A topic may end with offsets without records, for example of an aborted transaction.
     while stream.positions()[partition] < end:
         records = [record for record in stream.poll(POLL_MS, POLL_RECORDS) if record.offset < end]
         silent_polls = 0 if records else silent_polls + 1

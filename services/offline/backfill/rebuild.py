@@ -1,8 +1,7 @@
 """Fold the whole log from zero, independent of running processes: to verify a live state, or to start a new model.
 
-It reads up to the end that the log has when the rebuild starts, publishes nothing, and returns digests. Compare them
-with the digests of a running refresher.
-If the result is saved as checkpoints, a refresher with the same bundle and policy continues from them.
+It reads up to the log's end at the start, publishes nothing, and returns digests to compare with a running refresher's.
+A refresher with the same bundle and policy continues from saved checkpoints.
 """
 
 import time
@@ -17,14 +16,14 @@ from services.refresher.handlers.checkpoints import snapshot
 from services.refresher.handlers.fold import FoldRecords
 from services.refresher.ports import Checkpoints, Log
 
-# Called with the records folded so far, and the total.
+# Records folded so far, total.
 Progressed = Callable[[int, int], None]
 _SILENCE_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RebuiltPartition:
-    """One partition folded up to `folded_offset` (-1: it is empty)."""
+    """Folded up to `folded_offset` (-1: it is empty)."""
 
     partition: int
     folded_offset: int
@@ -47,7 +46,7 @@ class RebuildReport:
 
     @property
     def counts(self) -> Counter[str]:
-        """Return the number of records by outcome."""
+        """Return the records by outcome."""
         return sum((Counter(one.counts) for one in self.partitions), Counter())
 
 
@@ -58,7 +57,7 @@ class Rebuild:
         self._log, self._rules, self._progress = log, rules, progress
 
     def run(self, checkpoints: Checkpoints | None = None) -> RebuildReport:
-        """Fold everything; save it to `checkpoints` if given.
+        """Fold everything; save it to `checkpoints`, if any.
 
         Raises: DependencyUnavailable, also if no record arrives for 20 seconds before the log's end;
         PreconditionFailed.

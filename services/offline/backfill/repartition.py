@@ -1,9 +1,9 @@
 """Change the number of partitions of `interactions`, with all records of a user in one partition, in their order.
 
-Kafka adds partitions, but does not move a user's older records, so histories would be read out of order. This job
-copies the log, with the records' own times, into a topic with the new number of partitions and back. It compares every
-copy with the written records. It then deletes all data with positions of the old log: attributions, deltas, forgets,
-users and states. Records of forgotten users are not copied; the processes rebuild the rest from the log. Another run
+Kafka adds partitions, but does not move older records, so a user's history would be read out of order. This job copies
+the log, with the records' own times, into a topic with the new number of partitions and back, and compares every copy
+with the written records. It then deletes all data with positions of the old log: attributions, deltas, forgets, users
+and states. Records of forgotten users are not copied; the processes rebuild the rest from the log. Another run
 continues an interrupted one: a record in the topic WHOLE marks the copy as complete.
 """
 
@@ -43,13 +43,13 @@ _GROUP = "freshet-repartition"
 _BATCH, _READ_AHEAD = 5_000, 5_000
 _SILENCE_S = 20.0
 
-# Called with the step, records so far, and the total.
+# Step, records so far, total.
 Progressed = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repartitioned:
-    """records: in `interactions` now. forgotten: omitted records of forgotten users."""
+    """records: in `interactions` now; forgotten: of forgotten users, omitted."""
 
     num_partitions: int
     records: int
@@ -58,7 +58,7 @@ class Repartitioned:
 
 @dataclass(kw_only=True)
 class _Copied:
-    """A digest of each partition's records in their order, and the number of all records."""
+    """A digest of each partition's records in order, and the number of all."""
 
     digests: dict[int, Any] = field(default_factory=dict)
     records: int = 0
@@ -82,7 +82,7 @@ def repartition(
     replicas: Replicas,
     progress: Progressed = lambda what, done, total: None,
 ) -> Repartitioned:
-    """Give `interactions` `num_partitions` partitions. Kafka and Redis must run, and no process of Freshet may run.
+    """Give `interactions` `num_partitions` partitions. Kafka and Redis must run, no process of Freshet may.
 
     Raises: InvalidRequest for a number out of range; PreconditionFailed if `interactions` has this number already, was
     written since an interrupted attempt, or if an attempt with another number is unfinished; DependencyUnavailable,
@@ -128,7 +128,7 @@ class _Repartition:
     # -- the two copies ------------------------------------------------------------------------------------------------
 
     def _copy_aside(self) -> dict[str, Any]:
-        """Copy `interactions` to NEXT without forgotten records; then mark it complete in WHOLE."""
+        """Copy `interactions` to NEXT without forgotten records, then mark it complete in WHOLE."""
         ends = self._ends(interactions.INTERACTIONS)
         if len(ends) == self._wanted:
             self._set_times("LogAppendTime")
@@ -160,7 +160,7 @@ class _Repartition:
         return whole
 
     def _copy_back(self, whole: Mapping[str, Any]) -> None:
-        """Copy NEXT to a recreated `interactions`; then delete derived data, and NEXT last."""
+        """Copy NEXT to a recreated `interactions`; delete derived data, NEXT last."""
         name = interactions.INTERACTIONS
         if self._exists(name):
             self._check_may_go(whole)
@@ -175,7 +175,7 @@ class _Repartition:
         self._compare(name, whole["digests"])
         for topic in DERIVED:
             self._delete(topic.name)
-            # Topics with the default number of partitions get the number of `interactions`.
+            # Such topics get the number of `interactions`.
             wide = topic.num_partitions == NUM_PARTITIONS
             self._make(topic.name, self._wanted if wide else topic.num_partitions, topic)
         with redis.Redis.from_url(self._redis_url) as client:
@@ -209,7 +209,7 @@ class _Repartition:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _records(self, topic: str, what: str) -> Iterator[Any]:
-        """Yield all records of a topic by write time; records of one partition keep their order."""
+        """By write time; records of one partition keep their order."""
         consumer = self._consumer(topic)
         try:
             ends = consumer.end_offsets(list(consumer.assignment()))
@@ -243,7 +243,7 @@ class _Repartition:
             consumer.close(autocommit=False)
 
     def _forgets(self) -> dict[bytes, dict[int, int]]:
-        """Return user id -> partition -> offset up to which the user's records are forgotten."""
+        """User id -> partition -> offset up to which records are forgotten."""
         forgotten: dict[bytes, dict[int, int]] = {}
         if not self._exists(FORGETS):
             return forgotten
@@ -256,7 +256,7 @@ class _Repartition:
         return forgotten
 
     def _whole(self) -> dict[str, Any] | None:
-        """Return the record of WHOLE; None if there is no complete copy."""
+        """None without a complete copy."""
         if not self._exists(WHOLE):
             return None
         records = [record.value for record in self._records(WHOLE, "looking")]
@@ -278,7 +278,7 @@ class _Repartition:
         return name in self._admin.list_topics()
 
     def _make(self, name: str, num_partitions: int, like: Topic = interactions.TOPIC) -> None:
-        """Make a topic that keeps the times of copied records, if `like` has a timestamp type."""
+        """It keeps the times of copied records, if `like` has a timestamp type."""
         settings = dict(like.settings)
         if _TIME_TYPE in settings:
             settings[_TIME_TYPE] = "CreateTime"
@@ -298,7 +298,7 @@ class _Repartition:
             self._until(lambda: not self._exists(name), name)
 
     def _until(self, condition: Callable[[], bool], name: str) -> None:
-        """Wait until `condition()`: brokers make and delete topics in the background."""
+        """Brokers make and delete topics in the background."""
         deadline = time.monotonic() + _SILENCE_S
         while not condition():
             if time.monotonic() > deadline:
@@ -312,7 +312,7 @@ class _Repartition:
         return next(str(entry[1]) for entry in entries if entry[0] == _TIME_TYPE)
 
     def _set_times(self, kind: str) -> None:
-        """Set the timestamp type of new records of `interactions`, with all other settings: Kafka replaces all."""
+        """Set the timestamp type of new records, with all other settings: Kafka replaces all."""
         _, in_sync = self._replicas.on(len(self._admin.describe_cluster()["brokers"]))
         settings = {"min.insync.replicas": str(in_sync), **interactions.TOPIC.settings, _TIME_TYPE: kind}
         self._admin.alter_configs(

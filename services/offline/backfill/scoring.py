@@ -1,9 +1,9 @@
 """Compute the top K of all users in a partition of `interactions`, with the live system's code (`freshet score`).
 
-The live consumer's handler folds records into histories in this process, and the bundle's model computes states from
-them. The search of candidates then ranks items exactly over the catalogue of the topics `index-deltas` and `items`,
-without the users' seen items, with votes of item neighbours and remembered interactions. What the gateway adds is
-missing: see `freshet score --help`.
+The live consumer's handler folds records into histories in this process, and the bundle's model computes states. The
+search of candidates ranks items exactly over the catalogue of the topics `index-deltas` and `items`, without seen
+items, with votes of item neighbours and remembered interactions. What the gateway adds is missing: see `freshet score
+--help`.
 """
 
 import time
@@ -50,7 +50,7 @@ Row = dict[str, Any]
 
 
 class ScoringCandidates(CandidatesSettings):
-    """Settings of the candidates process, without writing dead letters and snapshots."""
+    """Without writing dead letters and snapshots."""
 
     @property
     def does_common_work(self) -> bool:
@@ -63,7 +63,7 @@ class ScoringCandidates(CandidatesSettings):
 
 
 class _NoOutbox:
-    """An outbox that drops everything: scoring attributes nothing, and the live consumer writes the dead letters."""
+    """Scoring attributes nothing, and the live consumer writes the dead letters."""
 
     def publish(self, *records: Any) -> None:
         """Drop the records."""
@@ -74,10 +74,10 @@ class _NoOutbox:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scoring:
-    """Input of all parts of a run.
+    """All parts of a run.
 
-    run: the run's unique name. archive: is read first, then the topic from the archive's end. cold_items: the gateway's
-    setting of this name. as_of_ms: request time of all users, Unix milliseconds.
+    run: unique name. archive: is read first, then the topic from its end. cold_items: the gateway's setting. as_of_ms:
+    request time of all users, Unix milliseconds.
     """
 
     run: str
@@ -92,11 +92,10 @@ class Scoring:
 def score_partition(job: Scoring, partition: int, users: Sequence[str] | None = None) -> pa.Table:
     """Return a row, as `freshet recommend --batch` does, for each user whose home is the partition.
 
-    users: only these, in this order, with or without a history; None: all users with a history, by id. The row of a
-    user without a state has no items.
+    users: only these, in this order, with or without a history (no items); None: all users with a history, by id.
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
-    live = _live(job)  # this verifies the checksums of the bundle's files
+    live = _live(job)  # verifies the checksums of the bundle's files
     bundle = load_bundle(job.encoder.bundle, verify=False)
     vocabulary, encoder = vocabulary_of(bundle), in_process_encoder(job.encoder, bundle)
     store, epoch = _folded(job, partition, vocabulary, encoder)
@@ -122,7 +121,7 @@ def score_partition(job: Scoring, partition: int, users: Sequence[str] | None = 
 
 
 def _folded(job: Scoring, partition: int, vocabulary: Vocabulary, encoder: SequenceEncoder) -> tuple[MemoryStore, str]:
-    """Fold the partition's present records; return a store with all histories, and its epoch."""
+    """Fold the partition's present records; a store with all histories, and its epoch."""
     mine = job.encoder.model_copy(update={"group_id": "freshet-score", "max_poll_records": POLL_RECORDS})
     stream = kafka_stream(mine, [partition])
     every, forgets = kafka_stream(mine), forget_log(mine)
@@ -154,7 +153,7 @@ def _folded(job: Scoring, partition: int, vocabulary: Vocabulary, encoder: Seque
             reader.close()
 
 
-# The catalogue by run. A worker computes several parts of a run with one catalogue; each new run reads it again.
+# By run: a worker computes several parts of a run with one catalogue; each new run reads it again.
 _opened: dict[str, Live] = {}
 
 
@@ -166,7 +165,7 @@ def _live(job: Scoring) -> Live:
 
 
 def caught_up(settings: CandidatesSettings) -> Live:
-    """Return the served catalogue after reading its topics to their ends once.
+    """Return the served catalogue after reading its topics once.
 
     Raises: BundleError, MemoryError; DependencyUnavailable for unreadable topics.
     """
@@ -187,7 +186,7 @@ def caught_up(settings: CandidatesSettings) -> Live:
 
 
 def _newest_first(seen: Mapping[str, int]) -> tuple[str, ...]:
-    """Return item ids, newest first, in the order of the state store: by time, then by id."""
+    """In the order of the state store: by time, then by id."""
     return tuple(sorted(seen, key=lambda item_id: (seen[item_id], item_id), reverse=True))
 
 

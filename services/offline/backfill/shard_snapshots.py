@@ -1,7 +1,7 @@
 """Write a snapshot of one shard of the catalogue before the process that will serve it starts.
 
-The code of the candidates process reads `index-deltas` and `items` to their ends and encodes the items. The process
-later loads the snapshot from FRESHET_CANDIDATES_SNAPSHOTS and continues from its positions.
+The candidates process's code reads `index-deltas` and `items` to their ends and encodes the items; the process later
+continues from the snapshot in FRESHET_CANDIDATES_SNAPSHOTS.
 """
 
 import time
@@ -16,7 +16,7 @@ from services.platform.errors import InvalidRequest
 class ShardSnapshot:
     """position: offset in `index-deltas`; -1 without changes since the bundle.
 
-    path: "" if no snapshot is needed, because there are no changes and no encoded items.
+    path: "" without changes and encoded items.
     """
 
     shard: str
@@ -26,7 +26,7 @@ class ShardSnapshot:
 
 
 def write_shard_snapshot(settings: CandidatesSettings) -> ShardSnapshot:
-    """Write a snapshot of the settings' shard into its own folder below their `snapshots`.
+    """Write the settings' shard into its own folder below their `snapshots`.
 
     Raises: InvalidRequest for settings without snapshots; BundleError, ConfigError, MemoryError, DependencyUnavailable.
     """

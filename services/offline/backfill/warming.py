@@ -1,8 +1,7 @@
-"""Compute states of another model for all users with a history, next to the live system, before that model serves.
+"""Compute another model's states for all users with a history, before that model serves.
 
-A state is computed from the stored history, and written only if the history has not changed since. So the stream, which
-updates the states of both models, is not disturbed. The job can be interrupted and repeated; it skips users with
-current states.
+A state is written only if the stored history has not changed since, so the stream, which updates the states of both
+models, is not disturbed. The job can be repeated; it skips users with current states.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from services.user_state.values import ModelState, StoredState, UserHistory, now
 from services.user_state.warmth import Warmth, current_epoch, measure, stored_users
 from services.user_state.writer import StateWriter
 
-# Users per call of the model.
+# Per call of the model.
 _USERS = 32
 
 

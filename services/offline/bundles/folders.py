@@ -1,4 +1,4 @@
-"""Folders with a manifest, written aside and renamed into place, and their files."""
+"""Folders with a manifest, written aside and renamed into place."""
 
 import errno
 import os
@@ -57,8 +57,8 @@ def put_file(root: Path, name: str, source: Path) -> FileEntry:
 
 
 def save_tensors(arrays: dict[str, Any], path: Path) -> None:
-    """Write a safetensors file readable by everyone who may enter its folder. The library makes the file
-    readable by its owner only, and a container runs as another user.
+    """Write a safetensors file that everyone who may enter its folder can read. The library's is readable by its owner
+    only, and a container runs as another user.
     """
     save_file(arrays, path)
     path.chmod(path.parent.stat().st_mode & 0o666)

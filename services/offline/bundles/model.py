@@ -1,4 +1,4 @@
-"""Write a model bundle, or add files that are derived from its model."""
+"""Write a model bundle, or add derived files."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -37,12 +37,12 @@ from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
 from services.offline.bundles.folders import folder_aside, put_file, save_pair_gate, save_tensors, swap
 
-_LONG = 2**31 - 1  # a column of more bytes than this needs 64-bit offsets
+_LONG = 2**31 - 1  # more bytes need 64-bit offsets
 
 
 @dataclass(frozen=True, kw_only=True)
 class BundleContent:
-    """The content of a bundle to write: shapes, arrays and columns, in dense-index order.
+    """Shapes, arrays and columns of a bundle to write, in dense-index order.
 
     encoder is None and weights is empty for imported embeddings. events_yaml: the event schema, None for the default.
     attributes: columns of `attributes.ARROW_TYPES`.
@@ -85,10 +85,9 @@ def write_bundle(path: Path | str, content: BundleContent) -> Bundle:
 
 
 def add_files(path: Path | str, sources: Mapping[str, Path]) -> Bundle:
-    """Add derived files (the exported encoder, the inference server's folder) to a bundle and list them.
+    """Add derived files (the exported encoder, the inference server's folder) to a bundle; its version stays.
 
-    Each file is written under another name and renamed; then the manifest is. The model version does not change,
-    because the files are derived from the model.
+    Each file is written aside and renamed; then the manifest is.
     """
     root = Path(path)
     manifest = Manifest.read(root / MANIFEST)
@@ -165,7 +164,7 @@ def _write_content(root: Path, content: BundleContent) -> None:
 
 
 def _as_arrow(column: Strings) -> pa.Array:
-    """Return an array over the column's own memory."""
+    """The column's own memory."""
     is_long = len(column.data) > _LONG
     ends = column.ends.astype(np.int64 if is_long else np.int32)
     offsets = pa.py_buffer(np.concatenate([np.zeros(1, ends.dtype), ends]))

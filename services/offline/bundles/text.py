@@ -1,4 +1,4 @@
-"""Write a text bundle, part by part, or add files that are derived from its models."""
+"""Write a text bundle by parts, or add derived files."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -36,16 +36,16 @@ from services.offline.bundles.folders import folder_aside, put_file, save_pair_g
 
 
 class TextBundleWriter:
-    """Collects parts in a temporary folder; sealing renames it into place. Without sealing nothing changes.
+    """Collects parts in a temporary folder; sealing renames it into place.
 
-    If `path` has a text bundle of the same documents and word list, its parts are copied, so the two models may be
-    trained one after the other. A bundle of other documents is replaced.
+    Parts of an existing bundle of the same documents and word list are copied, so the two models may be trained one
+    after the other; one of other documents is replaced.
     """
 
     def __init__(
         self, path: Path | str, *, item_ids: Sequence[str], texts: Sequence[str], words: Sequence[str]
     ) -> None:
-        """words: the word list of queries.
+        """words: of queries.
 
         Raises: ValueError for no documents, unequal columns, or a repeated item id; BundleError if `path` exists and is
         not a text bundle.
@@ -79,7 +79,7 @@ class TextBundleWriter:
     def add_text_mol(
         self, encoder: Path, states: ItemStates, pair_gate: PairGate | None, *, head: HeadShape, max_tokens: int
     ) -> None:
-        """Add the text MoL: its exported encoder, the documents' states in order, and the gate (None: dot)."""
+        """Add the exported encoder, the documents' states in order, and the gate (None: dot)."""
         self._fresh(TEXT_MOL)
         shutil.copyfile(encoder, self._aside / TEXT_ENCODER)
         arrays: dict[str, FloatArray] = {"components": np.ascontiguousarray(states.components, np.float32)}
@@ -119,9 +119,9 @@ class TextBundleWriter:
         self._manifest = replace(self._manifest, phrases=part)
 
     def seal(self, *, data: Mapping[str, Any] | None = None, metrics: Mapping[str, Any] | None = None) -> TextBundle:
-        """Write the manifest, check everything like a reader, rename into place; return the loaded bundle.
+        """Write the manifest, check like a reader, rename into place; return the loaded bundle.
 
-        data, metrics: added to those of the existing parts. Raises: BundleError if parts disagree.
+        data, metrics: added to the existing parts'. Raises: BundleError if parts disagree.
         """
         files = {
             path.relative_to(self._aside).as_posix(): file_entry(path)
@@ -140,7 +140,7 @@ class TextBundleWriter:
         return load_text_bundle(self._target, verify=False)
 
     def _fresh(self, part: str) -> None:
-        """Make an empty folder for a part; remove an older one."""
+        """Replace a part by an empty folder."""
         folder = self._aside / part
         if folder.exists():
             shutil.rmtree(folder)
@@ -162,9 +162,9 @@ class TextBundleWriter:
 def add_text_files(
     path: Path | str, sources: Mapping[str, Path], *, metrics: Mapping[str, Any] | None = None
 ) -> TextBundle:
-    """Add derived files (the inference server's model folders, int8 graphs) to a text bundle; its version stays.
+    """Add derived files (the inference server's model folders, int8 graphs); the version stays.
 
-    metrics: added to the bundle's metrics.
+    metrics: added to the bundle's.
     Raises: BundleError for a file that is not derived, since it would change the version.
     """
     root = Path(path)
@@ -180,7 +180,7 @@ def add_text_files(
 
 
 def save_phrases(folder: Path, parts: PhraseParts, encoder: Path) -> dict[str, Path]:
-    """Write all files except the encoder into `folder`; return all paths by name, for `add_phrases`.
+    """Write all files except the encoder; return all paths by name, for `add_phrases`.
 
     Raises: ValueError for a trie or identifiers that changed after they were built.
     """

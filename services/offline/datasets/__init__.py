@@ -1,6 +1,6 @@
 """Data in: MovieLens, sequences without times, any table, or the simulator become `Interactions`.
 
-It imports nothing of the other offline packages, so training, evaluation and the command line share it.
+It imports no other offline package, so all share it.
 """
 
 from .columns import TableOptions

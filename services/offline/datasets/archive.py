@@ -1,7 +1,7 @@
 """Read an archive of `interactions` (`freshet archive`) as training data, by the rules of the stream's readers.
 
-Unreadable records, undos, undone events and repeated event ids are omitted. The last run of `freshet archive` has
-already removed forgotten users.
+Unreadable records, undos, undone events and repeated event ids are omitted. Its last run has already removed forgotten
+users.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ _MAX_VALUE = float(np.finfo(np.float32).max)
 
 
 def read_archive(folder: str | Path, *, name: str = "") -> Interactions:
-    """Read a whole archive after verifying the checksum of every file.
+    """Read a whole archive after verifying every file's checksum.
 
     Raises: PreconditionFailed if a file was altered; ValueError if no interaction is left.
     """
@@ -30,7 +30,7 @@ def read_archive(folder: str | Path, *, name: str = "") -> Interactions:
         table = _counting(table.filter(pc.is_valid(table["user_id"])))
     if table is None or not len(table):
         raise ValueError(f"{folder} holds no interaction that counts; run `freshet archive` once there are some")
-    # Sort by milliseconds here: data sets have times in seconds, and keep the order of rows within a second.
+    # By milliseconds: data sets have times in seconds, and keep the order within one.
     table = table.take(pc.sort_indices(table, sort_keys=[("event_time", "ascending")]))
     users, items, types = (table[column].dictionary_encode().combine_chunks() for column in _COLUMNS[:3])
     return from_columns(
@@ -46,7 +46,7 @@ def read_archive(folder: str | Path, *, name: str = "") -> Interactions:
 
 
 def _counting(table: pa.Table) -> pa.Table:
-    """Return the rows without undos, undone events and repeated event ids."""
+    """Without undos, undone events and repeated event ids."""
     ids = pc.binary_join_element_wise(table["user_id"], table["event_id"], "\n")
     undoes = pc.binary_join_element_wise(table["user_id"], table["undoes_event_id"], "\n")
     is_undo = pc.not_equal(table["undoes_event_id"], "")

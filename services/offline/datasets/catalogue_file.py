@@ -1,9 +1,8 @@
 """Read a file of items: ids, titles, categories, and typed attributes for filters.
 
-The file is CSV, JSON lines or Parquet. The columns of ids, titles and categories are found by name. Every other column
-with values is an attribute, and its type in the file determines its type in the bundle. A value that filters cannot use
-is an error that names column, row and what is allowed. Columns of long texts or URLs are omitted and reported: filters
-do not read them.
+Columns of ids, titles and categories are found by name. Every other column with values is an attribute, of its type in
+the file. A value that filters cannot use is an error that names column, row and what is allowed. Columns of long texts
+or URLs are omitted and reported: filters do not read them.
 
 Letters: X items.
 """
@@ -33,10 +32,8 @@ _URL = r"^https?://"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalogue:
-    """The items of a file.
-
-    rows: each id's row. attributes: one row per item; None if the file has no attributes. texts: names of the omitted
-    columns of texts or URLs. read_as: a sentence about the role of each column.
+    """rows: each id's row. attributes: one row per item, if any. texts: names of the omitted columns. read_as: a
+    sentence about each column's role.
     """
 
     rows: Mapping[str, int]
@@ -47,7 +44,7 @@ class Catalogue:
     read_as: str = ""
 
     def attributes_of(self, item_ids: Sequence[str]) -> pa.Table | None:
-        """Return the attributes of these items, in their order; nulls for items that the file lacks."""
+        """Return these items' attributes in order; nulls for items that the file lacks."""
         if self.attributes is None:
             return None
         return self.attributes.take(pa.array([self.rows.get(item_id) for item_id in item_ids], type=pa.int64()))
@@ -56,8 +53,8 @@ class Catalogue:
 def read_catalogue(path: Path, separator: str = "|") -> Catalogue:
     """Read a file of items: .csv, .tsv, .txt, .jsonl, .ndjson or .json (each also as .gz), or Parquet.
 
-    separator: separates categories in a cell of text. Raises: ValueError naming file, column or row, the value, and
-    what is allowed.
+    separator: of categories in a cell of text. Raises: ValueError naming file, column or row, the value, and what is
+    allowed.
     """
     table = _read(path)
     names = {role: _named(table, usual) for role, usual in (("id", _ITEM), ("title", _TITLE), ("cat", _CATEGORIES))}
@@ -115,7 +112,7 @@ def _read_csv(path: Path) -> pa.Table:
     parse = pa_csv.ParseOptions(delimiter=header_separator(path, data), newlines_in_values=True)
     with pa_csv.open_csv(pa.BufferReader(data), parse_options=parse) as reader:
         ids = [name for name in reader.schema.names if plain(name) in (*_ITEM, *_TITLE, *_CATEGORIES)]
-    # Ids are read as text, so "007" stays "007". An empty cell is a null.
+    # "007" stays "007"; an empty cell is a null.
     convert = pa_csv.ConvertOptions(
         column_types=dict.fromkeys(ids, pa.string()), null_values=[""], strings_can_be_null=True
     )
@@ -123,7 +120,7 @@ def _read_csv(path: Path) -> pa.Table:
 
 
 def header_separator(path: Path, data: bytes) -> str:
-    """Return a CSV's separator: a tab in a .tsv or .inter file, else the most frequent separator of the header."""
+    """Return a CSV's separator: a tab in a .tsv or .inter file, else the header's most frequent one."""
     if any(suffix.lower() in (".tsv", ".inter") for suffix in path.suffixes):
         return "\t"
     return max((",", ";", "\t", "|"), key=data.lstrip().split(b"\n", 1)[0].decode(errors="replace").count)
@@ -142,7 +139,7 @@ def _texts(path: Path, table: pa.Table, name: str) -> list[str | None]:
 
 
 def _is_long_text(column: pa.ChunkedArray) -> bool:
-    """Whether all values are URLs, or one is longer than a tag may be."""
+    """All values are URLs, or one is longer than a tag may be."""
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)) or column.null_count == len(
         column
     ):
@@ -152,7 +149,7 @@ def _is_long_text(column: pa.ChunkedArray) -> bool:
 
 
 def attribute_columns(path: Path, table: pa.Table, *, without: Collection[str]) -> pa.Table:
-    """Return a table's columns, except those in `without`, as a bundle's attributes. Raises: as `read_catalogue`."""
+    """Return a table's columns, except `without`, as a bundle's attributes. Raises: as `read_catalogue`."""
     columns = {
         name: _column(path, name, table.column(name).combine_chunks())
         for name in table.column_names

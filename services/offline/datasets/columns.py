@@ -1,13 +1,13 @@
-"""Find the role of each column of a table: the caller names the column, or it has a usual name.
+"""The role of each column of a table, by the caller's or a usual name.
 
-Case, blanks and underscores of a column's name are ignored: `User_ID` is `user_id`.
+Case, blanks and underscores are ignored: `User_ID` is `user_id`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Usual names by role, as `plain` returns them; the first that the table has is chosen.
+# By role, as `plain` returns them; the table's first is chosen.
 _USUAL = {
     "user": ("user", "userid", "reviewerid", "customer", "customerid", "visitor", "visitorid"),
     "item": ("item", "itemid", "movieid", "parentasin", "asin", "product", "productid", "sku", "article", "articleid"),
@@ -25,10 +25,10 @@ _RATINGS = frozenset({"rating", "ratings", "overall", "stars"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableOptions:
-    """A caller's options for reading a table.
+    """Options for reading a table.
 
-    columns: column names by role ({"user": "who"}), if they are not usual ones. items: the catalogue's file. separator:
-    separates the categories of one cell.
+    columns: names by role ({"user": "who"}), if not usual ones. items: the catalogue's file. separator: of a cell's
+    categories.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class TableOptions:
 def choose_columns(path: Path, present: Sequence[str], wanted: Mapping[str, str]) -> dict[str, str]:
     """Return column names by role.
 
-    Raises: ValueError if a named column or that of a required role is missing, or if two columns have a chosen name.
+    Raises: ValueError if a named or required column is missing, or two have a chosen name.
     """
     chosen: dict[str, str] = {}
     for role, usual in _USUAL.items():
@@ -65,7 +65,7 @@ def choose_columns(path: Path, present: Sequence[str], wanted: Mapping[str, str]
 
 
 def usual_names(taken: Mapping[str, str]) -> list[str]:
-    """Return a text per role that is not in `taken`, with the role's usual column names."""
+    """Return a text with the usual names per role that is not in `taken`."""
     return [f"{role}: {', '.join(names)}" for role, names in _USUAL.items() if names and role not in taken]
 
 
@@ -75,7 +75,7 @@ def is_rating(name: str) -> bool:
 
 
 def plain(name: str) -> str:
-    """Return the name in lower case, with only its letters and digits."""
+    """Return the name's letters and digits, in lower case."""
     return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 

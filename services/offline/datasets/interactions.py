@@ -75,12 +75,12 @@ class Interactions:
 
     @property
     def num_users(self) -> int:
-        """U, the size of the user vocabulary; `select` does not change it."""
+        """U; `select` does not change it."""
         return len(self.user_ids)
 
     @property
     def num_items(self) -> int:
-        """X, the size of the item vocabulary; `select` does not change it."""
+        """X; `select` does not change it."""
         return len(self.item_ids)
 
     def select(self, rows: RowArray | npt.NDArray[np.bool_] | slice) -> "Interactions":
@@ -101,9 +101,9 @@ class Interactions:
         return np.array([name in names for name in self.type_names], dtype=bool)[self.types]
 
     def encoded(self, schema: EventSchema) -> "Interactions":
-        """Return the events that encoders read, according to the schema.
+        """Return the events that encoders read.
 
-        Raises: ValueError naming the types if encoders read none of the events.
+        Raises: ValueError naming the types if there are none.
         """
         is_encoded = np.array([schema.of(name).is_encoded for name in self.type_names], dtype=bool)[self.types]
         if is_encoded.all():
@@ -116,28 +116,28 @@ class Interactions:
         return self.select(is_encoded)
 
     def seen(self, schema: EventSchema) -> RowArray:
-        """Return the rows of events whose items count as seen, by the schema; exposures do not."""
+        """Return the rows of events whose items count as seen; exposures do not."""
         return np.flatnonzero(np.array([schema.of(name).seen for name in self.type_names], dtype=bool)[self.types])
 
     def speaking_for(self, schema: EventSchema) -> npt.NDArray[np.bool_]:
-        """Return which events are positive, (N,), by the schema: neither a rejection nor a low rating."""
+        """Return which events are positive, (N,): neither a rejection nor a low rating."""
         kinds, which = self._kinds()
         return np.array([schema.speaks_for(*one) for one in kinds], dtype=bool)[which]
 
     def speaking_against(self, schema: EventSchema) -> npt.NDArray[np.bool_]:
-        """Return which events are negative, (N,), by the schema."""
+        """Return which events are negative, (N,)."""
         kinds, which = self._kinds()
         return np.array([schema.speaks_against(*one) for one in kinds], dtype=bool)[which]
 
     def _kinds(self) -> tuple[list[tuple[str, float]], RowArray]:
-        """Return the distinct pairs of type and value, and each event's pair number (N,)."""
+        """Distinct pairs of type and value, and each event's pair number (N,)."""
         kinds, which = np.unique(np.rec.fromarrays([self.types, self.values]), return_inverse=True)
         return [(self.type_names[kind], float(value)) for kind, value in kinds.tolist()], which
 
     def with_actions(self, schema: EventSchema, names: Sequence[str] | None = None) -> tuple["Interactions", list[str]]:
-        """Return the events that an encoder with these actions reads, with their actions; also return the names.
+        """Return the events that an encoder with actions reads, with their actions, and the actions' names.
 
-        names: of the actions; None: those with at least MIN_EVENTS events. Raises: ValueError as `encoded`.
+        names: None: those with at least MIN_EVENTS events. Raises: ValueError as `encoded`.
         """
         self.encoded(schema)  # raises if there is nothing to train on
         kinds, which = self._kinds()
@@ -152,9 +152,8 @@ class Interactions:
         return replace(self, actions=rows, outcomes=rows * ~self.speaking_for(schema)).select(rows >= 0), list(names)
 
     def by_user(self) -> tuple[RowArray, RowArray]:
-        """Return rows grouped by user, each user's oldest first.
-
-        Returns (rows, offsets) with shapes (N,) and (U + 1,): user u's rows are rows[offsets[u]:offsets[u + 1]].
+        """Return (rows, offsets), (N,) and (U + 1,): user u's rows, oldest first, are rows[offsets[u]:offsets[u +
+        1]].
         """
         rows = np.argsort(self.users, kind="stable").astype(np.int64)
         offsets = np.zeros(self.num_users + 1, dtype=np.int64)
@@ -162,19 +161,19 @@ class Interactions:
         return rows, offsets
 
     def item_counts(self) -> npt.NDArray[np.int64]:
-        """Return the number of events per item, (X,)."""
+        """Return events per item, (X,)."""
         return np.bincount(self.items, minlength=self.num_items).astype(np.int64)
 
     def user_counts(self) -> npt.NDArray[np.int64]:
-        """Return the number of events per user, (U,)."""
+        """Return events per user, (U,)."""
         return np.bincount(self.users, minlength=self.num_users).astype(np.int64)
 
     def type_counts(self) -> npt.NDArray[np.int64]:
-        """Return the number of events per type, in the order of type_names."""
+        """Return events per type, in the order of type_names."""
         return np.bincount(self.types, minlength=len(self.type_names)).astype(np.int64)
 
     def keep_frequent(self, *, min_per_item: int = 1, min_per_user: int = 1) -> "Interactions":
-        """Drop rare items once, then users with too few events left; vocabularies keep only what still has events.
+        """Drop rare items once, then users with too few events left, and ids without events.
 
         `min_per_item=5` on ml-1m gives the usual sequential-recommendation version (999,611 events, 3,416 films).
         """
@@ -193,7 +192,7 @@ class Interactions:
         )
 
     def fingerprint(self) -> str:
-        """Return the first 16 hex digits of a SHA-256 over all events and vocabularies; equal data have equal ones."""
+        """Return 16 hex digits of a SHA-256 over all events and vocabularies."""
         digest = hashlib.sha256()
         for column, dtype in (("users", "<i4"), ("items", "<i4"), ("timestamps", "<i8"), ("values", "<f4")):
             digest.update(np.ascontiguousarray(getattr(self, column), dtype=dtype).tobytes())
@@ -225,8 +224,8 @@ def from_columns(
 ) -> Interactions:
     """Sort events by time (ties keep their order), and vocabularies by `order_ids`; return them as `Interactions`.
 
-    `users`, `items`, `types` are (codes (N,), vocabulary); the result's vocabularies lack ids without an event. Without
-    `types` every event is an "interaction"; without `values` every value is 1. `has_times`: see `Interactions`.
+    `users`, `items`, `types` are (codes (N,), vocabulary); the result's vocabularies lack ids without an event. `types`
+    default to "interaction", `values` to 1; `has_times`: see `Interactions`.
     """
     by_time = np.argsort(timestamps, kind="stable")
     user_codes, user_ids = _canonical(users[0][by_time], users[1])

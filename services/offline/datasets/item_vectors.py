@@ -1,7 +1,6 @@
 """External item embeddings: one Parquet table with an id and a vector per row.
 
-A value that would later fail in an index is rejected with an error that names row and value. Vectors are served
-unchanged, or scaled to length 1.
+A value that would fail in an index is rejected with its row. Vectors are served unchanged, or scaled to length 1.
 """
 
 from dataclasses import dataclass
@@ -23,9 +22,8 @@ _OWN = frozenset({"item_id", "vector", "title", "categories"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemVectors:
-    """Ids and vectors (X, d) float32 of X items. Without a title column the ids are the titles.
-
-    categories: empty lists without that column. attributes: the table's other columns; None if it has no others.
+    """Ids and vectors (X, d) float32 of X items. Without a title column the ids are the titles, without categories
+    lists are empty; attributes: the table's other columns, if any.
     """
 
     item_ids: list[str]
@@ -38,7 +36,7 @@ class ItemVectors:
 def read_item_vectors(path: Path, *, normalize: bool = False) -> ItemVectors:
     """Read columns `item_id` and `vector`, optional `title` and `categories`, and all others as attributes.
 
-    normalize: scale every vector to length 1; otherwise a vector is at most MAX_OWN_LENGTH long.
+    normalize: scale to length 1; otherwise a vector is at most MAX_OWN_LENGTH long.
     Raises: ValueError naming column or row, the value, and what is allowed.
     """
     try:

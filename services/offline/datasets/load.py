@@ -1,8 +1,7 @@
-"""Load data by name, "auto", or path as Interactions; their `source` names the data used.
+"""Load data by name, "auto", or path as Interactions.
 
-`read_data` also returns the findings in a file. All commands read data with it, so all reject the same files.
-"auto" prefers MovieLens-1M, then smaller MovieLens sets, then a download, and last the built-in simulator. A set
-requested by name is never replaced by another.
+All commands read with `read_data`, so all reject the same files. "auto" prefers MovieLens-1M, then smaller MovieLens
+sets, then a download, last the simulator. A set requested by name is never replaced by another.
 """
 
 import math
@@ -39,10 +38,9 @@ def load_dataset(
     """Load a data set.
 
     `name`: "auto", "simulator", a MovieLens name (ml-1m, ml-latest-small, ml-100k, ml-10m, ml-20m, ml-25m, ml-32m), one
-    of SEQUENCE_NAMES (order without times, never downloaded), or the path of a CSV or Parquet table (see `read_table`),
-    of sequences (see `read_sequences`), of an archive's folder (see `read_archive`), or of a MovieLens folder or zip.
-    `root`: the only folder to search, instead of the usual ones. `download=False` avoids the network. `environ`
-    defaults to os.environ, read at the call.
+    of SEQUENCE_NAMES (order without times, never downloaded), or the path of a CSV or Parquet table (`read_table`), of
+    sequences (`read_sequences`), of an archive's folder (`read_archive`), or of a MovieLens folder or zip. `root`: the
+    only folder to search. `environ` defaults to os.environ, read at the call.
     Raises: DatasetUnavailableError (a ValueError) if a named set is unavailable; ValueError for an invalid file.
     """
     return read_data(name, root, download=download, environ=environ).accepted()
@@ -58,9 +56,9 @@ def read_data(
     environ: Mapping[str, str] | None = None,
     now_s: float | None = None,
 ) -> Reading:
-    """Load like `load_dataset`, and return the findings in the caller's own file (named sets are not checked).
+    """Load like `load_dataset`, with the findings in the caller's own file (named sets are not checked).
 
-    `schema` and `now_s`: see `check`. `table`: how to read a table, and the items file, which any data may have.
+    `schema` and `now_s`: see `check`. `table`: how to read a table, and any data's items file.
     Raises: the errors of `load_dataset`, except that errors in a file become findings; ValueError if columns are named
     but the data is not a table.
     """
@@ -82,13 +80,13 @@ def read_data(
 
 
 def with_items(reading: Reading, table: TableOptions) -> Reading:
-    """Return the reading with the titles, categories, findings and `catalogue` of the file of items."""
+    """Return the reading with the items file's titles, categories, findings and `catalogue`."""
     if table.items is None:
         return reading
     try:
         catalogue = read_catalogue(table.items, table.separator)
     except ValueError as exc:
-        # An error in the items file also makes the data unusable.
+        # It also makes the data unusable.
         findings = [*reading.findings, *unreadable(str(table.items), str(exc)).findings]
         return replace(reading, findings=worst_first(findings), interactions=None)
     data, findings = reading.interactions, list(reading.findings)
@@ -175,5 +173,5 @@ def _read_path(path: Path, schema: EventSchema | None, table: TableOptions, now_
     except ValueError as exc:
         return unreadable(str(path), str(exc))
     _require_no_columns(path, table)
-    # An archive's times were checked when its events entered the stream.
+    # Times were checked when the events entered the stream.
     return Reading.of(data, check(data, schema=schema, now_s=math.inf if is_archive(path) else now_s))

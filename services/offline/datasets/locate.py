@@ -1,7 +1,7 @@
 """Find a named data set on this machine, or download MovieLens from its publisher.
 
-Order: FRESHET_DATA, ../shared/data of the working folder or the repository, the local cache, then a download into the
-cache. The environment is passed in, and read at each call, never at import.
+Order: FRESHET_DATA, ../shared/data of the working folder or the repository, the local cache, then a download into it.
+The environment is read at each call, never at import.
 """
 
 import os
@@ -19,17 +19,17 @@ from .sequences import SEQUENCE_NAMES, is_sequences
 PUBLISHER_URL = "https://files.grouplens.org/datasets/movielens/{name}.zip"
 CONNECT_TIMEOUT_S = 8.0
 _CHUNK_BYTES = 1 << 20
-# ml-32m's zip is about 240 MB; a much larger download is the wrong file.
+# ml-32m's zip is about 240 MB.
 _MAX_DOWNLOAD_BYTES = 1 << 30
 
 
 class DatasetUnavailableError(ValueError):
-    """A named data set is neither on this machine nor at its publisher; the message says what to do."""
+    """A named set is neither here nor at its publisher; the message says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Located:
-    """A data set that was found: its folder or zip, and its location in words ("in FRESHET_DATA (...)")."""
+    """A set's folder or zip, and its location in words ("in FRESHET_DATA (...)")."""
 
     path: Path
     where: str
@@ -37,10 +37,9 @@ class Located:
 
 @dataclass(kw_only=True, slots=True)
 class Locator:
-    """Where to search in one run.
+    """`root`: the only folder to search, if given.
 
-    `root` is the only folder to search, if given. `download=False` never touches the network. `tried` collects, in
-    words, each folder without the set.
+    `download=False` never touches the network. `tried`: folders without the set, in words.
     """
 
     root: Path | None = None
@@ -51,11 +50,11 @@ class Locator:
     _publisher_down: bool = False
 
     def on_this_machine(self, name: str) -> Located | None:
-        """Return the first local folder or zip with `name`, or None."""
+        """Return the first local folder or zip with `name`, if any."""
         is_the_set = is_sequences if name in SEQUENCE_NAMES else is_movielens
         for base, label in self.folders():
             for candidate in (base / name, base / f"{name}.zip", base):
-                # A folder may also be the set itself: FRESHET_DATA=/somewhere/ml-1m or .../ml-1m.zip.
+                # It may be the set itself: FRESHET_DATA=/somewhere/ml-1m or .../ml-1m.zip.
                 if candidate == base and base.name not in (name, f"{name}.zip"):
                     continue
                 if is_the_set(candidate):
@@ -75,7 +74,7 @@ class Locator:
         try:
             _fetch(url, target)
         except (OSError, zipfile.BadZipFile, ValueError) as exc:
-            # If the publisher can't be reached, later downloads would fail, too: skip them instead of waiting again.
+            # An unreachable publisher: skip later downloads.
             self._publisher_down = isinstance(exc, OSError) and not isinstance(exc, urllib.error.HTTPError)
             self.tried.append(f"download of {url} failed ({exc})")
             return None
@@ -87,7 +86,7 @@ class Locator:
         return (Path(base) if base else Path.home() / ".cache") / "freshet" / "data"
 
     def folders(self) -> Iterator[tuple[Path, str]]:
-        """Yield the local folders in search order, each with its name in words."""
+        """Yield local folders in search order, with names in words."""
         if self.root is not None:
             yield self.root, str(self.root)
             return
@@ -100,7 +99,7 @@ class Locator:
 
 
 def _fetch(url: str, target: Path) -> None:
-    """Download to a temporary file, check the zip, rename into place."""
+    """To a temporary file; check the zip; rename."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, aside_name = tempfile.mkstemp(dir=target.parent, prefix=f"{target.name}.", suffix=".part")
     aside = Path(aside_name)

@@ -1,7 +1,7 @@
 """MovieLens, from GroupLens' files or Parquet tables: ratings in the order in which people gave them.
 
 Reads ratings.parquet (+ movies.parquet), ratings.dat (1M, 10M), u.data (100K) and ratings.csv (latest-small, 20M, 25M,
-32M), from a folder or the publisher's zip. Films without ratings are omitted. locate.py finds the data.
+32M), from a folder or the publisher's zip. Films without ratings are omitted.
 """
 
 import csv
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from .interactions import Interactions, from_columns
 
 MOVIELENS_NAMES = ("ml-1m", "ml-latest-small", "ml-100k", "ml-10m", "ml-20m", "ml-25m", "ml-32m")
-# What is known about the times of the rebuilt ml-1m copy (the one with a ts_err column).
+# Of the rebuilt ml-1m copy's times (the one with a ts_err column).
 _REBUILT_NOTE = (
     "order inside each user follows the `order` column; {inexact:,} of the times are known only to a window "
     "(neighbours there may be swapped), the last events of every user are exact"
@@ -28,13 +28,13 @@ _REBUILT_NOTE = (
 NumberArray = npt.NDArray[np.integer | np.floating]
 # Users, items, ratings and times, and a note about them.
 _Ratings = tuple[list[NumberArray], str]
-# Per film its number, title and genres.
+# Number, title and genres.
 _Films = Iterator[tuple[str, str, tuple[str, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The files of one data set, in a folder or in a zip."""
+    """In a folder or in a zip."""
 
     path: Path
 
@@ -62,7 +62,7 @@ def is_movielens(path: Path) -> bool:
 def read_movielens(path: Path, *, name: str, found: str = "") -> Interactions:
     """Read one MovieLens set from a folder or zip.
 
-    `found` completes the source sentence ("in ../shared/data/ml-1m", say); the default names the path.
+    `found` completes the source sentence ("in ../shared/data/ml-1m", say).
     Raises: ValueError naming the path if the rating file is missing or cannot be parsed.
     """
     files = _Files(path)
@@ -114,7 +114,10 @@ def _parquet_films(files: _Files) -> _Films:
 
 
 def _text_ratings(name: str, delimiter: str, *, skip: int = 0) -> Callable[[_Files], _Ratings]:
-    """Return a reader of numeric columns. Arrow splits at one character: "::" yields an empty column between two."""
+    """Return a reader of numeric columns.
+
+    Arrow splits at one character: "::" yields an empty column between two.
+    """
     wanted = ("user", "item", "rating", "time")
     names = [f"{gap}{column}" for column in wanted for gap in ("", "gap_")][:-1] if delimiter == "::" else list(wanted)
 
@@ -154,14 +157,14 @@ def _csv_films(files: _Files) -> _Films:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """How to read one format: its ratings, and its films if all files in `film_files` are present."""
+    """Ratings, and films if all of `film_files` are present."""
 
     ratings: Callable[[_Files], _Ratings]
     film_files: frozenset[str]
     films: Callable[[_Files], _Films]
 
 
-# Formats by rating file, in search order.
+# By rating file, in search order.
 _FORMATS = {
     "ratings.parquet": _Format(_parquet_ratings, frozenset({"movies.parquet"}), _parquet_films),
     "ratings.dat": _Format(_text_ratings("ratings.dat", "::"), frozenset({"movies.dat"}), _dat_films),

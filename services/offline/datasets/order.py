@@ -1,8 +1,7 @@
 """Does the order of the events carry information? A test by shuffling each user's events.
 
-The previous item predicts the next one by how often it followed that item in other users' sequences. If the order means
-nothing, predictions are as good after shuffling each user's events. The test trains no model. It finds whether there is
-an order, not whether it is the right one.
+The previous item predicts the next one by how often it followed in other users' sequences; if the order means nothing,
+this is as good after shuffling. The test finds whether there is an order, not whether it is the right one.
 
 Letters: N events, X items.
 """
@@ -22,7 +21,7 @@ Verdict = Literal["ordered", "no order found", "sorted by item"]
 _HITS_AT = 10
 _HELD_OUT_USERS = 0.2
 # Limit for the share of steps to a higher item code. Gowalla has .97: each user's events are two parts, each sorted by
-# item number. Ordered sets have .51 to .70; sets that number items by first appearance have the most.
+# item number. Ordered sets have .51 to .70.
 _SORTED_SHARE = 0.9
 _MIN_Z = 4.0
 
@@ -31,8 +30,8 @@ _MIN_Z = 4.0
 class OrderTest:
     """`hit_rate`: share of held-out steps whose item is among the ten predictions.
 
-    `shuffled_mean` is the mean hit rate after shuffling, `z` the distance of the two in standard deviations of the
-    shuffled rates, `p_value` = (1 + shuffles at least as high) / (1 + shuffles), `lift` the ratio of the rates.
+    `shuffled_mean` is the mean hit rate after shuffling, `z` the distance in standard deviations of the shuffled rates,
+    `p_value` = (1 + shuffles at least as high) / (1 + shuffles), `lift` the ratio of the rates.
     """
 
     name: str
@@ -47,11 +46,10 @@ class OrderTest:
 def order_test(interactions: Interactions, *, num_shuffles: int = 20, seed: int = 0, ties: str = "file") -> OrderTest:
     """Compare the hit rate of first-order predictions before and after shuffling each user's events.
 
-    A fifth of the users is held out, the same in every run. The others' counts predict the held-out users' steps; items
-    with equal counts are in random order. `ties="shuffled"` also shuffles the original's events of the same second: an
-    order that only the file has (by item number, say) does not count. "ordered" needs z of at least 4 and a higher rate
-    than every shuffle.
-    In "sorted by item" at least nine of ten steps go to a higher (or a lower) item code: the data was sorted.
+    A fifth of the users is held out, the same in every run; the others' counts predict their steps, with ties in random
+    order. `ties="shuffled"` also shuffles the original's events of the same second: an order that only the file has
+    does not count. "ordered" needs z of at least 4 and a higher rate than every shuffle; "sorted by item": nine of ten
+    steps go to a higher (or a lower) item code.
     Raises: ValueError for fewer than two shuffles, an unknown `ties`, or if no held-out user has two events.
     Cost: O(N log N) per shuffle.
     """
@@ -99,9 +97,8 @@ def _verdict(z: float, above_all: bool, rising: float) -> Verdict:
 
 
 def _hit_rate(items: IntArray, learnt: BoolArray, tested: BoolArray, num_items: int) -> float:
-    """Return the expected share of tested steps whose item is among the ten that most often follow the previous item.
-
-    Ties are in random order.
+    """Expected share of tested steps whose item is among the ten that most often follow the previous one, ties in
+    random order.
 
     items (N,); learnt, tested (N - 1,): whether the step from event i to i + 1 is counted, or predicted.
     """
@@ -110,7 +107,7 @@ def _hit_rate(items: IntArray, learnt: BoolArray, tested: BoolArray, num_items: 
     wanted = steps[tested]
     row = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
     found = pairs[row] == wanted
-    # With one sorted key (item, count descending), two lookups give the number of more frequent followers.
+    # With one sorted key (item, count descending), two lookups count the more frequent followers.
     highest = int(counts.max())
     keys = np.sort(pairs // num_items * (highest + 1) + highest - counts)
     previous = wanted[found] // num_items

@@ -1,8 +1,8 @@
-"""Sequences without timestamps: one row per user with that user's item ids, oldest first.
+"""Sequences without timestamps: one row per user with item ids, oldest first.
 
-Reads `sequences.parquet` (columns user_id and items) from a folder, or any Parquet file of that form. If a folder has
-only a split's windows (columns user_id, history, target of valid.parquet and test.parquet), each user's windows are
-joined. Event times are unknown: the timestamp is the position in the user's sequence, and `has_times` is False.
+Reads `sequences.parquet` (columns user_id and items) from a folder, or any such Parquet file. A split's windows
+(columns user_id, history, target of valid.parquet and test.parquet) are joined by user. The timestamp is the position
+in the sequence, and `has_times` is False.
 
 Letters: N events, U users.
 """
@@ -38,9 +38,7 @@ _PARQUET_SUFFIXES = (".parquet", ".pq")
 
 
 def is_sequences(path: Path) -> bool:
-    """Whether `path` is a folder with a sequences.parquet or a split's windows, a file of that name, or Parquet with a
-    column of lists.
-    """
+    """Whether `path` has a sequences.parquet or a split's windows, or is Parquet with a column of lists."""
     if path.is_dir():
         return (path / SEQUENCE_FILE).is_file() or _has_windows(path)
     if not path.is_file() or path.suffix.lower() not in _PARQUET_SUFFIXES:
@@ -57,8 +55,8 @@ def is_sequences(path: Path) -> bool:
 def read_sequences(path: str | Path, *, name: str = "", found: str = "") -> Interactions:
     """Read one table of sequences, from its folder or the file itself.
 
-    Titles come from items.parquet, categories from attributes.parquet of the same folder, if present. `found` completes
-    the source sentence ("in ../shared/data", say); the default names the path.
+    Titles come from items.parquet, categories from attributes.parquet of the same folder. `found` completes the source
+    sentence ("in ../shared/data", say).
     Raises: ValueError naming file, column, row (from 1) and value.
     """
     path = Path(path)
@@ -104,7 +102,7 @@ def read_sequences(path: str | Path, *, name: str = "", found: str = "") -> Inte
 
 
 def _coded_ids(column: pa.ChunkedArray, what: str, row_of: Callable[[int], int]) -> Coded:
-    """Return codes (N,) and vocabulary of valid ids; `what` names the column, `row_of` gives a value's row."""
+    """Codes (N,) and vocabulary of valid ids; `what` names the column, `row_of` gives a value's row."""
     codes, ids = coded(id_texts(column))
     if (codes < 0).any():
         raise ValueError(f"{what} in row {row_of(int(np.argmax(codes < 0)))} is missing; fill or remove it")
@@ -120,8 +118,8 @@ def _has_windows(folder: Path) -> bool:
 
 
 def _from_windows(folder: Path) -> pa.Table:
-    """Join each user's first history with the targets of all windows. A window's history ends with the previous
-    window's target. Raises: ValueError naming file and row if it does not.
+    """Join each user's first history with all targets; a window's history ends with the previous target. Raises:
+    ValueError naming file and row if it does not.
     """
     found: dict[object, list[object]] = {}
     for name in _WINDOW_FILES:
@@ -149,7 +147,7 @@ def _read(file: Path, columns: Sequence[str]) -> pa.Table:
 
 
 def _item_texts(folder: Path) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """Return titles and categories by item id, from the tables next to the sequences; {} if missing."""
+    """Titles and categories by item id, from the tables next to the sequences."""
     if not (folder / "items.parquet").is_file():
         return {}, {}
     items = _read(folder / "items.parquet", ("item_id",))

@@ -1,9 +1,8 @@
 """Simulated interactions: a substitute for missing real data, and a source of any size.
 
-Each user has a few interests (topics) that drift between sessions. Within a session each item follows the previous
-one on the topic's shelf (its items by release), or is drawn by Zipf popularity, or is one of the newest. No user takes
-an item twice, items exist only from their release on, and the seed determines everything. Vectorised over users, one
-step per event.
+Each user has a few topics that drift between sessions. Within a session each item follows the previous one on the
+topic's shelf (its items by release), or is drawn by Zipf popularity, or is one of the newest. No user takes an item
+twice, and items exist only from their release on.
 
 Letters: U users, X items, T topics, S items per topic, L most events of one user.
 """
@@ -19,7 +18,7 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-# 2024-01-01 00:00 UTC: a fixed start, so that equal seeds give equal times.
+# 2024-01-01 00:00 UTC: fixed, so that equal seeds give equal times.
 _START_S = 1_704_067_200
 _DAY_S = 86_400
 _ATTEMPTS = 6
@@ -55,11 +54,11 @@ class SimulatorConfig:
     mean_events_per_user: float = 120.0
     max_events_per_user: int = 400
     days: int = 180
-    # Share of items released during the simulated time instead of before it.
+    # Share of items released during the simulated time.
     new_item_share: float = 0.3
-    # Chance per session that one of the user's interests is replaced.
+    # Per session, that one of the user's interests is replaced.
     drift: float = 0.15
-    # Chances that an event's item follows the previous one on the topic's shelf, and that it is one of the newest.
+    # Chances that an event's item is the shelf's next, and that it is one of the newest.
     follow_share: float = 0.4
     novelty_share: float = 0.08
     zipf_exponent: float = 0.9
@@ -132,7 +131,7 @@ def _build_catalogue(config: SimulatorConfig, rng: np.random.Generator) -> _Cata
     horizon_s = float(config.days * _DAY_S)
     is_new = rng.random((topics, size)) < config.new_item_share
     release_s = np.where(is_new, rng.random((topics, size)) * horizon_s, -1.0)
-    # Every topic has released items from the first second on.
+    # Every topic has items from the first second on.
     release_s[:, :2] = -1.0
     weights = np.arange(1, size + 1, dtype=np.float64) ** -config.zipf_exponent
     topic_weights = np.arange(1, topics + 1, dtype=np.float64) ** -0.7
@@ -147,16 +146,16 @@ def _build_catalogue(config: SimulatorConfig, rng: np.random.Generator) -> _Cata
 
 
 def _event_times(config: SimulatorConfig, rng: np.random.Generator) -> tuple[FloatArray, BoolArray, IntArray]:
-    """Return times_s (U, L) since the start, session starts (U, L), and each user's number of events (U,)."""
+    """times_s (U, L) since the start, session starts (U, L), and events per user (U,)."""
     horizon_s = float(config.days * _DAY_S)
-    # Log-normal activity: a few users produce most events. Subtracting sigma^2 / 2 preserves the mean.
+    # A few users produce most events; subtracting sigma^2 / 2 preserves the mean.
     activity = rng.lognormal(np.log(config.mean_events_per_user) - 0.32, 0.8, config.num_users)
     lengths = np.clip(np.rint(activity), 3, config.max_events_per_user).astype(np.int64)
     shape = (config.num_users, int(lengths.max()))
     session_starts = rng.random(shape) < 1.0 / config.mean_session_events
     session_starts[:, 0] = True
     in_session_s = 20.0 + rng.exponential(90.0, shape)
-    # Pauses are shorter for users with more events, so that active users have more sessions, not longer ones.
+    # Active users have more sessions, not longer ones.
     expected_sessions = np.maximum(lengths / config.mean_session_events, 1.0)
     pause_s = rng.exponential(1.0, shape) * (0.45 * horizon_s / expected_sessions)[:, None]
     gaps_s = np.where(session_starts, pause_s, in_session_s)
@@ -174,7 +173,7 @@ def _choose_items(
     lengths: IntArray,
     rng: np.random.Generator,
 ) -> tuple[IntArray, FloatArray]:
-    """Return items (U, L), -1 if no item was left, and affinity (U, L): the topic's share of the user's interests."""
+    """Items (U, L), -1 if none was left, and affinity (U, L): the topic's share of the user's interests."""
     num_users, max_length = times_s.shape
     items = np.full((num_users, max_length), -1, dtype=np.int64)
     affinity = np.zeros((num_users, max_length))
@@ -213,7 +212,7 @@ def _choose_positions(
     users: IntArray,
     rng: np.random.Generator,
 ) -> IntArray:
-    """Return a shelf position for each active user, (A,), or -1.
+    """A shelf position for each active user, (A,), or -1.
 
     The first two attempts follow the user's habit, later ones draw by popularity alone.
     """
@@ -229,7 +228,7 @@ def _choose_positions(
         rank = _draw(catalogue.rank_cdf, (len(open_rows),), rng)
         candidate = catalogue.item_at_rank[topic[open_rows], rank]
         if attempt < 2:
-            # One of the next items on the shelf: the order that a sequential model can learn.
+            # One of the shelf's next items: the order that a sequential model can learn.
             ahead = (previous[open_rows] + rng.geometric(0.4, len(open_rows))) % released[open_rows]
             candidate = np.where(follows[open_rows], ahead, candidate)
             fresh = released[open_rows] - 1 - rng.integers(0, 3, len(open_rows))

@@ -1,8 +1,7 @@
 """Past and future: the events to train on, and the events to predict.
 
-Leave-one-out holds out each user's last events. A time split holds out all events from a moment on. Both keep the
-whole vocabularies, so a code means the same in each part. Every model and baseline predicts the same events. Scoring is
-elsewhere.
+Leave-one-out holds out each user's last events. A time split holds out all events from a moment on. Both keep the whole
+vocabularies, so a code means the same in each part. Every model and baseline predicts the same events.
 
 Letters: N events.
 """
@@ -34,8 +33,7 @@ class MeasuredSplit:
     """Rows of `interactions`, each array increasing; train, validation and test share no row.
 
     train_rows: training data of any model. valid_rows, test_rows: the events to predict, each from all earlier events
-    of its user. refit_rows: training data of the tested model, after the settings are chosen. They are all rows outside
-    the test part, including train_rows and valid_rows.
+    of its user. refit_rows: all rows outside the test part, to train the tested model after the settings are chosen.
     """
 
     name: str
@@ -51,13 +49,10 @@ class MeasuredSplit:
 
 
 def leave_one_out_split(interactions: Interactions, *, tie_order: TieOrder = "file") -> MeasuredSplit:
-    """Test on each user's last event, validate on the one before.
+    """Test on each user's last event, validate on the one before; users with fewer than three are training data.
 
-    All events of users with fewer than three are training data.
-
-    `tie_order` orders a user's events of the same second: "file" uses the file's order, "reversed" the reverse.
-    Published tables of ML-1M differ in it. With "reversed", `interactions` of the result is reordered, and the rows
-    refer to it.
+    `tie_order` of a user's events of the same second: "file" or "reversed". Published tables of ML-1M differ in it.
+    "reversed" reorders the result's `interactions`, to which the rows refer.
     Raises: ValueError for "reversed" without times.
     """
     name = "leave-one-out"
@@ -111,11 +106,10 @@ def time_split(
     valid_share: float = 0.1,
     max_events: int = MAX_PREDICTED_EVENTS,
 ) -> MeasuredSplit:
-    """Train before t1, validation in [t1, t2), test from t2 on; t1 and t2 cut the events 80 : 10 : 10.
+    """Train before t1, validate in [t1, t2), test from t2 on; t1 and t2 cut the events 80 : 10 : 10.
 
-    A second is never on both sides of a cut. In the validation and the test part, up to `max_events` events each are
-    predicted: evenly spread ones whose user has an earlier event. The others are history; `refit_rows` has those of the
-    validation part.
+    A second is never on both sides of a cut. Of validation and test, up to `max_events` events each are predicted:
+    evenly spread ones whose user has an earlier event. The others are history.
     Raises: ValueError if a share or `max_events` is out of range, if there are no timestamps, or if a part has no event
     to predict.
     """
@@ -187,7 +181,7 @@ def _first_events(interactions: Interactions) -> npt.NDArray[np.bool_]:
 
 
 def _evenly(rows: RowArray, count: int) -> RowArray:
-    """Return the rows in the middle of `count` equal stretches, or all rows if there are at most `count`."""
+    """The rows in the middle of `count` equal stretches, or all if there are no more."""
     if len(rows) <= count:
         return rows
     middles = (2 * np.arange(count, dtype=np.int64) + 1) * len(rows) // (2 * count)

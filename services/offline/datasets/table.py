@@ -1,8 +1,7 @@
 """Any interactions: a CSV or Parquet file with a user, an item and a time per row becomes Interactions.
 
-Optional columns are type, value, title and categories; every name can be set. `freshet data validate`, `train` and
-`import` share this reader. It reports every problem of the cells with its rows, and repairs nothing silently.
-validation.py checks the data as a whole.
+Optional columns are type, value, title and categories. `freshet data validate`, `train` and `import` share this reader.
+It reports every problem of the cells, and repairs nothing silently; validation.py checks the data as a whole.
 
 Letters: N rows.
 """
@@ -59,7 +58,7 @@ def read_table(
     values, titles, categories = cells.values(), cells.titles(items[0]), cells.categories()
     seconds, order, unit = cells.times(users[0])
     has_value = ~cells.is_missing("value")
-    # Keep the rows without an error, sorted by time at the file's resolution.
+    # Sorted by time at the file's resolution.
     order = order[~cells.bad[order]]
     data = from_columns(
         users=(users[0][order], users[1]),
@@ -92,10 +91,8 @@ def read_table(
 
 
 class _Cells:
-    """A file's cells by role, and their findings.
-
-    numbers (N,): row numbers in the file. A row is included if it has as many cells as the header, not all of them
-    missing. bad (N,): which of these rows have an error. num_rows: rows of the file; num_blank: rows without a value.
+    """numbers (N,): row numbers in the file. A row is included if it has as many cells as the header, one of them not
+    missing. bad (N,): rows with an error. num_rows: rows of the file; num_blank: rows without a value.
     """
 
     def __init__(self, path: Path, options: TableOptions) -> None:
@@ -148,7 +145,7 @@ class _Cells:
             )
 
     def read_as(self, unit: str) -> str:
-        """Return the role of each column, in words."""
+        """The columns' roles, in words."""
         names = {"session": "session, where the user is missing", "timestamp": f"timestamp ({unit})"}
         taken = ", ".join(f"{name} is {names.get(role, role)}" for role, name in self.names.items())
         return f"columns: {taken}" + (f"; separated by {self._separator!r}" if self._separator not in ("", ",") else "")
@@ -160,14 +157,14 @@ class _Cells:
             self.bad |= rows
 
     def is_missing(self, role: str) -> BoolArray:
-        """Return which rows have no cell of this role, (N,)."""
+        """(N,)"""
         if role not in self.names:
             return np.ones(len(self.numbers), dtype=bool)
         missing: BoolArray = self._columns[role].is_null().to_numpy()
         return missing
 
     def text(self, role: str) -> pa.ChunkedArray:
-        """Return the cells as text (N,), null if missing; whole numbers without ".0"."""
+        """(N,), null if missing; whole numbers without ".0"."""
         column = self._columns.get(role, pa.chunked_array([pa.nulls(len(self.numbers))]))
         if pa.types.is_nested(column.type):
             self.found(~self.is_missing(role), f"{role} has type {column.type}", "give text or numbers")
@@ -182,7 +179,7 @@ class _Cells:
             return cells
 
     def ids(self, role: str) -> Coded:
-        """Return codes (N,), -1 for a missing id, and vocabulary. A missing user id becomes the session."""
+        """Codes (N,), -1 for a missing id, and vocabulary; a missing user id becomes the session."""
         column = self._columns.get(role, pa.chunked_array([pa.nulls(len(self.numbers), pa.string())]))
         if pa.types.is_floating(column.type):
             large = pc.greater_equal(pc.abs(column), _EXACT_FLOATS).fill_null(False).to_numpy()
@@ -202,7 +199,7 @@ class _Cells:
         return codes, ids
 
     def types(self, schema: EventSchema | None) -> Coded:
-        """Return codes (N,) and names. Without a column of types, an event with a rating is a rating."""
+        """Codes (N,) and names; without a column of types, an event with a rating is a rating."""
         if "type" not in self.names and is_rating(self.names.get("value", "")):
             has_value = ~self.is_missing("value")
             if schema is None or "rating" in schema.types:
@@ -220,7 +217,7 @@ class _Cells:
         return codes, names
 
     def times(self, users: IntArray) -> tuple[IntArray, IntArray, str]:
-        """Return seconds (N,), the rows with readable times sorted by time, and the unit."""
+        """Seconds (N,), the rows with readable times sorted by time, and the unit."""
         missing = self.is_missing("timestamp")
         self.found(missing, "timestamp is missing", "fill the cell or remove the row")
         column, rows = self._columns["timestamp"], np.flatnonzero(~missing)
@@ -242,7 +239,7 @@ class _Cells:
         return seconds, rows[parsed.order], parsed.unit
 
     def values(self) -> npt.NDArray[np.float32]:
-        """Return the values (N,); 1 if a cell is missing or not a number."""
+        """(N,); 1 if missing or not a number."""
         column = self._columns.get("value", pa.chunked_array([pa.nulls(len(self.numbers))]))
         try:
             if _is_text(column.type):
@@ -264,7 +261,7 @@ class _Cells:
         return values
 
     def titles(self, items: IntArray) -> pa.ChunkedArray:
-        """Return texts (N,)."""
+        """Texts (N,)."""
         text = self.text("title")
         titles = coded(text)[0]
         rows = np.flatnonzero((titles >= 0) & (items >= 0))
@@ -276,7 +273,7 @@ class _Cells:
         return text
 
     def categories(self) -> pa.ChunkedArray:
-        """Return texts or lists of texts (N,)."""
+        """Texts or lists of texts (N,)."""
         column = self._columns.get("categories")
         if column is not None and pa.types.is_nested(column.type):
             try:
@@ -294,7 +291,7 @@ class _Cells:
 
 
 def id_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column as text; whole floats and decimals (ids that passed through a table with gaps) lose their ".0".
+    """Return a column as text; whole floats and decimals (of a table with gaps) lose their ".0".
 
     Raises: ValueError for lists and structs; pa.ArrowInvalid for bytes that are not UTF-8.
     """
@@ -339,8 +336,8 @@ def _number(text: str, *, decimal_comma: bool) -> float | None:
 
 
 def _read_csv(path: Path, ragged: list[int]) -> tuple[pa.Table, str]:
-    """Return the rows as bytes, and the separator. Append to `ragged` the numbers of rows with another number of cells
-    than the header.
+    """Rows as bytes, and the separator; `ragged` gets the numbers of rows with another number of cells than the
+    header.
     """
 
     def skip(row: pa_csv.InvalidRow) -> str:
@@ -379,14 +376,14 @@ def _read_csv(path: Path, ragged: list[int]) -> tuple[pa.Table, str]:
 
 
 def _matches(table: pa.Table, pattern: str) -> BoolArray:
-    """Return which rows have a cell with this pattern, (N,)."""
+    """Which rows (N,) have a cell with this pattern."""
     found = [pc.match_substring_regex(cells, pattern).fill_null(False).to_numpy() for cells in table.columns]
     matches: BoolArray = np.logical_or.reduce(found)
     return matches
 
 
 def _first_cells(items: Coded, cells: pa.ChunkedArray) -> dict[str, Any]:
-    """Return each item's first cell that is not missing."""
+    """Each item's first cell that is not missing."""
     codes, ids = items
     present = np.flatnonzero(cells.is_valid().to_numpy() & (codes >= 0))
     _, first = np.unique(codes[present], return_index=True)

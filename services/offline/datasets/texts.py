@@ -14,8 +14,7 @@ Question = tuple[str, tuple[int, ...]]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextCollection:
     """One corpus. `documents` are texts; a question has its text and the rows of the documents that answer it.
-
-    `tested_are_trained`: in the set's own split, every document of a test question has training questions.
+    `tested_are_trained`: in the set's split, every document of a test question has training questions.
     """
 
     name: str

@@ -1,8 +1,7 @@
-"""Convert event times to unix seconds; reject times whose unit or format is ambiguous.
+"""Convert event times to unix seconds; reject ambiguous units and formats.
 
-Numbers, also as text, are read as seconds, milliseconds, microseconds or nanoseconds: the unit in which every row is
-between 1973 and 2100. Other text must be ISO 8601; without a zone it is UTC. Anything else is an error that names rows
-and the remedy. Fractions of a second are used to order events and then dropped.
+Numbers, also as text, are seconds, milliseconds, microseconds or nanoseconds: the unit in which every row is between
+1973 and 2100. Other text must be ISO 8601; without a zone it is UTC. Fractions of a second only order events.
 
 Letters: N rows.
 """
@@ -14,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# 1973-03-03 and 2100-01-01. A number below the first could also be a counter.
+# 1973-03-03 and 2100-01-01; a smaller number could also be a counter.
 _EARLIEST_S = 100_000_000
 _LATEST_S = 4_102_444_800
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -29,7 +28,7 @@ NumberArray = npt.NDArray[np.integer | np.floating]
 
 
 class TimestampError(ValueError):
-    """Some times can't be read. rows (N,): which ones; advice: the remedy."""
+    """rows (N,): times that can't be read; advice: the remedy."""
 
     def __init__(self, what: str, rows: BoolArray, advice: str) -> None:
         super().__init__(what)
@@ -39,8 +38,8 @@ class TimestampError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedTimes:
-    """seconds (N,): unix seconds, rounded down. order (N,): the rows sorted by time, including fractions of a second;
-    rows with equal times keep the file's order. unit: the column's, "s", "ms", "us", "ns" or "iso".
+    """seconds (N,): unix seconds, rounded down. order (N,): the rows sorted by time, including fractions of a second,
+    then by the file's order. unit: the column's, "s", "ms", "us", "ns" or "iso".
     """
 
     seconds: IntArray
@@ -49,7 +48,7 @@ class ParsedTimes:
 
 
 def parse_timestamps(column: pa.ChunkedArray) -> ParsedTimes:
-    """Read a column of times. It must have no nulls. Raises: TimestampError for rows that can't be read."""
+    """Read a column of times without nulls. Raises: TimestampError for rows that can't be read."""
     if not len(column):
         return ParsedTimes(seconds=np.zeros(0, dtype=np.int64), order=np.zeros(0, dtype=np.int64), unit="s")
     kind = column.type
@@ -83,7 +82,7 @@ def _from_numbers(numbers: NumberArray) -> ParsedTimes:
 
 
 def _from_text(text: pa.ChunkedArray) -> ParsedTimes:
-    # Arrow rejects fractions of a second finer than its unit, and reads text with a zone only as a type with a zone.
+    # Arrow rejects fractions finer than its unit, and reads zones only as a type with a zone.
     digits = pc.replace_substring_regex(text, f"{_FRACTION}|^.*$", r"\2")
     text = pc.replace_substring_regex(text, _FRACTION, r"\1\3")
     zoned = pc.match_substring_regex(text, f"{_DATE}{_CLOCK}{_ZONE}").to_numpy(zero_copy_only=False)

@@ -1,4 +1,4 @@
-"""Event types unknown to a schema: the type of the schema that was probably meant, and the line that adds it."""
+"""Event types unknown to a schema: the type that was probably meant, and the line that adds it."""
 
 import difflib
 
@@ -6,7 +6,7 @@ from services.algorithms.bundles.event_schema import EventSchema, EventType, Rol
 
 from .columns import plain
 
-# Synonyms of the default schema's types, by the beginning of the word.
+# Synonyms, by the beginning of the word.
 _OTHER_WORDS = {
     "basket": "add_to_cart",
     "buy": "purchase",
@@ -24,7 +24,7 @@ _OTHER_WORDS = {
     "stream": "play",
     "show": "impression",
 }
-# A name that begins with one of these undoes something: it is not a positive type, whatever follows.
+# Such a name undoes something: it is not a positive type.
 _TAKES_BACK = ("remove", "delete", "cancel", "undo", "un")
 _NOTHING = "remove_from_cart"
 _LEAST_LIKE = 0.75
@@ -32,10 +32,10 @@ _WEIGHT = {Role.POSITIVE: 1.0, Role.NEGATIVE: -1.0, Role.EXPOSURE: 0.0, Role.NEU
 
 
 def near_type(name: str, schema: EventSchema) -> str | None:
-    """Return the type of the schema that `name` probably means; None if no name is near.
+    """Return the type that `name` probably means; None if no name is near.
 
-    Precedence: the same letters, a beginning that undoes something, a type whose letters are in `name` or that has it
-    as a word, a synonym, a name of similar letters.
+    Precedence: the same letters, a beginning that undoes something, a type that is part or a word of `name`, a synonym,
+    a name of similar letters.
     """
     spelled = plain(name)
     if not spelled:
@@ -71,7 +71,7 @@ def schema_line(name: str, means: EventType) -> str:
 
 def rating_scale(least: float, most: float) -> tuple[float, float] | None:
     """Return the smallest usual scale with `least` and `most`: 0 to 1; 0 or 1 to 7, 10, 20 or 100; or symmetric, such
-    as -10 to 10, if `least` is negative. None for a scale of at most five stars or beyond 100.
+    as -10 to 10, if `least` is negative. None for at most five stars or beyond 100.
     """
     for top in (1.0, 5.0, 7.0, 10.0, 20.0, 100.0):
         if max(most, -least) <= top:
@@ -82,6 +82,6 @@ def rating_scale(least: float, most: float) -> tuple[float, float] | None:
 
 
 def scale_line(name: str, scale: tuple[float, float]) -> str:
-    """Return the line of `events.yaml` that maps the ends of a scale to the weights -1 and 1."""
+    """Return the line of `events.yaml` that maps a scale's ends to the weights -1 and 1."""
     low, high = scale
     return f"{name}: {{role: positive, weight: {2 / (high - low):.4g}, centre: {(low + high) / 2:g}}}"

@@ -1,7 +1,7 @@
 """Find the usual problems of interaction data before they cost a training run: what, where, how many, what to do.
 
 An "error" makes the data unusable, or unusable for training alone (`only_training`); a "warning" makes results
-misleading; "info" is worth knowing. The checks change nothing, open no file, and read no clock if `now_s` is given.
+misleading; "info" is worth knowing. The checks change nothing, and read no clock if `now_s` is given.
 
 Letters: N rows.
 """
@@ -29,14 +29,14 @@ MaskArray = npt.NDArray[np.bool_]
 _SHOWN = 5
 MAX_ID_BYTES = 128
 MIN_EVENTS_PER_USER = 3
-# Training holds out two events per user: one to test the model, one to choose its head.
+# Training holds out two events per user: to test the model, and to choose its head.
 MIN_EVENTS_TO_TRAIN = 4
 MIN_EVENTS_PER_ITEM = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One problem. `where` names rows (file rows, or events in time order), ids or the column; `count` of `of` are
+    """One problem: `where` names rows (file rows, or events in time order), ids or the column; `count` of `of` are
     affected; `of` is 0 for the file as a whole. only_training: the error prevents training, not an import.
     """
 
@@ -62,8 +62,7 @@ class Finding:
 class Reading:
     """The findings in data, and the usable `interactions`; None if an error rejects all.
 
-    num_rows: rows of the file; num_blank: rows without a value. read_as: the role of each column, in words. catalogue:
-    content of the items file.
+    num_rows: rows of the file; num_blank: rows without a value. read_as: the columns' roles, in words.
     """
 
     source: str
@@ -76,7 +75,7 @@ class Reading:
 
     @property
     def summary(self) -> list[str]:
-        """Lines that every command prints about its data: the columns' roles and the findings."""
+        """The columns' roles and the findings, as every command prints them."""
         return [*filter(None, [self.read_as]), *(finding.text for finding in self.findings)]
 
     @classmethod
@@ -85,7 +84,10 @@ class Reading:
         return cls(source=data.source, findings=worst_first(findings), interactions=data, num_rows=len(data))
 
     def accepted(self, *, for_training: bool = False) -> Interactions:
-        """Return the interactions. Raises: ValueError, naming every error, if the data are rejected."""
+        """Return the interactions.
+
+        Raises: ValueError naming every error if the data are rejected.
+        """
         errors = [one for one in self.findings if one.severity == "error" and (for_training or not one.only_training)]
         if self.interactions is None or errors:
             reasons = "; ".join(f"{one}: {one.advice}" for one in errors)
@@ -93,10 +95,9 @@ class Reading:
         return self.interactions
 
     def account(self, used: Interactions | None, *, given: Interactions | None = None) -> dict[str, Any]:
-        """Return the numbers of rows read, used, and left out by reason; rows = used + left out.
+        """Return the numbers of rows read, used (None: no row), and left out by reason; rows = used + left out.
 
-        `used` is a selection of `given`, which is a selection of `interactions` (None: all of them). If `used` is None,
-        every row was rejected.
+        `used` is a selection of `given`, that one of `interactions` (None: all of them).
         """
         left_out = Counter({"blank": self.num_blank})
         if used is None or self.interactions is None:
@@ -119,7 +120,7 @@ def account_text(account: dict[str, Any]) -> str:
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Return errors, then warnings, then infos; within each severity, findings of the most rows first."""
+    """Return errors, warnings, then infos; within each, findings of the most rows first."""
     return sorted(findings, key=lambda one: (("error", "warning", "info").index(one.severity), -one.count))
 
 
@@ -132,7 +133,7 @@ def unreadable(source: str, problem: str) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Names of N rows in findings: numbers (N,); `word` says what is numbered."""
+    """N rows in findings: numbers (N,); `word` says what is numbered."""
 
     numbers: IntArray
     word: str = "rows"
@@ -155,7 +156,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """Input of the checks. has_value (N,): which rows have a value."""
+    """has_value (N,): which rows have a value."""
 
     data: Interactions
     rows: Rows
@@ -173,9 +174,8 @@ def check(
 ) -> list[Finding]:
     """Return the findings in the data.
 
-    `schema` gives the meaning of event types; without one types are not checked. `now_s`: unix seconds, default: now;
-    later times are in the future. `rows`: the events' row numbers in the file. has_value (N,): which events have a
-    value in the data; all by default.
+    Without `schema` types are not checked. `now_s`: unix seconds, default: now. `rows`: the events' row numbers in the
+    file. has_value (N,): which events have a value in the data; all by default.
     """
     if not len(data):
         advice = "give a table with at least one row"
@@ -284,7 +284,7 @@ def _check_type_names(checked: _Checked) -> Iterator[Finding]:
 
 
 def _check_types(checked: _Checked, schema: EventSchema) -> Iterator[Finding]:
-    """Find types that the schema excludes from training and histories, and values off its scale."""
+    """Types that the schema excludes from training and histories, and values off its scale."""
     data, finding = checked.data, checked.rows.finding
     means = {name: schema.of(name) for name in data.type_names}
     read = {name for name, one in means.items() if one.is_encoded}
@@ -359,7 +359,7 @@ def other_scale(
 
 
 def lines_for_scales(data: Interactions | None, schema: EventSchema) -> dict[str, str]:
-    """Return lines of `events.yaml` by type, for types whose values have another scale than the schema expects."""
+    """Return lines of `events.yaml`, for types whose values have another scale than the schema expects."""
     weights = {} if data is None else {name: schema.of(name).weight for name in data.type_names}
     scales = {name: other_scale(data, name, weight) for name, weight in weights.items() if data is not None}
     return {name: scale_line(name, scale) for name, scale in scales.items() if scale is not None}
@@ -376,7 +376,7 @@ _CHECKS: tuple[Callable[[_Checked], Iterator[Finding]], ...] = (
 
 
 def _repeats(keys: tuple[npt.NDArray[np.integer], ...]) -> MaskArray:
-    """Return which rows repeat the key of an earlier row."""
+    """Which rows repeat the key of an earlier row."""
     order = np.lexsort(keys[::-1])
     equal = np.ones(max(len(order) - 1, 0), dtype=bool)
     for key in keys:

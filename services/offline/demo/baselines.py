@@ -1,8 +1,8 @@
-"""Baselines for the streamed recommendations. The evaluation's walk over the replayed events ranks their answers.
+"""Baselines for the streamed recommendations, ranked by the evaluation's walk over the replayed events.
 
 Popularity and the model with states frozen at the split learn nothing from the stream; recent popularity and item-kNN
-learn from every event. All exclude the user's seen items, by the system's rule: the training past and every event of
-the replay before the predicted one. They are computed after the stream, so they do not slow it.
+learn from every event. All exclude the user's seen items, by the system's rule. They are computed after the stream, not
+to slow it.
 
 Letters: X items, C predicted events of a batch, M of all.
 """
@@ -22,12 +22,11 @@ from services.offline.evaluation.stream.walk import EventBatch, Ranker, Scores, 
 
 RECENT_POPULARITY = "recent_popularity"
 ITEM_KNN = "item_knn"
-# Compared by HR@10 on the last fifth of MovieLens-1M's training part, replayed by the demo's own schedule. This
-# half-life has .0610, 20,000 events .0608, 1,000 events .0548, no decay .0633. Item-kNN has the best of about 45
-# settings, .2992; the best with a window of 10 has .2965, with a window of 3 .2794.
+# By HR@10 on the last fifth of MovieLens-1M's training part, replayed by the demo's schedule. This half-life has .0610,
+# 20,000 events .0608, 1,000 events .0548, no decay .0633. Item-kNN has the best of about 45 settings, .2992.
 HALF_LIFE_EVENTS = 5_000
 NEIGHBOURS = NeighbourSettings(window=5, recency=0.8, damping=0.4, shrink=100.0)
-# Item-kNN counts pairs of items in 4 X^2 bytes, and twice that while it learns the past: 0.8 GB at this limit.
+# 4 X^2 bytes of counts, and twice that while it learns the past: 0.8 GB.
 MOST_ITEMS = 10_000
 
 
@@ -43,7 +42,7 @@ class AtTheSplit:
         self._rows = np.array([row_of[item_id] for item_id in train.item_ids], dtype=np.int64)
         self._frozen = {code: frozen[user] for code, user in enumerate(train.user_ids) if user in frozen}
         self._scorer = MolScorer(bundle.item_states, bundle.pair_gate) if self._frozen else None
-        # Among items with equal counts, the smaller id comes first.
+        # On equal counts, the smaller id comes first.
         best_first = np.lexsort((np.array(train.item_ids), -bundle.counts[self._rows]))
         self._popular = np.empty(len(self._rows))
         self._popular[best_first] = -np.arange(len(self._rows), dtype=np.float64)
@@ -72,8 +71,8 @@ def baseline_ranks(
 ) -> dict[str, npt.NDArray[np.int64]]:
     """Return by baseline the 0-based ranks (M,) of the predicted events' items; X if it cannot rank the item.
 
-    `train`: all events before the split, with the vocabularies of the whole data; `events`: all replayed events in
-    sending order; `frozen`: the users' states at the split. Cost: about 2 s for 24,000 events on 3,706 items.
+    `train`: all events before the split, with the whole data's vocabularies; `events`: in sending order; `frozen`:
+    states at the split. Cost: about 2 s for 24,000 events on 3,706 items.
     """
     setting = replayed(train, events)
     predicted = np.array([event.predicted for event in events], dtype=np.bool_)

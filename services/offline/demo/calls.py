@@ -12,7 +12,7 @@ _CALL_S = 5.0
 
 
 class Gateway:
-    """An open connection. `gateway("Recommend", request)` calls a method by its name."""
+    """`gateway("Recommend", request)` calls a method by its name."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -22,7 +22,7 @@ class Gateway:
         return self._client.call(method, request, timeout_s=timeout_s)
 
     def top(self, user_id: str, k: int, as_of_s: int | None = None) -> list[str]:
-        """Return the user's recommended item ids, best first; as_of_s: request time, unix seconds."""
+        """Return the recommended item ids, best first; as_of_s: request time, unix seconds."""
         from freshet.v1 import gateway_pb2
 
         request = gateway_pb2.RecommendRequest(user_id=user_id, k=k)

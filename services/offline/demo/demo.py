@@ -1,6 +1,7 @@
-"""Demo steps in order: data, training, export, stack, past, stream, search, dislike, new item, forget, evaluation.
+"""The demo's steps in order: data, training, export, stack, past, stream, search, dislike, new item, forget,
+evaluation.
 
-This module runs the steps, times each part, and stops what it started. Other modules compute the results.
+This module runs and times them, and stops what it started.
 """
 
 import json
@@ -50,7 +51,7 @@ _APPLY_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Streamed:
-    """Output of the stream step, input of all later steps."""
+    """Output of the stream step."""
 
     plan: ReplayPlan
     result: ReplayResult
@@ -65,7 +66,7 @@ class Streamed:
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     """Run every step and return the summary, also written to `<state dir>/demo/summary.json`.
 
-    The stack is stopped before the evaluation, also after an error or Ctrl-C, unless `keep` is set and all steps so far
+    The stack is stopped before the evaluation, also after an error or Ctrl-C, unless `keep` is set and all steps
     succeeded.
     """
     stack = steps.make_stack(options, display)
@@ -184,7 +185,6 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
 
 
 def _search(bundle: Bundle, streamed: Streamed, display: Display) -> searching.Searched | None:
-    """One user searches for a word, chooses an item and searches again."""
     display.step("search", "one person looks for a word, chooses an item, and asks again")
     person = streamed.person
     titles = dict(zip(bundle.item_ids, bundle.titles, strict=True))
@@ -199,7 +199,6 @@ def _search(bundle: Bundle, streamed: Streamed, display: Display) -> searching.S
 
 
 def _dislike(bundle: Bundle, streamed: Streamed, display: Display) -> disliking.Disliked | None:
-    """The same user dislikes the best answer and asks again."""
     display.step("dislike", "the same person turns the best recommendation down: what is like it falls; page two")
     person = streamed.person
     found = None
@@ -220,7 +219,7 @@ def _dislike(bundle: Bundle, streamed: Streamed, display: Display) -> disliking.
 
 
 def _new_item(bundle: Bundle, streamed: Streamed, display: Display) -> newcomer.Newcomer | None:
-    """A new item arrives, is found and explained; then one of the users who liked it is forgotten."""
+    """The item is found and explained; then one of the users who liked it is forgotten."""
     display.step("new item", "nobody has seen it; who finds it by its title, who when three people like it?")
     liked = {user: list(items) for user, items in streamed.past.items()}
     for event in streamed.plan.events:

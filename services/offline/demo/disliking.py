@@ -1,8 +1,6 @@
-"""The demo's dislike: a user dislikes the best recommendation, similar items fall in the next answer, and that answer
-has a second page.
+"""The demo's dislike of the best recommendation: similar items fall in the next answer, which has a second page.
 
-The item is the best of those seen in training: the encoder does not know newer ones, so disliking one of them would
-move no other item. The similar items come from the running gateway. All calls are real; nothing is scored here.
+The item was seen in training: the encoder does not know newer ones, so disliking one would move no other item.
 """
 
 import time
@@ -12,7 +10,7 @@ from typing import Any
 
 from services.offline.demo.calls import Gateway, connected
 
-# Length of the compared answers, and number of similar items.
+# Length of the compared answers, number of similar items.
 DEPTH, NEAR = 100, 20
 PAGE = 10
 _SHOWN = 3
@@ -21,8 +19,8 @@ _WAIT_S = 10.0
 
 @dataclass(kw_only=True)
 class Disliked:
-    """Item ids of the answers before and after; `near`: those most similar to the disliked one, best first; seconds:
-    from the acknowledgement to the changed answer, None after a timeout.
+    """Item ids of both answers; `near`: those most similar to the disliked one, best first; seconds: from the
+    acknowledgement to the changed answer, None after a timeout.
     """
 
     item_id: str
@@ -34,9 +32,8 @@ class Disliked:
 
     @property
     def moved(self) -> list[int]:
-        """Return the ranks that each of `near` in the first answer lost, not counting the disliked item.
-
-        An item that the second answer lacks has rank DEPTH there.
+        """Return the ranks that each of `near` lost, not counting the disliked item; one that the second answer lacks
+        has rank DEPTH.
         """
         was, now = (
             {one: rank for rank, one in enumerate(one for one in answer if one != self.item_id)}
@@ -45,7 +42,7 @@ class Disliked:
         return [now.get(one, DEPTH) - was[one] for one in self.near if one in was]
 
     def summary(self) -> dict[str, Any]:
-        """Return the entry of the demo's summary."""
+        """Return the summary's entry."""
         moved = self.moved if self.seconds is not None else []
         return {
             "item_id": self.item_id,
@@ -63,7 +60,7 @@ def dislike_best(
 ) -> Disliked | None:
     """Dislike the user's best recommendation that is not in `untrained`, and ask again; None if there is none.
 
-    as_of_s: time of the first request in unix seconds, so that only the dislike changes the second answer.
+    as_of_s: of the first request, unix seconds, so that only the dislike changes the second answer.
     """
     from freshet.v1 import events_pb2, gateway_pb2
 
@@ -126,7 +123,7 @@ def report(found: Disliked, titles: dict[str, str]) -> list[str]:
 def _after(call: Gateway, user_id: str, token: Any) -> list[str] | None:
     from freshet.v1 import gateway_pb2
 
-    # With the token the call waits until the dislike is in the user's state.
+    # Waits until the dislike is in the user's state.
     request = gateway_pb2.RecommendRequest(user_id=user_id, k=DEPTH, freshness_token=token)
     answer = call("Recommend", request, timeout_s=_WAIT_S)
     return [scored.item_id for scored in answer.items] if answer.token_honoured else None

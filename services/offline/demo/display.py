@@ -1,4 +1,4 @@
-"""The demo's output: numbered steps while it runs, and its figures as tables at the end."""
+"""The demo's output: numbered steps while it runs, its figures as tables at the end."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-# Summary key -> name in the table, in the table's order.
+# Summary key -> name, in the table's order.
 _CONTENDERS = {
     "model": "the model, states kept fresh by the stream",
     "model_with_token": "the same, asked with the freshness token",
@@ -35,13 +35,13 @@ STEPS = (
     "forget", "evaluation",
 )  # fmt: skip
 
-# Expected seconds of steps with MovieLens-1M on two cores; all other steps together take some seconds.
+# With MovieLens-1M on two cores; all other steps together take some seconds.
 _SECONDS = {"components": 1.0, "training": 185.0, "export": 12.0, "stack": 10.0, "past": 30.0, "evaluation": 5.0}
 _LEAST_TOLD_S = 20.0
 
 
 class Stopwatch:
-    """Seconds per part of the run, and in total since creation."""
+    """Seconds per part, and in total."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -49,7 +49,7 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Add the block's time to `name`, also if it fails."""
+        """Also if it fails."""
         started = time.monotonic()
         try:
             yield
@@ -62,15 +62,13 @@ class Stopwatch:
 
 
 class Display:
-    """Prints steps and facts to one console."""
-
     def __init__(self, console: "Console") -> None:
         self.console = console
         self._expected = dict(_SECONDS)
         self._began: dict[str, float] = {}
 
     def expect(self, seconds: Mapping[str, float]) -> None:
-        """Replace the expected seconds of steps, on a machine with two cores."""
+        """Replace the expected seconds of steps, on two cores."""
         self._expected |= seconds
 
     def step(self, name: str, says: str) -> None:
@@ -81,10 +79,9 @@ class Display:
         self.console.print(f"({self._left(name)})", style="dim", soft_wrap=True)
 
     def _left(self, name: str) -> str:
-        """Return the remaining time, in words.
+        """Expected seconds, multiplied by the earlier steps' ratio of measured to expected, in words.
 
-        The expected seconds are multiplied by the ratio of measured to expected seconds of the earlier steps. The
-        stream's are not, because its rate is the same on every machine.
+        The stream's rate is the same on every machine.
         """
         began = list(self._began.items())
         earlier = [(one, end - at) for (one, at), (_, end) in pairwise(began) if one != "stream"]
@@ -96,11 +93,11 @@ class Display:
         return f"about {minutes:.0f} min left" if minutes >= 1 else "less than a minute left"
 
     def fact(self, says: str) -> None:
-        """Print a line of detail under the current step."""
+        """Print a detail under the current step."""
         self.console.print(f"    {says}", style="dim", soft_wrap=True)
 
     def progress(self) -> "Progress":
-        """Return a progress bar that redraws only twice a second, because the measured processes share the cores."""
+        """Return a progress bar that redraws twice a second: the measured processes share the cores."""
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         return Progress(
@@ -133,13 +130,13 @@ def figures(summary: Mapping[str, Any]) -> "RenderableType":
 
 
 def _quality(summary: Mapping[str, Any]) -> "RenderableType":
-    """Hit rates of all contenders: over all predictions, within a sitting and on a later day."""
+    """Over all predictions, within a sitting and on a later day."""
     from rich.console import Group
     from rich.text import Text
 
     rates, by_sitting = summary["hit_rate_at_10"], summary["hit_rate_at_10_by_sitting"]
     best = summary["over_best_baseline"]["baseline"]
-    # Explicit line ends: the table has to fit 80 columns.
+    # Explicit line ends: 80 columns.
     table = _table(
         "hit rate at 10", "all", "same\nsitting", "later\nday", f"× {_BASELINES.get(best, 'best')}", width=43
     )
@@ -168,7 +165,7 @@ def _quality(summary: Mapping[str, Any]) -> "RenderableType":
 
 
 def _overload(summary: Mapping[str, Any]) -> "Iterator[RenderableType]":
-    """Warn if the machine was overloaded: such answers lower the model's hit rates, not the baselines'."""
+    """An overloaded machine lowers the model's hit rates, not the baselines'."""
     from rich.text import Text
 
     answers, rate = summary["answers"], summary["rates_per_s"]["events"]

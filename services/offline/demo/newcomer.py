@@ -1,8 +1,8 @@
 """A new item: put, found by its title, liked by three users, found by a fourth, explained; then one of the three is
 forgotten.
 
-The choice of users is a pure function of their liked items. The rest are real calls of the running gateway. Three users
-are just enough to serve the item from interactions: after forgetting one, only its title remains.
+The choice of users is a pure function of their liked items; the rest are real calls of the gateway. Three users are
+just enough to serve the item from interactions: after forgetting one, only its title remains.
 
 Letters: X items, d width.
 """
@@ -22,9 +22,9 @@ from services.algorithms.bundles.model_bundle import Bundle
 from services.offline.demo.calls import Gateway, connected
 
 TOP = 50
-# Depth of a reader's answer in which an item with only a title is searched.
+# Of a reader's answer in which an item with only a title is searched.
 DEPTH = 200
-# The operator's default: an item with fewer contributors is not served from interactions alone.
+# The operator's default: fewer contributors do not serve an item.
 NUM_EARLY = 3
 _MAX_READERS = 8
 _NEAR = 8
@@ -37,8 +37,8 @@ _LOOK_AGAIN_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """near: the anchor and the items most like it; early: users who will like the new item first; readers: users who
-    should find it. All these users recently liked at least three of `near`.
+    """near: the anchor and the items most like it; early: users who will like the new item first; readers: who should
+    find it. All these users recently liked at least three of `near`.
     """
 
     anchor: str
@@ -48,7 +48,7 @@ class Scene:
 
 
 def item_vectors(bundle: Bundle) -> npt.NDArray[np.float32]:
-    """Return vectors to compare items by, (X, d): the average of their components, at unit length."""
+    """Return vectors to compare items by, (X, d): their components' average, at unit length."""
     average = bundle.item_states.components.mean(axis=1)
     return np.asarray(average / np.maximum(np.linalg.norm(average, axis=1, keepdims=True), 1e-12), np.float32)
 
@@ -81,8 +81,8 @@ def choose_scene(
 
 @dataclass(kw_only=True)
 class Newcomer:
-    """Result for the new item. titled_s: seconds from the put until its title alone brings it into a reader's first
-    `DEPTH`; found_s: seconds from its third interaction until interactions bring it into a reader's top. None: timeout.
+    """titled_s: seconds from the put until its title alone brings it into a reader's first `DEPTH`; found_s: seconds
+    from its third interaction until interactions bring it into a reader's top. None: timeout.
     """
 
     item_id: str
@@ -96,14 +96,14 @@ class Newcomer:
     explanation: gateway_pb2.ExplainResponse | None = None
     forgotten: gateway_pb2.ForgetUserResponse | None = None
     forget_s: float | None = None
-    # Whether its interactions stopped having an effect after one of three users was forgotten; None: not checked.
+    # Whether its interactions lost their effect after one of three users was forgotten; None: not checked.
     gone: bool | None = None
     # Whether the reader's top still has it.
     stays_by_title: bool = False
     forgotten_state_source: str = ""
 
     def summary(self) -> dict[str, Any]:
-        """Return the entry of the demo's summary, without user ids."""
+        """Return the summary's entry, without user ids."""
         explained = self.explanation
         return {
             "item_id": self.item_id,
@@ -119,7 +119,7 @@ class Newcomer:
         }
 
     def forget_summary(self) -> dict[str, Any] | None:
-        """Return the report of the forget; None if nobody was forgotten."""
+        """Return the report of the forget, if any."""
         report = self.forgotten
         if report is None:
             return None
@@ -185,7 +185,7 @@ def forget_one(scene: Scene, newcomer: Newcomer, *, gateway: str) -> None:
 
 
 def _found(call: Gateway, item_id: str, readers: Sequence[str], depth: int) -> tuple[str, int] | None:
-    """Return the first reader with the item in the first `depth`, and its rank; else wait a moment and return None."""
+    """The first reader with the item in the first `depth`, and its rank; None after waiting a moment."""
     for reader in readers:
         top = call.top(reader, depth)
         if item_id in top:
@@ -195,7 +195,7 @@ def _found(call: Gateway, item_id: str, readers: Sequence[str], depth: int) -> t
 
 
 def _explained(call: Gateway, reader: str, item_id: str) -> gateway_pb2.ExplainResponse | None:
-    """Return the explanation; None if the item no longer has a state."""
+    """None if the item no longer has a state."""
     request = gateway_pb2.ExplainRequest(user_id=reader, item_id=item_id, max_pairs=3)
     try:
         answer: gateway_pb2.ExplainResponse = call("Explain", request)
@@ -210,7 +210,7 @@ def _shares(explained: gateway_pb2.ExplainResponse) -> dict[str, float]:
 
 
 def arrival(news: Newcomer) -> list[str]:
-    """Return the outcome of finding the item as sentences."""
+    """Return how the item was found, as sentences."""
     says = [f"{news.title}: nobody has touched it; by its title it is among nobody's first {DEPTH}"]
     if news.titled_rank is not None and news.titled_s is not None:
         says = [
@@ -231,7 +231,7 @@ def arrival(news: Newcomer) -> list[str]:
 
 
 def forgetting(news: Newcomer) -> list[str]:
-    """Return the result of the forget, for the user and the item, as sentences."""
+    """Return the result of the forget, as sentences."""
     report = news.forgotten
     if report is None:
         return []

@@ -1,7 +1,7 @@
-"""An outside producer: writes interactions directly to the topic, and records the position of each acknowledged one.
+"""An outside producer: writes interactions directly to the topic, and records acknowledged positions.
 
-It works like a user's own service with kafka-python: Protobuf values keyed by the user id, idempotent, acks=all. The
-client's sender thread calls back on acknowledgement; `on_acknowledged` therefore runs in that thread.
+It works like a user's own service with kafka-python: Protobuf values keyed by the user id, idempotent, acks=all.
+`on_acknowledged` runs in the client's sender thread.
 """
 
 import threading
@@ -18,10 +18,7 @@ OnAcknowledged = Callable[[str, int, int, float], None]
 
 
 class OutsideProducer:
-    """Sends records and stores the position of every distinct acknowledged event id.
-
-    `last_offsets`: the newest acknowledged offset per partition, including repeated and broken records.
-    """
+    """`last_offsets`: the newest acknowledged offset per partition, including repeated and broken records."""
 
     def __init__(self, *, bootstrap: Brokers, topic: str, on_acknowledged: OnAcknowledged) -> None:
         self._topic = topic
@@ -44,7 +41,7 @@ class OutsideProducer:
         self._producer.partitions_for(topic)
 
     def send(self, event_id: str, key: bytes, value: bytes, headers: Sequence[tuple[str, bytes]] = ()) -> None:
-        """Pass one record to the client without waiting. A callback records its acknowledgement or failure."""
+        """Pass one record to the client without waiting."""
         sent = time.monotonic()
         with self._lock:
             self._pending += 1
@@ -57,7 +54,7 @@ class OutsideProducer:
         future.add_errback(self._failed)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until every record is acknowledged or has failed; False if some are still pending at the end."""
+        """Wait until every record is acknowledged or has failed; False if some are pending."""
         deadline = time.monotonic() + timeout_s
         while self._pending and time.monotonic() < deadline:
             time.sleep(0.02)

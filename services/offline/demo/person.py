@@ -1,4 +1,4 @@
-"""One user of the replay, the example of the demo's search and dislike; the choice is a pure function."""
+"""The user of the demo's search and dislike; the choice is a pure function."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ _PAST_WANTED = range(20, 151)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Person:
-    """items: ids of the past and the replay, oldest first; last_s: of the last event in the replay, unix seconds."""
+    """items: of the past and the replay, oldest first; last_s: of the replay's last event, unix seconds."""
 
     user_id: str
     items: list[str]
@@ -21,10 +21,9 @@ class Person:
 
 
 def choose_person(events: Sequence[ReplayEvent], past: Mapping[str, Sequence[str]]) -> Person | None:
-    """Return the user with a past of suitable length whose number of events is nearest to ten; None if nobody has a
-    past.
+    """Return the user with a past of suitable length and about ten events, if any.
 
-    `past` is each user's item ids before the split, oldest first.
+    `past`: item ids before the split, oldest first.
     """
     counts = Counter(event.user_id for event in events)
     for sizes in (_PAST_WANTED, range(1, 10**9)):

@@ -1,7 +1,7 @@
-"""The replay process's input and output: two JSON files and their types.
+"""The replay process's input and output, two JSON files.
 
-The replay runs in its own process, so that training's memory and the progress bar do not disturb its clock. Times are
-seconds since the replay's clock started, durations milliseconds.
+In its own process neither training's memory nor the progress bar disturbs the replay's clock. Times are seconds since
+the replay's clock started, durations milliseconds.
 
 Letters: S scheduled events, M predictions, E extra records (duplicates and malformed ones).
 """
@@ -24,7 +24,7 @@ HELD_OUT_SHARE = 0.2
 class ReplayEvent:
     """One held-out event, and whether it is predicted before it is sent.
 
-    `previous` is the position of the same user's previous event, or -1; `known`: whether the model knows the item.
+    `previous`: position of the same user's previous event, or -1; `known`: to the model.
     """
 
     event_id: str
@@ -40,7 +40,7 @@ class ReplayEvent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayPlan:
-    """All inputs of the replay process; it reads no other setting."""
+    """All inputs of the replay process."""
 
     gateway: str
     bootstrap: str
@@ -49,7 +49,7 @@ class ReplayPlan:
     events: list[ReplayEvent]
     rate_per_s: float
     k: int = 10
-    # A prediction is requested this long before its event is due; the event waits for a late answer.
+    # Between a prediction's request and its event, which waits for a late answer.
     lead_ms: float = 100.0
     timeout_ms: float = 2000.0
     max_in_flight: int = MAX_IN_FLIGHT
@@ -57,12 +57,12 @@ class ReplayPlan:
     freshness_every: int = 100
     freshness_poll_ms: float = 20.0
     freshness_timeout_ms: float = 15_000.0
-    # One acknowledged event in `duplicate_every` is sent again; one broken record is sent per `malformed_every` events.
+    # One acknowledged event in `duplicate_every` is sent again; one broken record per `malformed_every` events.
     duplicate_every: int = 500
     malformed_every: int = 400
-    # Prefix of the broken records' ids; a header of their own identifies them.
+    # Of the broken records' ids; a header of their own identifies them.
     malformed_prefix: str = "malformed"
-    # Unmeasured Recommend calls before the clock starts: they warm connections, caches and code paths.
+    # Recommend calls before the clock starts: they warm connections, caches and code paths.
     warm_up_calls: int = 100
 
     def write(self, path: Path) -> None:
@@ -77,10 +77,10 @@ class ReplayPlan:
 
 @dataclass(kw_only=True, slots=True)
 class Prediction:
-    """One answer to one Recommend, and its cost.
+    """One answer to one Recommend.
 
-    latency_ms counts from the scheduled moment, so it includes a late start and waiting before the call. `error`
-    is the gRPC status of a failed call (a miss; its latency up to the failure counts).
+    latency_ms counts from the scheduled moment, so it includes a late start. `error` is a failed call's gRPC status (a
+    miss; its latency counts).
     """
 
     position: int
@@ -96,9 +96,7 @@ class Prediction:
 
 @dataclass(kw_only=True, slots=True)
 class ReplayResult:
-    """The replay's record.
-
-    acknowledged: event id -> [partition, offset] of every distinct acknowledged event id; last_offsets: partition ->
+    """acknowledged: event id -> [partition, offset] of every distinct acknowledged event; last_offsets: partition ->
     the newest acknowledged offset, including repeated and broken records.
     """
 
@@ -151,7 +149,7 @@ def hit_rate(hit: npt.NDArray[np.bool_]) -> float | None:
 
 
 def rolling_rate(hit: npt.NDArray[np.bool_], *, window: int) -> npt.NDArray[np.float64]:
-    """Return, for each prediction, the share of hits among the last `window` ones (fewer at the start)."""
+    """Return each prediction's share of hits among the last `window` ones (fewer at the start)."""
     total = np.concatenate([[0], np.cumsum(hit)])
     end = np.arange(1, len(hit) + 1)
     start = np.maximum(0, end - window)
@@ -165,5 +163,5 @@ def percentile(values: npt.NDArray[np.floating], share: float) -> float | None:
 
 
 def percentiles(values: npt.NDArray[np.floating], shares: Sequence[int] = (50, 95, 99)) -> dict[str, float | None]:
-    """Return `{"p50": ..., "p95": ..., "p99": ...}` of `values`, in their unit."""
+    """Return `{"p50": ..., "p95": ..., "p99": ...}` in the values' unit."""
     return {f"p{share}": percentile(values, share / 100) for share in shares}

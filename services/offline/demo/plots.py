@@ -1,4 +1,4 @@
-"""The demo's two plots: hit rate over the stream, and latency of Recommend. Drawn without a display."""
+"""The demo's two plots: hit rate over the stream, and latency of Recommend."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,7 +36,7 @@ def _figure() -> Any:
 
 
 def _save(figure: Any, path: Path) -> None:
-    """Save the figure; its description repeats the legends, so that a reader of the file can check its figures."""
+    """The description repeats the legends, so that a reader of the file can check its figures."""
     legends = [legend for axes in figure.axes if (legend := axes.get_legend())]
     labels = [text.get_text() for legend in legends for text in legend.get_texts()]
     figure.savefig(path, dpi=120, metadata={"Description": "; ".join(labels)})
@@ -45,9 +45,7 @@ def _save(figure: Any, path: Path) -> None:
 def plot_hit_rate(
     path: Path, hit: Mapping[str, npt.NDArray[np.bool_]], positions: npt.NDArray[np.int64], *, title: str
 ) -> None:
-    """Plot the rolling hit rate at 10; `hit[name]` is (M,), `positions` (M,) the predicted events' positions in the
-    stream.
-    """
+    """Plot the rolling hit rate at 10; `hit[name]` (M,), `positions` (M,) of the predicted events in the stream."""
     figure = _figure()
     axes = figure.subplots()
     window = max(1, min(500, len(positions) // 4))
@@ -66,7 +64,7 @@ def plot_hit_rate(
 
 
 def plot_latency(path: Path, latency_ms: npt.NDArray[np.float64], freshness_ms: npt.NDArray[np.float64]) -> None:
-    """Plot two histograms on logarithmic axes of milliseconds: Recommend's latency, and freshness."""
+    """Plot histograms of Recommend's latency and of freshness, on logarithmic axes."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     figure = _figure()

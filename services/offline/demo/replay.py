@@ -1,10 +1,10 @@
 """The replay process: an outside client that sends events and requests recommendations on a clock.
 
-The demo runs it as `python -m services.offline.demo.replay PLAN RESULT`. It shares the machine with the measured stack,
-so it is lean: requests are built in advance, one event loop makes the calls, one thread sends to Kafka, and nothing is
-evaluated here. The schedule is an open loop, as in the load tests: an action starts when it is due, whether or not
-earlier ones have finished. There is one exception: if a prediction is late, its event and
-the same user's later events wait, because a prediction must precede its event.
+The demo runs `python -m services.offline.demo.replay PLAN RESULT`. It shares the machine with the measured stack, so it
+is lean: requests are built in advance, one event loop makes the calls, one thread sends to Kafka, and nothing is
+evaluated here. The schedule is an open loop: an action starts when it is due, whether or not earlier ones have
+finished. There is one exception: if a prediction is late, its event and the same user's later events wait, because a
+prediction must precede its event.
 
 One JSON line per second on stdout reports progress.
 """
@@ -41,7 +41,7 @@ Action = tuple[Literal["ask", "ask_with_token", "send"], int]
 
 
 class Replay:
-    """One run of a plan: requests through `stub`, events through the result of `make_producer`."""
+    """One run of a plan."""
 
     def __init__(self, plan: ReplayPlan, stub: Any, make_producer: Callable[[OnAcknowledged], OutsideProducer]) -> None:
         self._plan = plan
@@ -71,7 +71,7 @@ class Replay:
         )
 
     async def run(self) -> ReplayResult:
-        """Warm up, replay the schedule, then wait until every event is acknowledged and every `_follow` task ended."""
+        """Warm up, replay, then wait until every event is acknowledged and every `_follow` task ended."""
         await self._warm_up()
         gc.collect()
         gc.freeze()
@@ -105,7 +105,7 @@ class Replay:
             self._asked.setdefault(position, []).append(task)
 
     def _refuse(self, due_s: float, action: Action) -> None:
-        """Too many calls are open: still send an event; count a prediction as a miss."""
+        """Too many calls are open: still send an event; a prediction is a miss."""
         kind, position = action
         if kind == "send":
             self._send_due(position)
@@ -115,7 +115,7 @@ class Replay:
             )
 
     def _send_due(self, position: int) -> None:
-        """Send an event now, or after its predictions and the user's delayed events."""
+        """Send an event, but after its predictions and the user's delayed events."""
         event = self._events[position]
         open_tasks = [task for task in self._asked.pop(position, []) if not task.done()]
         waiting = self._delayed.get(event.user_id)
@@ -147,7 +147,7 @@ class Replay:
             self.result.malformed_sent += 1
 
     def _finish_sending(self) -> None:
-        """Wait for the acknowledgements; failed events are sent again under their own event id, so they count once."""
+        """Send failed events again, under their own event id, so they count once."""
         for _ in range(3):
             self.producer.wait(20)
             missing = [position for position, e in enumerate(self._events) if e.event_id not in self.producer.positions]
@@ -186,9 +186,7 @@ class Replay:
             self._loop.call_soon_threadsafe(lambda: self._start(self._follow(event, partition, offset, acknowledged)))
 
     async def _follow(self, event: ReplayEvent, partition: int, offset: int, acknowledged: float) -> None:
-        """Request recommendations until an answer's state reflects the event. The time counts from the event's
-        acknowledgement.
-        """
+        """Request recommendations until an answer's state reflects the event, from its acknowledgement on."""
         request = gateway_pb2.RecommendRequest(user_id=event.user_id, k=1)
         request.filter.exclude_seen = False
         while (waited_ms := (time.monotonic() - acknowledged) * 1000) < self._plan.freshness_timeout_ms:
@@ -206,7 +204,7 @@ class Replay:
         self.result.unreflected += 1
 
     async def _warm_up(self) -> None:
-        """Make unmeasured requests for the replay's own users; the first may have to wait for a connection."""
+        """Make unmeasured requests for the replay's own users; the first may wait for a connection."""
         requests = [request for request in self._requests if request is not None]
         for request in itertools.islice(itertools.cycle(requests), self._plan.warm_up_calls if requests else 0):
             try:
@@ -221,7 +219,7 @@ class Replay:
     def _request(self, event: ReplayEvent) -> gateway_pb2.RecommendRequest:
         request = gateway_pb2.RecommendRequest(user_id=event.user_id, k=self._plan.k)
         request.filter.exclude_seen = True
-        # Like a real request at the event's time: `as_of` is this time, and the event has not been sent yet.
+        # As a real request before the event: `as_of` is its time.
         request.as_of.FromSeconds(event.time_s)
         return request
 
@@ -248,10 +246,10 @@ class Replay:
 
 
 def timeline(plan: ReplayPlan) -> list[tuple[float, Action]]:
-    """Return (due in seconds, action and event): predictions `lead_ms` before their event is due.
+    """Return (due in seconds, action and event): predictions `lead_ms` before their event.
 
-    The request with the token comes half the mean interval between predictions later, but at most `lead_ms` / 2. So the
-    two requests do not form one burst.
+    The request with the token comes half the mean interval between predictions later, but at most `lead_ms` / 2, so
+    that the two form no burst.
     """
     lead_s = plan.lead_ms / 1000
     predicted = sum(event.predicted for event in plan.events)
@@ -266,7 +264,7 @@ def timeline(plan: ReplayPlan) -> list[tuple[float, Action]]:
 
 
 def interaction_bytes(event: ReplayEvent) -> bytes:
-    """Return the record's value: a Protobuf `Interaction`."""
+    """Return the record's value, a Protobuf `Interaction`."""
     interaction = events_pb2.Interaction(
         event_id=event.event_id, user_id=event.user_id, item_id=event.item_id, type=event.type, value=event.value
     )
@@ -275,7 +273,7 @@ def interaction_bytes(event: ReplayEvent) -> bytes:
 
 
 def prediction(position: int, latency_ms: float, answer: gateway_pb2.RecommendResponse) -> Prediction:
-    """Return the fields of an answer that the summary needs."""
+    """Return what the summary needs of an answer."""
     times = answer.stage_times
     return Prediction(
         position=position,
@@ -317,7 +315,7 @@ async def replay(plan_path: Path, result_path: Path) -> None:
 
 def main() -> None:
     """`python -m services.offline.demo.replay PLAN RESULT`."""
-    sys.setswitchinterval(0.001)  # the sender thread must not block the event loop for 5 ms at a time
+    sys.setswitchinterval(0.001)  # the sender must not block the event loop for 5 ms at a time
     asyncio.run(replay(Path(sys.argv[1]), Path(sys.argv[2])))
 
 

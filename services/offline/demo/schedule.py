@@ -1,12 +1,11 @@
-"""The replay protocol as a pure function from held-out events to the order in which they are sent.
+"""The replay protocol: from held-out events to the order in which they are sent.
 
-The last part of the events by time is held out. Up to `num_active` users are active at once; they enter in the order
-of their first held-out event. Each turn sends one event of every active user, so a user's events keep their order and
-are a whole turn apart. When a user has no more events, the next user takes the slot. One event in `predict_every` is
-predicted before it is sent.
+Up to `num_active` users are active at once; they enter in the order of their first held-out event. Each turn sends one
+event of every active user, so a user's events keep their order, a whole turn apart. When a user has no more events, the
+next user takes the slot. One event in `predict_every` is predicted before it is sent.
 
-The log's own order is not used: in MovieLens 95 % of events follow the same user's previous event within 60 events, so
-a fast replay in that order would measure lag, not quality.
+The log's order would measure lag, not quality: in MovieLens 95 % of events follow the same user's previous event within
+60 events.
 
 Letters: N held-out events, S scheduled events.
 """
@@ -23,10 +22,10 @@ PREDICT_EVERY = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """The events to send, in order.
+    """The events to send.
 
-    Shapes: rows (S,) rows of the held-out events; predicted (S,) whether the event is predicted first; previous (S,)
-    the position in the schedule of the same user's previous event, or -1; num_active (S,) number of active users.
+    Shapes: rows (S,) of the held-out events; predicted (S,); previous (S,) the same user's previous position in the
+    schedule, or -1; num_active (S,).
     """
 
     rows: npt.NDArray[np.int64]
@@ -47,7 +46,7 @@ def replay_schedule(
 ) -> Schedule:
     """Order the held-out events for the replay.
 
-    `users` (N,) is each held-out event's user, oldest event first. At most `num_events` are scheduled.
+    `users` (N,): each held-out event's user, oldest event first.
     Raises: ValueError if a number is not positive.
     """
     for name, value in (("num_events", num_events), ("num_active", num_active), ("predict_every", predict_every)):
@@ -80,7 +79,7 @@ def replay_schedule(
 
 
 def _rows_by_user(users: npt.NDArray[np.integer]) -> deque[deque[int]]:
-    """Return each user's rows, oldest first; users in the order of their first row."""
+    """Oldest first; users by their first row."""
     rows: dict[int, deque[int]] = {}
     for row, user in enumerate(users.tolist()):
         rows.setdefault(user, deque()).append(row)
@@ -88,7 +87,7 @@ def _rows_by_user(users: npt.NDArray[np.integer]) -> deque[deque[int]]:
 
 
 def _predicted(num_events: int, *, num_active: int, every: int) -> npt.NDArray[np.bool_]:
-    """Choose one of every `every` events; the choice shifts with each turn, so that no user is left out."""
+    """One of every `every`; the choice shifts with each turn, so that no user is left out."""
     position = np.arange(num_events)
     turn = position // every // max(1, num_active // every)
     return np.equal(position % every, turn % every)

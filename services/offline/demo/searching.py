@@ -1,8 +1,7 @@
-"""The demo's search: a user searches for a word, chooses an item far down, and the same search answers differently.
+"""The demo's search: a user searches for a word, chooses an item far down, and the same search answers differently:
+within a second the choice is part of the user's history.
 
-It needs no text model: search finds words of titles. The choice is part of the user's history within a second, so the
-user's own ranking of the results changes. The choice of the word is a pure function of titles and the user's history;
-the rest are real calls of the running gateway.
+The word is a pure function of titles and history; the rest are real calls of the gateway.
 """
 
 import re
@@ -19,18 +18,18 @@ from services.offline.demo.calls import connected
 
 K = 10
 _RECENT = 30
-# Number of titles with the word: enough to choose among, few enough that the word is specific.
+# Titles with the word: enough to choose among, few enough to be specific.
 _TITLES_WANTED = range(5, 60)
 _MIN_LETTERS = 4
 _WAIT_S = 10.0
-# The gateway's first call connects to the generator, which on a busy machine may exceed a source's time limit.
+# The first call connects to the generator, which may exceed a source's time limit.
 _PATIENCE_S = 30.0
 _LOOK_AGAIN_S = 0.2
 
 
 @dataclass(kw_only=True)
 class Searched:
-    """Query, choice, and answers before and after; seconds: from the acknowledged choice to the second answer."""
+    """seconds: from the acknowledged choice to the second answer."""
 
     user_id: str
     query: str
@@ -40,28 +39,28 @@ class Searched:
     seconds: float | None = None
 
     def rank(self, answer: gateway_pb2.GatewayServiceSearchResponse | None) -> int | None:
-        """Return the chosen item's rank in an answer, from 1."""
+        """Return the chosen item's rank, from 1."""
         return _ranks(answer).get(self.chosen)
 
     @property
     def moved(self) -> int:
-        """Number of items in the first answer with another rank in the second."""
+        """Items of the first answer with another rank in the second."""
         now = _ranks(self.after)
         return sum(now.get(item_id) != rank for item_id, rank in _ranks(self.before).items())
 
     @property
     def rescored(self) -> int:
-        """Number of items in both answers whose similarity to the user changed."""
+        """Items whose similarity to the user changed."""
         was, now = _similarities(self.before), _similarities(self.after)
         return sum(was[item_id] != now[item_id] for item_id in was.keys() & now.keys())
 
     @property
     def sources(self) -> list[str]:
-        """Names of the first answer's sources."""
+        """Of the first answer."""
         return [spent.source for spent in self.before.sources if not spent.failure]
 
     def summary(self) -> dict[str, Any]:
-        """Return the entry of the demo's summary, without the user's id."""
+        """Return the summary's entry, without the user's id."""
         return {
             "query": self.query,
             "found": len(self.before.results),
@@ -78,8 +77,8 @@ class Searched:
 
 
 def choose_query(titles: Mapping[str, str], history: Sequence[str]) -> str | None:
-    """Return a word that some but not many titles have: the one in most titles of the user's recent items; None if no
-    word fits. `history`: item ids, oldest first.
+    """Return the word in most titles of the user's recent items, among those that some but not many titles have; None
+    if no word fits. `history`: item ids, oldest first.
     """
     holding = Counter(word for title in titles.values() for word in set(_words(title)))
     mine = Counter(word for item_id in history[-_RECENT:] for word in set(_words(titles.get(item_id, ""))))
@@ -117,7 +116,7 @@ def ask_choose_ask(user_id: str, query: str, *, run_id: str, gateway: str) -> Se
         )
         recorded = call("RecordInteractions", gateway_pb2.RecordInteractionsRequest(interactions=[click]))
         acknowledged = time.monotonic()
-        # With the token this call waits until the choice is in the user's state, so the next answer surely reflects it.
+        # With the token this call waits until the choice is in the user's state.
         reached = gateway_pb2.RecommendRequest(user_id=user_id, k=1, freshness_token=recorded.receipts[0].token)
         if call("Recommend", reached, timeout_s=_WAIT_S).token_honoured:
             found.after = look()

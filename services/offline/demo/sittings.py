@@ -1,8 +1,8 @@
-"""Classify each predicted event by the time since its user's previous event: same sitting, same day or a later day.
+"""Classify predicted events by the time since the user's previous event: same sitting, same day or a later day.
 
-In MovieLens-1M 63 % of people have all their ratings within one day, and nine of ten predicted events follow the user's
-previous one within an hour. A recommender can use the user's latest events to predict these; a state frozen at the
-split does not contain them. So hit rates are also reported by kind. Times are the events' own, not the replay's.
+In MovieLens-1M 63 % of people have all their ratings within one day, and nine of ten predicted events follow the
+previous one within an hour. A recommender can use the latest events to predict these; a state frozen at the split lacks
+them. Times are the events' own, not the replay's.
 
 Letters: M predictions.
 """
@@ -33,7 +33,7 @@ DEFINITION = (
 
 
 def kind_of(time_s: int, previous_s: int | None) -> str:
-    """Return one of KINDS for an event at `time_s` whose user's previous event was at `previous_s` (unix seconds)."""
+    """Return one of KINDS for an event at `time_s` (unix seconds)."""
     if previous_s is None:
         return FIRST
     if time_s - previous_s < 60 * SITTING_MINUTES:
@@ -62,7 +62,7 @@ def kinds_of_predictions(events: Sequence[ReplayEvent], last_before: Mapping[str
 def hit_rates_by_kind(
     kinds: npt.NDArray[np.str_], hit: Mapping[str, npt.NDArray[np.bool_]]
 ) -> dict[str, dict[str, Any]]:
-    """Return for each of KINDS the number of `events` and every contender's hit rate on them (None without events)."""
+    """Return, for each of KINDS, the number of `events` and every contender's hit rate (None without events)."""
     return {
         kind: {"events": int((kinds == kind).sum())}
         | {name: hit_rate(values[kinds == kind]) for name, values in hit.items()}

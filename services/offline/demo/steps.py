@@ -1,7 +1,4 @@
-"""The demo's steps that call other parts of Freshet: training, export, the stack, the import of the past.
-
-Each connects the demo with the part that does the work, and passes on its exceptions.
-"""
+"""The demo's steps that call other parts of Freshet: training, export, the stack, the import of the past."""
 
 import os
 import platform
@@ -38,7 +35,7 @@ class DemoOptions:
 
     @property
     def folder(self) -> Path:
-        """The folder of the summary, the plots and the replay's record."""
+        """Of the summary, the plots and the replay's record."""
         return self.state_dir / "demo"
 
     @property
@@ -49,12 +46,12 @@ class DemoOptions:
 # Eight epochs of MovieLens-1M's past: three minutes on two cores.
 _MAX_POSITIONS = 6_600_000
 _MAX_EPOCHS = 8
-# Fixed, because choosing the head in each demo would take as long as training. Validation NDCG@10 as served, on
-# MovieLens-1M by time after equal processor time: dot product .176 (12 epochs), mixture .167 (4 epochs); one seed.
+# Fixed: choosing it would take as long as training. Validation NDCG@10 as served, on MovieLens-1M by time after equal
+# processor time: dot product .176 (12 epochs), mixture .167 (4 epochs); one seed.
 _HEAD = "dot"
-# Parts whose stored data would mix an earlier demo's stream into this one's, and their names in messages.
+# Parts whose stored data would mix an earlier demo's stream into this one's.
 _STREAM_DATA = {"kafka": "Apache Kafka", "redis": "Redis", "refresher": "the refresher"}
-# Routine messages of every part that are not printed.
+# Messages that are not printed.
 _ROUTINE = ("starting", "stopping", "stopped")
 _NAMES = {"kafka": "Apache Kafka", "redis": "Redis", "inference-server": "Triton Inference Server"}
 
@@ -62,10 +59,10 @@ _NAMES = {"kafka": "Apache Kafka", "redis": "Redis", "inference-server": "Triton
 def train_and_export(
     data: Interactions, past: Interactions, options: DemoOptions, display: Display, clock: Stopwatch
 ) -> Bundle:
-    """Train preset quick on `past`, the first part of `data` by time, and write the bundle with the exported encoder.
+    """Train preset quick on `past`, the first part of `data` by time, and write the bundle.
 
-    Training itself splits `data` at the same moment, and reports hit rates on the unseen part. With `reuse`, a bundle
-    trained on exactly this past is used unchanged.
+    Training splits `data` at the same moment, and reports hit rates on the unseen part. With `reuse`, a bundle trained
+    on exactly this past is used unchanged.
     """
     if options.reuse and (found := _trained_on(past, options.bundle)) is not None:
         display.fact(f"model {found.model_version} was trained on this past before; taken as it is")
@@ -97,19 +94,19 @@ def train_and_export(
 
 
 def expected_seconds(options: DemoOptions, past: Interactions) -> dict[str, float]:
-    """Return the seconds of the steps that depend on the data, on two cores: 35,000 positions of training a second."""
+    """Return the seconds of the data-dependent steps, on two cores: 35,000 positions of training a second."""
     epochs = options.epochs or _default_epochs(past) or _MAX_EPOCHS
     return {"training": len(past) * (epochs / 35_000 + 1 / 40_000), "past": len(past) / 40_000}
 
 
 def _default_epochs(past: Interactions) -> int | None:
-    """Return as many epochs as fit in some minutes; None, the preset's own number, for a small past."""
+    """As many epochs as fit in some minutes; None: the preset's own number, for a small past."""
     allowed = max(1, _MAX_POSITIONS // max(1, len(past)))
     return allowed if allowed <= _MAX_EPOCHS else None
 
 
 def _trained_on(past: Interactions, path: Path) -> Bundle | None:
-    """Return the exported bundle at `path` if it was trained on `past`, and nothing later."""
+    """The exported bundle, if trained on `past` and nothing later."""
     try:
         bundle = load_bundle(path)
     except BundleError:
@@ -119,14 +116,13 @@ def _trained_on(past: Interactions, path: Path) -> Bundle | None:
 
 
 def make_stack(options: DemoOptions, display: Display) -> Stack:
-    """Return the stack of the state folder, with this demo's bundle."""
     ports = Ports.default(offset=options.port_offset) if options.port_offset else None
 
     def say(part: str, doing: str) -> None:
         if doing not in _ROUTINE:
             display.fact(f"{part}: {doing}")
 
-    # A new item is found by its title: the refresher encodes the catalogue's titles once at its start.
+    # New items are found by their title: the refresher encodes titles at its start.
     os.environ.setdefault("FRESHET_REFRESHER_TEXT_ENCODER", "minilm")
     return Stack(options.state_dir, bundle=options.bundle, ports=ports, console=options.with_console, say=say)
 
@@ -142,7 +138,7 @@ def require_free(stack: Stack, options: DemoOptions) -> None:
 
 
 def prepare(stack: Stack) -> None:
-    """Fetch missing components, and check now for what would stop the demo after minutes of training.
+    """Fetch missing components, and find now what would stop the demo after minutes of training.
 
     Raises: StackError; PortTaken.
     """
@@ -152,8 +148,8 @@ def prepare(stack: Stack) -> None:
         raise taken
 
 
-# `import_past` starts these: the refresher when the import begins, since it encodes titles for as long; the encoder
-# after the import, since it would apply the past's records one by one.
+# Started by `import_past`: the refresher at the beginning, since it encodes titles for as long; the encoder after it,
+# since it would apply the records one by one.
 LATER = ("refresher", "encoder")
 
 
@@ -168,7 +164,7 @@ def start(stack: Stack, display: Display) -> None:
 
 
 def components(stack: Stack) -> dict[str, str]:
-    """Return the components by name, with versions as reported by the running parts."""
+    """Return the components by name, with the running parts' versions."""
     running = {name: printed for part, printed in stack.versions().items() if (name := _NAMES.get(part))}
     return {name: printed.removeprefix(name).strip() for name, printed in running.items()} | {
         "Freshet (gateway, encoder, refresher, candidates, reranker, generator)": freshet_version(),
@@ -179,7 +175,7 @@ def components(stack: Stack) -> dict[str, str]:
 
 
 def stop(stack: Stack, display: Display) -> None:
-    """Stop the stack; a part that does not stop is reported without hiding an earlier error."""
+    """Stop the stack; report a part that does not stop, without hiding an earlier error."""
     try:
         stopped = stack.down()
     except StackError as error:
@@ -190,9 +186,8 @@ def stop(stack: Stack, display: Display) -> None:
 
 
 def import_past(past: Interactions, stack: Stack, display: Display) -> dict[str, str]:
-    """Write the past to the stream, and all users' histories, seen items and states to the state store; start LATER.
-
-    Returns the components.
+    """Write the past to the stream, and all users' histories, seen items and states; start LATER. Returns the
+    components.
     """
     from services.offline.backfill.jobs import import_interactions
 
@@ -209,7 +204,7 @@ def import_past(past: Interactions, stack: Stack, display: Display) -> dict[str,
             kafka=stack.kafka_bootstrap,
             redis_url=stack.redis_url,
             inference_server=stack.address("inference-server"),
-            # The model was trained on these events: 800,000 attributions would count them twice, and take minutes.
+            # The model was trained on these events: attributions would count them twice.
             attributes=False,
             progress=on_progress,
         )

@@ -1,4 +1,4 @@
-"""The demo's stream step: plan the replay, run it in its own process, and read its result."""
+"""The demo's stream step: plan the replay, run its process, read its result."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ class ReplayFailedError(RuntimeError):
 
 
 def planned_events(held_out: Interactions, schedule: Schedule, *, known: set[str], run_id: str) -> list[ReplayEvent]:
-    """Return the schedule as events; `known`: item ids of the model; `run_id` makes event ids unique."""
+    """Return the schedule as events; `known`: the model's item ids; `run_id` makes event ids unique."""
     users, items, types, values, times = (
         column[schedule.rows].tolist()
         for column in (held_out.users, held_out.items, held_out.types, held_out.values, held_out.timestamps)
@@ -49,7 +49,7 @@ def planned_events(held_out: Interactions, schedule: Schedule, *, known: set[str
 
 
 def past_items(past: Interactions, user_ids: set[str]) -> dict[str, list[str]]:
-    """Return the item ids of the given users' past, oldest first, without users that have none."""
+    """Return the users' past item ids, oldest first, without users that have none."""
     rows, offsets = past.by_user()
     found: dict[str, list[str]] = {}
     for code, user_id in enumerate(past.user_ids):
@@ -60,7 +60,7 @@ def past_items(past: Interactions, user_ids: set[str]) -> dict[str, list[str]]:
 
 
 def run_replay(plan: ReplayPlan, folder: Path, on_progress: OnProgress) -> ReplayResult:
-    """Run the plan in its own process; `folder` has the plan, the result and the process's stderr.
+    """Run the plan in its own process; `folder` gets the plan, the result and stderr.
 
     Raises: ReplayFailedError if it ends without a result. Ends the process if this one is interrupted.
     """
@@ -95,11 +95,11 @@ T = TypeVar("T")
 
 
 class StreamStalledError(RuntimeError):
-    """The stream did not apply everything in time; the message names the lagging partitions and their lag."""
+    """Not everything was applied in time; the message names the lagging partitions and their lag."""
 
 
 def stream_progress(redis_url: str) -> tuple[str, dict[int, Progress]]:
-    """Return the stream's epoch ("" before the first) and every partition's progress."""
+    """Return the epoch ("" before the first) and every partition's progress."""
 
     async def read(reader: StateReader) -> tuple[str, dict[int, Progress]]:
         epoch, progress = await reader.read_progress()
@@ -109,7 +109,7 @@ def stream_progress(redis_url: str) -> tuple[str, dict[int, Progress]]:
 
 
 def total_counts(progress: Mapping[int, Progress]) -> dict[str, int]:
-    """Return the number of records by outcome, over all partitions."""
+    """Return the records by outcome, over all partitions."""
     total: Counter[str] = Counter()
     for partition in progress.values():
         total.update(partition.counts)
@@ -136,7 +136,7 @@ def wait_until_applied(redis_url: str, last_offsets: Mapping[int, int], *, timeo
 
 
 def stored_query_states(redis_url: str, user_ids: Iterable[str], model_version: str) -> dict[str, QueryStates]:
-    """Return the stored state (B = 1) of each user that has one for this model."""
+    """Return the stored states (B = 1) for this model, by user."""
 
     async def read(reader: StateReader) -> dict[str, QueryStates]:
         states: dict[str, QueryStates] = {}

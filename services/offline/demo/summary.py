@@ -1,6 +1,6 @@
 """The demo's summary: all its figures in one JSON object whose keys are a contract.
 
-Pure functions turn results into the dictionary. Its `notes` explain the figures to a reader who has nothing else.
+Its `notes` explain the figures to a reader who has nothing else.
 
 Letters: M predictions.
 """
@@ -25,7 +25,7 @@ from services.offline.demo.sittings import DEFINITION
 from services.offline.evaluation.engine.metrics import gains
 
 STAGES = ("queue", "encode", "first_stage", "transport")
-# Contenders without a model.
+# Without a model.
 BASELINES = ("item_knn", "recent_popularity", "popularity")
 EVENT_COUNTS = ("sent", "applied", "dead_lettered", "duplicates")
 
@@ -53,7 +53,7 @@ def stream_figures(
 ) -> dict[str, Any]:
     """Return `recommend_ms`, `stages_ms`, `freshness_ms` and related figures.
 
-    `stream_encode_ms` (p50, p99) is measured by the encoder process; all other figures are from the replay's record.
+    The encoder process measures `stream_encode_ms` (p50, p99); all else is the replay's record.
     """
     plain = in_order(result.predictions)
     with_token = in_order(result.predictions_with_token)
@@ -100,7 +100,7 @@ def stream_figures(
 
 
 def event_counts(result: ReplayResult, before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, Any]:
-    """Return `events`: acknowledged events, and the stream's counts between `before` and `after`."""
+    """Return acknowledged events, and the stream's counts between `before` and `after`."""
     counted = {name: after.get(name, 0) - before.get(name, 0) for name in (*EVENT_COUNTS[1:], "unknown_items")}
     return {
         "sent": len(result.acknowledged),
@@ -108,7 +108,7 @@ def event_counts(result: ReplayResult, before: Mapping[str, int], after: Mapping
         "duplicates_sent": result.duplicates_sent,
         "malformed_sent": result.malformed_sent,
         "unacknowledged": len(result.unacknowledged),
-        # No record was lost, and none was counted twice.
+        # No record was lost or counted twice.
         "adds_up": len(result.acknowledged) == counted["applied"] + counted["dead_lettered"]
         and not result.unacknowledged,
     }
@@ -117,15 +117,13 @@ def event_counts(result: ReplayResult, before: Mapping[str, int], after: Mapping
 def hit_rates(
     ranks: Mapping[str, npt.NDArray[np.int64]],
 ) -> tuple[dict[str, float | None], dict[str, npt.NDArray[np.bool_]]]:
-    """Return the hit rate at 10 per contender, and its hits (M,), by the evaluation's own metric."""
+    """Return hit rate at 10 and hits (M,) per contender, by the evaluation's own metric."""
     hit = {name: gains(of, f"hr@{HITS_AT}") > 0 for name, of in ranks.items()}
     return {name: hit_rate(values) for name, values in hit.items()}, hit
 
 
 def over_best_baseline(rates: Mapping[str, float | None]) -> dict[str, Any]:
-    """Return `baseline`, the one with the highest hit rate, and `factor`, the model's over it; None if no rate is above
-    0.
-    """
+    """Return `baseline`, the best one, and `factor`, the model's hit rate over it; None if no rate is above 0."""
     known = {name: rate for name in BASELINES if (rate := rates.get(name))}
     best = max(known, key=lambda name: known[name], default=None)
     model = rates.get("model")
@@ -134,7 +132,7 @@ def over_best_baseline(rates: Mapping[str, float | None]) -> dict[str, Any]:
 
 
 def in_order(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Return answers in the order of their events (they arrive in any order)."""
+    """Return answers in the order of their events."""
     return sorted(predictions, key=lambda prediction: prediction.position)
 
 

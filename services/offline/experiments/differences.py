@@ -1,11 +1,11 @@
 """Differences between the arms of an experiment, per user: sums in, estimates out.
 
-The user is the unit of randomisation, so a user is one observation: ten clicks of one user count once. CUPED (Deng, Xu,
-Kohavi and Walker, "Improving the sensitivity of online controlled experiments by utilizing pre-experiment data", WSDM
-2013) subtracts from each user's value the prediction by the same user's past. Randomisation makes the past equal in
-both arms on average, so the difference stays unbiased and its interval becomes narrower.
+The user is the unit of randomisation, so ten clicks of one user count once. CUPED (Deng, Xu, Kohavi and Walker,
+"Improving the sensitivity of online controlled experiments by utilizing pre-experiment data", WSDM 2013) subtracts from
+each user's value the prediction by the user's past. Randomisation makes the past equal in both arms on average, so the
+difference stays unbiased and its interval becomes narrower.
 
-The input is sums over an arm's users: a database computes them, so memory here does not grow with the log.
+A database computes the sums, so memory here does not grow with the log.
 """
 
 import math
@@ -18,14 +18,14 @@ import numpy.typing as npt
 from services.offline.evaluation.engine.intervals import holm
 from services.offline.experiments.sequential import ALPHA, MIN_USERS, TUNED_FOR_USERS, Estimate, estimate
 
-# Values above this quantile of all users count as the quantile: a script with 10,000 clicks must not decide.
+# Values above this quantile of all users count as the quantile: a script's 10,000 clicks must not decide.
 CAPPED_ABOVE = 0.999
 
 
 @dataclass(frozen=True, slots=True)
 class ArmSums:
     """Sums over the users of an arm. y: a user's value of the metric in the experiment; x: the value before it (zero
-    for a user without a past).
+    without a past).
     """
 
     users: int
@@ -37,7 +37,7 @@ class ArmSums:
 
     @classmethod
     def of(cls, values: npt.NDArray[np.float64], past: npt.NDArray[np.float64] | None = None) -> "ArmSums":
-        """Return sums of values (U,) and, if known, of their users' past (U,)."""
+        """Return sums of values (U,) and, if known, of the past (U,)."""
         before = np.zeros_like(values) if past is None else past
         return cls(
             users=len(values),
@@ -70,8 +70,8 @@ class ArmSums:
 class Difference:
     """An arm's mean value per user minus the control's.
 
-    `variance_kept`: the share of the variance that CUPED left; 1 if the past predicts nothing. `adjusted`: the p-value
-    after Holm's correction over its family.
+    `variance_kept`: the share that CUPED left; 1 if the past predicts nothing. `adjusted`: the p-value after Holm's
+    correction over its family.
     """
 
     estimate: Estimate
@@ -82,7 +82,7 @@ class Difference:
 
     @property
     def relative(self) -> float | None:
-        """The difference as a share of the control's mean; None if that is zero."""
+        """As a share of the control's mean; None if that is zero."""
         return self.estimate.mean / self.control if self.control else None
 
 
@@ -112,9 +112,9 @@ def difference(
 def differences(
     metrics: Mapping[str, Mapping[str, ArmSums]], control: str, *, tuned_for: int = TUNED_FOR_USERS
 ) -> dict[tuple[str, str], Difference]:
-    """Return (metric, arm) -> difference from the control, as one family. metrics: metric -> arm -> sums.
+    """Return (metric, arm) -> difference from the control, as one family; metrics: metric -> arm -> sums.
 
-    Intervals cover all at once (alpha divided by their number, after Bonferroni); p-values are Holm's.
+    Intervals cover all at once (Bonferroni); p-values are Holm's.
     """
     pairs = [(metric, arm) for metric, arms in metrics.items() for arm in arms if arm != control]
     level = ALPHA / max(1, len(pairs))
@@ -132,12 +132,11 @@ def differences(
 def preference(
     credit: npt.NDArray[np.float64], takes: npt.NDArray[np.float64], *, tuned_for: int = TUNED_FOR_USERS
 ) -> Estimate | None:
-    """Estimate the preferred team of interleaving from users' takes (U,) of a team's slots, each at least 1, and their
-    credit (U,): takes of the second team's slots minus those of the first's.
+    """Estimate the preferred team of interleaving from users' takes (U,) of a team's slots, each at least 1, and credit
+    (U,): takes of the second team's slots minus the first's.
 
-    The estimate is the sum of credit by that of takes, in [-1, 1]. A user with more takes than the quantile
-    `CAPPED_ABOVE` counts with that number. A vote per user would need up to twice the users (decision
-    095). None before `MIN_USERS` users.
+    The estimate is the sum of credit by that of takes, in [-1, 1]; takes are capped at the quantile `CAPPED_ABOVE`. A
+    vote per user would need up to twice the users (decision 095). None before `MIN_USERS` users.
     """
     num_users = len(takes)
     if num_users < MIN_USERS:

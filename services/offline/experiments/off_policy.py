@@ -1,8 +1,8 @@
 """Estimate another policy's reward from the log of the policy that ran.
 
-An estimate needs a randomised log: it has the probability (the propensity) of each shown item at its position, and
-every item that the other policy may show had a propensity above zero. A log without randomisation is rejected. A
-recommendation answer declares one of three kinds of randomisation: reserved positions, random arms, interleaving.
+An estimate needs a randomised log, with the probability (the propensity) of each shown item at its position, above zero
+for every item that the other policy may show. A log without randomisation is rejected. A recommendation answer declares
+one of three kinds: reserved positions, random arms, interleaving.
 
 Letters: N exposures, K positions.
 
@@ -25,8 +25,8 @@ _Z = NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyValue:
-    """An estimated reward per exposure, its 95 % interval over users, and the effective number of users: as
-    many users of the target policy itself would give the same information.
+    """A reward per exposure, its 95 % interval over users, and the effective number of users: as many users of the
+    target policy itself would give the same information.
     """
 
     mean: float
@@ -105,20 +105,20 @@ def _weights(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np
 
 
 def _effective(weights: Array, users: npt.NDArray[np.integer]) -> float:
-    """Kish's effective number of users: (sum of weights)^2 / sum of squared weights, over users' mean weights."""
+    """Kish's: (sum of weights)^2 / sum of squared weights, over users' mean weights."""
     per_user = _by_user(weights.mean(1), users)[0]
     squares = float(per_user @ per_user)
     return float(per_user.sum()) ** 2 / squares if squares else 0.0
 
 
 def _by_user(values: Array, users: npt.NDArray[np.integer]) -> tuple[Array, Array]:
-    """Return each user's sum and number of exposures."""
+    """Each user's sum and number of exposures."""
     dense = np.unique(users, return_inverse=True)[1]
     return np.bincount(dense, weights=values).astype(np.float64), np.bincount(dense).astype(np.float64)
 
 
 def _mean_over_users(values: Array, users: npt.NDArray[np.integer], effective: float) -> PolicyValue:
-    """Return the mean per exposure; its standard error is that of a ratio of users' sums (clusters)."""
+    """Per exposure; its standard error is that of a ratio of users' sums (clusters)."""
     sums, counts = _by_user(values, users)
     mean = float(values.mean())
     num_users = len(sums)

@@ -1,8 +1,8 @@
 """An experiment's results from the log: users and counts by arm, differences from the control with their certainty.
 
-A user counts as soon as the horizon after the first exposure is over, with all interactions within it, whatever was
-shown. This compares the arms as randomised. Counts by surface, position or day are attributed to the exposure that an
-interaction names, else to the user's newest exposure with the item within the window before.
+A user counts once the horizon after the first exposure is over, with all interactions within it, whatever was shown:
+the arms as randomised. Counts by surface, position or day go to the exposure that an interaction names, else to the
+user's newest exposure with the item within the window before.
 
 No difference is reported while the numbers of users contradict the arms' shares (`sample_ratio`).
 """
@@ -23,7 +23,6 @@ from services.offline.experiments.sample_ratio import ALARM, p_value
 from services.offline.experiments.sequential import Estimate
 from services.platform.errors import InvalidRequest, PreconditionFailed
 
-# Columns to split counts by.
 SPLITS = {
     "day": "CAST(s.shown AS DATE)",
     "surface": "s.surface",
@@ -32,7 +31,7 @@ SPLITS = {
 }
 # An interaction without an exposure id belongs to an exposure of its item at most so long before.
 WINDOW = timedelta(days=1)
-# The name and value of a part of the exposures: "surface", or an entry of the request's context.
+# A part of the exposures: "surface", or an entry of the request's context; and its value.
 Part = tuple[str, str]
 CONTEXT = "context."
 _NO_EXPOSURE_ID = "i.exposure_id IS NULL OR i.exposure_id = ''"
@@ -40,10 +39,10 @@ _NO_EXPOSURE_ID = "i.exposure_id IS NULL OR i.exposure_id = ''"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """A user's value: the number of interactions of a type, or the sum of their values.
+    """A user's value: the number of a type's interactions, or the sum of their values.
 
-    margin: makes the metric a guardrail: the limit of an arm's difference, as a share of the control's mean. A
-    negative margin limits a loss, a positive one a rise.
+    margin: makes it a guardrail: the limit of an arm's difference, as a share of the control's mean. A negative margin
+    limits a loss, a positive one a rise.
     """
 
     type: str
@@ -57,7 +56,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmCounts:
-    """An arm's users (in all, and those whose horizon is over), exposures and shown items."""
+    """An arm's users (all, and those whose horizon is over), exposures and shown items."""
 
     users: int
     counted: int
@@ -67,7 +66,7 @@ class ArmCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capped:
-    """Number of users with a value above `limit`, which counts as the limit."""
+    """Users above `limit`, whose value counts as the limit."""
 
     users: int
     limit: float
@@ -75,9 +74,9 @@ class Capped:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """Results of one experiment as of `until` (Unix milliseconds). differences: (metric, arm) -> difference from the
-    control; empty if the sample ratio is broken. broken: (metric, arm) of guardrails whose whole interval is beyond the
-    margin. preferred: for an interleaved experiment, in [-1, 1]; above zero users prefer the second team.
+    """As of `until` (Unix milliseconds). differences: (metric, arm) -> difference from the control; empty if the sample
+    ratio is broken. broken: (metric, arm) of guardrails whose whole interval is beyond the margin. preferred: for an
+    interleaved experiment, in [-1, 1]; above zero users prefer the second team.
     """
 
     experiment: str
@@ -188,18 +187,18 @@ def attributed(columns: str) -> str:
 
 
 def _unknown_exposures(log: duckdb.DuckDBPyConnection) -> int:
-    """Return how many of the users' interactions name an exposure that the log does not have."""
+    """How many interactions name an exposure that the log does not have."""
     log.execute(
         "CREATE OR REPLACE TEMP TABLE named AS SELECT i.exposure_id, count(*) AS n FROM interactions i "
         "JOIN units USING (user_key) WHERE i.exposure_id <> '' GROUP BY i.exposure_id"
     )
     named = _one(log, "SELECT coalesce(sum(n), 0) FROM named")
-    # The join's hash table has the ids that interactions name, not those of all exposures.
+    # The join's hash table then has the named ids, not all exposures'.
     return named - _one(log, "SELECT coalesce(sum(n), 0) FROM exposures JOIN named USING (exposure_id)")
 
 
 def _breaks(one: Difference, margin: float) -> bool:
-    """Whether the whole interval is beyond the margin."""
+    """The whole interval is beyond the margin."""
     bound = margin * abs(one.control)
     return one.estimate.high < bound if margin < 0 else one.estimate.low > bound
 
@@ -290,9 +289,8 @@ def per_user(log: duckdb.DuckDBPyConnection, metric: Metric, times: Mapping[str,
 def arm_sums(
     log: duckdb.DuckDBPyConnection, arms: Sequence[str], moments: Sequence[datetime] = ()
 ) -> dict[str, list[ArmSums]]:
-    """Return arm -> one element per moment (ascending): the sums over `per_user` of users first exposed up to it.
-
-    Without moments the only element has all users.
+    """Return arm -> one element per moment (ascending): the sums over `per_user` of users first exposed up to it;
+    without moments, of all.
     """
     number = "0" if not moments else "list_position(list_transform($moments, lambda m: first <= m), true) - 1"
     rows = log.execute(
@@ -307,7 +305,7 @@ def arm_sums(
 
 
 def _preferred(log: duckdb.DuckDBPyConnection, metrics: Sequence[Metric], tuned_for: int) -> Estimate | None:
-    """Estimate the preferred team by the first metric, over all users who took an item of a team."""
+    """The preferred team by the first metric, over all users who took an item of a team."""
     found = log.execute(
         "SELECT sum(CASE WHEN team = 1 THEN 1 ELSE -1 END)::DOUBLE AS credit, count(*)::DOUBLE AS takes FROM ("
         "SELECT i.user_key, s.teams[list_position(s.item_ids, i.item_id)] AS team "

@@ -1,7 +1,7 @@
 """Do the arms' numbers of users fit their shares? Checked before any difference.
 
-If the observed counts do not fit the shares, one arm lost users, or counted them twice, more than another, and no
-difference between the arms can be trusted. The test is valid at any number of looks.
+If not, one arm lost or double-counted users more than another, and no difference can be trusted. The test is valid at
+any number of looks.
 
 Source: Lindon and Malek, "Anytime-valid inference for multinomial count data", NeurIPS 2022, equation 6: the Bayes
 factor of a Dirichlet mixture against the shares is a test martingale, and its inverse an always valid p-value.
@@ -10,10 +10,9 @@ factor of a Dirichlet mixture against the shares is a test martingale, and its i
 from collections.abc import Mapping
 from math import exp, lgamma, log
 
-# A false alarm stops an experiment for nothing: one in a thousand does.
+# One in a thousand false alarms stops an experiment.
 ALARM = 0.001
-# The mixture is centred on the shares with the weight of so many users: it finds a share that is off by a few percent
-# soonest.
+# The mixture's weight on the shares, in users: it finds a share off by a few percent soonest.
 _PRIOR_USERS = 1_000.0
 
 

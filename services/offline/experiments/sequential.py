@@ -1,9 +1,8 @@
 """Confidence sequences: intervals and p-values that stay valid at any number of looks at an experiment.
 
-An interval of a fixed sample size covers the truth at one look. A look after each hundred users, stopping at the first
-significant difference, finds one in every third A/A test. A confidence sequence covers the truth at all looks at once,
-with the stated probability. It is asymptotic: it relies on the central limit theorem, so nothing is reported below
-`MIN_USERS` per arm. This module uses no arms, metrics or logs.
+An interval of a fixed sample size covers the truth at one look; stopping at the first significant of many looks finds a
+difference in every third A/A test. A confidence sequence covers it at all looks, with the stated probability. It relies
+on the central limit theorem, so nothing is reported below `MIN_USERS` per arm.
 
 Source: Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform central limit theory and asymptotic confidence
 sequences", Annals of Statistics 52(6), 2024 (arXiv:2103.06476), Theorem 2.2 and equation 12.
@@ -14,14 +13,14 @@ from dataclasses import dataclass
 
 ALPHA = 0.05
 MIN_USERS = 100
-# The interval is narrowest, relative to one of a fixed size, at this many users; at a tenth or ten times as many it is
-# at most a fifth wider than it could be.
+# Here the interval is narrowest, relative to one of a fixed size; at a tenth or ten times as many users it is at most a
+# fifth too wide.
 TUNED_FOR_USERS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """An estimate with its interval, and the p-value of "it is zero"; all are valid at every look."""
+    """Its interval and the p-value of "it is zero" are valid at every look."""
 
     mean: float
     low: float
@@ -37,8 +36,7 @@ def estimate(
 ) -> Estimate:
     """Return the interval around a mean, or a difference of means, of `users` independent users, at level 1 - alpha.
 
-    `standard_error`: of `mean`, with `users` users. Raises: ValueError for a negative or undefined standard error,
-    fewer than one user, or an alpha outside (0, 1).
+    Raises: ValueError for a negative or undefined standard error, fewer than one user, or an alpha outside (0, 1).
     """
     if not 0 <= standard_error < math.inf or users < 1 or not 0 < alpha < 1:
         raise ValueError(
@@ -50,13 +48,13 @@ def estimate(
 
 
 def _rho_squared(alpha: float, tuned_for: int) -> float:
-    """Return the mixture's variance that makes the interval narrowest after `tuned_for` users (equation 12)."""
+    """The mixture's variance that makes the interval narrowest after `tuned_for` users (equation 12)."""
     wanted = -2 * math.log(alpha)
     return (wanted + math.log(wanted + 1)) / tuned_for
 
 
 def _p_value(mean: float, standard_error: float, time: float) -> float:
-    """Return the smallest alpha whose interval excludes zero, with the mixture's variance unchanged."""
+    """The smallest alpha whose interval excludes zero, with the mixture's variance unchanged."""
     if standard_error == 0:
         return 0.0 if mean else 1.0
     z_squared = (mean / standard_error) ** 2

@@ -1,9 +1,8 @@
 """Decide whether a new model may replace the serving one: both predict the events after a moment, as in serving.
 
-Each positive event, by the event schema, is ranked from all earlier events of its user, as of its time, with the
-bundle's ONNX encoder, half-precision states, mixture and item neighbours. Users unknown to a model get its popular
-items. The new model is rejected if it may lose overall, or loses significantly in a stratum, for example among new
-users, who are few (decision 059).
+Each positive event is ranked from its user's earlier events, as of its time, with the bundle's ONNX encoder,
+half-precision states, mixture and item neighbours; unknown users get popular items. The new model is rejected if it may
+lose overall, or loses significantly in a stratum, for example among the few new users (decision 059).
 
 Letters: E events, B of them at a time, X items of the data.
 """
@@ -24,18 +23,18 @@ from services.offline.evaluation.engine.served_scorer import ServedScorer
 from services.offline.evaluation.engine.strata import strata
 from services.offline.training.sequences import Histories
 
-# Non-inferiority margin, relative to the serving model's hit rate: the interval of the difference must lie above it.
+# Non-inferiority, relative to the serving model's hit rate: the interval of the difference must lie above it.
 MARGIN = 0.05
-# A stratum needs this many events; it rejects the new model if the p-value (Holm) of its loss is below LEVEL.
+# A stratum needs this many events; it rejects if the p-value (Holm) of its loss is below LEVEL.
 MIN_EVENTS, LEVEL = 100, 0.05
-# Limit of the new model's processor time per event, and of its bundle's bytes, relative to the serving one's.
+# Of the new model's processor time per event and bytes, relative to the serving one's.
 MAX_COST = 1.5
 _MAX_EVENTS = 6_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """Hit rates at 10 of both models over the E events of a stratum, and new minus serving."""
+    """Hit rates at 10 over the E events of a stratum, and new minus serving."""
 
     question: str
     stratum: str
@@ -48,8 +47,8 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """`held_back`: the reasons against the new model, one sentence each; empty if it may serve. Costs are ratios, new
-    to serving.
+    """`held_back`: reasons against the new model, in sentences; empty if it may serve. Costs are ratios, new to
+    serving.
     """
 
     compared: Sequence[Compared]
@@ -65,9 +64,9 @@ class Verdict:
 def judge(
     serving: Bundle, new: Bundle, data: Interactions, first: int, *, clock: Callable[[], float] = time.process_time
 ) -> Verdict:
-    """Compare two bundles on up to 6,000 of the events from row `first` on; neither may have trained on them.
+    """Compare two bundles on up to 6,000 events from row `first` on, on which neither may have trained.
 
-    The new bundle's event schema decides which events are positive and which items are seen.
+    The new event schema decides which events are positive and which items are seen.
     Raises: ValueError if fewer than 100 of them can be predicted.
     """
     seen = data.seen(new.event_schema)

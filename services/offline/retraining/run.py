@@ -1,8 +1,8 @@
 """`freshet retrain`: train on the log up to a moment, evaluate on the events after it, install the model if it passes.
 
-The new model trains on the events until `hours` before the newest one; the gate compares it with the serving model on
-the rest. The evaluated model is the installed one, without another training. An interrupted run resumes from its
-checkpoint; a run with the data and settings of the last one does nothing. It contacts no serving process.
+The moment is `hours` before the newest event; the gate compares with the serving model. The evaluated model is
+installed, without another training. An interrupted run resumes from its checkpoint; one with the data and settings of
+the last run does nothing.
 """
 
 import json
@@ -48,13 +48,12 @@ def retrain(
     train: Train = run_training,
     clock: Callable[[], float] = time.process_time,
 ) -> dict[str, Any]:
-    """Train, evaluate, and move the bundle to `out` if it passes; else leave it at `out`.held-back.
+    """Train, evaluate, and move the bundle to `out` if it passes, else to `out`.held-back.
 
-    A previous bundle at `out` becomes `out`.before.
+    A previous bundle becomes `out`.before.
 
-    `settings`: as `run_training` takes them (preset_name, epochs, seed, ...). The event schema, attributes and actions
-    default to the serving model's. Returns a report of plain values: lineage, the verdict, and whether anything was
-    done.
+    `settings`: as `run_training` takes them; event schema, attributes and actions default to the serving model's.
+    Returns a report: lineage, verdict, and whether anything was done.
     Raises: ValueError for data without times, too few events to evaluate on, or a serving model that has trained on
     them; BundleError for an unusable bundle.
     """
@@ -68,13 +67,13 @@ def retrain(
     aside = out.with_name(f"{out.name}.held-back")
     for path in (out, aside):
         done = _noted(path, lineage)
-        # A passed bundle still in this folder was interrupted before its move.
+        # A passed bundle still here was interrupted before its move.
         if done is not None and "gate" in done and done["gate"]["passes"] == (path == out):
             say(f"{path} was made of these events with these settings already: nothing to do")
             return done | {"bundle": str(path), "is_new": False}
     if _noted(aside, lineage) is None:
         past = events.select(slice(0, first))
-        # The new model's catalogue has only items with an event before row `first`.
+        # The new catalogue has only items with an event before row `first`.
         known = past.select(past.seen(old.event_schema)).keep_frequent(min_per_item=1)
         if aside.exists():
             shutil.rmtree(aside)
@@ -97,7 +96,6 @@ def retrain(
 
 
 def _first_judged(events: Interactions, hours: float) -> int:
-    """Return the first row to evaluate on."""
     if not events.has_times:
         raise ValueError(f"{events.name} has no times by the clock; allowed: data that has")
     begin = int(events.timestamps[-1]) - round(hours * 3600)
@@ -108,7 +106,7 @@ def _first_judged(events: Interactions, hours: float) -> int:
 
 
 def _check_unseen(serving: Bundle, events: Interactions, first: int) -> None:
-    """Raises: ValueError if the serving model trained on the evaluated events, an unfair advantage."""
+    """Raises: ValueError if the serving model trained on the evaluated events."""
     learnt, begin = serving.manifest.data.get("newest_time"), int(events.timestamps[first])
     if learnt is not None and learnt >= begin:
         raise ValueError(
@@ -118,7 +116,7 @@ def _check_unseen(serving: Bundle, events: Interactions, first: int) -> None:
 
 
 def _options_of(serving: Bundle) -> dict[str, Any]:
-    """Return the serving model's inputs besides interactions, as `run_training` takes them."""
+    """As `run_training` takes them, besides interactions."""
     options: dict[str, Any] = {"actions": bool(serving.encoder.actions)}
     if EVENTS_YAML in serving.manifest.files:
         options["events"] = serving.file(EVENTS_YAML)
@@ -150,7 +148,7 @@ def _lineage(
 
 
 def _noted(path: Path, lineage: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the bundle's metrics of a run with this lineage, if any; they have `gate` after the evaluation."""
+    """The metrics of a run with this lineage, if any; they have `gate` after the evaluation."""
     try:
         noted = Manifest.read(path / MANIFEST).metrics.get("retraining")
     except BundleError:
@@ -159,7 +157,7 @@ def _noted(path: Path, lineage: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _note(path: Path, **said: Any) -> None:
-    """Store values in the manifest's metrics, which are no part of the model's version."""
+    """The manifest's metrics are no part of the model's version."""
     manifest = Manifest.read(path / MANIFEST)
     plain = json.loads(json.dumps(said))
     replace(manifest, metrics={**manifest.metrics, "retraining": plain}).write(path / MANIFEST)

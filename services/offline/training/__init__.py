@@ -1,7 +1,7 @@
 """Training: from interactions to a model bundle. Batch jobs; no process imports this package.
 
-`train` fits a model, `run_training` (in `run`) runs the whole job with a progress display, `export_bundle` (in
-`export`) writes the encoder as ONNX for the inference server.
+`train` fits a model, `run_training` (in `run`) runs the whole job, `export_bundle` (in `export`) writes the encoder as
+ONNX.
 """
 
 from services.offline.training.loop import Step, TrainReport, train

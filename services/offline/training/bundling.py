@@ -32,9 +32,8 @@ def save_bundle(
     events_yaml: bytes | None = None,
     attributes: pa.Table | None = None,
 ) -> Bundle:
-    """Write the trained model as a bundle. `interactions` is its training data (counts, vocabularies).
-
-    An item without an event there gets a new item's state instead of its initial one.
+    """Write the trained model as a bundle. `interactions` is its training data; an item without an event there gets a
+    new item's state.
     """
     model = report.model
     counts = interactions.item_counts()
@@ -68,9 +67,7 @@ def save_bundle(
 
 
 def _without_untrained(states: ItemStates, counts: npt.NDArray[np.int64]) -> ItemStates:
-    """Return states (X,) in which items without an event are as `cold_start_items` makes them: no components, the mean
-    gate.
-    """
+    """States (X,) in which items without an event have no components and the mean gate, as by `cold_start_items`."""
     states.components[counts == 0] = 0
     if states.gate is not None:
         states.gate[counts == 0] = mean_gate(states.take(np.flatnonzero(counts)))

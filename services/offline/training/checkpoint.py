@@ -1,8 +1,7 @@
 """Training state on disk: tensors in safetensors, everything else in JSON, nothing pickled.
 
-A checkpoint is one directory. It is written under another name and then renamed, so an interrupted write leaves no
-partial checkpoint. It records the training's configuration and the data's fingerprint: a training whose configuration
-or data differ rejects it.
+A checkpoint is one directory, written under another name and renamed, so an interrupted write leaves none. A training
+whose configuration or data's fingerprint differ rejects it.
 """
 
 import json
@@ -23,7 +22,7 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 @dataclass(kw_only=True, slots=True)
 class Progress:
-    """Progress of a training. A resumed training adds to `part_seconds`, `seconds` and `cpu_seconds` (all threads)."""
+    """A resumed training adds to `part_seconds`, `seconds` and `cpu_seconds` (all threads)."""
 
     epoch: int = 0
     next_batch: int = 0
@@ -34,7 +33,7 @@ class Progress:
     part_seconds: dict[str, float] = field(default_factory=dict)
     epoch_losses: list[float] = field(default_factory=list)
     cpu_seconds: float = 0.0
-    # One entry per finished epoch: processor seconds so far, and the validation score (empty without validation).
+    # Per finished epoch: processor seconds so far, and the validation score, if any.
     epoch_cpu_seconds: list[float] = field(default_factory=list)
     valid_scores: list[float] = field(default_factory=list)
 
@@ -53,8 +52,8 @@ def save(
 ) -> None:
     """Write a checkpoint and remove older ones.
 
-    `identity`: configuration and data fingerprint. `generators`: states of the random generators. `best_weights`: the
-    model's weights after the epoch with the best validation score, empty without validation.
+    `identity`: configuration and data fingerprint; `generators`: random generators' states. `best_weights`: after the
+    epoch with the best validation score, if any.
     """
     tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
@@ -80,7 +79,7 @@ def save(
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
-    """Return the newest checkpoint's configuration as plain values; None without a checkpoint."""
+    """Return the newest checkpoint's configuration as plain values, if any."""
     found = sorted(folder.glob(f"[0-9]*/{_PROGRESS}"))
     return dict(json.loads(found[-1].read_text(encoding="utf-8"))["identity"]["config"]) if found else None
 
@@ -91,10 +90,9 @@ def load(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor]] | None:
-    """Restore the newest checkpoint into model and optimizer; None without one.
+    """Restore the newest checkpoint, if any; return the progress, the generators' states and the best weights so far.
 
-    Returns the progress, the generators' states and the best weights so far.
-    Raises: ValueError for another format, or if configuration or data differ (it names the first field that does).
+    Raises: ValueError for another format, or another configuration or data (it names the first differing field).
     """
     found = sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []
     if not found:

@@ -1,9 +1,8 @@
-"""Choose the head to train: short trainings of each candidate, evaluated as served, on each user's last training event.
+"""Choose the head to train: short trainings of each candidate, evaluated on each user's last training event.
 
-Candidates get equal processor time, not equal epochs: a position costs a mixture several times what it costs a dot
-product. Candidates are evaluated with item neighbours, as in the bundle, because a head gets
-no credit for hits that neighbours find anyway. Of the candidates that the best one does not beat significantly, the
-cheapest to serve is chosen. This module reads no files and no test events.
+Candidates get equal processor time: a position costs a mixture several times what it costs a dot product. They are
+evaluated as served, with item neighbours, because a head gets no credit for hits that neighbours find anyway. Of those
+that the best one does not beat significantly, the cheapest to serve is chosen.
 
 Letters: E validation events.
 """
@@ -26,21 +25,21 @@ from services.offline.training.loop import train
 from services.offline.training.neighbours import choosing_rows, learn_neighbours, ranks_by_share
 from services.offline.training.presets import TrainConfig, with_dot_head, with_wide_dot_head
 
-# A candidate trains for this share of the full training's epochs. In a short training a third ranks the heads as the
-# whole does; in a long one the mixture improves later (docs/benchmarks/quality.md).
+# A candidate's share of the full training's epochs. In a short training a third ranks the heads as the whole does; in a
+# long one the mixture improves later (docs/benchmarks/quality.md).
 _SHARE = 1 / 3
 _EVENTS = 4_000
 _METRIC = "ndcg@10"
-# The cost of a position is the mean over this many positions, after warm-up batches.
+# A position's cost is a mean over so many, after warm-up batches.
 _MEASURED_POSITIONS, _WARM_UP_BATCHES = 30_000, 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """The chosen candidate's `name` and `config`, with the epochs that fill the mixture's processor time.
+    """The chosen candidate; `config` has the epochs that fill the mixture's processor time.
 
-    `ndcg_at_10`: of every candidate, on validation. `reason`: why it was chosen. `lead`: NDCG@10 of the best mixture
-    minus that of the best dot product; its interval is over users, not seeds. `cpu_seconds`: cost of the choice.
+    `ndcg_at_10`: of every candidate, on validation. `lead`: NDCG@10 of the best mixture minus that of the best dot
+    product; its interval is over users, not seeds. `cpu_seconds`: cost of the choice.
     """
 
     name: str
@@ -63,7 +62,7 @@ def candidates(config: TrainConfig) -> dict[str, TrainConfig]:
 
 
 def microseconds_per_position(config: TrainConfig, interactions: Interactions, device: str = "cpu") -> float:
-    """Return the processor time of a training's first batches, all threads, divided by their positions."""
+    """Return the processor time of a training's first batches, all threads, per position."""
     users = int(np.count_nonzero(interactions.user_counts()))
     batches = math.ceil(_MEASURED_POSITIONS * users / len(interactions) / config.batch_sequences)
     marks = [(time.process_time(), 0)]
@@ -89,7 +88,7 @@ def choose(
 ) -> Choice:
     """Train every option on all but each user's last event, and rank those events as served.
 
-    The dearest mixture is trained for a third of its epochs, every other option for as many as fill the same processor
+    The dearest mixture trains for a third of its epochs, every other option for as many as fill the same processor
     time, by `cost` (microseconds per position).
     Raises: ValueError if no user has three events of which the last counts.
     """
@@ -142,9 +141,9 @@ def choose(
 def _cheapest_of_the_best(
     options: Mapping[str, TrainConfig], found: Mapping[str, npt.NDArray[np.float64]]
 ) -> tuple[str, str]:
-    """Return the cheapest option to serve that the best is not significantly better than, and the reason in words."""
+    """The cheapest option to serve that the best is not significantly better than, and the reason in words."""
     best = max(options, key=lambda name: found[name].mean())
-    # A wide dot product has the mixture's bytes, and no gate to compute.
+    # A wide dot product has the mixture's bytes, but no gate to compute.
     order = sorted(
         options,
         key=lambda name: (options[name].head.is_mixture, options[name].head.component_width, -found[name].mean()),
@@ -167,7 +166,7 @@ def _at_least_one(epochs: float) -> int:
 
 
 def _served_gains(ranks: Mapping[float, Ranks]) -> npt.NDArray[np.float64]:
-    """Return gains (E,) of each half of the events, with the neighbours' share that is best on the other half."""
+    """Gains (E,) of each half of the events, with the neighbours' share that is best on the other half."""
     by_share = gains(np.stack(list(ranks.values())), _METRIC)
     is_odd = np.arange(by_share.shape[1]) % 2 == 1
     served: npt.NDArray[np.float64] = by_share[0].copy()

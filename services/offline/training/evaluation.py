@@ -1,4 +1,4 @@
-"""A model's scores of held-out events, each from the state that serving would have had just before it.
+"""A model's scores of held-out events, each from the state as served just before it.
 
 Letters: B events at a time, X items.
 """
@@ -15,9 +15,9 @@ from services.offline.training.sequences import Histories, IntArray, windows_bef
 
 
 class ModelScorer:
-    """A trained model's scores from its own query states. Puts the model into evaluation mode.
+    """Puts the model into evaluation mode.
 
-    `user_index` (U,) maps a user's code to the model's dense index or -1, for a model with a user-id component.
+    `user_index` (U,): a user's dense index in the model, or -1.
     """
 
     def __init__(self, model: SequentialModel, user_index: IntArray | None = None) -> None:

@@ -1,8 +1,8 @@
 """Export the encoder as ONNX, checked against PyTorch, to the folder that the inference server loads.
 
 Inputs item_index (B, L), event_time (B, L), user_index (B,) only for a model with a user-id component, position (B, M);
-outputs components (B, M, P_q, d) and, for a mixture, gate (B, M, P). B, L and M are dynamic. A file whose outputs
-differ from PyTorch's by more than 1e-4 never enters a bundle. An incremental encoder (HSTU) also gets the step graph of
+outputs components (B, M, P_q, d) and, for a mixture, gate (B, M, P). B, L and M are dynamic. A file that differs from
+PyTorch's outputs by more than 1e-4 never enters a bundle. An incremental encoder (HSTU) also gets the step graph of
 `step_export`, checked the same way.
 
 Letters: B batch, L history length, M positions wanted, P_q query components, P component pairs, d component width.
@@ -38,7 +38,7 @@ from services.offline.training.step_export import can_step, max_step_difference,
 _SERVER_TEMPLATE = Path(__file__).parents[3] / "deploy" / "inference_server" / "encoder"
 _ONNX_IN_SERVER = f"{INFERENCE_SERVER_MODEL}/1/model.onnx"
 _STEP_IN_SERVER = f"{INFERENCE_SERVER_MODEL}/1/step.onnx"
-# The Python-backend model runs the encoder process's cache; it can import nothing else of this repository.
+# The Python backend runs the encoder process's cache, and can import nothing else of this repository.
 _CACHE_IN_SERVER = f"{INFERENCE_SERVER_MODEL}/1/incremental_encoding.py"
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -57,7 +57,7 @@ class ExportReport:
 def export_bundle(
     bundle_dir: Path | str, *, interactions: Interactions | None = None, template: Path = _SERVER_TEMPLATE
 ) -> ExportReport:
-    """Export a bundle's encoder into the bundle, with the inference server's model folder.
+    """Export a bundle's encoder into it, with the inference server's model folder.
 
     The check uses the longest and 63 other histories of `interactions`; without it, random histories.
     Raises: ExportError if any output differs by more than 1e-4, or if the server's folder template is missing.
@@ -65,7 +65,7 @@ def export_bundle(
     bundle = load_bundle(bundle_dir)
     sources = _server_files(template)
     if interactions is not None and interactions.item_ids != bundle.item_ids:
-        # Interactions with other items are useless for the check.
+        # Other items are useless for the check.
         interactions = None
     if interactions is not None and bundle.encoder.actions:
         interactions, _ = interactions.with_actions(bundle.event_schema, bundle.encoder.actions)
@@ -132,8 +132,7 @@ class _Graph(nn.Module):
 
 
 def _example(model: SequentialModel) -> dict[str, Tensor]:
-    # Three different sizes, none of them 0 or 1, so that the exporter does not take an axis for a constant or for
-    # another.
+    # Sizes that differ and are neither 0 nor 1: the exporter takes no axis for a constant or another.
     length = model.encoder_shape.max_history // 2 + 1
     sample = {
         "item_index": torch.zeros(3, length, dtype=torch.int64),
@@ -146,7 +145,7 @@ def _example(model: SequentialModel) -> dict[str, Tensor]:
 
 
 def _histories(bundle: Bundle, interactions: Interactions | None, count: int = 64) -> Arrays:
-    """Return padded windows of up to `count` users: inputs of the encoder with the last position wanted."""
+    """Padded windows of up to `count` users, with the last position wanted."""
     rng = np.random.default_rng(0)
     if interactions is None:
         lengths = rng.integers(1, bundle.max_history, count)
@@ -174,7 +173,7 @@ def _histories(bundle: Bundle, interactions: Interactions | None, count: int = 6
 
 
 def _lengths_and_positions(inputs: Arrays) -> list[Arrays]:
-    """Return the same histories as one batch, as a single row, cut to one event, and with all positions wanted."""
+    """The same histories as one batch, as a single row, cut to one event, and with all positions wanted."""
     length = inputs["item_index"].shape[1]
     every = {**inputs, "position": np.tile(np.arange(length), (len(inputs["item_index"]), 1))}
     full_row = {name: array[-1:] for name, array in every.items()}
@@ -195,7 +194,7 @@ def _server_files(template: Path) -> dict[str, Path]:
 
 
 def _named(files: dict[str, Path], model_version: str, scratch: Path) -> dict[str, Path]:
-    """Return the files with the model's version in the model configurations."""
+    """The files with the model's version in the model configurations."""
     for name in [name for name in files if name.endswith(".pbtxt")]:
         named = scratch / name.replace("/", "-")
         stanza = f'parameters {{ key: "model_version" value: {{ string_value: "{model_version}" }} }}\n'

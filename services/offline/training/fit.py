@@ -1,4 +1,4 @@
-"""Train on a split of the data, choose the share of item neighbours, and measure on the held-out events."""
+"""Train on a split, choose the share of item neighbours, and measure on the held-out events."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,7 +42,7 @@ SPLITS = (LEAVE_ONE_OUT, TIME, NONE)
 
 @contextmanager
 def training_progress(console: Console | None, num_epochs: int) -> Iterator[ProgressListener | None]:
-    """Yield a listener that moves a bar with epoch, positions/s and loss; None without a console."""
+    """Yield a listener that moves a bar with epoch, positions/s and loss."""
     if console is None:
         yield None
         return
@@ -71,7 +71,7 @@ def training_progress(console: Console | None, num_epochs: int) -> Iterator[Prog
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitSplit:
-    """The training data, and the rows of `whole` to predict afterwards (none: no evaluation)."""
+    """The training data, and the rows of `whole` to predict (none: no evaluation)."""
 
     train: Interactions
     whole: Interactions
@@ -82,9 +82,9 @@ class FitSplit:
 def fit_split(interactions: Interactions, split: str, schema: EventSchema, *, max_events: int = 6000) -> FitSplit:
     """Split data for training.
 
-    "leave-one-out" predicts each user's last event and trains on all others; "time" trains on the first .8 of
-    the events and predicts up to `max_events` of the rest, evenly spread; "none" trains on everything. Of the held-out
-    events only those that count by the schema are predicted.
+    "leave-one-out" predicts each user's last event; "time" trains on the first .8 of the events and predicts up to
+    `max_events` of the rest, evenly spread; "none" trains on everything. Only events that count by the schema are
+    predicted.
     Raises: ValueError naming the known splits.
     """
     if split not in SPLITS:
@@ -108,7 +108,7 @@ def fit_split(interactions: Interactions, split: str, schema: EventSchema, *, ma
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A trained model and its measurements. taken: the positive interactions of its training data."""
+    """A trained model and its measurements; taken: the positive interactions of its training data."""
 
     report: TrainReport
     taken: Interactions
@@ -147,7 +147,6 @@ def fit_model(
     device: str,
     resume: bool,
 ) -> Fit:
-    """Train, choose the share of item neighbours on reserved events, and measure on held-out events."""
     with training_progress(console, config.epochs) as listener:
         kept = choosing_rows(divided.train, schema)
         learnt = divided.train.select(np.setdiff1d(np.arange(len(divided.train)), kept, assume_unique=True))
@@ -173,8 +172,8 @@ def _neighbours(
     taken: Interactions,
     say: Callable[[str], None],
 ) -> ItemNeighbours | None:
-    """Return neighbours of the positive interactions, with the share that is best on the events in `kept` for
-    neighbours learnt from `learnt`; None if the model's share of a score is 1.
+    """Neighbours of the positive interactions, with the share that is best on the events in `kept` for neighbours
+    learnt from `learnt`; None if the model's share is 1.
     """
     if not len(kept):
         return None
@@ -189,7 +188,7 @@ def _neighbours(
 def _metrics(
     report: TrainReport, neighbours: ItemNeighbours | None, divided: FitSplit, taken: Interactions
 ) -> dict[str, Any]:
-    """Return metrics of the model and of baselines trained on positive interactions; empty without test events."""
+    """Of the model and of baselines trained on positive interactions; empty without test events."""
     if not len(divided.test_rows):
         return {}
     model = ModelScorer(report.model, report.user_index)

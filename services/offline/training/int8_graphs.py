@@ -1,10 +1,10 @@
-"""Both encoders of a text bundle with their matrices in int8, for processors that multiply bytes (VNNI).
+"""Both encoders of a text bundle in int8, for processors that multiply bytes (VNNI).
 
-It uses ONNX Runtime's dynamic quantization: weights by column, activations by each call's range. A query is encoded
-alone, or its answer depends on the other queries. Weights have 7 bits, so that the sum of two byte products fits into
-16 and every processor computes the same graph. The matrix behind the first layer's GELU stays in float32: outliers
-there widen the range of a whole call (docs/decisions/022-int8-encoders.md has the figures). A graph whose outputs
-differ from the float32 one's is omitted. It uses neither models nor training.
+ONNX Runtime's dynamic quantization: weights by column, activations by each call's range; so a query is encoded alone,
+or its answer depends on the others. Weights have 7 bits, so that the sum of two byte products fits into 16 and every
+processor computes the same graph. The matrix behind the first layer's GELU stays in float32: outliers there widen the
+range of a whole call (docs/decisions/022-int8-encoders.md has the figures). A graph whose outputs differ from the
+float32 one's is omitted.
 """
 
 import tempfile
@@ -63,9 +63,7 @@ def add_int8_graphs(path: Path | str) -> TextBundle:
 
 
 def _shared(bundle: TextBundle, folder: Path) -> tuple[Path, dict[str, float]] | None:
-    """Write one int8 graph for both parts and return it with each part's cosine to float32; None if they share no
-    layer.
-    """
+    """One int8 graph for both parts, with each part's cosine to float32; None if they share no layer."""
     if set(bundle.parts) != set(_GRAPHS) or bundle.phrases.max_tokens != bundle.text_mol.max_tokens:
         return None
     batches = [_feeds(bundle, part=PHRASES, text=text) for text in ("", *bundle.texts[:_COMPARED_LAYERS])]
@@ -78,7 +76,7 @@ def _shared(bundle: TextBundle, folder: Path) -> tuple[Path, dict[str, float]] |
 
 
 def write_int8(graph: Path, path: Path) -> None:
-    """Write `graph` with its weight matrices in int8, except the first one that narrows, behind the first layer's GELU.
+    """Write `graph` with weight matrices in int8, except the first that narrows, behind the first layer's GELU.
 
     Raises: ExportError if a package is missing or the graph cannot be read.
     """
@@ -89,8 +87,8 @@ def write_int8(graph: Path, path: Path) -> None:
         raise ExportError(f"int8 graphs need the packages onnx and onnxruntime: {exc}") from exc
     try:
         model = onnx.load(str(graph))
-        # The exporter records the shapes that weights had before their transposition. The quantizer's shape inference
-        # fails on them.
+        # The exporter records weights' shapes before their transposition, on which the quantizer's shape inference
+        # fails.
         del model.graph.value_info[:]
         sizes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
         narrowing = [
@@ -114,8 +112,8 @@ def write_int8(graph: Path, path: Path) -> None:
 
 
 def mean_cosine(bundle: TextBundle, part: str, other: Path, *, output: str | None = None) -> float:
-    """Return the mean cosine between the outputs of a part's graph and of another (None: its only one) for the bundle's
-    first documents, each encoded alone.
+    """Return the mean cosine between the outputs of a part's graph and of another (None: its only one), on the bundle's
+    first documents.
     """
     first = _outputs(bundle, part, bundle.file(_GRAPHS[part]), None)
     second = _outputs(bundle, part, other, output)
@@ -124,7 +122,7 @@ def mean_cosine(bundle: TextBundle, part: str, other: Path, *, output: str | Non
 
 
 def _outputs(bundle: TextBundle, part: str, graph: Path, output: str | None) -> FloatArray:
-    """Return every output row of every text, (rows, width)."""
+    """All texts' output rows, (rows, width)."""
     run = session(graph)
     known = {each.name for each in run.get_inputs()}
     found = []
@@ -135,7 +133,6 @@ def _outputs(bundle: TextBundle, part: str, graph: Path, output: str | None) -> 
 
 
 def _feeds(bundle: TextBundle, *, part: str, text: str) -> dict[str, npt.NDArray[np.int64]]:
-    """Return one text as a graph's inputs."""
     max_tokens = (bundle.text_mol if part == TEXT_MOL else bundle.phrases).max_tokens
     ids, mask = bundle.word_pieces.batch([text], max_tokens=max_tokens)
     return {"input_ids": ids, "attention_mask": mask}
@@ -143,7 +140,7 @@ def _feeds(bundle: TextBundle, *, part: str, text: str) -> dict[str, npt.NDArray
 
 Feeds = Mapping[str, npt.NDArray[np.int64]]
 
-# Tolerance for equal values: float32 products of different shapes round differently.
+# Float32 products of different shapes round differently.
 _TOLERANCE = 1e-4
 _PREFIX = "narrow/"
 
@@ -169,9 +166,7 @@ def write_shared(wide: tuple[str, Path], narrow: tuple[str, Path], path: Path, b
 
 
 def _deepest_common(models: Sequence["ModelProto"], batches: Sequence[Feeds]) -> tuple[str, str] | None:
-    """Return the names of the last layer norms' outputs with equal rows, one of each graph; None if no layer's are
-    equal.
-    """
+    """The last layer norms' outputs with equal rows, one of each graph; None if no layer's are equal."""
     norms = [[node.output[0] for node in model.graph.node if node.op_type == "LayerNormalization"] for model in models]
     found = [_values(model, names, batches) for model, names in zip(models, norms, strict=True)]
     deepest = None
@@ -186,7 +181,6 @@ def _deepest_common(models: Sequence["ModelProto"], batches: Sequence[Feeds]) ->
 
 
 def _values(model: "ModelProto", names: Sequence[str], batches: Sequence[Feeds]) -> list[list[npt.NDArray[np.float32]]]:
-    """Return the value of each of `names` for each batch."""
     import onnx
     import onnxruntime
 
@@ -201,7 +195,7 @@ def _values(model: "ModelProto", names: Sequence[str], batches: Sequence[Feeds])
 
 
 def _joined(wide: "ModelProto", narrow: "ModelProto", common: tuple[str, str], names: tuple[str, str]) -> "ModelProto":
-    """Return `wide` with the nodes of `narrow` above `common`, which read the first T rows there."""
+    """`wide` with the nodes of `narrow` above `common`, which read its first T rows."""
     import onnx
     from onnx import helper, numpy_helper
 
@@ -253,7 +247,7 @@ def _joined(wide: "ModelProto", narrow: "ModelProto", common: tuple[str, str], n
 
 
 def _above(model: "ModelProto", cut: str) -> list["NodeProto"]:
-    """Return the nodes that the first output needs and `cut` does not, in the graph's order."""
+    """The nodes that the first output needs and `cut` does not, in the graph's order."""
     maker = {value: number for number, node in enumerate(model.graph.node) for value in node.output}
     needed: set[int] = set()
     open_values = [model.graph.output[0].name]
@@ -268,7 +262,6 @@ def _above(model: "ModelProto", cut: str) -> list["NodeProto"]:
 
 
 def _answers_alike(path: Path, graphs: Mapping[str, Path], batches: Sequence[Feeds]) -> bool:
-    """Whether each output equals its own graph's."""
     together = session(path)
     for name, graph in graphs.items():
         alone = session(graph)

@@ -1,8 +1,7 @@
 """The training loop: seeded, resumable to the bit, and timed by part.
 
-A step's backward pass is cut at the encoder's output, so that encoder and head are timed apart. All randomness comes
-from the configuration's seed and is part of a checkpoint; the caller's generators do not change. It uses no bundles,
-no evaluation and no terminals.
+A step's backward pass is cut at the encoder's output, to time encoder and head apart. All randomness comes from the
+configuration's seed and is in checkpoints; the caller's generators do not change.
 
 Letters: N positions of a batch, D encoder width.
 """
@@ -31,15 +30,15 @@ from services.offline.training.sequences import Batch, EpochBatches, Histories, 
 
 PARTS = ("data", "encoder", "mol", "optimizer")
 _SECONDS_BETWEEN_CHECKPOINTS = 30.0
-# AdamW's second moment adapts within tens of steps: a whole run of `quick` has some thousand.
+# The second moment adapts within tens of steps: a run of `quick` has some thousand.
 _BETAS = (0.9, 0.98)
-# Factor of the absence rows' learning rate: few positions follow an absence, so such a row gets few steps.
+# Learning rate of the absence rows: few positions follow an absence.
 _ABSENCE_RATE = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """Input of a progress display after each step. `loss` is the mean ranking loss over the epoch so far."""
+    """Progress after each step. `loss` is the mean ranking loss over the epoch so far."""
 
     epoch: int
     num_epochs: int
@@ -51,8 +50,8 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainReport:
-    """Result of a training. `seconds`, `cpu_seconds` (of all threads) and `part_shares` exclude checkpoints and
-    evaluation; memory is the process's. `valid_scores` and `epoch_cpu_seconds` have one entry per finished epoch.
+    """The trained model and its costs. `seconds`, `cpu_seconds` (of all threads) and `part_shares` exclude checkpoints
+    and evaluation; memory is the process's. `valid_scores` and `epoch_cpu_seconds` have one entry per finished epoch.
     """
 
     model: SequentialModel
@@ -72,7 +71,7 @@ class TrainReport:
 
 
 ProgressListener = Callable[[Step], None]
-# Returns a higher score for a better model. It must not change the model or the random generators.
+# A higher score is a better model; it must not change the model or the random generators.
 Validate = Callable[[SequentialModel], float]
 Result = TypeVar("Result")
 
@@ -91,10 +90,10 @@ def train(
 ) -> TrainReport:
     """Train on every event of `interactions` (the training part of a split; vocabularies may be larger).
 
-    Checkpoints go to `out` (none without it). With `resume` training continues from the newest one, with the same bits
-    as without interruption (same threads and machine). `stop_after_batches` ends early, with a checkpoint. With
-    `validate` every epoch is evaluated, and the report's model is the best one's; the evaluation's seconds do not count
-    as training. `build` makes the trained model, from the arguments of `SequentialModel`.
+    Checkpoints go to `out`. `resume` continues from the newest one, with the same bits as without interruption (same
+    threads and machine). `stop_after_batches` ends early, with a checkpoint. `validate` evaluates every epoch, outside
+    the counted seconds, and the report's model is the best one's. `build` makes the model, from the arguments of
+    `SequentialModel`.
     Raises: ValueError if no user has two events, or if a checkpoint belongs to another configuration or data.
     """
     with seeded(config.seed, device):
@@ -233,7 +232,6 @@ class _Run:
         progress = self.progress
         batch = self._timed("data", lambda: batches[progress.next_batch])
         encoded = self._timed("encoder", lambda: self._encode(batch))
-        # The head's gradients stop here, so that its time and the encoder's are measured apart.
         cut = encoded.detach().requires_grad_()
         loss = self._timed("mol", lambda: self._head(batch, cut))
         self._timed("encoder", lambda: torch.autograd.backward(encoded, cut.grad))
@@ -266,7 +264,7 @@ class _Run:
         return float(loss.ranking)
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the model's parameters by the factor of their learning rate."""
+        """By the factor of their learning rate."""
         groups: dict[float, list[torch.nn.Parameter]] = {}
         for name, parameter in self.model.named_parameters():
             factor = 1.0 if not name.startswith("head.") else self.config.head_rate
@@ -346,9 +344,7 @@ class WholeBatches(torch.nn.Module):
 
 
 def rate_factor(config: TrainConfig, done: float) -> float:
-    """Return the learning rate's factor after a share `done` of training: linear warm-up, then half a cosine to the
-    end.
-    """
+    """Return the learning rate's factor after a share `done`: linear warm-up, then half a cosine."""
     if done < config.warmup_fraction:
         return max(done / config.warmup_fraction, 1e-3)
     falling = (done - config.warmup_fraction) / max(1.0 - config.warmup_fraction, 1e-9)

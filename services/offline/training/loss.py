@@ -1,7 +1,7 @@
 """The training loss of one batch: a ranking loss, mutual information over the positives, size of user components.
 
-Item states are computed once per distinct item of a step, never per occurrence. A group of positions drawn from the
-whole batch shares negatives, so that scoring them is matrix products over tiles that stay in the cache.
+Item states are computed once per distinct item of a step. A group of positions drawn from the whole batch shares
+negatives: scoring is matrix products over tiles that stay in the cache.
 
 Letters: N positions, R positions per group, K negatives, M distinct items in the step, P component pairs.
 """
@@ -21,15 +21,14 @@ from services.offline.training.sampled_objectives import log_q_correction, sampl
 
 # Positions times negatives of a tile, which is one group unless the configuration divides it. Measured on two EPYC
 # cores, P = 8, G = 64: 8k pairs 11.4, 16k 10.2, 4k 13.4 microseconds per position; larger tiles exceed the cache. The
-# groups of positions that share negatives are part of the objective, so they are the same on a GPU.
+# groups are part of the objective, so they are the same on a GPU.
 _PAIRS_PER_TILE = 16384
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """`total` is minimised; the parts are for the report. All are means over positions.
-
-    `ranking` is the loss named by `TrainConfig.loss`.
+    """Means over positions. `total` is minimised; the parts are for the report. `ranking` is the loss named by
+    `TrainConfig.loss`.
     """
 
     total: Tensor
@@ -63,7 +62,7 @@ def batch_loss(
     items, target_rows, negative_rows = _distinct(model.num_items, targets, drawn)
     embedded = model.item_rows if items is None else model.item_embedding(items)
     negatives = Negatives(negative_rows, target_rows, group_size)
-    # The logarithm of Q, the probability of being drawn, equal for all items.
+    # log Q, the probability of being drawn, equal for all items.
     correction = log_q_correction(model.num_items, config.num_negatives) if config.loss == "corrected-softmax" else 0.0
     if isinstance(model.head, MolHead):
         assert gate is not None
@@ -72,7 +71,7 @@ def batch_loss(
 
 
 def _distinct(num_items: int, targets: Tensor, drawn: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return the step's distinct items, None for the whole catalogue, and rows of targets and negatives among them."""
+    """The step's distinct items, None for the whole catalogue, and rows of targets and negatives among them."""
     if targets.numel() + drawn.numel() >= num_items:
         return None, targets, drawn
     items, rows = torch.unique(torch.cat([targets, drawn.flatten()]), return_inverse=True)
@@ -113,8 +112,8 @@ def _mixture_loss(
 
 
 def mutual_information(weights: Tensor) -> Tensor:
-    """Return -H(p) + H(p | q, x) of pair weights (N, P): equation 3, low if all pairs are used equally and
-    each row has few of them.
+    """Return -H(p) + H(p | q, x) of pair weights (N, P), equation 3: low if all pairs are used equally and each row has
+    few.
     """
     mean = weights.mean(dim=0)
     return torch.xlogy(mean, mean).sum() - torch.xlogy(weights, weights.clamp(min=1e-9)).sum(dim=1).mean()
@@ -144,7 +143,7 @@ def _plain(ranking: Tensor) -> Loss:
 
 
 class _SampledSoftmax(torch.autograd.Function):
-    """The sampled softmax of logits from autograd."""
+    """By autograd."""
 
     @staticmethod
     def forward(ctx: Any, positive: Tensor, negatives: Tensor, correction: float) -> Tensor:
@@ -160,8 +159,8 @@ class _SampledSoftmax(torch.autograd.Function):
 class _FullSoftmax(torch.autograd.Function):
     """Sum of -log softmax of each target over all X items, loss and gradients in one pass over tiles of positions.
 
-    Memory: one tile instead of N X logits. A tile of 2^20 logits is the fastest on one Xeon core at X = 12,101, D = 50:
-    135 microseconds per position, 2^22 (out of the cache) 173.
+    Memory: one tile. A tile of 2^20 logits is the fastest on one Xeon core at X = 12,101, D = 50: 135 microseconds per
+    position, 2^22 (out of the cache) 173.
     """
 
     @staticmethod

@@ -1,10 +1,9 @@
 """A loss over sampled negatives' mixture-of-logits scores, with its gradients, in one pass over groups of positions.
 
-A position's loss needs only its own K + 1 logits, so a group of positions can run forward and backward at once: nothing
-of size N * K * G is ever stored. On a CPU, in float32, it is a kernel (`mol_gradients`). Elsewhere PyTorch computes it
-over tiles, with pairs of position and negative along the fast axis and component pairs along the slow one. The softmax
-over component pairs is then a few long vector operations.
-Gradients are accumulated for a sum of losses with equal weight, as training needs.
+A position's loss needs only its own K + 1 logits, so nothing of size N * K * G is stored. On a CPU, in float32, it is a
+kernel (`mol_gradients`); elsewhere PyTorch computes it over tiles, with pairs of position and negative along the fast
+axis and component pairs along the slow one, so that the softmax over these is a few long vector operations. Gradients
+are accumulated for a sum of losses with equal weight, as training needs.
 
 Letters: N positions, R positions per group, g groups of one tile, K negatives, M items, n = g * R * K pairs, P_q, P_x
 components, P = P_q * P_x, d component width, G gate hidden width.
@@ -20,9 +19,8 @@ from torch import Tensor
 from services.offline.training.mol_gradients import INPUTS, SampledSoftmax
 from services.offline.training.sampled_objectives import sampled_softmax
 
-# Groups per pass on a GPU, where launches are slow: a batch of ML-1M has 160 groups. One group per pass needs some
-# 6,000 launches; with 32 per pass the host still took 4 times the GPU's time (H200).
-# At R K = 16,384 and G = 128 a tile takes 6 GB.
+# Groups per pass on a GPU, where launches are slow. One group per pass needs some 6,000 launches for a batch of ML-1M;
+# with 32 per pass the host still took 4 times the GPU's time (H200). At R K = 16,384 and G = 128 a tile takes 6 GB.
 _GROUPS_PER_GPU_PASS = 128
 
 
@@ -47,7 +45,7 @@ class GateWeights(NamedTuple):
 class Negatives(NamedTuple):
     """Positions j * R to (j + 1) * R - 1 share the K negatives rows[j], which are row numbers of the item states.
 
-    Shapes: rows (ceil(N / R), K), target_rows (N,): a negative that is the position's own target doesn't count.
+    Shapes: rows (ceil(N / R), K), target_rows (N,): a negative equal to the position's target doesn't count.
     """
 
     rows: Tensor
@@ -68,19 +66,16 @@ def mol_sampled_softmax(
     correction: float = 0.0,
     backward_negatives: int = 0,
 ) -> Tensor:
-    """Return the sum over positions of -log softmax of the positive's logit; the softmax runs over this logit and those
-    of the group's negatives.
+    """Return the sum over positions of -log softmax of the positive's logit, among it and the group's negatives.
 
     Shapes: positive (N,) similarities of each position with its target; queries (N, P_q, d) and (N, P); items (M, P_x,
     d) and (M, P); returns a scalar. Differentiable in all of them and in the gate's weights. `correction` is added to
     the negatives' logits.
-    Dropout: pair weights are dropped with probability `gate_dropout` and the rest renormalised; the input cosines of
-    the gate's network are dropped with probability `pair_dropout` and the rest scaled. Both use PyTorch's global
-    generator.
+    Dropout: pair weights are dropped with probability `gate_dropout`, cosines that the gate's network reads with
+    `pair_dropout`; the rest are rescaled. Both use PyTorch's global generator.
     backward_negatives: about how many negatives of a position get a gradient; 0: all. A gradient v is used with
-    probability q = min(1, backward_negatives |v| / sum |v|) and divided by q, so the estimate is unbiased.
-    The loss is always exact. Only the CPU's
-    kernel gains by it, so elsewhere all are used.
+    probability q = min(1, backward_negatives |v| / sum |v|) and divided by q, so the estimate is unbiased. The loss is
+    exact. Only the CPU's kernel gains by it; elsewhere all are used.
     Cost: O(N K P (d + G)) time; memory one tile, n * G floats a few times over.
     Raises: ValueError if the groups don't cover the positions.
     """
@@ -157,7 +152,7 @@ class _MolSampledSoftmax(torch.autograd.Function):
 
 
 def _tiles(num_positions: int, group_size: int, together: int) -> Iterator[tuple[int, int, int]]:
-    """Yield first group, groups and positions per group of each tile; a smaller last group is its own tile."""
+    """Yield first group, groups and positions per group; a smaller last group is its own tile."""
     whole = num_positions // group_size
     for first in range(0, whole, together):
         yield first, min(together, whole - first), group_size
@@ -187,9 +182,7 @@ def _by_kernel(*args: Any) -> tuple[Tensor, list[Tensor]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _PairNetwork:
-    """The pair network with its biases as a last column, for inputs with a last row of ones: no separate pass adds a
-    bias.
-    """
+    """The biases are a last column, for inputs with a last row of ones."""
 
     hidden: Tensor  # (G, P + 1)
     out: Tensor  # (P, G + 1)
@@ -278,7 +271,6 @@ def _score_and_differentiate(
     pair_dropout: float,
     correction: float,
 ) -> Tensor:
-    """Return one tile's summed loss, and add its gradients to `gradients`."""
     num_groups, num_rows, num_negatives = tile.num_groups, tile.num_rows, tile.num_negatives
     shape = (-1, num_rows, num_negatives)  # P g matrices
     query_PRd, item_PKd = _pair_up(inputs.query, inputs.item, num_groups)

@@ -1,7 +1,7 @@
 """Item neighbours from training sequences, and their share of a score: 0 if they do not help.
 
-Two items are near if users had them near each other in time; later ones count more than earlier ones. Its cost is
-linear in events: seconds where a model takes minutes. This module reads no files.
+Two items are near if users had them near each other in time; later ones count more than earlier ones. The cost is
+linear in events: seconds where a model takes minutes.
 
 Letters: X items, N neighbours of an item, B events.
 """
@@ -30,9 +30,9 @@ _DISTANCE_POWER = 0.5
 _EARLIER = 0.5
 _COUNT_POWER = 0.25
 _SHAPE = NeighbourShape(num_neighbours=64, decay=0.7, model_share=1.0)
-# Candidates of lambda, the model's share of a score; .95 is a long-trained dot product's.
+# Candidates of lambda; .95 is a long-trained dot product's.
 MODEL_SHARES = (1.0, 0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2)
-# The share is chosen on last events of users, which the model's training excludes: few, so that it loses little.
+# Chosen on last events of users, which the training excludes: few, so that it loses little.
 _MAX_EVENTS, _MAX_SHARE, _MIN_EVENTS = 2_000, 0.01, 100
 _BLOCK_PAIRS = 1 << 23
 
@@ -51,7 +51,7 @@ def learn_neighbours(interactions: Interactions) -> ItemNeighbours:
     counts = interactions.item_counts()
     scale = (np.maximum(counts, 1) ** -_COUNT_POWER).astype(np.float32)
     items, weights = np.zeros((num_items, size), np.int32), np.zeros((num_items, size), np.float32)
-    # Positions of each item's events: blocks of items whose pairs fit.
+    # Blocks of items whose pairs fit.
     places, ends = np.argsort(histories.items, kind="stable"), np.cumsum(counts)
     blocks = np.flatnonzero(np.diff(ends * 2 * _MAX_DISTANCE // _BLOCK_PAIRS, prepend=0)).tolist()
     for begin, end in pairwise([0, *(block for block in blocks if block), num_items]):
@@ -72,7 +72,7 @@ def learn_neighbours(interactions: Interactions) -> ItemNeighbours:
 def _pairs(
     items: IntArray, users: IntArray, here: IntArray
 ) -> Iterator[tuple[IntArray, IntArray, npt.NDArray[np.float32]]]:
-    """Yield (item, its neighbour, weight) of the events at positions `here` with those around them, by distance."""
+    """(item, neighbour, weight) of the events at positions `here`, by distance."""
     for distance in range(1, _MAX_DISTANCE + 1):
         for step, factor in ((distance, 1.0), (-distance, _EARLIER)):
             there = here + step
@@ -109,8 +109,8 @@ class WithNeighbours:
 
 
 def choosing_rows(interactions: Interactions, schema: EventSchema) -> IntArray:
-    """Return rows of the events that choose the model's share: last events that count, of users with three events or
-    more and of items in other rows; empty if there are too few.
+    """Return rows that choose the model's share: last events that count, of users with three or more and of items in
+    other rows; empty if there are too few.
     """
     rows, offsets = interactions.by_user()
     last = counting(interactions, np.sort(rows[offsets[1:][np.diff(offsets) >= 3] - 1]), schema)
@@ -123,14 +123,14 @@ def choosing_rows(interactions: Interactions, schema: EventSchema) -> IntArray:
 
 
 def with_share(neighbours: ItemNeighbours, model_share: float) -> ItemNeighbours:
-    """Return the same neighbours with another model's share of a score."""
+    """Return the same neighbours with another model's share."""
     return replace(neighbours, shape=replace(neighbours.shape, model_share=model_share))
 
 
 def ranks_by_share(
     model: EventScorer, learnt: ItemNeighbours, interactions: Interactions, rows: IntArray
 ) -> dict[float, Ranks]:
-    """Return 0-based ranks (E,) by the model's share of a score; each event is scored once.
+    """Return 0-based ranks (E,) by model's share; each event is scored once.
 
     rows: of events outside the training data of model and neighbours. Raises: as `held_out_batches`.
     """
@@ -146,6 +146,6 @@ def ranks_by_share(
 def shares_tried(
     model: EventScorer, learnt: ItemNeighbours, interactions: Interactions, rows: IntArray
 ) -> dict[float, float]:
-    """Return NDCG@10 by the model's share on the events of `ranks_by_share`."""
+    """Return NDCG@10 by model's share on the events of `ranks_by_share`."""
     ranks = ranks_by_share(model, learnt, interactions, rows)
     return {share: float(gains(found, "ndcg@10").mean()) for share, found in ranks.items()}

@@ -2,8 +2,7 @@
 
 Known items are treated as new: their state is the direction of the sum of three users' query states, and is compared
 with the trained state on the queries of other users who took the item. The length at which both score the same is a
-property of the model (decision 015), so it is measured once, here, and stored in the bundle. It uses no bundles
-and no streams.
+property of the model (decision 015), so it is measured once, here, and stored in the bundle.
 
 Letters: B users, M positions of a history, n interactions, k items, q queries, P_q query components, P pairs, d width.
 """
@@ -21,28 +20,27 @@ from services.offline.datasets import Interactions
 from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.sequences import Histories, IntArray, windows_before
 
-# One pass over a thousand histories: two seconds at 2 blocks, twenty at 8 blocks of 200.
+# Two seconds at 2 blocks, twenty at 8 blocks of 200.
 _USERS = 1000
 _POSITIONS = 24
 _USERS_PER_BATCH = 64
-# The operator's default m: an item with this many contributors is served from interactions and must be found.
+# The operator's default m: an item with this many contributors must be found.
 _EARLY = 3
 _LATER = 4
 # With fewer items the ratio is too uncertain.
 _FEWEST_ITEMS = 20
-# A poorly trained model scores its own items no better than any others, so their ratio measures nothing. Without
-# a measurement the length is a half (policy.NEW_ITEM_SHARE).
+# Below this the model is poorly trained: it scores its own items no better than others. Without a measurement the
+# length is a half (policy.NEW_ITEM_SHARE).
 _LEAST = 0.5
 
 
 def measure_new_item_length(model: SequentialModel, interactions: Interactions) -> float | None:
     """Return the length in [.5, 1] of a new item's components at which it scores like a trained item; None if the data
-    are too few, or if users with the same items are no more similar than others.
+    are too few, or users with the same items are no more similar than others.
 
-    `interactions`: of the model's items, such as the training data. It uses 24 interactions of each of 1,000 users,
-    drawn by a fixed seed, and the items that at least four of these users took; so items count about as often as they
-    are taken. (A uniform draw from the catalogue would give .36 instead of .53 at 8x4x64, too short to be found.) The
-    user-id component is omitted, as for unknown users.
+    `interactions`: of the model's items, such as the training data. It uses 24 interactions of each of 1,000 users, and
+    items that at least four of them took, so items count about as often as they are taken. (A uniform draw would give
+    .36 instead of .53 at 8x4x64, too short to be found.) The user-id component is omitted, as for unknown users.
     """
     users, items, queries = _taken(model, Histories.of(interactions))
     early, later, owner = _early_and_later(users, items)
@@ -64,7 +62,7 @@ def measure_new_item_length(model: SequentialModel, interactions: Interactions) 
 
 @torch.no_grad()
 def _taken(model: SequentialModel, histories: Histories) -> tuple[IntArray, IntArray, QueryStates]:
-    """Return users (n,) and items (n,) of distinct interactions, and the states before them (n, P_q, d)."""
+    """Users (n,) and items (n,) of distinct interactions, and the states before them (n, P_q, d)."""
     rng = np.random.default_rng(0)
     shape, head = model.encoder_shape, model.head_shape
     device = model.item_embedding.weight.device
@@ -76,7 +74,7 @@ def _taken(model: SequentialModel, histories: Histories) -> tuple[IntArray, IntA
     for begin in range(0, len(chosen), _USERS_PER_BATCH):
         batch = chosen[begin : begin + _USERS_PER_BATCH]
         windows = windows_before(histories, histories.offsets[batch + 1], batch, shape.max_history)
-        # No known event follows the window's last state. A window can have one event only.
+        # The window's last state has no known next event; a window can have one event only.
         positions = rng.integers(0, np.maximum(windows.lengths - 1, 1)[:, None], (len(batch), _POSITIONS))
         following = np.minimum(positions + 1, windows.items.shape[1] - 1)
         targets = np.take_along_axis(windows.items % STRIDE, following, axis=1)
@@ -100,8 +98,8 @@ def _taken(model: SequentialModel, histories: Histories) -> tuple[IntArray, IntA
 
 
 def _early_and_later(users: IntArray, items: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Return, for each of k items that four users took: three of the interactions (k, 3), up to four others (q,), and
-    the number of their item (q,). A fixed seed draws the early ones.
+    """For each of k items that four users took: three interactions (k, 3), up to four others (q,), and the number of
+    their item (q,).
     """
     shuffled = np.random.default_rng(1).permutation(len(users))
     order = shuffled[np.argsort(items[shuffled], kind="stable")]
@@ -113,9 +111,8 @@ def _early_and_later(users: IntArray, items: IntArray) -> tuple[IntArray, IntArr
 
 
 def _directions(model: SequentialModel, early: QueryStates, trained: ItemStates, gate: FloatArray | None) -> ItemStates:
-    """Return a refresher's states of k items as new ones, at full length, from 3 k early states, by item.
-
-    `gate`: a new item's, (P,).
+    """A refresher's states of k items as new, at full length, from 3 k early states by item; `gate` (P,): a new
+    item's.
     """
     num_items, num_components, width = trained.components.shape
     leave_out = early.components.shape[1] - 1 if model.encoder_shape.uses_user_index else None

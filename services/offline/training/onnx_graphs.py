@@ -1,4 +1,4 @@
-"""Write a PyTorch module as an ONNX file, open it as serving does, and check it.
+"""Write a PyTorch module as ONNX, open it as serving does, and check it.
 
 Letters: B queries, T tokens.
 """
@@ -21,7 +21,7 @@ TEXT_INPUTS = ("input_ids", "attention_mask")
 
 
 class ExportError(RuntimeError):
-    """The exported encoder's outputs differ from PyTorch's, or the export failed."""
+    """The export failed, or its outputs differ from PyTorch's."""
 
 
 def write_graph(
@@ -33,7 +33,7 @@ def write_graph(
     inputs: list[str],
     outputs: list[str],
 ) -> None:
-    """Export with the dynamo exporter; the file includes the weights. Needs the packages onnx and onnxscript.
+    """Export with the dynamo exporter, weights included.
 
     sample, dynamic: example arguments by name, and their dynamic axes; inputs, outputs: names in the graph's order.
     Raises: ExportError if a package is missing.
@@ -57,7 +57,7 @@ def write_graph(
 
 
 def session(path: Path) -> Any:
-    """Return an ONNX Runtime session on one thread, as in serving. Raises: ExportError if ONNX Runtime is missing."""
+    """Return a session on one thread, as in serving. Raises: ExportError if ONNX Runtime is missing."""
     try:
         import onnxruntime
     except ImportError as exc:
@@ -68,7 +68,7 @@ def session(path: Path) -> Any:
 
 
 def refuse_difference(name: str, difference: float) -> None:
-    """Raises: ExportError if a graph's outputs differ from PyTorch's by more than TOLERANCE."""
+    """Raises: ExportError for a difference above TOLERANCE."""
     if not difference <= TOLERANCE:
         raise ExportError(f"{name} differs from PyTorch by {difference:.3g}; allowed: {TOLERANCE:g}")
 
@@ -78,8 +78,8 @@ def write_text_graph(encoder: nn.Module, path: Path, *, output: str, max_tokens:
     output.
     """
     batch, columns = torch.export.Dim("batch"), torch.export.Dim("columns", max=max_tokens)
-    # Sizes that are neither 0, 1 nor equal, so that the exporter does not take an axis for a constant or for another.
-    # Each input needs its own tensor: one passed twice becomes a single input (outputs differed by 4).
+    # Sizes that differ and are neither 0 nor 1: the exporter takes no axis for a constant or another. A tensor passed
+    # twice becomes a single input (outputs differed by 4).
     sample = {name: torch.ones(3, min(7, max_tokens), dtype=torch.int64) for name in TEXT_INPUTS}
     dynamic = {name: {0: batch, 1: columns} for name in TEXT_INPUTS}
     write_graph(encoder.eval(), sample, dynamic, path, inputs=list(TEXT_INPUTS), outputs=[output])
@@ -87,9 +87,7 @@ def write_text_graph(encoder: nn.Module, path: Path, *, output: str, max_tokens:
 
 @torch.no_grad()
 def max_text_difference(encoder: nn.Module, path: Path, batches: Sequence[tuple[Tokens, Tokens]]) -> float:
-    """Return the largest absolute difference between a text encoder's graph and the encoder over batches of (ids,
-    mask).
-    """
+    """Return the largest absolute difference between graph and encoder over batches of (ids, mask)."""
     run, worst = session(path), 0.0
     for ids, mask in batches:
         expected = encoder(torch.from_numpy(ids), torch.from_numpy(mask)).numpy()
@@ -103,7 +101,7 @@ def max_text_difference(encoder: nn.Module, path: Path, batches: Sequence[tuple[
 def export_text_encoder(
     encoder: nn.Module, path: Path, *, output: str, max_tokens: int, pieces: WordPieces, queries: Sequence[str]
 ) -> float:
-    """Write a text encoder's graph and compare it on all queries, one alone, empty ones, and one that is cut.
+    """Write a text encoder's graph; compare it on all queries, one alone, empty ones, and one that is cut.
 
     Returns the largest difference. Raises: ValueError if there are no queries; ExportError if they differ.
     """
@@ -119,7 +117,7 @@ def export_text_encoder(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress the libraries' deprecation warnings, progress and advice."""
+    """Suppress deprecation warnings, progress and advice."""
     levels = [(logger, logger.level) for logger in map(logging.getLogger, ("torch.onnx", "onnxscript", None))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

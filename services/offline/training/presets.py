@@ -1,7 +1,6 @@
 """Named training configurations: `quick` for two cores and a few minutes, and the authors' three.
 
-A configuration and the data determine the result: shapes, dropouts, loss, optimizer, schedule, seed. It uses no files,
-no progress display and no devices.
+A configuration and the data determine the result.
 """
 
 import math
@@ -12,13 +11,13 @@ from typing import Any
 from services.algorithms.bundles.model_manifest import AbsenceShape, EncoderShape, HeadShape
 from services.offline.training.models.sequential import Dropouts
 
-# A mixture scored against the whole catalogue at every position would cost X / K times its sampled softmax.
+# A mixture against the whole catalogue at every position would cost X / K times its sampled softmax.
 LOSSES = ("sampled-softmax", "corrected-softmax", "full-softmax")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SasRecSettings:
-    """Settings of `with_sasrec` if the authors' SASRec is not as deep or wide as their HSTU."""
+    """Settings of `with_sasrec` where the authors' SASRec differs from their HSTU."""
 
     num_blocks: int
     num_heads: int
@@ -35,7 +34,7 @@ class TrainConfig:
     seed: int = 0
     dropouts: Dropouts = Dropouts()  # noqa: RUF009 - frozen
     num_negatives: int
-    # About how many of a position's negatives estimate a mixture's gradient on a CPU; 0: all.
+    # About how many negatives of a position estimate a mixture's gradient on a CPU; 0: all.
     backward_negatives: int = 0
     batch_sequences: int
     learning_rate: float
@@ -45,18 +44,18 @@ class TrainConfig:
     mutual_information_weight: float = 0.001
     user_norm_weight: float = 0.0
     loss: str = "sampled-softmax"
-    # Groups in a tile of logits; positions of a group share negatives. More groups: more distinct negatives a step.
+    # Of logits; a group's positions share negatives, so more groups: more distinct negatives a step.
     groups_per_tile: int = 1
-    # Factors of `learning_rate`, for the head's projections and for its gate.
+    # Of `learning_rate`, for the head's projections and for its gate.
     head_rate: float = 1.0
     gate_rate: float = 1.0
-    # 0: a mixture's query component p starts as item component p mod P_x. Above: all start as one map plus this noise.
+    # 0: a mixture's query component p starts as item component p mod P_x; else all start as one map plus this noise.
     start_noise: float = 0.0
-    # Least number of positions of the default epochs, so that small data is not undertrained.
+    # So that small data is not undertrained.
     default_min_positions: int = 0
-    # Buckets of absence, read if the data have times; None: never.
+    # Read if the data have times; None: never.
     absence: AbsenceShape | None = None
-    # Other settings that the baselines change; None: no change.
+    # Settings that the baselines change.
     sasrec: SasRecSettings | None = None
     dot_weight_decay: float | None = None
 
@@ -83,7 +82,7 @@ class TrainConfig:
             raise ValueError(f"seed={self.seed}; allowed: 0 to 2^63 - 1")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for a manifest or a checkpoint."""
+        """Return plain values."""
         return asdict(self)
 
 
@@ -96,13 +95,13 @@ def preset(name: str, *, epochs: int | None = None, seed: int = 0) -> TrainConfi
 
 
 def default_epochs(config: TrainConfig, positions_per_epoch: int) -> int:
-    """Return the default epochs: the preset's, or more on small data (at most 10x)."""
+    """Return the preset's, or more on small data (at most 10x)."""
     wanted = -(-config.default_min_positions // max(1, positions_per_epoch))
     return min(max(config.epochs, wanted), 10 * config.epochs)
 
 
 def with_dot_head(config: TrainConfig) -> TrainConfig:
-    """Return the same training with the cosine baseline head, and so without a user-id component."""
+    """Return the same training with the cosine baseline head, without a user-id component."""
     return replace(
         config,
         encoder=replace(config.encoder, uses_user_index=False, output_norm="length"),
@@ -131,9 +130,7 @@ def with_wide_dot_head(config: TrainConfig) -> TrainConfig:
 
 
 def with_sasrec(config: TrainConfig) -> TrainConfig:
-    """Return the same training with the SASRec encoder: with the authors' depth, heads and weight decay if they are
-    known.
-    """
+    """Return the same training with SASRec, by the authors' depth, heads and weight decay if known."""
     encoder = replace(config.encoder, kind="sasrec", num_time_buckets=0)
     theirs = config.sasrec
     if theirs is None:
@@ -180,7 +177,7 @@ _QUICK = TrainConfig(
     absence=AbsenceShape(),
 )
 
-# The authors' configurations, checked value by value in tests/golden; docs/decisions/024 lists the differences.
+# The authors', checked value by value in tests/golden; docs/decisions/024 lists the differences.
 _ML_1M = TrainConfig(
     encoder=EncoderShape(
         kind="hstu",

@@ -1,8 +1,4 @@
-"""The whole training job of `freshet train`: data, split, training, evaluation, bundle, export.
-
-It connects the package's parts and returns the results in one dictionary. It does not depend on how the parts work
-or on the display.
-"""
+"""The whole training job of `freshet train`: data, split, training, evaluation, bundle, export."""
 
 import json
 import shutil
@@ -83,7 +79,7 @@ def configure(
 ) -> TrainConfig:
     """Return a preset with the requested encoder, head or loss; `alpha` weighs the mutual information.
 
-    For the head "auto" it is the mixture's configuration; another head gets the epochs that fill its processor time.
+    Head "auto" gives the mixture's configuration; others get the epochs that fill its processor time.
     Raises: ValueError naming what is allowed.
     """
     if encoder not in ENCODERS:
@@ -136,9 +132,8 @@ def run_training(
 
     `interactions` and `catalogue` replace `dataset` and its file of items. `events`: a file with the meaning of event
     types, for this bundle; None: the default, with the scales of the data's values. `table`: how to read a table, and
-    the file of items. `actions`: the encoder reads each event's action.
-    `threads`: PyTorch's in this process. A console shows a progress bar with positions/s and loss, and a
-    final table. Checkpoints are stored next to `out` until the bundle is written.
+    the file of items. `actions`: the encoder reads each event's action. A console shows a progress bar with positions/s
+    and loss, and a final table. Checkpoints are stored next to `out` until the bundle is written.
     Raises: ValueError for unknown names or unusable data; OSError if `out` cannot be written or is not a bundle, before
     training; ExportError.
     """
@@ -161,7 +156,7 @@ def run_training(
         catalogue = reading.catalogue
     else:
         reading = Reading.of(interactions)
-    # The bundle contains its actions' schema, so a later change of the default does not affect it.
+    # The bundle's own schema: a later change of the default does not affect it.
     events_yaml = None if events is None and not actions else (events or DEFAULT_EVENTS).read_bytes()
     if events is None and (lines := lines_for_scales(reading.interactions, schema)):
         events_yaml = _with_lines(DEFAULT_EVENTS.read_text(encoding="utf-8"), lines).encode()
@@ -216,9 +211,7 @@ def _exported(out: Path, interactions: Interactions, say: Callable[[str], None])
 def _accepted(
     reading: Reading, schema: EventSchema, actions: bool, say: Callable[[str], None]
 ) -> tuple[Interactions, list[str], dict[str, Any]]:
-    """Return the training data, the names of its actions (none unless they are read), and the account of the data's
-    rows.
-    """
+    """The training data, its actions' names (none unless they are read), and the account of the rows."""
     for line in reading.summary:
         say(line)
     given, names = reading.accepted(for_training=True), list[str]()
@@ -243,7 +236,7 @@ def _chosen(
     *,
     resume: bool,
 ) -> tuple[TrainConfig, Choice | None]:
-    """Return the configuration with the chosen head; if training resumes, the checkpoint's."""
+    """The configuration with the chosen head; if training resumes, the checkpoint's."""
     begun = _begun(candidates(config), checkpoints) if resume else None
     if begun is not None:
         return begun, None
@@ -252,7 +245,6 @@ def _chosen(
 
 
 def _facts(interactions: Interactions, divided: FitSplit, split: str) -> dict[str, Any]:
-    """Return the bundle's facts about its data."""
     return {
         "name": interactions.name,
         "source": interactions.source,
@@ -280,7 +272,7 @@ def _choose(
 
 
 def _begun(options: Mapping[str, TrainConfig], checkpoints: Path) -> TrainConfig | None:
-    """Return the candidate of a checkpoint, with its epochs (a new choice might differ); None without one."""
+    """The candidate of a checkpoint, with its epochs (a new choice might differ), if any."""
     found = read_config(checkpoints)
     begun = (replace(config, epochs=found["epochs"]) for config in options.values() if found)
     return next((config for config in begun if json.loads(json.dumps(config.as_dict())) == found), None)
@@ -298,7 +290,7 @@ def _plain(choice: Choice) -> dict[str, Any]:
 
 
 def _with_lines(text: str, lines: Mapping[str, str]) -> str:
-    """Return the text of an `events.yaml` in which `lines` replace or add the lines of these types."""
+    """The text of an `events.yaml` in which `lines` replace or add the lines of these types."""
     kept = [line for line in text.splitlines() if line.strip().partition(":")[0] not in lines]
     begin = kept.index("types:") + 1
     return "\n".join([*kept[:begin], *(f"  {line}" for line in lines.values()), *kept[begin:], ""])

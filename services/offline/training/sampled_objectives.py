@@ -1,7 +1,7 @@
 """The sampled softmax of a positive logit and negatives' logits, with its gradients in closed form.
 
-One tile of logits at a time, called by the dot head and by the mixture in PyTorch. A negative of minus infinity (the
-position's own target, drawn by chance) adds nothing.
+One tile of logits at a time, for the dot head and the mixture in PyTorch. A negative of minus infinity (the position's
+own target) adds nothing.
 
 Letters: R positions, K negatives, X items of the catalogue.
 """

@@ -1,4 +1,4 @@
-"""Histories as training batches: the events of each step, their order, and little padding.
+"""Histories as training batches, with little padding.
 
 Each epoch cuts every user's history into windows that start on the grid of the window rule (multiples of L/4, at a new
 offset per epoch), so that each event but a user's first is predicted exactly once. Windows of similar length share a
@@ -53,16 +53,16 @@ class Histories:
         )
 
     def read(self, rows: IntArray) -> IntArray:
-        """Return the encoder's input for these events: items and actions as one number."""
+        """Return the encoder's input: items and actions as one number."""
         return self.items[rows] if self.actions is None else self.items[rows] + self.actions[rows] * STRIDE
 
     def gaps(self, rows: IntArray) -> IntArray:
-        """Return seconds from the previous event to each of these; both must be the same user's."""
+        """Return seconds from the previous event to each of these; both of one user."""
         return self.times[rows] - self.times[rows - 1]
 
     @property
     def num_positions(self) -> int:
-        """Number of events to predict in one epoch: all but each user's first."""
+        """Events to predict in one epoch: all but each user's first."""
         lengths = np.diff(self.offsets)
         return int((lengths - 1).clip(min=0).sum())
 
@@ -94,9 +94,9 @@ class PaddedWindows:
 
 
 def windows_before(histories: Histories, events: IntArray, users: IntArray, max_history: int) -> PaddedWindows:
-    """Return the encoder's input before each of the positions `events` in users' histories, by the window rule.
+    """Return the encoder's input before the positions `events` of users' histories, by the window rule.
 
-    A user's end, offsets[u + 1], is the position after the last event. Every position must have an event before it.
+    Every position must have an event before it; a user's end, offsets[u + 1], is one.
     """
     num_before = events - histories.offsets[users]
     starts = np.array([window_start(int(count), max_history) for count in num_before], dtype=np.int64)
@@ -132,7 +132,7 @@ class EpochBatches:
         lengths, longest = self._lengths[chosen], int(self._lengths[chosen].max())
         steps = np.arange(longest)
         present = steps < lengths[:, None]
-        # Beyond a window's end the last event's time is repeated, as in serving.
+        # The last event's time is repeated, as in serving.
         rows = self._starts[chosen, None] + np.minimum(steps, lengths[:, None] - 1)
         positions = np.flatnonzero(present)
         rng = np.random.default_rng([self._seed, self._epoch, number])
@@ -154,14 +154,14 @@ class EpochBatches:
 
 
 def _windows(offsets: IntArray, max_history: int, rng: np.random.Generator) -> tuple[IntArray, IntArray, IntArray]:
-    """Return starts (rows of `Histories`), numbers of inputs, and users of one epoch's windows.
+    """Starts (rows of `Histories`), numbers of inputs, and users of one epoch's windows.
 
-    A window of inputs [s, s + m) predicts [s + 1, s + m], so successive windows cover every event once.
+    Inputs [s, s + m) predict [s + 1, s + m], so successive windows cover every event once.
     """
     predicted = (np.diff(offsets) - 1).clip(min=0)
     users = np.flatnonzero(predicted)
     step = max_history // 4
-    # The first window may be cut short, so that the later ones start at any multiple of L/4.
+    # The first window may be short, so that later ones start at any multiple of L/4.
     shift = rng.integers(0, 4, len(users)) * step
     shift[predicted[users] <= max_history] = 0
     counts = -(-(predicted[users] + shift) // max_history)

@@ -1,11 +1,11 @@
 """The encoder's step graph in ONNX: it encodes one history's new events, given the cached keys and values of earlier
-ones. Another graph encodes whole histories.
+ones.
 
 Inputs item_index, event_time, place (S,), position (M,) counted from the first new event, past_time and past_place
 (C,), per block keys_i (H, C, d_qk) and values_i (H, C, d_v), and user_index (1,) if the model has it; outputs
 components (M, P_q, d), gate (M, P) for a mixture, and of all blocks new_keys (N H, S, d_qk) and new_values (N H, S,
-d_v). S, C and M are dynamic. `algorithms.encoding.incremental_encoding` caches the arrays, and `max_step_difference`
-checks it over histories that grow, whose window moves, and in whose middle an event is inserted or replaced.
+d_v). S, C and M are dynamic. `max_step_difference` checks it over histories that grow, whose window moves, and in whose
+middle an event is inserted or replaced.
 
 Letters: S new events, C cached events, M positions wanted, H heads, N blocks, d_qk and d_v widths per head.
 """
@@ -69,7 +69,7 @@ def _signature(model: SequentialModel) -> tuple[dict[str, Any], dict[str, Any], 
     """Return example inputs, their dynamic axes, and the names of inputs and outputs in the graph's order."""
     shape = model.encoder_shape
     blocks = range(shape.num_blocks)
-    # Different sizes, none of them 0 or 1, so that the exporter treats no axis as a constant and no two axes as one.
+    # Sizes that differ and are neither 0 nor 1: the exporter takes no axis for a constant or another.
     new, wanted, kept_events = 5, 2, 7
     events, states, past = (torch.export.Dim(name) for name in ("events", "positions", "kept"))
     # Per input an example and its dynamic axes.
@@ -98,8 +98,7 @@ def _signature(model: SequentialModel) -> tuple[dict[str, Any], dict[str, Any], 
 def max_step_difference(model: SequentialModel, session: Any, *, seed: int = 0, histories: int = 4) -> float:
     """Return the largest absolute difference of the incremental computation to PyTorch's full one.
 
-    Random histories grow to 2.5 windows by 1 to 7 events at a time. Sometimes an event in the middle is inserted or
-    replaced.
+    Random histories grow to 2.5 windows by 1 to 7 events; sometimes one in the middle is inserted or replaced.
     """
     shape, rng = model.encoder_shape, np.random.default_rng(seed)
     encoder = IncrementalEncoder(session, max_bytes=_CHECKED_BYTES)

@@ -1,7 +1,7 @@
-"""A text bundle for a model bundle's catalogue: both models trained on titles, categories and pseudo queries.
+"""A text bundle for a model bundle's catalogue (`freshet train-text`): both models trained on titles, categories and
+pseudo queries.
 
-This is the job of `freshet train-text`. For data with real queries use `train_phrases` and `train_text_mol`. Each step
-writes its part to the folder and preserves the other's. It shows nothing but a given progress bar.
+For data with real queries use `train_phrases` and `train_text_mol`. Each step preserves the other's part of the folder.
 """
 
 import tempfile
@@ -34,8 +34,8 @@ def write_text_mol(
 ) -> TextBundle:
     """Write a text bundle with this fit as its text MoL.
 
-    Phrases of an existing text bundle are preserved if its documents are the same.
-    `item_ids`, `texts`: of the documents that the fit encoded, in their order.
+    An existing bundle's phrases are preserved if its documents are the same. `item_ids`, `texts`: the fit's documents,
+    in order.
     Raises: ExportError if the graph's answers to `queries` differ by more than 1e-4; ValueError if the body reads no
     word pieces, or `queries` is empty.
     """
@@ -62,7 +62,7 @@ def write_text_mol(
 
 
 class QueryGraph(nn.Module):
-    """The query side of the model, with the exported signature."""
+    """The query side, with the exported signature."""
 
     def __init__(self, model: TextMol) -> None:
         super().__init__()
@@ -84,10 +84,10 @@ def write_phrases(
     queries: Sequence[str],
     data: Mapping[str, Any],
 ) -> TextBundle:
-    """Write a text bundle with this model as its phrases; the text MoL of an existing one is preserved if its documents
-    are the same.
+    """Write a text bundle with this model as its phrases; an existing one's text MoL is preserved if its documents are
+    the same.
 
-    `item_ids`, `texts`: the documents in the order of the training's rows; `data`: origin of its queries.
+    `item_ids`, `texts`: in the order of the training's rows; `data`: origin of its queries.
     Raises: ExportError if the graph's answers to `queries` differ by more than 1e-4; ValueError if `queries` is empty,
     or the target tokenizer is a baseline.
     """
@@ -114,7 +114,7 @@ def write_phrases(
     return add_int8_graphs(path)
 
 
-# Called with the stage, the amount done, the total, and the loss if there is one.
+# Stage, done, total, and the loss, if any.
 Progress = Callable[[str, int, int, float], None]
 
 _CHECKED_QUERIES = 64
@@ -125,7 +125,7 @@ _MIN_COUNT = 3
 def train_phrases_part(
     bundle: Path, out: Path, *, vocabulary: int, settings: PhraseSettings, seed: int, progress: Progress
 ) -> dict[str, Any]:
-    """Train phrase vocabulary, phrase model and shortlist of a catalogue into the text bundle `out`; return a report.
+    """Train a catalogue's phrase vocabulary, phrase model and shortlist into the text bundle `out`; return a report.
 
     Raises: BundleError, ValueError and ExportError of the steps.
     """
@@ -148,7 +148,7 @@ def train_phrases_part(
 def train_text_mol_part(
     bundle: Path, out: Path, *, settings: TextMolSettings, seed: int, progress: Progress
 ) -> dict[str, Any]:
-    """Train the text MoL of a catalogue into the text bundle `out`; return a report. Raises as `train_phrases_part`."""
+    """Train a catalogue's text MoL into the text bundle `out`; return a report. Raises as `train_phrases_part`."""
     require_target(out)
     texts = _texts(load_bundle(bundle), seed)
     fit = train_text_mol(
@@ -167,7 +167,7 @@ def _texts(bundle: Bundle, seed: int) -> CatalogueTexts:
 
 
 def _export(out: Path, progress: Progress, write: Callable[..., TextBundle], texts: CatalogueTexts) -> dict[str, Any]:
-    """Write a part over the catalogue's documents, checked on some of its queries."""
+    """Write a part over the catalogue's documents, checked on some queries."""
     progress("export", 0, 1, float("nan"))
     queries = [text for text, _ in texts.pairs[:_CHECKED_QUERIES]]
     written = write(item_ids=texts.item_ids, texts=texts.texts, queries=queries)

@@ -1,4 +1,4 @@
-"""`freshet compare`: compare two bundles of one catalogue, event by event, on events that neither was trained on.
+"""`freshet compare`: two bundles of one catalogue, event by event, on events that neither was trained on.
 
 Letters: E events.
 """
@@ -20,9 +20,9 @@ from services.offline.evaluation.engine.served_scorer import ServedScorer
 from services.offline.evaluation.engine.strata import strata
 from services.offline.training.sequences import Histories
 
-# Number of users shown side by side, of events shown of each history, and of answers shown of each bundle.
+# Users shown side by side, events of each history, answers of each bundle.
 PEOPLE, _HISTORY, _ANSWERS = 20, 3, 5
-# A segment differs if its p-value (Holm) is below this.
+# On the p-value (Holm) of a segment.
 LEVEL = 0.05
 
 _AS_USUAL = TableOptions()
@@ -34,8 +34,8 @@ def compare(
 ) -> Report:
     """Return a report of plain values.
 
-    `metrics` and `b_minus_a` have intervals over users. `segments` has rates and differences by kind of event.
-    `people` shows both bundles' answers to some users side by side.
+    `metrics` and `b_minus_a` have intervals over users, `segments` rates and differences by kind of event. `people`
+    shows both bundles' answers to some users.
     Raises: ValueError for bundles of different catalogues, and as `judged_by`; BundleError.
     """
     bundles = {"a": load_bundle(a), "b": load_bundle(b)}
@@ -93,7 +93,7 @@ def _require_one_catalogue(a: Bundle, b: Bundle) -> None:
 
 
 def _people(bundle: Bundle, data: Any, ranked: dict[str, RankedEvents]) -> list[dict[str, Any]]:
-    """Return, for evenly spread users, the last predicted event: history, item taken, each bundle's answers."""
+    """For evenly spread users, the last predicted event: history, item taken, each bundle's answers."""
     histories, users = Histories.of(data), ranked["a"].users
     last = np.flatnonzero(np.append(np.diff(users) != 0, True))
     chosen = last[np.linspace(0, len(last) - 1, min(PEOPLE, len(last))).astype(np.int64)]

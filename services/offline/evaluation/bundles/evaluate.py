@@ -1,6 +1,6 @@
 """`freshet evaluate`: a bundle as served, next to baselines, on events outside its training.
 
-Every scorer ranks the same events. The report has metrics with intervals over users, the difference to each baseline on
+Every scorer ranks the same events. The report has metrics with intervals over users, differences to each baseline on
 the same draws, all by kind of event, and measures beyond accuracy.
 
 Letters: E events, X items.
@@ -24,10 +24,10 @@ from services.offline.evaluation.engine.served_scorer import ServedScorer
 from services.offline.evaluation.engine.strata import strata
 
 MODEL = "model"
-# EASE inverts a matrix of items by items: it is omitted if that would take longer.
+# EASE, which inverts a matrix of items by items, is omitted above it.
 EASE_SECONDS = 30.0
 _PROBE_ITEMS = 512
-# Least number of events of a reported kind.
+# Of a reported kind.
 MIN_EVENTS = 30
 
 _AS_USUAL = TableOptions()
@@ -69,7 +69,7 @@ def evaluate(bundle_path: Path, data: Data, *, table: TableOptions = _AS_USUAL, 
 def baselines_of(split: MeasuredSplit, means: Callable[[str], Any]) -> tuple[dict[str, EventScorer], dict[str, str]]:
     """Return baselines by name, fitted on the split's training events, and the reasons for omitted ones.
 
-    `means`: the meaning of an event type, by the event schema.
+    `means`: an event type's meaning.
     """
     past = split.train
     taken = past.select(past.of_types([name for name in past.type_names if means(name).is_encoded]))
@@ -92,10 +92,7 @@ def baselines_of(split: MeasuredSplit, means: Callable[[str], Any]) -> tuple[dic
 
 
 def ease_seconds(num_items: int) -> float:
-    """Estimate the seconds of EASE's inverse on this machine from the best of three times of a small one.
-
-    The time grows with the cube of the size.
-    """
+    """Estimate the seconds of EASE's inverse, cubic in the size, from the best of three of a small one."""
     import torch
 
     matrix, times = torch.eye(_PROBE_ITEMS) + 1e-4, []
@@ -109,7 +106,7 @@ def ease_seconds(num_items: int) -> float:
 def segments(
     split: MeasuredSplit, of: RankedEvents, ranks: Mapping[str, np.ndarray[Any, Any]], *, minus: str | None
 ) -> list[dict[str, Any]]:
-    """Return HR@10 and NDCG@10 by name for each kind with at least MIN_EVENTS events, and each one's differences to
+    """Return HR@10 and NDCG@10 by name for each kind with at least MIN_EVENTS events, and the differences to
     `minus`.
     """
     names = ("hr@10", "ndcg@10")
@@ -126,7 +123,7 @@ def segments(
 
 
 def _rows(split: MeasuredSplit, ranked: Mapping[str, RankedEvents]) -> Any:
-    """Yield a row by scorer: metrics [mean, low, high], MODEL's difference to it, and measures beyond accuracy."""
+    """A row by scorer: metrics [mean, low, high], MODEL's difference to it, and measures beyond accuracy."""
     users = ranked[MODEL].users
     ranks = {name: one.ranks for name, one in ranked.items()}
     means = estimates(ranks, users, METRICS)
@@ -139,8 +136,8 @@ def _rows(split: MeasuredSplit, ranked: Mapping[str, RankedEvents]) -> Any:
 
 def beyond_accuracy(split: MeasuredSplit, ranked: RankedEvents) -> dict[str, float | None]:
     """Return measures of the first ten of every event. `coverage`: the share of the catalogue among them; `novelty`:
-    the mean of -log2 of an item's share of the training events, with one event added; `popularity_bias`: their mean
-    number of training events over that of the taken items (above 1: more popular ones), None if that is 0.
+    the mean of -log2 of an item's share of the training events plus one; `popularity_bias`: their mean number of
+    training events over that of the taken items (above 1: more popular ones), None if that is 0.
     """
     counts = split.train.item_counts().astype(np.float64)
     assert ranked.first is not None

@@ -1,4 +1,4 @@
-"""`freshet inspect`: a bundle's identity, training data and content, and its most similar items."""
+"""`freshet inspect`: a bundle's identity, training data, content, and most similar items."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy as np
 from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.algorithms.pefa.refresh import unit
 
-# The most popular items, and the number of nearest ones of each.
+# Most popular items, and nearest ones of each.
 ITEMS, NEAREST = 5, 5
 
 
@@ -42,7 +42,7 @@ def inspect(path: Path) -> dict[str, Any]:
 
 
 def _nearest(bundle: Bundle) -> list[dict[str, Any]]:
-    """Return the nearest items of the most popular ones, by the mean cosine of their components."""
+    """Of the most popular items, by the mean cosine of components."""
     vectors = unit(bundle.item_states.components).reshape(bundle.num_items, -1).astype(np.float32)
     count = min(NEAREST, bundle.num_items - 1)
     rows = []

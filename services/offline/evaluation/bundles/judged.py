@@ -1,7 +1,7 @@
-"""The events of a file to evaluate a bundle on: events outside its training.
+"""The events of a file outside a bundle's training.
 
-A bundle's training data is recognised by its fingerprint, and split as in training: its held-out events are predicted.
-Of other data, events after the newest training event are predicted; all earlier ones only serve as history.
+The training data is recognised by its fingerprint and split as in training: its held-out events are predicted. Of other
+data, events after the newest training event are; earlier ones are history.
 
 Letters: N events, X items.
 """
@@ -27,7 +27,7 @@ from services.offline.evaluation.engine.ranked_events import counting
 from services.offline.training.fit import LEAVE_ONE_OUT, TIME
 from services.offline.training.sequences import IntArray
 
-# At most this many events are predicted, evenly spread over the predictable ones.
+# Evenly spread over the predictable events.
 MAX_EVENTS = 6_000
 
 Data = str | Path | Interactions
@@ -36,8 +36,8 @@ _AS_USUAL = TableOptions()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """split: its interactions have the bundle's items first, in the bundle's order; its test_rows are predicted. note:
-    text about these events.
+    """split: its interactions have the bundle's items first, in order; its test_rows are predicted. note: about these
+    events.
     """
 
     split: MeasuredSplit
@@ -53,7 +53,7 @@ def judged_by(
 ) -> Judged:
     """Return the positive events outside the training of all bundles (of one catalogue and event schema).
 
-    `table`: how to read a table. `say` is called with the roles of its columns and its findings.
+    `table`: how to read a table. `say` gets its columns' roles and its findings.
     Raises: ValueError if no event is known to be outside the training, or if none of those is positive.
     """
     first = bundles[0]
@@ -69,7 +69,7 @@ def judged_by(
     seen = given.seen(schema)
     events = _over_catalogue(given.select(seen), first)
     held_out = [np.searchsorted(seen, rows) for _, rows, _ in parts]
-    # Intersect the rows held out from each bundle, the fewest first.
+    # Fewest first.
     rows = held_out[int(np.argmin([len(one) for one in held_out]))]
     for one in held_out:
         rows = np.intersect1d(rows, one, assume_unique=True)
@@ -96,7 +96,7 @@ def judged_by(
 
 
 def _part(bundle: Bundle, given: Interactions) -> tuple[IntArray, IntArray, str]:
-    """Return the rows that the bundle may have been trained on, the rows to predict, and a sentence about them."""
+    """Rows that the bundle may have been trained on, rows to predict, and a sentence about them."""
     trained_on = bundle.manifest.data
     read = _rows_read(bundle, given)
     divided = _as_trained(trained_on, given.select(read))
@@ -129,7 +129,7 @@ def _part(bundle: Bundle, given: Interactions) -> tuple[IntArray, IntArray, str]
 
 
 def _rows_read(bundle: Bundle, given: Interactions) -> IntArray:
-    """Return rows of the events that the bundle's encoder reads."""
+    """Of the events that the bundle's encoder reads."""
     numbered = replace(given, timestamps=np.arange(len(given), dtype=np.int64))
     names = bundle.encoder.actions
     read = numbered.with_actions(bundle.event_schema, names)[0] if names else numbered.encoded(bundle.event_schema)
@@ -137,7 +137,7 @@ def _rows_read(bundle: Bundle, given: Interactions) -> IntArray:
 
 
 def _as_trained(trained_on: dict[str, Any], read: Interactions) -> tuple[IntArray, IntArray, str] | None:
-    """Return training rows, held-out rows, and their description; None if the bundle was trained on other data."""
+    """Training rows, held-out rows, and their description; None for other data."""
     if trained_on.get("split") == LEAVE_ONE_OUT:
         parts = leave_one_out_split(read)
         learnt, held_out, what = parts.refit_rows, parts.test_rows, "judged by each user's last event."
@@ -151,7 +151,7 @@ def _as_trained(trained_on: dict[str, Any], read: Interactions) -> tuple[IntArra
 
 
 def _over_catalogue(data: Interactions, bundle: Bundle) -> Interactions:
-    """Return the same events with the bundle's items first, also those that the data lacks: all of them compete."""
+    """The bundle's items first, also those that the data lacks: all compete."""
     rows = [bundle.item_index.get(item_id, -1) for item_id in data.item_ids]
     new = [number for number, row in enumerate(rows) if row < 0]
     for place, number in enumerate(new, bundle.num_items):

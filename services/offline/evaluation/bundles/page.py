@@ -16,7 +16,7 @@ Report = Mapping[str, Any]
 
 
 def page(report: Report) -> str:
-    """Return the HTML of a report of `evaluate`; ids and titles are escaped."""
+    """Return the HTML; ids and titles are escaped."""
     folder = FileSystemLoader(Path(__file__).parent)
     templates = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     plots = [_scorers(report), _segments(report)] if report["segments"] else [_scorers(report)]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fitted:
-    """Constants of one trained model. Shares are of variance or energy, in [0, 1].
+    """Constants of one trained model; shares are of variance or energy, in [0, 1].
 
     shared_share: the part of a view that all views share; leading_share: the part of the latent axes that the rest of a
     view rotates among themselves. item_level, query_level: coordinate on the axis that all queries share.
@@ -88,7 +88,7 @@ QUICK = Fitted(
     pair_mean_to_slope=-0.8781,
     pair_residual_sd=0.1316,
 )
-# This shared_share gives, at 8x8x32, the pair correlation of the trained model at 8x4x64.
+# It gives, at 8x8x32, the pair correlation of the trained model at 8x4x64.
 PAPER = replace(
     QUICK,
     shared_share=0.58,

@@ -1,8 +1,8 @@
 """Catalogues and queries at any shape whose score and gate distributions are those of a trained model.
 
-Isotropic noise would make every heuristic look bad, because its cosines are independent of each other. In a trained
-model half the variance of scores is popularity, tastes have a steep spectrum, an item's components are several views
-of one latent vector, and the gate moves weight between pairs as the average cosine rises. The construction:
+Isotropic noise would make every heuristic look bad: its cosines are independent. In a trained model half the variance
+of scores is popularity, tastes have a steep spectrum, an item's components are several views of one latent vector, and
+the gate moves weight between pairs as the average cosine rises. The construction:
 
     item    z = (level + sqrt(l_0) u, sqrt(l_i) e_i)   u popularity by quantiles, e_i clusters and noise, l power law
     query   y = (1, sqrt(m_i) e_i), scaled             all queries share the first axis
@@ -39,10 +39,10 @@ def generate(
     seed: int,
     fitted: Fitted = PAPER,
 ) -> Scene:
-    """Return items, queries and pair gate at `shape`, with `num_items` instead of the shape's X if given.
+    """Return items, queries and pair gate at `shape`, with `num_items` instead of its X if given.
 
-    There are no labels (`Scene.label_draws` is (B, 0)): they could only be drawn from the scores by which
-    algorithms are then evaluated. Equal arguments make equal scenes.
+    There are no labels (`Scene.label_draws` is (B, 0)): only the scores that algorithms are evaluated by could draw
+    them. Equal arguments make equal scenes.
     Raises: ValueError for num_items or num_queries below 1.
     Cost: X P_x r (r + d) multiply-adds; memory: the result and 50 MB.
     """
@@ -91,7 +91,7 @@ class World:
         wish = (axes + fitted.query_spectrum_offset) ** -fitted.query_spectrum_exponent
         rest = 1 - fitted.item_level**2 - fitted.popularity_share
         pairs = shape.num_pairs
-        # Centres have their own random stream, so that a catalogue of another size has the same views and gates.
+        # Their own stream: a catalogue of another size has the same views and gates.
         num_clusters = max(1, round(fitted.clusters_per_root_item * num_items**0.5))
         centres = np.random.default_rng([seed, _CENTRES]).standard_normal((num_clusters, latent), dtype=np.float32)
         return cls(
@@ -111,7 +111,6 @@ class World:
 
 
 def make_items(world: World, count: int) -> ItemStates:
-    """Return X item states."""
     shape = world.shape
     components = np.empty((count, shape.num_item_components, shape.component_width), dtype=np.float32)
     gate = np.empty((count, shape.num_pairs), dtype=np.float32) if shape.gated else None
@@ -134,7 +133,7 @@ def average_items(shape: Shape, count: int, *, seed: int) -> FloatArray:
 
 
 def _make_chunk(world: World, number: int, components: FloatArray, gate: FloatArray | None) -> None:
-    """Fill one chunk's components (n, P_x, d) and gate (n, P), from a random stream of its own."""
+    """components (n, P_x, d), gate (n, P); every chunk has its own random stream."""
     fitted = world.fitted
     rng = np.random.default_rng([world.seed, _ITEMS, number])
     size = len(components)
@@ -153,7 +152,6 @@ def _make_chunk(world: World, number: int, components: FloatArray, gate: FloatAr
 
 
 def make_queries(world: World, count: int) -> QueryStates:
-    """Return B query states."""
     shape = world.shape
     rng = np.random.default_rng([world.seed, _QUERIES])
     unit = rng.standard_normal((count, len(world.query_scales)), dtype=np.float32)
@@ -166,14 +164,14 @@ def make_queries(world: World, count: int) -> QueryStates:
 
 
 def make_pair_gate(world: World) -> PairGate:
-    """Return the pair network, random and then moved to the fitted moments on a sample of this world's own pairs."""
+    """Random, then moved to the fitted moments on a sample of this world's own pairs."""
     shape, fitted, pairs = world.shape, world.fitted, world.shape.num_pairs
     rng = np.random.default_rng([world.seed, _GATE])
     queries, items = make_queries(world, _PROBE_QUERIES), make_items(world, _PROBE_ITEMS)
     cosines = np.einsum("bqd,xpd->bxqp", queries.components, items.components, optimize=True).reshape(-1, pairs)
     average = cosines.mean(axis=1)
     average = (average - average.mean()) / average.std()
-    # Each hidden unit gets its own mixture of cosines, at the scale of the trained first layer.
+    # Each hidden unit gets its own mixture of cosines, at the trained first layer's scale.
     hidden_weight = rng.standard_normal((shape.gate_hidden, pairs))
     hidden_weight *= fitted.hidden_sd / (cosines @ hidden_weight.T).std()
     hidden_bias = fitted.hidden_bias_sd * rng.standard_normal(shape.gate_hidden)
@@ -182,11 +180,11 @@ def make_pair_gate(world: World) -> PairGate:
     out_weight = rng.standard_normal((pairs, shape.gate_hidden)) / np.sqrt(shape.gate_hidden)
     centred = hidden - hidden.mean(axis=0)
     slopes = average @ centred / len(centred)
-    # Remove each row's dependence on the average, so that only the residual remains; then add the wanted slope.
+    # Keep only the residual of each row over the average, then add the wanted slope.
     out_weight -= np.outer(out_weight @ slopes, slopes) / (slopes @ slopes)
     residual = (centred @ out_weight.T).std(axis=0)
     out_weight *= (fitted.pair_residual_sd / residual)[:, None]
-    # Where the average is high, a trained gate moves weight toward the pairs with the highest cosines.
+    # Where the average is high, a trained gate moves weight to the pairs with the highest cosines.
     high = cosines[average > 1].mean(axis=0)
     slope = _correlated(rng, (high - high.mean()) / max(float(high.std()), 1e-12), fitted.pair_slope_to_cosine)
     mean = _correlated(rng, slope, fitted.pair_mean_to_slope)
@@ -204,7 +202,7 @@ def make_pair_gate(world: World) -> PairGate:
 
 
 def _views(rng: np.random.Generator, count: int, latent: int, fitted: Fitted) -> npt.NDArray[np.float64]:
-    """Return `count` views (n, r, r): a I + sqrt(1 - a^2) times random rotations of the leading and the other axes."""
+    """(n, r, r): a I + sqrt(1 - a^2) times random rotations of the leading and the other axes."""
     leading = max(1, min(latent - 1, round(fitted.leading_share * latent)))
     views = np.empty((count, latent, latent))
     for view in views:
@@ -217,12 +215,12 @@ def _views(rng: np.random.Generator, count: int, latent: int, fitted: Fitted) ->
 
 
 def _correlated(rng: np.random.Generator, values: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.float64]:
-    """Mix values (P,) of mean 0 and variance 1 with noise, so that the expected correlation is `share`."""
+    """Mix values (P,) of mean 0 and variance 1 with noise to the expected correlation `share`."""
     return np.asarray(share * values + np.sqrt(1 - share**2) * rng.standard_normal(len(values)))
 
 
 def _gate_map(rng: np.random.Generator, latent: int, pairs: int, axes: int) -> FloatArray:
-    """Return a random map (r, P) from the first latent axes to P gate inputs of unit variance."""
+    """Random (r, P), from the first latent axes to gate inputs of unit variance."""
     weights = np.zeros((latent, pairs))
     used = min(axes, latent)
     weights[:used] = rng.standard_normal((used, pairs))
@@ -230,7 +228,7 @@ def _gate_map(rng: np.random.Generator, latent: int, pairs: int, axes: int) -> F
 
 
 def _project(vectors: FloatArray, views: FloatArray, *, out: FloatArray) -> None:
-    """Write to `out` (n, P, d) the unit components of vectors (n, r) in views (P, r, d)."""
+    """vectors (n, r), views (P, r, d) -> unit components in `out` (n, P, d)."""
     latent = vectors.shape[1]
     stacked = np.ascontiguousarray(views.transpose(1, 0, 2)).reshape(latent, -1)
     np.matmul(vectors, stacked, out=out.reshape(len(vectors), -1))

@@ -30,7 +30,7 @@ class Shape:
 SHAPES = {
     shape.name: shape
     for shape in (
-        # The paper's Table 2 lists 3,649 films; the data and a model trained on it have 3,706.
+        # The paper's Table 2 lists 3,649 films; the data have 3,706.
         Shape(
             name="ml-1m",
             num_items=3_706,
@@ -72,15 +72,14 @@ def shape_named(name: str) -> Shape:
 
 
 IntArray = npt.NDArray[np.int64]
-# Rows and pages use this name for `generator`'s catalogues, and the bundle's name for others.
+# The name for `generator`'s catalogues, instead of a bundle's.
 SYNTHETIC = "synthetic"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """X items and B queries; label_draws (B, D): rows of items that each query's answer should contain.
-
-    D = 0 without labels, as in a generated scene.
+    """X items and B queries; label_draws (B, D): rows of items that each query's answer should contain (D = 0:
+    none).
     """
 
     name: str
@@ -91,7 +90,7 @@ class Scene:
 
     @property
     def shape(self) -> Shape:
-        """The scene's actual sizes."""
+        """The actual sizes."""
         _, num_item_components, width = self.items.components.shape
         return Shape(
             name=self.name,

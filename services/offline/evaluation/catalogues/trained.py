@@ -1,7 +1,7 @@
-"""Query states of real users from a trained bundle, for retrieval "as trained" and for fitting the generator.
+"""Query states of real users of a trained bundle and its data set, for retrieval "as trained" and for fitting the
+generator.
 
-Each query is the served state before a user's last event; its label is that event's item. The
-interactions are of the data set that the bundle names.
+A query is the served state before a user's last event, whose item is its label.
 
 Letters: B queries, L history length.
 """
@@ -23,9 +23,8 @@ _QUERIES_PER_BATCH = 128
 
 
 def trained_scene(path: Path, *, num_queries: int, seed: int) -> Scene:
-    """Return a bundle's items with the states of `num_queries` of its users (fewer if it has fewer), drawn by `seed`.
+    """Return a bundle's items with the states of at most `num_queries` of its users, drawn by `seed`.
 
-    Their histories are from the data set that the bundle's manifest names.
     Raises: BundleError for an invalid bundle, ValueError if the data has other items or no user with two events.
     """
     bundle = load_bundle(path)

@@ -1,7 +1,7 @@
 """Real embedding sets for quantization benchmarks: items, held-out queries, and logged queries, all disjoint.
 
 MiniLM vectors of 146k real search queries (unit norm), MNIST pixels (norms vary) and SIFT descriptors. Vectors that
-take minutes to compute are cached in the user's cache folder, under a name with the fingerprint of their texts.
+take minutes are cached under a name with the fingerprint of their texts.
 
 Letters: X items, B held-out queries, M logged queries, d width.
 """
@@ -24,7 +24,7 @@ from services.offline.datasets.locate import Locator
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingSet:
-    """One database with its queries; the three parts share no row.
+    """A database with its queries.
 
     Shapes: items (X, d), queries (B, d), logged (M, d), all float32.
     """
@@ -37,13 +37,13 @@ class EmbeddingSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingSource:
-    """Where to find the sets' files, where to cache computed vectors, and a progress callback."""
+    """Where to find the sets' files and to cache vectors, and a progress callback."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     progress: Callable[[str, int, int], None] | None = None
 
     def file(self, name: str) -> Path:
-        """Return a file of the data folder by its relative name. Raises: ValueError listing the searched places."""
+        """Return a file of the data folder. Raises: ValueError listing the searched places."""
         tried = []
         for base, label in Locator(environ=self.environ).folders():
             if (base / name).is_file():
@@ -52,7 +52,7 @@ class EmbeddingSource:
         raise ValueError(f"{name} is not on this machine; looked in {', '.join(tried)}; set FRESHET_DATA")
 
     def kept(self, name: str) -> Path:
-        """Return the cache's path for computed vectors of this name."""
+        """Return the cache's path for vectors of this name."""
         return Locator(environ=self.environ).cache_dir() / "embeddings" / name
 
 
@@ -64,7 +64,7 @@ def minilm_queries(
     num_logged: int = 10_000,
     num_items: int | None = None,
 ) -> EmbeddingSet:
-    """Return MiniLM vectors (d = 384, unit norm) of real queries: all but the held-out and the logged ones are items.
+    """Return MiniLM vectors (d = 384, unit norm) of real queries: all but the held-out and logged ones are items.
 
     The first call computes 146k vectors (4.5 minutes on two cores with AVX-512) and stores 224 MB in the cache.
     Raises: ValueError with the command to run if the model is not installed, or if the file is missing.
@@ -136,7 +136,7 @@ def _bytes_column(column: object, width: int) -> npt.NDArray[np.float32]:
 
 
 def _keep(vectors: FloatArray, path: Path) -> None:
-    """Write to a temporary file and rename, so that an interrupted run leaves no partial file under the name."""
+    """Rename, so that an interrupted run leaves no partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, aside = tempfile.mkstemp(dir=path.parent, suffix=".part")
     try:

@@ -1,4 +1,4 @@
-"""Plots of benchmark rows, as PNG: panels in one style, without a window or pyplot's global state."""
+"""PNG plots of benchmark rows: panels in one style, without a window or pyplot's global state."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 def panels(
     path: Path | IO[bytes], lines: int, columns: int, *, size: tuple[float, float], dpi: int = 130
 ) -> Iterator[Any]:
-    """Yield an array of axes (lines, columns), each `size` inches, to draw on; write them to `path` afterwards.
+    """Yield axes (lines, columns), each `size` inches, to draw on; write them to `path` afterwards.
 
-    Every panel with labelled artists gets a legend.
+    Panels with labelled artists get a legend.
     """
     figure = Figure(figsize=(columns * size[0], lines * size[1]), layout="constrained")
     drawn = figure.subplots(lines, columns, squeeze=False)
@@ -28,7 +28,7 @@ def panels(
 
 
 def titled(panel: Any, title: str, **settings: Any) -> Any:
-    """Return the panel with a title on the left, and settings as `Axes.set` takes them."""
+    """Return the panel with a title on the left, and `Axes.set` settings."""
     panel.set(**settings)
     panel.set_title(title, loc="left", fontsize=10)
     return panel

@@ -22,7 +22,7 @@ _MOST = 100
 def recall(found: Rows, exact: Rows) -> float:
     """Return the mean over queries of the share of exact answers that were found; -1 pads a row.
 
-    Shapes: found (B, any), exact (B, any); rows may differ in length. A query without exact answers has recall 0.
+    Shapes: found (B, any), exact (B, any). A query without exact answers has recall 0.
     Raises: ValueError if B differs.
     """
     shares = []
@@ -33,9 +33,9 @@ def recall(found: Rows, exact: Rows) -> float:
 
 
 def pair_ranks(scores: npt.NDArray[np.floating], pairs: Pairs) -> npt.NDArray[np.int64]:
-    """Return the number of documents before each pair's own (E,), 0 for the best; scores (B, n), pairs (E, 2).
+    """Return the documents before each pair's own (E,), 0 for the best; scores (B, n), pairs (E, 2).
 
-    Ranks are counted without sorting, which keeps a sweep of a hundred settings cheap.
+    Counting without sorting keeps a sweep of a hundred settings cheap.
     Raises: ValueError if a wanted score is NaN, which would otherwise rank first.
     """
     ranks = np.empty(len(pairs), dtype=np.int64)
@@ -61,7 +61,7 @@ def recalls(ranks: npt.NDArray[np.int64], pairs: Pairs, num_queries: int) -> Per
 
 
 def ranks_of_answers(found: Sequence[npt.NDArray[np.integer]], pairs: Pairs) -> npt.NDArray[np.int64]:
-    """Return the rank of each pair's document in its query's answer (E,); beyond the largest cut if it is absent."""
+    """Return the rank of each pair's document in its query's answer (E,); beyond the largest cut if absent."""
     ranks = np.full(len(pairs), _MOST, dtype=np.int64)
     for number, (query, document) in enumerate(pairs.tolist()):
         ranks[number] = next(iter(np.flatnonzero(found[query] == document)), _MOST)

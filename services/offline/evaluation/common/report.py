@@ -1,4 +1,4 @@
-"""A benchmark's request and its report: plain values, written as a page for people and as JSON for machines."""
+"""A benchmark's request and its report, as a page for people and as JSON for machines."""
 
 import json
 import os
@@ -31,11 +31,10 @@ def filled(template: Path, **values: Any) -> str:
 
 
 def cell(value: Any, spec: str = "") -> str:
-    """Return a value as a page shows it: None as "–", lists of lines joined, else by Python's format specification.
+    """Return a value as a page shows it: None as "–", lists joined, else by Python's format specification.
 
-    Further specifications: `short`: three digits; `share`: four without a leading zero; `interval` (`+interval`:
-    signed): of [mean, low, high]. A prefix `M` or `G` divides by a million or a billion; a prefix `±` gives " ± x", and
-    "" for None.
+    Also `short`: three digits; `share`: four without a leading zero; `interval` (`+interval`: signed): of [mean, low,
+    high]. Prefix `M` or `G` divides by a million or a billion; `±` gives " ± x", and "" for None.
     """
     if spec.startswith("±"):
         return "" if value is None else f" ± {cell(value, spec[1:])}"
@@ -62,7 +61,7 @@ def cell(value: Any, spec: str = "") -> str:
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
-    """Return a table per set of columns, for self-explanatory rows."""
+    """Return a table per set of columns."""
     lines: list[str] = []
     for names in dict.fromkeys(map(tuple, rows)):
         lines += [*markdown(names, ([cell(row[name]) for name in names] for row in rows if tuple(row) == names)), ""]
@@ -79,7 +78,7 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]
 
 
 def machine() -> str:
-    """Return the processor and the number of cores in use."""
+    """Return the processor and the cores in use."""
     info = Path("/proc/cpuinfo")
     names = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     model = next((line.split(":")[1].strip() for line in names if "model name" in line), platform.processor())
@@ -87,7 +86,7 @@ def machine() -> str:
 
 
 def commit() -> str | None:
-    """Return the short name of the checkout's commit, followed by `+` if files differ; None outside of a checkout."""
+    """Return the checkout's commit, with `+` if files differ; None outside of a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -112,7 +111,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """A benchmark's request: `how` is the command line, shown on the page; `out` is the folder of pages and plots."""
+    """`how` is the command line, shown on the page; `out` is the folder of pages and plots."""
 
     how: str
     out: Path
@@ -122,7 +121,7 @@ class Request:
 
 
 def report_of(name: str, request: Request, rows: list[dict[str, Any]], began: float) -> Report:
-    """Return the common part of every report; `began`: time.perf_counter() at the start of measuring."""
+    """Return what every report has; `began`: time.perf_counter() at the start."""
     return {
         "benchmark": name,
         "command": request.how,
@@ -137,7 +136,7 @@ def report_of(name: str, request: Request, rows: list[dict[str, Any]], began: fl
 def written(
     request: Request, report: Report, page: Callable[[Report], str], plot: Callable[[Report, Path], None] | None = None
 ) -> Report:
-    """Write NAME.md and NAME.json, NAME being the report's benchmark, and its plots; returns the report."""
+    """Write NAME.md, NAME.json (the report's benchmark) and plots; return the report."""
     name = report["benchmark"]
     request.out.mkdir(parents=True, exist_ok=True)
     if plot is not None:
@@ -159,8 +158,8 @@ def stored(report: Report) -> str:
 
 
 def plain_page(template: Path, report: Report) -> str:
-    """Return a page of self-explanatory rows: `$tables` and the report's own values.
+    """Return a page of the report's own values and `$tables`.
 
-    A `remark` is a person's addition to the stored report.
+    A `remark` is a person's addition.
     """
     return filled(template, **{"remark": "", "tables": tables(report["rows"])} | report)

@@ -1,7 +1,7 @@
 """The roofline: measured rates of this machine, and the least time of each algorithm's work at them.
 
-The least time is the larger of two: arithmetic (float32 multiply-adds plus exponentials, which use the same units), and
-memory (every byte that must be read, once). Selection, gathering and everything else count as 0.
+The larger of two: arithmetic (float32 multiply-adds plus exponentials, which use the same units), and memory (every
+byte that must be read, once). Selection, gathering and all else count as 0.
 
 Letters: X items, B queries, P_q, P_x components, P = P_q * P_x, d width, G gate hidden width, N pool size.
 """
@@ -17,7 +17,7 @@ from services.offline.evaluation.common.timing import Times
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """Rates of this machine with PyTorch's current number of threads, per second."""
+    """Per second, with PyTorch's current number of threads."""
 
     multiply_adds: float
     exponentials: float
@@ -25,7 +25,7 @@ class Rates:
     threads: int
 
     def seconds(self, work: "Work") -> float:
-        """Return the least time of some work."""
+        """Return the least time."""
         arithmetic = work.multiply_adds / self.multiply_adds + work.exponentials / self.exponentials
         return max(arithmetic, work.bytes_read / self.bytes_read)
 
@@ -46,7 +46,7 @@ class Work:
 
 
 def measure_rates() -> Rates:
-    """Measure by the fastest of 40 runs each: a 1024^3 float32 product, exp over a cached array, the sum of 256 MB."""
+    """Measure the fastest of 40: a 1024^3 float32 product, exp over a cached array, the sum of 256 MB."""
     a, b = torch.rand(1024, 1024), torch.rand(1024, 1024)
     small, target = torch.rand(1 << 17), torch.empty(1 << 17)
     large = torch.ones(1 << 26)
@@ -59,7 +59,7 @@ def measure_rates() -> Rates:
 
 
 def full_scores(shape: Shape, *, num_queries: int, num_items: int) -> Work:
-    """Work for s of every pair of B queries and X items, items read once.
+    """s of every pair of B queries and X items, items read once.
 
     P d + 2 G P multiply-adds a pair; G exponentials for the hidden SiLU, P for the outer one, P for the softmax.
     """
@@ -73,14 +73,14 @@ def full_scores(shape: Shape, *, num_queries: int, num_items: int) -> Work:
 
 
 def pool_scores(shape: Shape, *, num_queries: int, pool: float) -> Work:
-    """Work for s of each query's own pool: no item is shared, so all are read."""
+    """s of each query's own pool, read in full."""
     return full_scores(shape, num_queries=1, num_items=1).times(num_queries * pool)
 
 
 def searched(
     shape: Shape, scans: Sequence[Callable[..., Work]], *, num_queries: int, num_items: int, pool: float
 ) -> Work:
-    """Work of first passes over all items, then s of each query's mean pool; without a first pass, s of everything."""
+    """First passes over all items, then s of each query's mean pool; without a first pass, s of everything."""
     if not scans:
         return full_scores(shape, num_queries=num_queries, num_items=num_items)
     work = pool_scores(shape, num_queries=num_queries, pool=pool)
@@ -90,7 +90,7 @@ def searched(
 
 
 def pair_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:
-    """Work of every pair's cosine: the first pass of TopKPerEmbedding."""
+    """Every pair's cosine: the first pass of TopKPerEmbedding."""
     floats = shape.num_item_components * shape.component_width
     return Work(
         multiply_adds=num_queries * num_items * shape.num_pairs * shape.component_width,
@@ -100,7 +100,7 @@ def pair_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:
 
 
 def average_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:
-    """Work of one averaged dot product per item: the first pass of TopKAvg."""
+    """One averaged dot product per item: the first pass of TopKAvg."""
     return Work(
         multiply_adds=num_queries * num_items * shape.component_width,
         exponentials=0,
@@ -109,5 +109,5 @@ def average_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:
 
 
 def _fastest_seconds(call: Callable[[], object], *, repeats: int = 40) -> float:
-    """Return the fastest run: slower ones on a shared machine do not show the machine's rate."""
+    """Slower runs on a shared machine do not show its rate."""
     return min(Times.of(lambda _: call(), range(repeats)).wall)

@@ -1,6 +1,6 @@
-"""Timing of calls: wall-clock and processor time, after uncounted warm-up calls.
+"""Wall-clock and processor time of calls, after uncounted warm-up calls.
 
-Processor time is the whole process's, over all threads: it excludes waits on a busy machine.
+Processor time is all threads', without waits on a busy machine.
 """
 
 import time
@@ -19,14 +19,14 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of each counted call: `wall` by the clock, `cpu` of the processor."""
+    """Seconds per counted call: `wall` by the clock, `cpu` of the processor."""
 
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
 
     @classmethod
     def of(cls, call: Callable[[Asked], object], inputs: Iterable[Asked], *, warm_up: int = 0) -> Self:
-        """Time one call after the other, each with its own input; the first `warm_up` of them are not counted."""
+        """Time one call per input; the first `warm_up` are not counted."""
         times = cls()
         for number, one in enumerate(inputs):
             if number < warm_up:
@@ -57,11 +57,11 @@ class Times:
 
     @property
     def cpu_ms(self) -> float:
-        """The median of processor time."""
+        """Median processor time."""
         return 1e3 * float(np.median(self.cpu))
 
 
 def use_threads(count: int) -> None:
-    """Set the threads of PyTorch and of this library's kernels for the whole process."""
+    """Set the threads of PyTorch and of this library's kernels."""
     torch.set_num_threads(count)
     set_compute_threads(count)

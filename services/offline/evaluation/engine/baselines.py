@@ -1,9 +1,7 @@
 """Baselines without a sequence model: popularity, neighbours of items and of sessions, EASE, and matrix factorisation.
 
-All answer one question in one form: given a user's past before an event, how good is each item as the next? They learn
-from training events alone; a user's later events only serve as history, as for the models. Item neighbours and ALS are
-`implicit`'s. No maintained library of session neighbours and EASE installs with NumPy 2, so they are written here from
-their papers.
+Item neighbours and ALS are `implicit`'s. Session neighbours and EASE are written here from their papers: no maintained
+library of them installs with NumPy 2.
 
 Letters: B events of a batch, U users, X items, S sessions.
 """
@@ -30,18 +28,20 @@ _GIB = 1 << 30
 
 
 class Baseline(Protocol):
-    """Fitted once, then called for scores; equal settings and data give equal scores."""
+    """Fitted once, then called for scores; equal settings and data give equal scores. It learns from training events
+    alone.
+    """
 
     name: str
 
     def fit(self, train: Interactions) -> None:
-        """Learn from these events and no others."""
+        """Learn from these events only."""
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> FloatArray:
         """Score every item as the one at place events[b] of users[b]: (B, X), higher is better.
 
-        `histories` must have the vocabulary of `train`. The input is histories.items[offsets[u]:events[b]] and the time
-        of the request, histories.times[events[b]]; nothing later is read. Every event needs one before it.
+        `histories` must have the vocabulary of `train`. It reads histories.items[offsets[u]:events[b]] and the
+        request's time histories.times[events[b]], nothing later. Every event needs one before it.
         """
 
 
@@ -63,8 +63,8 @@ class Popularity:
 class RecentPopularity:
     """Items by their number of training events in the `days` before the request, then by all training events.
 
-    A request after the training's end uses the training's last days. Without times there is no common clock: the last
-    `events` training events of every user count instead of days.
+    A request after the training's end uses its last days. Without times the last `events` training events of every user
+    count instead.
     """
 
     days: float = 30.0
@@ -102,7 +102,7 @@ class RecentPopularity:
 
 @dataclass(kw_only=True)
 class ServedNeighbours:
-    """A bundle's item neighbours without its model. Items without a vote follow by popularity."""
+    """A bundle's item neighbours without its model; items without a vote follow by popularity."""
 
     name: str = "item neighbours"
     _neighbours: ItemNeighbours = field(init=False, repr=False)
@@ -118,7 +118,7 @@ class ServedNeighbours:
 
 @dataclass(kw_only=True)
 class ItemKnn:
-    """Item-kNN: an item's score sums its similarity to the items of the history.
+    """Item-kNN: an item's score sums its similarity to the history's items.
 
     Similarities are `implicit`'s ("cosine", "tf-idf" or "bm25" weights), the `neighbours` nearest of each item. The
     item r places back has the weight recency^r (1 weighs all equally). Items without a neighbour follow by popularity.
@@ -359,14 +359,14 @@ def make_baseline(name: str, settings: Mapping[str, Value] | None = None) -> Bas
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Lists:
-    """Lists of numbers, one after the other: list i is values[offsets[i]:offsets[i + 1]]."""
+    """List i is values[offsets[i]:offsets[i + 1]]."""
 
     values: IntArray
     offsets: IntArray
 
     @classmethod
     def of(cls, owners: IntArray, values: IntArray, count: int) -> "_Lists":
-        """Return lists of pairs sorted by owner, 0 to count - 1."""
+        """Owners are sorted, 0 to count - 1."""
         offsets = np.zeros(count + 1, dtype=np.int64)
         np.cumsum(np.bincount(owners, minlength=count), out=offsets[1:])
         return cls(values=values, offsets=offsets)
@@ -382,7 +382,7 @@ class _Lists:
 
 
 def _user_items(train: Interactions) -> Any:
-    """Return a sparse matrix (U, X): 1 if the user took the item, any number of times."""
+    """(U, X), 1 if the user took the item, any number of times."""
     from scipy import sparse
 
     pairs = np.unique(train.users.astype(np.int64) * train.num_items + train.items)
@@ -400,9 +400,7 @@ def _history_matrix(
     recency: float = 1.0,
     distinct: bool = False,
 ) -> Any:
-    """Return a sparse matrix (B, X) of each event's history. An item r places back adds recency^r; if `distinct`, every
-    item has 1.
-    """
+    """(B, X): an item r places back adds recency^r; if `distinct`, every item has 1."""
     from scipy import sparse
 
     begins = histories.offsets[users]
@@ -418,7 +416,7 @@ def _history_matrix(
 
 
 def _by_popularity_where_zero(scores: FloatArray, counts: FloatArray) -> FloatArray:
-    """Replace scores of 0, of items without a neighbour, by -1 to 0 by popularity: these items rank last."""
+    """Rank items of score 0, without a neighbour, last: they get -1 to 0 by popularity."""
     return np.where(scores == 0, counts / (counts.max(initial=0) + 1.0) - 1.0, scores)
 
 
@@ -427,7 +425,7 @@ def _require(name: str, value: Value, condition: bool, allowed: str) -> None:
         raise ValueError(f"{name}={value!r}; allowed: {allowed}")
 
 
-# Small on purpose: six settings at most, about as many as a mixture's arm tries.
+# At most six settings, about as many as a mixture's arm tries.
 GRIDS: Mapping[str, Sequence[Mapping[str, Value]]] = MappingProxyType(
     {
         "popularity": ({},),

@@ -1,8 +1,8 @@
-"""Is one arm better than another? Differences paired by event, with intervals over events and seeds.
+"""Is one arm better than another? Differences paired by event, with intervals over events and seeds. Users are sampled
+and trainings seeded.
 
-Two things vary: the sampled users, and the seed of the training. The pigeonhole bootstrap (Owen, "The pigeonhole
-bootstrap", Annals of Applied Statistics 1(2), 2007) draws both, independently, so an interval covers both; if an arm
-has a single seed, it covers users alone. The input is values per seed and event.
+The pigeonhole bootstrap (Owen, "The pigeonhole bootstrap", Annals of Applied Statistics 1(2), 2007) draws both,
+independently, so an interval covers both; with a single seed, users alone.
 
 Letters: S seeds, E events, R replicates.
 """
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from services.offline.evaluation.engine.metrics import Ranks, gains
 
 Values = npt.NDArray[np.float64]
-Estimate = list[float]  # a mean over events with its 95 % interval: mean, low, high
+Estimate = list[float]  # mean, low, high of a 95 % interval over events
 
 REPLICATES = 2000
 CONFIDENCE = 0.95
@@ -24,7 +24,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """Mean difference, its 95 % interval, and the two-sided p-value of "no difference" (before any correction)."""
+    """Mean, 95 % interval, and two-sided p-value of "no difference" (before any correction)."""
 
     mean: float
     low: float
@@ -50,8 +50,7 @@ def paired_difference(
     """Return how much higher `one` is than `other` on the same events.
 
     Shapes: one (S, E), other (S', E): a value per seed and event, such as a hit or a reciprocal rank. Seeds of the two
-    are independent, events are the same. users (E,): each event's user, to draw events of one user together; None: each
-    event is drawn by itself.
+    are independent. users (E,): to draw events of one user together; None: each event by itself.
     Raises: ValueError if the numbers of events differ or there are none.
     """
     if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1] or not one.size or not other.size:
@@ -65,7 +64,7 @@ def paired_difference(
         events = drawn / drawn.sum()
         means[replicate] = _mean(one, rng, events) - _mean(other, rng, events)
     low, high = interval(means)
-    # With the observed value among the replicates no p-value is zero (Davison and Hinkley, 1997, equation 4.11).
+    # No p-value is zero (Davison and Hinkley, 1997, equation 4.11).
     below, above = ((means <= 0).sum() + 1) / (replicates + 1), ((means >= 0).sum() + 1) / (replicates + 1)
     return Difference(
         mean=float(one.mean() - other.mean()),
@@ -76,7 +75,7 @@ def paired_difference(
 
 
 def interval(means: Values) -> tuple[float, float]:
-    """Return the middle 95 % of the means of replicates."""
+    """Return the middle 95 % of replicates' means."""
     tail = 100 * (1 - CONFIDENCE) / 2
     low, high = np.percentile(means, [tail, 100 - tail])
     return float(low), float(high)
@@ -85,9 +84,8 @@ def interval(means: Values) -> tuple[float, float]:
 def drawn_means(
     values: Sequence[Values], groups: npt.NDArray[np.integer], *, replicates: int = REPLICATES, seed: int = 0
 ) -> list[Values]:
-    """Return means (R,) of each array of values (E,) over the same draws of groups (E,).
-
-    A drawn group brings all its events.
+    """Return means (R,) of each array of values (E,) over the same draws of groups (E,); a group brings all its
+    events.
     """
     present, dense = np.unique(groups, return_inverse=True)
     rng = np.random.default_rng(seed)
@@ -106,8 +104,8 @@ def estimates(
 ) -> dict[str, dict[str, Estimate]]:
     """Return [mean, low, high] over E events by name and metric; {} without events.
 
-    groups (E,): events of one group are drawn together. `minus`: subtract the values of this name, on the same draws.
-    Ranks (E,) are 0-based.
+    groups (E,): events of one group are drawn together. `minus`: subtract this name's values, on the same draws. Ranks
+    (E,) are 0-based.
     """
     if not len(groups):
         return {}
@@ -131,7 +129,7 @@ def _mean(values: Values, rng: np.random.Generator, events: Values) -> float:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm's step-down correction of a family of tests: name -> adjusted p-value (Holm, 1979)."""
+    """Return name -> adjusted p-value, by Holm's step-down correction (Holm, 1979)."""
     adjusted: dict[str, float] = {}
     highest = 0.0
     for rank, (name, value) in enumerate(sorted(p_values.items(), key=lambda pair: pair[1])):
@@ -141,5 +139,5 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def spread(values: Sequence[float]) -> float | None:
-    """Return the standard deviation over seeds, None for fewer than two."""
+    """Return the standard deviation over seeds; None for fewer than two."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else None

@@ -1,4 +1,4 @@
-"""HR@k, NDCG@k and MRR of ranked events with one wanted item each, and that item's rank among scores.
+"""HR@k, NDCG@k and MRR of ranked events with one wanted item each, and that item's rank.
 
 Equal scores are ordered by item. Letters: B events of a batch, E events, X items.
 """
@@ -16,8 +16,7 @@ def target_ranks(
 ) -> Ranks:
     """Return the number of allowed items before each target: (B,).
 
-    Shapes: scores (B, X), targets (B,), excluded (B, X): items seen before, None without any. Equal scores are ordered
-    by item index.
+    Shapes: scores (B, X), targets (B,), excluded (B, X): items seen before, None without any.
     Raises: ValueError if a target's score is NaN, which would otherwise rank first.
     """
     rows = np.arange(len(targets))
@@ -29,9 +28,8 @@ def target_ranks(
 
 
 def top_rows(scores: npt.NDArray[np.floating], had: npt.NDArray[np.int64], *, k: int) -> npt.NDArray[np.intp]:
-    """Return the (at most) k items with the highest `scores` (X,), without `had`; among equal scores the first ones.
-
-    A score of -inf is no answer.
+    """Return the (at most) k items with the highest finite `scores` (X,), without `had`; among equals the first
+    ones.
     """
     left = scores.copy()
     left[had] = -np.inf

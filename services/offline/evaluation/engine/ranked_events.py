@@ -1,7 +1,7 @@
 """Rank held-out events: each from the data before it, against the whole catalogue.
 
-A user's window has all earlier events, including held-out ones, as of the event's own time. The user's seen items are
-excluded from the ranking, for every scorer alike, so a model and its baselines answer the same questions.
+A user's window has all earlier events, including held-out ones, as of the event's own time. Seen items are excluded for
+every scorer alike, so a model and its baselines answer the same questions.
 
 Letters: E events to predict, B of them at a time, X items.
 """
@@ -23,11 +23,11 @@ _COVERAGE_DEPTH = 10
 
 
 class EventScorer(Protocol):
-    """A scorer of the catalogue as a user's next item: a model or a baseline."""
+    """A model or a baseline."""
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
-        """Return (B, X) scores, higher is better, from the items before position events[b] of users[b], that is
-        histories.items[histories.offsets[users[b]] : events[b]], and from the event's time.
+        """Return (B, X) scores, higher is better, from histories.items[histories.offsets[users[b]] : events[b]] and the
+        event's time.
         """
 
 
@@ -48,8 +48,8 @@ class HeldOutBatch:
 class RankedEvents:
     """Shapes: events (E,) positions in `Histories`, increasing, users (E,), ranks (E,), 0-based.
 
-    `coverage` is the share of the catalogue among the first ten of at least one event. `first` (E, 10): those ten, best
-    first, padded with -1; None if not stored.
+    `coverage` is the share of the catalogue among any event's first ten. `first` (E, 10): those ten, best first, padded
+    with -1.
     """
 
     events: IntArray
@@ -60,9 +60,9 @@ class RankedEvents:
 
 
 def counting(interactions: Interactions, rows: IntArray, schema: EventSchema) -> IntArray:
-    """Return the positive rows, by an event schema: no exposure, neutral event, rejection or low rating.
+    """Return the positive rows: no exposure, neutral event, rejection or low rating.
 
-    Training, evaluation and the retraining gate all choose the events to predict by this function.
+    Training, evaluation and the retraining gate all choose the events to predict by it.
     """
     return rows[interactions.speaking_for(schema)[rows]]
 
@@ -88,9 +88,10 @@ def held_out_batches(interactions: Interactions, rows: npt.NDArray[np.int64]) ->
 
 
 def rank_events(scorer: EventScorer, interactions: Interactions, rows: npt.NDArray[np.int64]) -> RankedEvents:
-    """Rank the item of each event of `held_out_batches` against the catalogue.
+    """Rank each event's item against the catalogue, without the user's seen items; equal scores are ordered by item
+    index.
 
-    The user's seen items do not compete; equal scores are ordered by item index. Raises: as `held_out_batches`.
+    Raises: as `held_out_batches`.
     """
     batches, ranks, tops, shown = [], [], [], np.zeros(interactions.num_items, dtype=bool)
     for batch in held_out_batches(interactions, rows):
@@ -116,9 +117,7 @@ def rank_events(scorer: EventScorer, interactions: Interactions, rows: npt.NDArr
 
 
 def _predictable(interactions: Interactions, rows: IntArray, histories: Histories) -> tuple[IntArray, IntArray]:
-    """Return positions in `histories` of the wanted events that are not their user's first, increasing, and their
-    users.
-    """
+    """Positions in `histories` of the wanted events that are not their user's first, increasing, and their users."""
     order, _ = interactions.by_user()
     events = np.flatnonzero(np.isin(order, rows))
     users = np.searchsorted(histories.offsets, events, side="right") - 1

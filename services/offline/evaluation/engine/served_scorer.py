@@ -1,4 +1,4 @@
-"""A bundle as a scorer of its processes' answers: its ONNX encoder, states, mixture and neighbours.
+"""A bundle as a scorer, as its processes answer: ONNX encoder, states, mixture and neighbours.
 
 Letters: B events, X items of the data.
 """
@@ -17,7 +17,7 @@ from services.offline.training.sequences import Histories, IntArray
 
 
 class ServedScorer:
-    """An `EventScorer` of a bundle's final scores, in the data's order of items; -inf for items without a score."""
+    """Final scores, in the data's order of items; -inf for items without a score."""
 
     def __init__(self, bundle: Bundle, data: Interactions, *, clock: Callable[[], float] = time.process_time) -> None:
         self._bundle, self._data, self._clock = bundle, data, clock
@@ -32,7 +32,7 @@ class ServedScorer:
 
     @property
     def seconds_per_event(self) -> float:
-        """The median over batches, so that neither the first one nor a pause of the machine counts."""
+        """The median over batches excludes the first one and pauses of the machine."""
         return float(np.median(self._seconds))
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
@@ -54,7 +54,7 @@ class ServedScorer:
         return found
 
     def _final(self, scores: npt.NDArray[np.floating], past: Sequence[IntArray]) -> npt.NDArray[np.float64]:
-        """Return the model's scores (B, X of the bundle) with its neighbours' votes."""
+        """The model's scores (B, X of the bundle) with its neighbours' votes."""
         near = self._bundle.neighbours
         if near is None:
             return scores.astype(np.float64)

@@ -1,8 +1,4 @@
-"""States as the encoder process serves them, from a data set's histories.
-
-This module uses the encoder process's code for schema, windows, model and half precision. Histories are events in the
-form in which they are stored.
-"""
+"""States of a data set's histories, by the encoder process's code for schema, windows, model and half precision."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,9 +22,7 @@ _AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A user and the events, oldest first; `as_of`: time of the request, unix seconds, None: right after the last
-    event.
-    """
+    """Events are oldest first; `as_of`: time of the request, unix seconds, None: right after the last event."""
 
     user_id: str
     events: Sequence[StoredEvent]
@@ -86,7 +80,7 @@ class ServedStates:
 
 
 def stored_events(data: Interactions, rows: npt.NDArray[np.int64]) -> list[StoredEvent]:
-    """Return rows of a data set as events of a history."""
+    """Return rows as events of a history."""
     return [
         StoredEvent(
             int(data.timestamps[row]) * 1000,

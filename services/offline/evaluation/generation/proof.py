@@ -1,8 +1,8 @@
 """Every generated identifier is in the catalogue: random and adversarial queries, with inserts and deletes between.
 
-Answers are checked against a plain dictionary of the present catalogue: the text belongs to the identifier, its phrases
-are those that it was built from, its items are its own and allowed, and its score is the best assignment of its phrases
-by the definition. The same query must find an identifier after its insert, and not after its delete.
+A plain dictionary of the present catalogue checks answers: the text is the identifier's, its phrases are those it was
+built from, its items are its own and allowed, and its score is the best assignment of its phrases. The same query must
+find an identifier after its insert, and not after its delete.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from services.algorithms.generation.generator import Generator, GeneratorSettings
 
 Floats = npt.NDArray[np.float32]
-Catalogue = dict[int, tuple[tuple[int, ...], tuple[int, ...]]]  # phrases and item rows of each identifier
+Catalogue = dict[int, tuple[tuple[int, ...], tuple[int, ...]]]  # identifier -> phrases, item rows
 
 POSITIONS, WIDTH = 6, 32
 _NUM_TOKENS, _IDENTIFIERS, _VECTORS, _SET_TOKENS = 5000, 20_000, 64, 200
@@ -24,7 +24,7 @@ _CHANGE_EVERY, _SCORE_EVERY = 50, 20
 
 @dataclass(slots=True)
 class Proof:
-    """Numbers of queries and of errors; `holds` needs all errors to be zero."""
+    """`holds` needs all errors to be zero."""
 
     queries: int = 0
     answers: int = 0
@@ -46,7 +46,7 @@ class Proof:
 
 
 def prove_catalogue(*, num_queries: int, seed: int, say: Callable[[str], None] = lambda line: None) -> Proof:
-    """Check answers: half of the queries are adversarial, a third are filtered, both modes alternate."""
+    """Half of the queries are adversarial, a third filtered, both modes alternate."""
     rng = np.random.default_rng(seed)
     weights = rng.normal(size=(_NUM_TOKENS, WIDTH)).astype(np.float32)
     centers = rng.normal(size=(_VECTORS, WIDTH)).astype(np.float32)
@@ -104,7 +104,7 @@ def query(rng: np.random.Generator, number: int) -> Floats:
 
 
 def _sequence(rng: np.random.Generator, sets: npt.NDArray[np.int32], length: int) -> list[int]:
-    """Return phrases of one shortlist, so that most identifiers can be reached."""
+    """From one shortlist, so that most identifiers can be reached."""
     return [max(1, int(token)) for token in rng.choice(sets[rng.integers(0, len(sets))], size=length)]
 
 
@@ -130,9 +130,9 @@ def _change(
     catalogue: Catalogue,
     sets: npt.NDArray[np.int32],
 ) -> None:
-    """Insert an identifier with the phrases of a query's best answer and check that the query finds it.
+    """Insert an identifier with the phrases of a query's best answer: the query must find it.
 
-    Then delete that best answer (the inserted identifier if there was none) and check that it is not found.
+    Then delete that best answer (or the inserted one): it must not be found.
     """
     number = len(generators[0].identifiers)
     x = rng.normal(size=(1 + POSITIONS, WIDTH)).astype(np.float32)
@@ -143,7 +143,7 @@ def _change(
     catalogue[number] = (tokens, (number,))
     proof.inserts += 1
     if best:
-        # It scores as high as the best answer, so it is among 200 answers even if others share its phrases.
+        # It scores as high as the best answer; others may share its phrases.
         seen = {answer.identifier for answer in generators[0].generate(x, 200).answers}
         proof.unseen_inserts += number not in seen
     gone = best[0].identifier if best else number
@@ -156,9 +156,9 @@ def _change(
 
 
 def assignment_score(scores: npt.NDArray[np.float32], padding: npt.NDArray[np.float32]) -> float:
-    """Return the score of one identifier by definition: the best assignment of n tokens to s positions.
+    """Return the best assignment of n tokens to s positions.
 
-    Shapes: scores (n, s) of its tokens at the positions, padding (s,). Cost: s 2^s.
+    Shapes: scores (n, s), padding (s,). Cost: s 2^s.
     """
     gains = scores.astype(np.float64) - padding
     positions = len(padding)

@@ -1,8 +1,8 @@
 """`freshet bench generation`: the cost of identifiers as the vocabulary grows, next to full softmax and approximations.
 
-Does PIXAR's shortlist keep latency flat from 128 thousand to 5 million phrases, and what does it lose against scoring
-everything? One query at a time, one thread, one output layer in int8 for all methods; each finds its tokens, scores
-them at every position and decodes over the same trie of a million identifiers.
+Does PIXAR's shortlist keep latency flat from 128 thousand to 5 million phrases, and what does it lose? One query at a
+time, one thread, one int8 output layer for all methods; each finds its tokens, scores them at every position and
+decodes over the same trie of a million identifiers.
 
 Letters: V vocabulary size, D width, s positions, U tokens scored, K results.
 """
@@ -33,13 +33,13 @@ from services.offline.evaluation.generation.softmax_baselines import (
 from services.offline.evaluation.generation.world import MAKING, PhraseWorld, WorldShape, make_world
 from services.offline.training.codebooks.k_means import nearest, product_k_means
 
-_STORED_ONLY = (500_000, 2_000_000)  # sizes that are only in the stored report
+_STORED_ONLY = (500_000, 2_000_000)  # only in the stored report
 FULL, SHORTLIST = "full softmax", "shortlist"
 _FOLDER = Path(__file__).parent
 
 
 def page(report: dict[str, Any]) -> str:
-    """Return generation.md; a `remark` is a person's addition to the stored report."""
+    """A `remark` is a person's addition to the stored report."""
     sizes = []
     for size in dict.fromkeys(row["phrases"] for row in report["rows"] if row["phrases"] not in _STORED_ONLY):
         rows = [row for row in report["rows"] if row["phrases"] == size]
@@ -57,14 +57,14 @@ _SIZES = (128_000, 500_000, 1_000_000, 2_000_000, 5_000_000)
 _QUICK_SIZES = (32_000, 128_000)
 _QUICK_SHAPE: dict[str, int] = {"num_identifiers": 50_000, "vectors": 64, "set_tokens": 1500, "topics": 256}
 _SETS, _BEAMS, _K, _TOP = 5, 256, 10, 10
-_TAKEN = 3000  # tokens per position that the position-wise methods take
+_TAKEN = 3000  # per position, by the position-wise methods
 
-_CLUSTERED_UP_TO = 2_000_000  # phrases: with more, building takes minutes
+_CLUSTERED_UP_TO = 2_000_000  # phrases: more take minutes
 
 
 def run(request: Request, *, sizes: tuple[int, ...] = (), num_queries: int | None = None) -> Report:
-    """Write generation.{md,json}. First `num_queries` (100,000; 5,000 when quick) random and adversarial queries check
-    that every answer is in the catalogue (`proof`). Raises: ValueError if MiniLM's weights are not installed.
+    """Write generation.{md,json}, after checking on `num_queries` (100,000; 5,000 when quick) random and adversarial
+    queries that every answer is in the catalogue. Raises: ValueError if MiniLM's weights are not installed.
     """
     began = time.perf_counter()
     rates = measure_rates()
@@ -82,7 +82,7 @@ class _Method:
     name: str
     setting: str
     source: TokenSource
-    bytes_read: float  # bytes read to find the tokens, without the tokens' own rows
+    bytes_read: float  # to find the tokens, without their own rows
 
 
 def rows(
@@ -108,7 +108,7 @@ def rows(
 
 
 def growth(found: list[Row]) -> Row | None:
-    """Return the shortlist's latency at the largest vocabulary over that at the smallest."""
+    """Return the shortlist's latency at the largest vocabulary over the smallest."""
     mine = [row for row in found if row["method"] == SHORTLIST]
     if len(mine) < 2:
         return None
@@ -169,7 +169,7 @@ def _row(
     lengths = np.diff(world.offsets)
     recalls, firsts = [], []
     for number, (best, exact) in enumerate(truths):
-        positions = int(lengths[wanted[number]])  # after its identifier a query has padding and noise
+        positions = int(lengths[wanted[number]])  # then padding and noise
         recalls.append(np.isin(best[:positions], kept[number]).mean())
         firsts.append(exact[:1] == answers[number][:1])
     union = float(np.mean([len(tokens) for tokens in kept]))
@@ -221,7 +221,7 @@ def _methods(world: PhraseWorld, full: WholeVocabulary, seed: int, say: Say) -> 
 
 
 def _cells(world: PhraseWorld, count: int, seed: int) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """Return cells by k-means of a sample, and every row's cell by Euclidean distance."""
+    """k-means cells of a sample, and every row's cell by Euclidean distance."""
     layer, size = world.layer, world.shape.num_tokens
     chosen = np.sort(np.random.default_rng(seed).integers(0, size, size=min(size, 30 * count)))
     sample = torch.from_numpy(layer.decoded_rows(chosen))

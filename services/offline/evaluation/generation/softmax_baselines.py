@@ -1,8 +1,8 @@
-"""Other methods to find the phrases worth scoring, over the same output layer: baselines of a shortlist.
+"""Other methods to find the phrases worth scoring, over the same output layer.
 
-All return tokens, so that scores and decoding are the same: SVD-softmax (NeurIPS 2018: the leading directions of a
-rotated layer scan everything, the best are rescored) and clustered weights (the nearest cells of k-means at every
-position). Both work position by position; a shortlist works once per query, which is PIXAR's point.
+SVD-softmax (NeurIPS 2018: the leading directions of a rotated layer scan everything, the best are rescored) and
+clustered weights (the nearest cells of k-means) work at every position, a shortlist once per query, which is PIXAR's
+point.
 
 Letters: V vocabulary size, D width, s positions, N tokens taken per position, C cells, U union.
 """
@@ -21,18 +21,18 @@ Tokens = npt.NDArray[np.int32]
 
 
 class TokenSource(Protocol):
-    """Tokens worth scoring for a query x (1 + s, D): ascending, including [PAD]."""
+    """For a query x (1 + s, D): ascending, including [PAD]."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes in addition to the output layer's."""
+        """In addition to the output layer's."""
         ...
 
     def tokens(self, x: Floats) -> Tokens: ...
 
 
 class WholeVocabulary:
-    """Full softmax: every token."""
+    """Full softmax."""
 
     nbytes = 0
 
@@ -44,7 +44,7 @@ class WholeVocabulary:
 
 
 class ShortlistTokens:
-    """The union of the k nearest sets of x_0."""
+    """Of the k nearest sets of x_0."""
 
     def __init__(self, shortlist: Shortlist, sets: int) -> None:
         self._shortlist, self._sets = shortlist, sets
@@ -58,10 +58,10 @@ class ShortlistTokens:
 
 
 class LowRank:
-    """SVD-softmax: products over the `window` leading directions of all rows; rescore the N best of each position."""
+    """SVD-softmax: products over the `window` leading directions; rescore the N best of each position."""
 
     def __init__(self, layer: OutputLayer, *, window: int, taken: int) -> None:
-        """The directions are of the rows' second moments; previews are in int8. Cost: V D (D + window)."""
+        """Of the rows' second moments; previews are in int8. Cost: V D (D + window)."""
         if not 1 <= window <= layer.width:
             raise ValueError(f"window={window} allowed: 1 to {layer.width}")
         moments = np.zeros((layer.width, layer.width))
@@ -85,7 +85,7 @@ class LowRank:
 
 
 class Clustered:
-    """Cells of the rows; at each position all rows of the `probes` cells with the largest <x_t, centre> are scored."""
+    """At each position all rows of the `probes` cells with the largest <x_t, centre> are scored."""
 
     def __init__(self, layer: OutputLayer, centres: Floats, owners: npt.NDArray[np.int64], *, probes: int) -> None:
         """Shapes: centres (C, D), owners (V,) below C."""
@@ -111,8 +111,8 @@ _SAMPLED = 1 << 15
 def best_of_each(scores: Floats, taken: int) -> Tokens:
     """Return about the `taken` best tokens of each position, and [PAD]: scores (s, V), a view of (V, s) -> (U,).
 
-    For a large V each position's threshold comes from every V / 32,768th token: exact selection from columns would cost
-    more than the scores.
+    For a large V every V / 32,768th token gives a position's threshold: exact selection from columns would cost more
+    than the scores.
     """
     by_token = scores.T
     step = max(1, len(by_token) // _SAMPLED)

@@ -1,9 +1,8 @@
 """A phrase model of any vocabulary size without training: weights, identifiers, queries and a fitted shortlist.
 
-With millions of phrases training is too expensive. The cost of decoding depends on the weights' spectrum and on the
-queries' clustering around topics, so those come from real data: a phrase's row is .8, .7 and .3 times three rows of
-MiniLM's word-piece embeddings (its topic's word, a frequent word, a rare one), so all have the covariance of a trained
-layer. Report rows called `synthetic` use this model. This module measures nothing.
+With millions of phrases training is too expensive; decoding's cost depends on the weights' spectrum and on the queries'
+clustering around topics, so both come from real data: a phrase's row is .8, .7 and .3 times three rows of MiniLM's
+word-piece embeddings (its topic's word, a frequent word, a rare one). Report rows called `synthetic` use it.
 
 Letters: V vocabulary size, D width (384), s positions, I identifiers, m vectors, r tokens of a set, N queries.
 """
@@ -51,7 +50,7 @@ class WorldShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhraseWorld:
-    """The parts of a generator, with `queries`. Tokens are already numbered by locality.
+    """The parts of a generator; tokens are already numbered by locality.
 
     Shapes: tokens (sum of n,) and offsets (I + 1,): the identifiers' tokens.
     """
@@ -73,7 +72,8 @@ class PhraseWorld:
 
 
 def make_world(shape: WorldShape, seed: int, *, say: Callable[[str], None] = lambda line: None) -> PhraseWorld:
-    """Memory: V (D + 4) bytes, and about 700 MB during construction. Needs MiniLM's weights (`make setup`).
+    """Make a world. Memory: V (D + 4) bytes, and about 700 MB during construction. Needs MiniLM's weights (`make
+    setup`).
 
     Raises: ValueError if they are not installed.
     """
@@ -128,7 +128,7 @@ def _weights(words: Floats, shape: WorldShape, seed: int) -> CodedRows:
 
 
 def _identifiers(rng: np.random.Generator, shape: WorldShape) -> tuple[Tokens, npt.NDArray[np.int64]]:
-    """Return identifiers of 1 to 5 phrases of one topic; frequent phrases are drawn more often."""
+    """1 to 5 phrases of one topic; frequent phrases are drawn more often."""
     lengths = rng.choice(5, size=shape.num_identifiers, p=[0.15, 0.35, 0.3, 0.15, 0.05]) + 1
     offsets = np.append(0, np.cumsum(lengths))
     of_topic = shape.num_tokens // shape.topics
@@ -145,7 +145,7 @@ def _query(
     identifier: int,
     shape: WorldShape,
 ) -> Floats:
-    """Return x (1 + s, D) near an identifier, unscaled. x_0 is the mean of its phrases' rows.
+    """x (1 + s, D) near an identifier, unscaled; x_0 is the mean of its phrases' rows.
 
     Each position is a phrase's row, or padding after the last, plus .3 times the mean and .3 times a row of a random
     other identifier. All have noise.
@@ -171,7 +171,7 @@ def _centers(
     offsets: npt.NDArray[np.int64],
     shape: WorldShape,
 ) -> Floats:
-    """Return the centres of spherical k-means of x_0, with 16 queries per vector."""
+    """Spherical k-means of x_0, with 16 queries per vector."""
     asked = rng.integers(0, shape.num_identifiers, size=16 * shape.vectors)
     lengths = (offsets[asked + 1] - offsets[asked]).astype(np.int64)
     begins = np.cumsum(lengths) - lengths
@@ -189,10 +189,10 @@ def _centers(
 
 
 def _sets(centers: Floats, rows: CodedRows, shape: WorldShape) -> Tokens:
-    """Return the r best tokens of each vector, best first: (m, r). One pass over the weights.
+    """The r best tokens of each vector, best first: (m, r), in one pass over the weights.
 
     A threshold per vector from a sample selects somewhat more than r; products are in bfloat16 if the processor has
-    units for it (at the cost of ties of bfloat16 at the edge of a set).
+    units for it (at the cost of ties at the edge of a set).
     """
     count, wanted = len(rows.weights), min(shape.set_tokens, len(rows.weights))
     vectors = torch.from_numpy(centers).to(torch.bfloat16)
@@ -227,7 +227,7 @@ def _product(vectors: torch.Tensor, rows: CodedRows, which: npt.NDArray[np.int64
 
 
 def _move(rows: CodedRows, places: Tokens) -> None:
-    """Move rows to their places, a few columns at a time, to avoid a second copy of gigabytes."""
+    """A few columns at a time, to avoid a second copy of gigabytes."""
     for begin in range(0, rows.weights.shape[1], 48):
         rows.weights[places, begin : begin + 48] = rows.weights[:, begin : begin + 48].copy()
     rows.scales[places] = rows.scales.copy()

@@ -1,6 +1,6 @@
-"""Load a GPU's special functions alone: a loop of exponentials over values that stay in registers."""
+"""A GPU's special functions alone: a loop of exponentials over values in registers."""
 
-# Kernels are Triton's language, not Python's types.
+# Triton's language, not Python's types.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import torch
@@ -12,7 +12,7 @@ _BLOCK = 1024
 
 
 def exponentials(values: torch.Tensor) -> None:
-    """Replace each value by `ROUNDS` exponentials of it; the number of values is a multiple of 1024."""
+    """Replace each value by `ROUNDS` exponentials; the number of values is a multiple of 1024."""
     _exponentials[(len(values) // _BLOCK,)](values, _BLOCK, ROUNDS, num_warps=4)
 
 
@@ -21,5 +21,5 @@ def _exponentials(values, SIZE: tl.constexpr, ROUNDS_: tl.constexpr):
     place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     value = tl.load(values + place)
     for _ in range(ROUNDS_):
-        value = tl.exp2(-value)  # between 0 and 1 in every round
+        value = tl.exp2(-value)  # between 0 and 1
     tl.store(values + place, value)

@@ -1,6 +1,6 @@
 """The roofline of a GPU: measured rates of its tensor cores, special functions and memory.
 
-Unlike a processor's, these three run in parallel, so the least time of some work is the largest of three times.
+Unlike a processor's, these run in parallel: the least time of some work is the largest of three times.
 """
 
 import statistics
@@ -12,7 +12,7 @@ import torch
 
 from services.offline.evaluation.common.roofline import Work
 
-# Calls a function with the numbers of its calls, `repeats` times, and returns each call's milliseconds.
+# Calls a function with the numbers of its calls, `repeats` times, and returns milliseconds.
 Clock = Callable[[Callable[[int], object], int], list[float]]
 
 
@@ -25,7 +25,7 @@ class CardRates:
     bytes_moved: float
 
     def milliseconds(self, work: Work) -> float:
-        """Return the least time of some work; its bytes are counted in half precision."""
+        """Return some work's least time; its bytes are counted in half precision."""
         times = (
             work.multiply_adds / self.multiply_adds,
             work.exponentials / self.exponentials,
@@ -34,7 +34,7 @@ class CardRates:
         return 1e3 * max(times)
 
 
-# Arbitrary rates of the CPU, to try the table without a GPU.
+# Arbitrary, to try the table on a CPU.
 STAND_IN = CardRates(multiply_adds=1e9, exponentials=1e8, bytes_moved=1e9)
 
 
@@ -42,7 +42,7 @@ def measure_card() -> CardRates:
     """Measure a product of 8192 x 8192, 2^32 exponentials, and a copy of 4 GB, medians of 10."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.float16) for _ in range(2))
     product = _median(lambda _: torch.mm(a, b))
-    # The loop that keeps exponentials in registers needs Triton, so it is imported only with a GPU.
+    # Needs Triton, so it is imported only with a GPU.
     from services.offline.evaluation.gpu.exponentials import ROUNDS, exponentials
 
     values = torch.rand(1 << 24, device="cuda")
@@ -58,7 +58,7 @@ def measure_card() -> CardRates:
 
 
 def cuda_events(call: Callable[[int], object], repeats: int) -> list[float]:
-    """Return milliseconds of each call by CUDA events, after three uncounted calls for compiling and capturing."""
+    """Return milliseconds of each call, after three uncounted ones for compiling and capturing."""
     found = []
     for number in range(3 + repeats):
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

@@ -1,9 +1,10 @@
-"""`freshet bench gpu`: the papers' Table 5 on a GPU, every algorithm next to its roofline and the paper's times.
+"""`freshet bench gpu`: Table 5 of arXiv:2407.15462 on a GPU, every algorithm next to its roofline and the paper's
+times.
 
-It only needs a checkout, NumPy, PyTorch, Triton, typer and rich, so that an hour on a rented GPU is enough.
-Milliseconds are CUDA events around the device's part of a search; `end_to_end_ms` is the wall clock of `search` with
-NumPy in and out. Recall is against an exact answer computed without these kernels (float32 by PyTorch, float64 for
-close scores), on synthetic catalogues. If a row fails, its error is reported and the others are measured.
+It needs only a checkout, NumPy, PyTorch, Triton, typer and rich. Milliseconds are CUDA events around the device's part
+of a search; `end_to_end_ms` is the wall clock of `search` with NumPy in and out. Recall is against an exact answer
+computed without these kernels (float32 by PyTorch, float64 for close scores), on synthetic catalogues. A failed row
+reports its error; the others are measured.
 
 Letters: X items, B queries, K = 100 results.
 """
@@ -53,7 +54,7 @@ _REPEATS = 30
 _TRIED_ITEMS = 900
 _COMPILED_BYTES = 2 << 30  # the largest intermediate of a chunk
 NO_CARD = "no CUDA device: this table needs a card (torch.cuda.is_available() is False); nothing was measured"
-# arXiv:2407.15462, Table 5: milliseconds for 32 queries on an RTX 6000 Ada.
+# Milliseconds for 32 queries on an RTX 6000 Ada.
 PAPER_MS = {
     "ml-20m": {
         "brute_force": 3.17,
@@ -81,7 +82,7 @@ PAPER_MS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """An algorithm, measured once per batch size: its index with pool sizes, and its first passes over all items."""
+    """An algorithm: its index with pool sizes, and its first passes over all items."""
 
     name: str
     kind: Callable[..., CardIndex]
@@ -90,7 +91,7 @@ class Algorithm:
 
 
 def algorithms(num_items: int) -> list[Algorithm]:
-    """Return the rows of the paper's Table 5 that make sense at X items."""
+    """Return the rows of Table 5 that make sense at X items."""
     rows: list[tuple[Any, str, tuple[int, ...], Callable[..., Work]]] = [
         *((TopKPerEmbedding, "top_k_per_embedding", (size,), pair_scan) for size in (5, 100)),
         *((TopKAvg, "top_k_avg", (size,), average_scan) for size in _AVERAGES if 2 * size < num_items),
@@ -147,8 +148,6 @@ def shape_rows(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """The measured device, its rates, and a clock that waits for it."""
-
     device: torch.device
     rates: CardRates
     clock: Clock
@@ -261,7 +260,7 @@ class _Run:
         return list(range(0, len(self._scene.queries) - batch + 1, batch))[:8]
 
     def _timed_plain(self, plain: DeviceScorer, batch: int) -> float:
-        """Time the obvious implementation: PyTorch scores in float32, a chunk at a time, and their top K."""
+        """The obvious implementation: PyTorch scores in float32, a chunk at a time, and their top K."""
         prepared = plain.prepare(take_queries(self._scene.queries, 0, batch))
 
         def call(_: int) -> object:
@@ -270,7 +269,7 @@ class _Run:
         return statistics.median(self._card.clock(call, max(3, self._repeats // 8)))
 
     def _faiss(self) -> Iterator[Row]:
-        """Measure faiss-gpu's flat index as TopKAvg's first stage next to this library's, if it is installed."""
+        """faiss-gpu's flat index as TopKAvg's first stage, if installed."""
         try:
             import faiss
 
@@ -293,7 +292,7 @@ class _Run:
                 yield self._frame(name, batch, statistics.median(self._card.clock(call, self._repeats)))
 
     def _compiled(self) -> Iterator[Row]:
-        """Measure the plain formula compiled by `torch.compile`: the same scores without a bound on their error."""
+        """The plain formula compiled by `torch.compile`: the same scores without a bound on their error."""
         device, batch = self._card.device, max(self._batches)
         group = take_queries(self._scene.queries, 0, batch)
         backend = "inductor" if device.type == "cuda" else "eager"
@@ -314,7 +313,7 @@ class _Run:
 def _compiled_best(
     scene: Scene, queries: QueryStates, *, device: torch.device, dtype: torch.dtype, backend: str
 ) -> Callable[[int], torch.Tensor]:
-    """Return a call that finds the top K rows (B, K) by `torch.compile` of the formula in `dtype`, chunk by chunk."""
+    """A call that finds the top K rows (B, K) by the formula in `dtype`, chunk by chunk."""
 
     def moved(array: npt.NDArray[np.float32] | None) -> torch.Tensor | None:
         return None if array is None else torch.from_numpy(np.array(array)).to(device, dtype)
@@ -330,7 +329,7 @@ def _compiled_best(
     compiled = torch.compile(plain, dynamic=False, backend=backend)
     shape, out = scene.shape, torch.empty((len(components), len(items)), dtype=dtype, device=device)
     widest = max(shape.gate_hidden, shape.num_pairs) * len(components) * dtype.itemsize
-    # All chunks have one size, so that one program is compiled: the last chunk overlaps the one before.
+    # Chunks of one size (the last overlaps the one before), so that one program is compiled.
     step = -(-len(items) // -(-len(items) * widest // _COMPILED_BYTES))
 
     def call(_: int) -> torch.Tensor:
@@ -343,7 +342,6 @@ def _compiled_best(
 
 
 def _in_groups(index: CardIndex, scene: Scene, size: int) -> TopK:
-    """Return answers to all queries of a scene, `size` at a time."""
     found = [
         index.search(take_queries(scene.queries, start, start + size), RESULTS)
         for start in range(0, len(scene.queries), size)
@@ -361,7 +359,7 @@ def _in_groups(index: CardIndex, scene: Scene, size: int) -> TopK:
 
 
 def _wrong_proofs(answers: TopK, exact: TopK) -> int:
-    """Return the number of answers certified as exact whose rows or scores are wrong; it must be 0."""
+    """Answers certified as exact whose rows or scores are wrong; must be 0."""
     same_rows: npt.NDArray[np.bool_] = (answers.item_indices == exact.item_indices).all(axis=1)
     same_scores = np.isclose(answers.scores, exact.scores, rtol=0, atol=1e-9).all(axis=1)
     proven = np.array([one.kind == "exact" for one in answers.certificates])

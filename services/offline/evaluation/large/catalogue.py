@@ -1,7 +1,7 @@
 """A synthetic catalogue of any size whose items look like a trained model's, and queries from its encoder.
 
-Items are rows of the bundle, drawn with replacement, each component rotated by normal noise. So items have near
-copies at every distance, as in catalogues of millions. Queries are states of histories of random items of the bundle.
+Items are rows of the bundle, drawn with replacement, each component rotated by normal noise: near copies at every
+distance, as in catalogues of millions. Queries are states of histories of random items.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStat
 from services.offline.bundles.model import BundleContent, write_bundle
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 
-_NOISE = 0.1 * 32**0.5  # norm, for components of length 1: a copy has a cosine of about .87 with its original
+_NOISE = 0.1 * 32**0.5  # a copy of length 1 has a cosine of about .87 with its original
 _HISTORY = 50
 _CHUNK = 200_000
 _PREFIX, _DIGITS = b"synthetic-", 8
@@ -26,10 +26,10 @@ _PREFIX, _DIGITS = b"synthetic-", 8
 def enlarged(
     bundle: Bundle, num_items: int, path: Path, *, seed: int, width: int | None = None, coded: bool = True
 ) -> Bundle:
-    """Write a bundle of `num_items` synthetic items to `path`: with the head and gate of `bundle`, without an encoder.
+    """Write a bundle of `num_items` synthetic items to `path`, with the head and gate of `bundle`, without an encoder.
 
-    width: number of each component's coordinates, by default all. coded: with codebooks for `anisotropic`; for
-    100 million items they take minutes. The arrays are in files next to `path` until the bundle is written.
+    width: each component's coordinates, by default all. coded: with codebooks for `anisotropic`; for 100 million items
+    they take minutes. The arrays are in files next to `path` meanwhile.
     """
     generator = np.random.default_rng(seed)
     trained, head = bundle.item_states, bundle.manifest.head
@@ -69,7 +69,7 @@ def _on_disk(path: Path, name: str, shape: tuple[int, ...]) -> FloatArray:
 
 
 def _numbered(count: int) -> Strings:
-    """Return synthetic-00000000 and so on."""
+    """synthetic-00000000 and so on."""
     ids = np.empty((count, len(_PREFIX) + _DIGITS), np.uint8)
     ids[:, : len(_PREFIX)] = np.frombuffer(_PREFIX, np.uint8)
     rows = np.arange(count, dtype=np.int32)
@@ -94,6 +94,6 @@ def queries(bundle: Bundle, count: int, *, seed: int) -> QueryStates:
         "user_index": np.full(count, -1),
     }
     wanted = {one.name: given[one.name] for one in session.get_inputs()}
-    # Rounded to half precision, as processes send states; a dot product has no gate output.
+    # Half precision, as processes send states; a dot product has no gate output.
     found = [array[:, 0].astype(np.float16).astype(np.float32) for array in session.run(None, wanted)]
     return QueryStates(**dict(zip([one.name for one in session.get_outputs()], found, strict=True)))

@@ -1,4 +1,4 @@
-"""Searches of a large catalogue in the library while a thousand of its items change per second."""
+"""Searches of a large catalogue while a thousand of its items change per second."""
 
 import threading
 import time
@@ -26,8 +26,8 @@ _TRUTH = "brute_force"
 
 @dataclass(frozen=True, slots=True)
 class Changing:
-    """Times of searches before and during the changes; applied changes per second; recall: share of brute
-    force's top K that is found at the end.
+    """Search times before and during the changes; applied changes per second; recall of brute force's top K at the
+    end.
     """
 
     before: Times
@@ -41,9 +41,9 @@ def searched_while_changing(
 ) -> Changing:
     """Search without changes; apply half of the changes that trigger a merge; then search during changes.
 
-    The last part takes `seconds`: it pauses ten milliseconds between searches, and 1,000 items change per second, 20 at
-    a time. A change rotates an item's components a little.
-    asked: B queries; k: number of items to find. Raises: ValueError for an unknown algorithm.
+    The last part takes `seconds`, with ten milliseconds between searches and 1,000 changed items per second, 20 at a
+    time.
+    Raises: ValueError for an unknown algorithm.
     """
     wanted = parse_algorithm(algorithm)
 
@@ -116,7 +116,7 @@ class _Changes:
         self._items, self._generator = items, generator
 
     def some(self, count: int) -> ItemBatch:
-        """Return distinct items, each component rotated by a normal noise of .02 per coordinate."""
+        """Distinct items, each component rotated by a normal noise of .02 per coordinate."""
         states = self._items.states
         rows = np.sort(self._generator.choice(len(states), count, replace=False, shuffle=False))
         components = states.components[rows]

@@ -1,7 +1,7 @@
 """The cost of a proven gap: searches that request a gap of 0, .01 and .05, next to `exact` and an unproven pool.
 
-Every answer comes from the handler of the candidates process, which chooses the algorithm and deepens the search.
-Brute force over the same version checks it: does the best omitted item score within the proven gap?
+Answers come from the handler of the candidates process, which chooses the algorithm and deepens the search. Brute force
+over the same version checks whether the best omitted item scores within the proven gap.
 """
 
 import time
@@ -31,13 +31,12 @@ from services.offline.evaluation.large.catalogue import enlarged, queries
 
 K = 100
 GAPS = (0.0, 0.01, 0.05)
-# Warm-up, because `exact` first tries each of its strategies three times, and the automatic choice learns which
-# algorithm proves a gap.
+# `exact` first tries each strategy three times, and the automatic choice learns which algorithm proves a gap.
 _WARM_UP, _AT_ONCE = 24, 16
 
 
 def run(request: Request, *, bundle: Path, sizes: Sequence[int], requests: int) -> Report:
-    """Measure `requests` searches of each kind, one computing thread; writes gaps.{md,json,png}.
+    """Measure `requests` searches of each kind, on one computing thread; writes gaps.{md,json,png}.
 
     Raises: BundleError; ValueError for a bundle without an encoder.
     """
@@ -65,7 +64,7 @@ def page(report: Report) -> str:
 
 
 def plot(report: Report, out: Path) -> None:
-    """Plot gaps.png: processor time of each kind of search, a panel for each size."""
+    """Plot the processor time of each kind of search, by size."""
     sizes = list(dict.fromkeys(row["num_items"] for row in report["rows"]))
     with panels(out / "gaps.png", 1, len(sizes), size=(5, 3)) as drawn:
         for panel, size in zip(drawn[0], sizes, strict=True):
@@ -107,7 +106,7 @@ def _row(
     algorithm: str,
     max_gap: float | None,
 ) -> dict[str, Any]:
-    """Measure searches of one kind; `broken` counts answers that omit a better item than their certificate allows."""
+    """`broken` counts answers that omit a better item than their certificate allows."""
 
     def search(query: QueryStates) -> SearchResult:
         one = SearchQuery(

@@ -1,7 +1,6 @@
 """Start and memory of one shard of a catalogue, and of the processes in front of it, each in its own process.
 
-Each opens a bundle of all items as the deployed process does, without Kafka. So the memory is the bundle's, without
-users.
+Each opens a bundle of all items as deployed, without Kafka: the memory is the bundle's, without users.
 """
 
 import time
@@ -30,7 +29,7 @@ from services.refresher.config import RefresherSettings
 from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings
 
-# A process's data, and named sizes in bytes per item (`held` is a number of items).
+# A process's data, and sizes in bytes per item (`held`: items).
 Loaded = tuple[Any, dict[str, float]]
 
 
@@ -109,14 +108,14 @@ _PROCESSES: dict[str, Callable[[Path, Shard], Loaded]] = {
 
 
 def _measured(load: Callable[[Path, Shard], Loaded], path: Path, shard: Shard) -> dict[str, Any]:
-    """Return start time and memory of a process. Libraries are loaded before and not counted.
+    """Start time and memory of a process, without loading libraries.
 
-    The process named `again` maps the files that the first start wrote.
+    `again` maps the files that the first start wrote.
     """
     set_compute_threads(1)
     before, wall, cpu = _memory(), time.perf_counter(), time.process_time()
     loaded, bytes_per_item = load(path, shard)
-    give_back_freed()  # as every serving process does before it listens
+    give_back_freed()  # as every serving process does
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     own, mapped, most = (now - then for now, then in zip(_memory(), before, strict=True))
     del loaded
@@ -131,7 +130,7 @@ def _measured(load: Callable[[Path, Shard], Loaded], path: Path, shard: Shard) -
 
 
 def _memory() -> tuple[int, int, int]:
-    """Return kilobytes of this process's own memory, of its mapped files, and of its largest memory so far."""
+    """Kilobytes of the process's own memory, of mapped files, and of the largest so far."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     own, mapped, most = (int(fields[name].split()[0]) for name in ("RssAnon", "RssFile", "VmHWM"))
     return own, mapped, most

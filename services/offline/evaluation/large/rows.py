@@ -1,4 +1,4 @@
-"""One row per size and algorithm: the same search in the library and through the service's RPC, in one run."""
+"""One row per size and algorithm: the same search in the library and by the service's RPC."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ _CHANGING_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A running service: `search(query, algorithm)` returns item ids; start_s: seconds until it was ready."""
+    """`search(query, algorithm)` returns item ids; start_s: seconds until it was ready."""
 
     search: Callable[[QueryStates, str], Sequence[str]]
     start_s: float

@@ -1,7 +1,6 @@
-"""Questions and documents as vectors, for PEFA: test and training queries with their relevant documents.
+"""Questions and documents as vectors, for PEFA; folds to choose lambda and k, and `sampled` shares of training pairs.
 
-It also removes training pairs: folds hold them out to choose lambda and k, and `sampled` drops a share. Letters:
-n documents, m training queries, B test queries, E pairs, d width.
+Letters: n documents, m training queries, B test queries, E pairs, d width.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ DOCUMENT_CHARACTERS = 600
 class Judged:
     """Queries with their relevant documents.
 
-    Shapes: queries (m, d) unit norm; pairs (E, 2) of (query row, document row), each once, in order.
+    Shapes: queries (m, d) unit norm; pairs (E, 2) of (query row, document row), each once.
     """
 
     queries: FloatArray
@@ -34,7 +33,7 @@ class Judged:
         return len(self.queries)
 
     def only(self, rows: npt.NDArray[np.bool_]) -> "Judged":
-        """Return the queries where `rows` (m,) is true, renumbered."""
+        """Return the queries in `rows` (m,), renumbered."""
         new_rows = np.cumsum(rows) - 1
         kept = self.pairs[rows[self.pairs[:, 0]]]
         return Judged(queries=self.queries[rows], pairs=np.column_stack([new_rows[kept[:, 0]], kept[:, 1]]))
@@ -42,8 +41,8 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextSet:
-    """One corpus. `unseen` (B,): no training query has the test query's text. `tested_are_trained`: in the set's split
-    every tested document has training queries; folds preserve this. `decided_by`: the recalls that choose lambda and k.
+    """One corpus. `unseen` (B,): no training query has this text. `tested_are_trained`: every tested document has
+    training queries, also in folds. `decided_by`: recalls that choose lambda and k.
     """
 
     name: str
@@ -56,10 +55,9 @@ class TextSet:
 
 
 def folds(data: TextSet, *, count: int, seed: int) -> Iterator[tuple[Judged, Judged]]:
-    """Yield (fitted, held out) parts of the training queries, `count` times; no query is held out twice.
+    """Yield (fitted, held out) parts of the training queries, `count` times, disjoint.
 
-    With `tested_are_trained`, every held-out document has queries in the fitted part: a query stays there if one of its
-    documents would have no other.
+    With `tested_are_trained` a query stays fitted if one of its documents would have no other.
     """
     train = data.train
     fold_of = np.random.default_rng(seed).permutation(len(train)) % count
@@ -73,7 +71,7 @@ def folds(data: TextSet, *, count: int, seed: int) -> Iterator[tuple[Judged, Jud
 
 
 def sampled(train: Judged, share: float, *, seed: int) -> Judged:
-    """Return a share of the pairs, drawn uniformly (paper, section 5.4); queries that lose all their pairs are dropped.
+    """Return a share of the pairs, drawn uniformly (paper, section 5.4); queries without pairs are dropped.
 
     Raises: ValueError if `share` is not in (0, 1].
     """
@@ -86,14 +84,14 @@ def sampled(train: Judged, share: float, *, seed: int) -> Judged:
 
 
 def known(name: str) -> str:
-    """Return the name of a known set. Raises: ValueError with the names otherwise."""
+    """Return the name. Raises: ValueError if it is unknown, with the names."""
     if name not in NAMES:
         raise ValueError(f"data={name!r}; allowed: {', '.join(NAMES)}")
     return name
 
 
 def load(name: str, source: EmbeddingSource) -> TextSet:
-    """Load a set by its name, documents cut at 600 characters, all encoded by MiniLM.
+    """Load a set, documents cut at 600 characters, all encoded by MiniLM.
 
     Raises: ValueError for an unknown name, a missing file or missing weights.
     """

@@ -1,8 +1,8 @@
 """Indexes for text queries with PEFA: this library's, and hnswlib.
 
-One class serves any base index and any memory: PEFA-XS is another set of vectors in the same index, PEFA-XL adds a
-second search and the voted documents. Graphs are built like the paper's: M 32, efConstruction 500, efSearch 300;
-hnswlib is an extra. An answer is the 100 best documents of a query, best first.
+PEFA-XS is another set of vectors in the same index; PEFA-XL adds a second search and the voted documents. Graphs are
+the paper's: M 32, efConstruction 500, efSearch 300; hnswlib is an extra. An answer is the 100 best documents of a
+query, best first.
 
 Letters: n documents, m training queries, B queries, E pairs, d width, k neighbours, K results.
 """
@@ -32,7 +32,7 @@ Votes = list[dict[int, float]]
 
 
 class Retriever(Protocol):
-    """A built index: the 100 best documents (B, K) of each query (B, d), best first, and its bytes."""
+    """The 100 best documents (B, K) of each query (B, d), best first, and the index's bytes."""
 
     @property
     def nbytes(self) -> int: ...
@@ -41,7 +41,7 @@ class Retriever(Protocol):
 
 
 class VectorIndex(ABC):
-    """Vectors searched by inner product."""
+    """Searched by inner product."""
 
     @property
     @abstractmethod
@@ -81,7 +81,7 @@ class ServedVectors(VectorIndex):
 
 
 class ServedMemory:
-    """The memory of candidates: one entry per pair of a training query and its document, exact search."""
+    """One entry per pair of a training query and its document, exact search."""
 
     def __init__(self, train: Judged, *, k: int) -> None:
         self._k = k
@@ -112,12 +112,12 @@ class ServedMemory:
 
 
 def bytes_per_entry(width: int) -> int:
-    """Return the bytes of one remembered query of this width."""
+    """Return one remembered query's bytes."""
     return VotingIndex(num_components=1, width=width, model_version="text").bytes_per_entry
 
 
 class GraphVectors(VectorIndex):
-    """hnswlib's HNSW over vectors, at the paper's settings."""
+    """hnswlib's HNSW, at the paper's settings."""
 
     def __init__(self, vectors: FloatArray, *, seed: int, results: int = K) -> None:
         self._index = import_module("hnswlib").Index(space="ip", dim=vectors.shape[1])
@@ -158,8 +158,7 @@ class GraphMemory:
 class Voted:
     """PEFA-XL: the base's best documents and every voted one, by lambda s + (1 - lambda) vote.
 
-    Exact if base and memory are exact and no vote is negative: an omitted document has no vote and scores at most the
-    base's K-th, and K documents score at least that.
+    Exact if base and memory are and no vote is negative: K documents score at least as much as any omitted one.
     """
 
     def __init__(self, documents: FloatArray, base: VectorIndex, memory: Memory, *, share: float) -> None:

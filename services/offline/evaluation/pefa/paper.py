@@ -1,9 +1,8 @@
 """PEFA on matrices, exactly as in the paper: for text retrieval, where all queries are known at once.
 
-The streamed forms (sums.py, memory.py) reduce to these with one component, weights of 1 and no decay; tests check this.
-Y is sparse, as pairs of a training query's and a passage's row. Compared with the model alone, XS costs no time per
-query and no bytes (its passages replace the model's); XL costs a second search, over m queries, and m d + nnz(Y)
-numbers (the paper's table 1).
+The streamed forms (sums.py, memory.py) reduce to these with one component, weights of 1 and no decay. Y is sparse.
+Compared with the model alone, XS costs nothing per query (its passages replace the model's); XL costs a second search,
+over m queries, and m d + nnz(Y) numbers (the paper's table 1).
 
 Letters: n passages, m training queries, B queries asked, d width, k neighbours.
 """
@@ -52,7 +51,6 @@ class Pairs:
 
     @property
     def query_rows(self) -> Rows:
-        """The training query of each pair."""
         return np.repeat(np.arange(self.num_queries), np.diff(self.starts))
 
 
@@ -84,7 +82,7 @@ def xs_passages(passages: FloatArray, queries: FloatArray, pairs: Pairs, share: 
 
 
 def nearest_queries(asked: FloatArray, queries: FloatArray, k: int) -> tuple[Rows, Scores]:
-    """Return rows and inner products of the k training queries nearest to each query asked, by exact search.
+    """Return rows and inner products of the k nearest training queries to each query asked, by exact search.
 
     Shapes: asked (B, d), queries (m, d) -> (B, min(k, m)) each, best first, ties by row.
     Raises: ValueError for k below 1 or widths that disagree.

@@ -1,8 +1,7 @@
 """`freshet bench pefa`: PEFA on its paper's data, real texts with a real sentence encoder.
 
-The questions: how much better are answers with remembered training queries and their documents, with lambda and k
-chosen on held-out training queries alone; what do build, memory and queries cost; how little feedback is enough. The
-report has the rows of the other modules; this module only measures samples of pairs.
+With lambda and k chosen on held-out training queries alone: how much better are answers with remembered training
+queries and their documents, what do build, memory and queries cost, how little feedback is enough.
 """
 
 import time
@@ -26,9 +25,9 @@ Row = dict[str, Any]
 _FOLDER = Path(__file__).parent
 
 TITLES = {"scifact": "SciFact", "medquad": "MedQuAD"}
-# The recalls that choose lambda and k.
+# Choose lambda and k.
 DECIDED_BY = {"scifact": ("recall@10", "recall@100"), "medquad": ("recall@1", "recall@10")}
-# Notes on a set for comparisons with other numbers.
+# For comparisons with other numbers.
 _NOTES = {
     "scifact": "A document is its title and abstract. A document without feedback keeps its whole vector. "
     "With equation 8 as printed, and in libpecos, it keeps only λ of it, which lowers documents without feedback.",
@@ -42,7 +41,7 @@ _RECALLS = ("recall@1", "recall@10", "recall@100")
 
 
 def page(report: dict[str, Any]) -> str:
-    """Return the page; a `note` is a person's addition to the stored report."""
+    """A `note` is a person's addition."""
     rows = report["rows"]
     return filled(
         _FOLDER / "page.template.md",
@@ -61,7 +60,7 @@ def plot(report: dict[str, Any], out: Path) -> None:
 
 
 def plot_sweep(rows: Sequence[Row], path: Path) -> None:
-    """Plot recall over lambda, one panel per set and deciding recall: XS, and XL at the paper's three k."""
+    """Recall over lambda, by set and deciding recall: XS, and XL at the paper's three k."""
     wanted = [(data, name) for data in _sets(rows) for name in DECIDED_BY[data]]
     with panels(path, 1, len(wanted), size=(4.2, 3.6)) as drawn:
         for panel, (data, name) in zip(drawn[0], wanted, strict=True):
@@ -76,7 +75,7 @@ def plot_sweep(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_shares(rows: Sequence[Row], path: Path) -> None:
-    """Plot the paper's Figure 3: recall above, megabytes below, over the share of training pairs."""
+    """The paper's Figure 3: recall above, megabytes below, over the share of training pairs."""
     with panels(path, 2, len(_sets(rows)), size=(5.5, 3)) as drawn:
         for column, data in enumerate(_sets(rows)):
             name = next(iter(DECIDED_BY[data]))
@@ -99,7 +98,7 @@ def _alone(panel: Any, rows: Sequence[Row], name: str) -> None:
 
 
 def _set_part(data: str, rows: Sequence[Row]) -> str:
-    # The two deciding recalls are first.
+    # The deciding recalls are first.
     a, b = DECIDED_BY[data]
     short = {"a": a, "b": b, "c": next(name for name in _RECALLS if name not in (a, b))}
     parts: dict[str, list[Row]] = {"chosen": [], "sweep": [], "serving": [], "share": []}
@@ -128,7 +127,7 @@ _CUT_NAMES = tuple(f"recall@{cut}" for cut in PAIR_CUTS)
 
 
 def run(request: Request, *, names: Sequence[str], source: EmbeddingSource | None = None) -> Report:
-    """Measure every table of each set; writes pefa.{md,json,png} and pefa_shares.png.
+    """Measure every set; writes pefa.{md,json,png} and pefa_shares.png.
 
     Raises: ValueError for an unknown set, a missing file, or weights that are not installed, with what to do.
     """
@@ -167,7 +166,7 @@ def _rows_of(data: TextSet, request: Request) -> list[Row]:
 
 
 def _chosen_row(data: TextSet, setting: Setting, found: Mapping[Setting, Recalls]) -> Row:
-    """Return recalls of all test queries, with gain and interval, and of those whose text is not a training query's."""
+    """Recalls of all test queries, with gain and interval, and of those whose text is not a training query's."""
     own, alone = found[setting], found[ENCODER]
     row = {"table": "chosen", "data": data.name, "queries": len(data.test), **_described(setting), **_means(own)}
     row |= {"unseen_queries": int(data.unseen.sum())}
@@ -180,9 +179,7 @@ def _chosen_row(data: TextSet, setting: Setting, found: Mapping[Setting, Recalls
 
 
 def _share_rows(data: TextSet, settings: Mapping[str, Setting], *, seeds: Sequence[int], request: Request) -> list[Row]:
-    """Return recall by the share of training pairs (Figure 3), mean and deviation over samples, for the chosen lambda
-    and k.
-    """
+    """Recall by share of training pairs (Figure 3), mean and deviation over samples, for the chosen lambda and k."""
     out = []
     wanted = {"xs": settings["xs"], "xl": settings["xl"]}
     for share in SAMPLED_SHARES:
@@ -206,7 +203,7 @@ def _share_rows(data: TextSet, settings: Mapping[str, Setting], *, seeds: Sequen
 
 
 def _index_bytes(data: TextSet, method: str, pairs: int) -> int:
-    """Return the bytes of exact search: the documents' vectors, and with XL the memory's entries."""
+    """Exact search: documents' vectors, and with XL the memory's entries."""
     width = data.documents.shape[1]
     remembered = pairs * bytes_per_entry(width) if method == "xl" else 0
     return int(data.documents.nbytes) + remembered

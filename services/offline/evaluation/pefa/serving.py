@@ -1,7 +1,7 @@
 """PEFA on text in this library's indexes, and over graph indexes: build time, bytes, latency and recall.
 
 This library's indexes are exact search, the proven integer codes, and the same codes with only some cells visited (an
-approximate index). The memory is the index that candidates search while it changes.
+approximate index). The memory is the index that candidates search.
 
 Letters: n documents, m training queries, B queries, d width.
 """
@@ -30,15 +30,15 @@ from services.offline.evaluation.pefa.indexes import (
 from services.offline.evaluation.pefa.sweep import ENCODER, Setting, relevance, xs_vectors
 
 _OURS = ("brute_force", "quantized(1)", "quantized(300,{cells})")
-_VISITED = 0.6  # share of cells that the approximate index visits: of the sets' hundred, a quarter lost 6 points
+_VISITED = 0.6  # cells that the approximate index visits: of the sets' hundred, a quarter lost 6 points
 
 
 def builds(
     data: TextSet, settings: Mapping[str, Setting], *, seed: int
 ) -> dict[tuple[str, str], Callable[[], Retriever]]:
-    """Return a function per (index, method) that builds it completely from vectors and pairs.
+    """Return a function per (index, method) that builds it from vectors and pairs.
 
-    `settings`: the chosen ones of "xs" and "xl". hnswlib is omitted if it is not installed.
+    `settings`: of "xs" and "xl"; hnswlib is omitted if not installed.
     """
     documents, train = data.documents, data.train
     xs, xl = settings["xs"], settings["xl"]
@@ -65,9 +65,8 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Return one row per index and method, as in the paper's Table 6, with recall.
 
-    Seconds and milliseconds are processor time of all threads, which excludes waits on a busy machine. Builds use up to
-    two threads; queries run one at a time on one thread, alternating between indexes. PyTorch has one thread
-    afterwards.
+    Times are processor time of all threads, which excludes waits on a busy machine. Builds use up to two threads;
+    queries run one at a time on one, alternating between indexes; PyTorch then has one.
     """
     built: dict[tuple[str, str], Retriever] = {}
     building = Times()
@@ -79,7 +78,7 @@ def rows(
     say(f"{data.name}: queries one at a time")
     times = {key: Times() for key in built}
     for index in built.values():
-        index.answer(data.test.queries[:1])  # warm-up: first accesses to memory, tables made on demand
+        index.answer(data.test.queries[:1])  # warm-up
     for query in data.test.queries[:num_timed]:
         for key, index in built.items():
             times[key].call(index.answer, query[None])

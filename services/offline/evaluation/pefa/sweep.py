@@ -1,8 +1,7 @@
 """lambda and k of PEFA on text: recall over a grid by exact search, and the choice on held-out training queries.
 
-All scores come from the library's transcription of the paper (paper.py). Equation 8 has two readings for a document
-without feedback: as printed, its vector is multiplied by lambda; as served, it does not change. Test queries are never
-used here.
+Scores come from paper.py. Equation 8 has two readings for a document without feedback: as printed, its vector is
+multiplied by lambda; as served, it does not change. Test queries are never used here.
 
 Letters: n documents, m training queries, B queries asked, d width, k neighbours.
 """
@@ -28,12 +27,12 @@ PAPER_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 PAPER_NEIGHBOURS = (16, 32, 64)
 
 _FOLDS = 5
-_HELD_OUT = 2_500  # held-out queries that decide; if there are fewer training queries, each is held out once
+_HELD_OUT = 2_500  # that decide; with fewer training queries each is held out once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A method with its lambda (`share`) and k. `printed`: equation 8 as printed for documents without feedback."""
+    """A method with its lambda (`share`) and k; `printed`: equation 8 as printed for documents without feedback."""
 
     method: Method
     share: float = 1.0
@@ -42,7 +41,7 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """The setting as tables show it."""
+        """As tables show it."""
         if self.method == "encoder":
             return "encoder alone"
         form = ", as printed" if self.printed else ""
@@ -80,7 +79,7 @@ def xs_vectors(documents: FloatArray, train: Judged, setting: Setting) -> FloatA
 def measured(
     documents: FloatArray, train: Judged, asked: Judged, settings: Iterable[Setting]
 ) -> dict[Setting, Recalls]:
-    """Return each query's recalls under each setting, by exact search over all documents."""
+    """Return each query's recalls under each setting, by exact search."""
     settings = list(settings)
     pairs = relevance(train, len(documents))
     own = asked.queries @ documents.T
@@ -102,8 +101,8 @@ def measured(
 def chosen(
     data: TextSet, settings: Sequence[Setting], *, seed: int, say: Callable[[str], None] = lambda line: None
 ) -> dict[tuple[Method, bool], Setting]:
-    """Return the best setting of each method (and reading) on held-out training queries: the largest mean of the set's
-    two recalls; among equals the larger lambda, then the smaller k. Test queries are not used.
+    """Return each method's (and reading's) best setting on held-out training queries: the largest mean of the set's two
+    recalls; among equals the larger lambda, then the smaller k.
     """
     totals = dict.fromkeys(settings, 0.0)
     per_fold = len(data.train) / _FOLDS

@@ -1,7 +1,7 @@
 """The arms of the comparison: each arm's encoder and head, and the settings that it tunes in a given processor time.
 
 Six arms, as in the paper's Table 3 (arXiv:2407.15462) with two controls: a dot product at the mixture's bytes per item,
-and a mixture without its mutual-information loss. This module trains and measures nothing.
+and a mixture without its mutual-information loss.
 """
 
 import math
@@ -11,13 +11,13 @@ from typing import Any
 
 from services.offline.training.presets import TrainConfig, with_dot_head, with_sasrec, with_wide_dot_head
 
-# Settings of a trial that are fields of `TrainConfig`.
+# That are fields of `TrainConfig`.
 _FIELDS = ("loss", "num_negatives", "groups_per_tile", "head_rate", "gate_rate", "start_noise")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """One setting of an arm. `regularised`: more dropout, encoder .3 and item .2.
+    """An arm's setting. `regularised`: more dropout, encoder .3 and item .2.
 
     `component_width` is for mixtures; None: the preset's. `rate`, `head_rate` and `gate_rate` multiply the learning
     rate: of all parameters, of the head's projections, of the gate.
@@ -37,7 +37,7 @@ class Trial:
 
     @property
     def text(self) -> str:
-        """The setting for a table: the loss, its negatives if it draws some, and values that are not the default."""
+        """For a table: the loss, its negatives, and values that are not the default."""
         parts = [self.loss if self.loss == "full-softmax" else f"{self.loss}, {self.num_negatives} negatives"]
         parts += ["more dropout"] if self.regularised else []
         others = (one for one in fields(self)[3:] if getattr(self, one.name) != one.default)
@@ -61,7 +61,7 @@ Changes = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """`shaped` turns a preset's configuration, HSTU with the mixture, into this arm's. `changes`: see `tune`."""
+    """`shaped` turns a preset's configuration, HSTU with the mixture, into this arm's; `changes`: see `tune`."""
 
     name: str
     title: str
@@ -73,10 +73,9 @@ class Arm:
         return self.name.endswith(("mol", "no-mi"))
 
 
-# Every arm tries the paper's loss, and its log-Q correction with 64 and 256 negatives; then as many changes as its
-# processor time allows, each applied to the best setting so far. Mixtures omit the full softmax: with X items and K
-# negatives it costs X / K times the sampled one. More dropout of encoder and items is omitted: it lost in 35 of 36
-# trials (docs/benchmarks/quality.json).
+# The paper's loss, and its log-Q correction with 64 and 256 negatives. Mixtures omit the full softmax, which costs X /
+# K times the sampled one. More dropout of encoder and items is omitted: it lost in 35 of 36 trials
+# (docs/benchmarks/quality.json).
 EVERY_ARM: Changes = (
     {"loss": "sampled-softmax"},
     {"loss": "corrected-softmax"},
@@ -98,10 +97,10 @@ _MIXTURE_CHANGES: Changes = (
 
 
 def tune(changes: Changes, seconds: float, tried: Callable[[Trial, float], tuple[float, float] | None]) -> Trial:
-    """Return the setting with the best validation score among those that fit into `seconds` of processor time.
+    """Return the best setting on validation among those that fit into `seconds` of processor time.
 
-    Each change is made to the best setting so far. `tried(trial, left)` returns a trial's validation score and seconds,
-    or None if it would take more than `left`. EVERY_ARM is always tried.
+    Each change is made to the best setting so far; EVERY_ARM is always tried. `tried(trial, left)` returns a trial's
+    validation score and seconds, or None if it would take more than `left`.
     """
     scores: dict[Trial, float] = {}
     for number, change in enumerate(changes):
@@ -152,7 +151,7 @@ ARMS: Mapping[str, Arm] = {
 
 
 def bytes_per_item(config: TrainConfig) -> int:
-    """Return the bytes of an item's state in float32: its components and, of a mixture, its gate."""
+    """Return an item's bytes in float32: its components and, of a mixture, its gate."""
     head = config.head
     floats = head.num_item_components * head.component_width + (head.num_pairs if head.is_mixture else 0)
     return 4 * floats

@@ -1,4 +1,4 @@
-"""The comparison as one command: do the missing runs, write a page of results and a plot of learning curves."""
+"""Do the missing runs of the comparison, write a page of results and a plot of learning curves."""
 
 import json
 import time
@@ -27,7 +27,7 @@ def quality(
     request: Request, *, data: Sequence[table.MeasuredData], store: Path, seeds: int | None, hours: float | None
 ) -> Report:
     """Compare encoders and heads with tuned baselines; writes quality.{md,json,png}. It skips finished runs in `store`,
-    and splits that are complete in the quality.json that it will overwrite; no run begins after `hours`.
+    and complete splits of the present quality.json; no run begins after `hours`.
 
     Raises: DatasetUnavailableError for a set that is not on this machine.
     """
@@ -50,7 +50,7 @@ def quality(
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """Return quality.md of a report (see `table.report`), with `command` and `machine`."""
+    """Return quality.md of a report (`table.report`) with `command` and `machine`."""
     sections = report["sections"]
     done = sum(section["finals"]["done"] for section in sections)
     expected = sum(section["finals"]["expected"] for section in sections)
@@ -67,7 +67,7 @@ _PANELS_IN_A_ROW = 4
 
 
 def plot_curves(report: Mapping[str, Any], path: Path) -> None:
-    """Plot validation NDCG@10 against processor seconds of training, one panel per split with a curve."""
+    """Plot validation NDCG@10 against processor seconds of training, by split."""
     sections = [section for section in report["sections"] if section["curves"]]
     rows = max(1, -(-len(sections) // _PANELS_IN_A_ROW))
     with panels(path, rows, _PANELS_IN_A_ROW, size=(4.2, 3.6), dpi=80) as drawn:

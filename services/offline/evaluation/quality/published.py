@@ -4,8 +4,7 @@ MovieLens-1M.
 The authors' public code (github.com/bailuding/rails) gives the encoder the time of the event to predict, adds
 embeddings of absolute positions, includes every film, trains on the validation events too, excludes a user's last 200
 films from the ranking, and can only choose an epoch on the test events. Both heads are trained at preset `quick` with
-each of these differences, and with all. Only this module can make a model that knows the future: no training command
-for serving uses it, and no bundle can contain it.
+each difference, and with all. Only this module can make a model that knows the future: no bundle can contain it.
 
 Letters: B histories, L events, E events to predict, X items.
 """
@@ -42,16 +41,15 @@ Row = dict[str, Any]
 
 _ARMS = ("hstu-dot", "hstu-mol")
 _SETTING = Trial(loss="corrected-softmax", num_negatives=256)
-# The number of a user's last films that the authors exclude from the ranking: their window.
+# The last films that the authors exclude from the ranking: their window.
 _RECENT = 200
 _GAP_BITS = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Protocol:
-    """The published differences; the defaults are this repository's protocol. `knows_absence`: the model gets the time
-    since the last event in buckets, the first up to 1,024 s. `seeds`: numbers of trainings of the dot product and of
-    the mixture.
+    """The published differences; defaults are this repository's protocol. `knows_absence`: the model gets the time
+    since the last event in buckets, the first up to 1,024 s. `seeds`: trainings of the dot product and of the mixture.
     """
 
     title: str
@@ -83,7 +81,7 @@ PROTOCOLS = (
 
 
 class _PublishedEncoder(HstuEncoder):
-    """HSTU as published. If the protocol knows the next time, times are those of `with_next_times`."""
+    """If the protocol knows the next time, times are those of `with_next_times`."""
 
     def __init__(self, shape: EncoderShape, *, dropout: float, protocol: Protocol) -> None:
         super().__init__(shape, dropout=dropout)
@@ -114,8 +112,8 @@ class PublishedModel(SequentialModel):
 
 
 def with_next_times(interactions: Interactions) -> Interactions:
-    """Return the same events, each user's in their order, with timestamps of their own time (upper 32 bits) and the
-    seconds until the user's next event (lower 32; 0 for the last).
+    """Return the events with timestamps of their own time (upper 32 bits) and the seconds until the user's next event
+    (lower 32; 0 for the last).
     """
     rows, offsets = interactions.by_user()
     times = interactions.timestamps[rows]
@@ -123,13 +121,13 @@ def with_next_times(interactions: Interactions) -> Interactions:
     gaps[offsets[1:] - 1] = 0
     packed = np.empty_like(times)
     packed[rows] = (times << _GAP_BITS) | gaps
-    # Of a user's events in one second only the last can have a gap, so a stable sort preserves each user's order.
+    # A stable sort preserves each user's order: of one second's events only the last can have a gap.
     order = np.argsort(packed, kind="stable")
     return replace(interactions.select(order), timestamps=packed[order])
 
 
 def ranked(scorer: EventScorer, interactions: Interactions, rows: IntArray) -> Row:
-    """Return the metrics, and HR@10 with only the user's last 200 items excluded, and with none."""
+    """Return the metrics, and HR@10 excluding only the user's last 200 items, and none."""
     ranks = []
     for batch in held_out_batches(interactions, rows):
         recent = np.zeros_like(batch.seen)
@@ -144,8 +142,8 @@ def ranked(scorer: EventScorer, interactions: Interactions, rows: IntArray) -> R
 
 
 def run(request: Request) -> Report:
-    """Return rows by protocol and arm; writes published.{md,json} after every training. It skips trainings in the
-    published.json that it overwrites. Raises: DatasetUnavailableError for a set that is not on this machine.
+    """Return rows by protocol and arm; writes published.{md,json} after every training, and skips trainings that
+    published.json has. Raises: DatasetUnavailableError for a set that is not on this machine.
     """
     began, path = time.perf_counter(), request.out / "published.json"
     runs: list[Row] = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else []
@@ -161,14 +159,14 @@ def run(request: Request) -> Report:
 
 
 def _planned(*, quick: bool) -> Iterator[tuple[Protocol, str, int]]:
-    """Yield, for each arm, every protocol with seed 0, then the protocols that have further seeds."""
+    """For each arm, every protocol with seed 0, then those with further seeds."""
     for number, arm in enumerate(_ARMS):
         for seed in range(1 if quick else 3):
             yield from ((one, arm, seed) for one in PROTOCOLS if seed < one.seeds[number])
 
 
 def _trained(request: Request, data: MeasuredData, protocol: Protocol, arm: str, seed: int) -> Row:
-    """Train once; return the results of every epoch on the validation and on the test events."""
+    """Train once; the results of every epoch on the validation and on the test events."""
     interactions = load_dataset(data.name, download=False)
     interactions = interactions if protocol.keeps_all_items else interactions.keep_frequent(min_per_item=5)
     split = leave_one_out_split(with_next_times(interactions) if protocol.knows_next_time else interactions)
@@ -192,7 +190,7 @@ def _trained(request: Request, data: MeasuredData, protocol: Protocol, arm: str,
 
 
 def _rows(runs: Sequence[Row]) -> Iterator[Row]:
-    """Yield means over seeds of the test metrics: at the epoch with the best validation, and at the best test epoch."""
+    """Means over seeds of the test metrics: at the epoch with the best validation, and at the best test epoch."""
     for arm in _ARMS:
         ours: list[float] = []
         for protocol in PROTOCOLS:

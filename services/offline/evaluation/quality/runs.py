@@ -1,7 +1,7 @@
-"""One run of the comparison: train an arm or fit a baseline, rank the events, and store the result.
+"""One run of the comparison: train an arm or fit a baseline, rank the events, store the result.
 
-A finished run is two files, a row and its ranks, so that a machine does a run once. An interrupted comparison
-continues, a training from its checkpoint. Only final runs rank the test events, once each.
+A finished run is a row and its ranks, so a machine does it once; an interrupted training continues from its checkpoint.
+Only final runs rank the test events.
 
 Letters: E events, X items.
 """
@@ -27,17 +27,15 @@ from services.offline.training.presets import TrainConfig
 
 Row = dict[str, Any]
 
-# Trials and the choice of an epoch maximise this on validation.
+# Maximised by trials and the choice of an epoch, on validation.
 CHOSEN_BY = "ndcg@10"
-# Validation events per epoch: enough to separate .05 from .055, few enough to take little of an epoch's time.
+# Enough to separate .05 from .055, few enough to take little of an epoch's time.
 _EVENTS_PER_EPOCH = 4_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Lengths of trainings: `trial_epochs` for trials, `final_epochs` for final runs. `tuning_seconds`: processor time
-    of all trials of an arm.
-    """
+    """Lengths of trainings. `tuning_seconds`: processor time of all trials of an arm."""
 
     config: TrainConfig
     trial_epochs: int
@@ -47,20 +45,19 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """A run's row; for a final run also its ranked test events."""
+    """A final run also has ranked test events."""
 
     row: Row
     ranked: RankedEvents | None
 
 
 class Store:
-    """Finished runs in a folder, by name: `name`.json and, for final runs, `name`.npz."""
+    """By name: `name`.json and, for final runs, `name`.npz."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def get(self, name: str) -> Finished | None:
-        """Return a finished run, or None."""
         path = self.folder / f"{name}.json"
         if not path.exists():
             return None
@@ -78,7 +75,7 @@ class Store:
         return Finished(row=row, ranked=ranked)
 
     def put(self, name: str, finished: Finished) -> Finished:
-        """Store a run: its ranks first, its row last, so that a row is never without its ranks."""
+        """Store the ranks first, so that a row is never without them."""
         path = self.folder / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         if finished.ranked is not None:
@@ -107,10 +104,9 @@ def run_arm(
     progress: Callable[[Step], None],
     with_neighbours: bool = False,
 ) -> Finished:
-    """Train one arm with one setting on the split's training rows; the epoch with the best validation counts.
+    """Train an arm with one setting on the training rows; the epoch with the best validation counts.
 
-    A trial only has a validation score; a final run ranks the test events, once. `with_neighbours`: add item neighbours
-    with the weight that is best on validation. With a final run's checkpoints nothing is trained again.
+    `with_neighbours`: with the weight that is best on validation. A final run's checkpoints are not trained again.
     """
     config = trial.applied(arm.shaped(plan.config))
     config = replace(config, seed=seed, epochs=plan.final_epochs if is_final else plan.trial_epochs)
@@ -157,7 +153,7 @@ def run_baseline(
     *,
     is_final: bool,
 ) -> Finished:
-    """Fit a baseline; a trial is scored on validation events, a final run ranks the test events, once."""
+    """A trial is scored on validation, a final run ranks the test events."""
     began = time.process_time()
     scorer = fit()
     row: Row = {

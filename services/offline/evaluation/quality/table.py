@@ -1,9 +1,8 @@
 """The whole comparison: its data, splits and seeds, the order of its runs, and the results of the finished runs.
 
-Every arm tunes itself on validation in the same processor time, every baseline over its grid; then each ranks the test
-events once per seed. At the time limit the work ends; the next call continues. The report counts missing runs. Runs are
-stored on the machine that did them. A section of an earlier report, possibly from another machine, is used until this
-machine has more runs of it.
+Every arm and every baseline tunes itself on validation, then ranks the test events once per seed. At the time limit the
+work ends; the next call continues. The report counts missing runs. A section of an earlier report, possibly from
+another machine, is used until this machine has more runs of it.
 """
 
 import math
@@ -43,12 +42,10 @@ _SHORTER, _NEIGHBOURS = "short", "neighbours"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredData:
-    """One data set of the table: its splits, the primary one first, the number of seeds of final runs, and its arms and
-    baselines.
+    """One data set of the table; the first split is the primary one, `seeds` counts final runs.
 
-    `variant` distinguishes entries of one data set. With `setting` all arms have this setting, and nothing is tuned.
-    `settings_of`: arms and baselines use the settings that this set's trials chose. `epochs`: number of epochs of final
-    runs.
+    `variant` distinguishes entries of one data set. `setting`: of all arms, untuned. `settings_of`: use the settings
+    that this set's trials chose. `epochs`: of final runs.
     """
 
     name: str
@@ -63,21 +60,18 @@ class MeasuredData:
 
     @property
     def key(self) -> str:
-        """The name by which it is requested."""
         return f"{self.name}-{self.variant}" if self.variant else self.name
 
     def tuned_on(self, split: str) -> tuple[str, str]:
-        """Return the data and split of the trials that choose the settings. Leave-one-out with reversed ties uses the
-        trials of leave-one-out.
-        """
+        """Return the data and split of the trials that choose the settings."""
         return self.settings_of or self.key, LAST if split == LAST_REVERSED else split
 
     def arms_of(self, split: str) -> tuple[str, ...]:
-        """Return the arms; for reversed ties only the two arms whose verdict the split checks."""
+        """Return the arms; reversed ties check one verdict, so only its two arms."""
         return ("hstu-dot", "hstu-mol") if split == LAST_REVERSED else self.arms
 
     def expected(self, split: str, seeds: int | None = None) -> int:
-        """Return the number of final runs of a complete split."""
+        """Return a complete split's number of final runs."""
         return len(self.baselines) + (seeds or self.seeds) * len(self.arms_of(split))
 
     def load(self) -> Interactions:
@@ -91,7 +85,7 @@ DATA = (
     MeasuredData(name="amazon-beauty-2014", splits=(LAST,)),
     MeasuredData(name="ml-1m", splits=(TIME, LAST, LAST_REVERSED)),
     MeasuredData(name="amazon-sports-2014", splits=(LAST,)),
-    # Own trials would take a core five hours. EASE is omitted: its matrices, items by items, need 22 GiB.
+    # Own trials would take five hours. EASE's matrices, items by items, need 22 GiB.
     MeasuredData(
         name="amazon-beauty-large-2014",
         splits=(LAST,),
@@ -128,8 +122,9 @@ class OutOfTime(Exception):
 
 
 def plan_for(data: MeasuredData, train: Interactions) -> Plan:
-    """Return preset `quick` with a million positions a trial and 2.5 million a final run. Short histories use larger
-    batches: with seven events each, 128 sequences instead of 32 halve the processor time.
+    """Return preset `quick` with a million positions a trial and 2.5 million a final run.
+
+    Short histories use larger batches: with seven events each, 128 sequences instead of 32 halve the processor time.
     """
     positions = Histories.of(train).num_positions
     sequences = int((train.user_counts() > 1).sum())
@@ -145,10 +140,7 @@ def plan_for(data: MeasuredData, train: Interactions) -> Plan:
 
 @dataclass(kw_only=True, slots=True)
 class Work:
-    """Folder of results, progress callback, plan of trainings, sections of an earlier report, commit named in rows.
-
-    until: no run begins after this time.monotonic(); None: no limit.
-    """
+    """until: no run begins after this time.monotonic(); None: no limit."""
 
     store: Path
     say: Callable[[str], None]
@@ -158,7 +150,6 @@ class Work:
     commit: str | None = None
 
     def earlier_of(self, key: str, split: str) -> dict[str, Any] | None:
-        """Return the earlier section of this data's split, if any."""
         return next((dict(one) for one in self.earlier if (one["data"], one["split"]) == (key, split)), None)
 
     def check_time(self) -> None:
@@ -167,7 +158,7 @@ class Work:
 
 
 def measure(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = None) -> bool:
-    """Do the missing runs. Returns whether all are done. `seeds`: instead of each set's own number."""
+    """Do the missing runs; return whether all are done. `seeds`: instead of each set's own number."""
     try:
         for one in data:
             open_splits = [split for split in one.splits if not _is_whole(work, one, split, seeds)]
@@ -194,8 +185,6 @@ def _num_done(work: Work, data: MeasuredData, split: str) -> int:
 
 
 class _Comparison:
-    """All runs of one split."""
-
     def __init__(self, work: Work, data: MeasuredData, split: MeasuredSplit, seeds: int) -> None:
         self.work, self.data, self.split, self.seeds = work, data, split, seeds
         self.folder = work.store / data.key / _folder(split.name)
@@ -219,7 +208,6 @@ class _Comparison:
                 self.final(ARMS[name], chosen[name], seed, served=True)
 
     def baseline(self, name: str) -> None:
-        """Choose a baseline's settings on validation, then rank the test events."""
         grid = GRIDS[name]
 
         def run(settings: Mapping[str, Any], *, is_final: bool) -> Finished:
@@ -240,9 +228,8 @@ class _Comparison:
         self._done(self.store, f"{name}/final-0", lambda: run(settings, is_final=True))
 
     def tuned(self, arm: Arm) -> Trial:
-        """Return the data's fixed setting, or the best on validation of those that the plan's time allows.
-
-        Each is tried with one seed.
+        """Return the data's fixed setting, or the best on validation, with one seed, of those that the plan's time
+        allows.
         """
         if self.data.setting is not None:
             return self.data.setting
@@ -261,7 +248,7 @@ class _Comparison:
         return tune(arm.changes, self.plan.tuning_seconds, tried)
 
     def _expected_seconds(self, arm: Arm, trial: Trial) -> float:
-        """Return a trial's processor time, estimated from its first batches."""
+        """Estimate a trial's processor time from its first batches."""
         self.work.check_time()
         positions = Histories.of(self.split.train).num_positions * self.plan.trial_epochs
         return (
@@ -302,7 +289,7 @@ class _Comparison:
         plan: Plan | None = None,
         of: str | None = None,
     ) -> Finished:
-        """Do a run. If `of` names another run, use that run's model, with item neighbours."""
+        """If `of` names another run, use that run's model, with item neighbours."""
         store = self.store if is_final else self.trials
         # A trial's checkpoint has its setting in its name: a later call may measure other times and try another one.
         checkpoints = of or (name if is_final else f"{name}, {trial.text}")
@@ -371,7 +358,6 @@ def best_arm(finals: Mapping[str, Sequence[Finished]], *, mixtures: bool) -> str
 
 
 def _best_arms(finals: Mapping[str, Sequence[Finished]]) -> list[str]:
-    """Return the best mixture and the best dot product, if they have finished."""
     return [name for mixtures in (True, False) if (name := best_arm(finals, mixtures=mixtures)) is not None]
 
 
@@ -386,12 +372,12 @@ def _mean(runs: Sequence[Finished], field: str) -> float:
 
 
 def values_of(runs: Sequence[Finished], metric: str) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return a metric's value per seed and event, (S, E): hits, discounted gains or reciprocal ranks."""
+    """Return a metric per seed and event, (S, E): hits, discounted gains or reciprocal ranks."""
     return gains(np.stack([one.ranked.ranks for one in runs if one.ranked is not None]), metric)
 
 
 def report(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = None) -> dict[str, Any]:
-    """Return the results of the finished runs as plain values: a section per split, earlier ones first.
+    """Return the results of the finished runs: a section per split, earlier ones first.
 
     An earlier section is used if it has at least as many runs, or if its data was not requested.
     """
@@ -410,7 +396,7 @@ def report(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = None
 
 
 def _num_runs(section: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the numbers of final runs and of trials; final runs are compared first."""
+    """Final runs are compared before trials."""
     return section["finals"]["done"], len(section["trials"])
 
 
@@ -446,7 +432,7 @@ def _commits(finals: Mapping[str, Sequence[Finished]]) -> list[str]:
 
 
 def _order(comparison: _Comparison) -> dict[str, Any] | None:
-    """Return the data's shuffle test, only for its first split; an earlier report's result is used if it has one."""
+    """The shuffle test, only of the data's first split; an earlier report's result is used if it has one."""
     data, split = comparison.data, comparison.split
     if data.key != data.name or split.name != data.splits[0]:
         return None
@@ -474,7 +460,6 @@ def _arm_row(name: str, runs: Sequence[Finished], trials: Sequence[Finished]) ->
 
 
 def _near(store: Store, finals: Mapping[str, Sequence[Finished]]) -> dict[str, list[Finished]]:
-    """Return the runs with item neighbours, by their arm."""
     return {name: runs for name in _best_arms(finals) if (runs := list(_stored(store, name, _NEIGHBOURS)))}
 
 
@@ -487,7 +472,6 @@ def _near_row(name: str, runs: Sequence[Finished]) -> Row:
 def _verdicts(store: Store, finals: Mapping[str, Sequence[Finished]]) -> Iterator[dict[str, Any]]:
     mixture, dot, baseline = best_arm(finals, mixtures=True), best_arm(finals, mixtures=False), best_baseline(finals)
     near = _near(store, finals)
-    # A question, the two compared arms, and their runs.
     pairs: list[tuple[str, str | None, str | None, Sequence[Finished], Mapping[str, Sequence[Finished]]]] = [
         (f"with item neighbours minus {than}", name, other, runs, finals)
         for name, runs in near.items()
@@ -520,8 +504,9 @@ def _verdicts(store: Store, finals: Mapping[str, Sequence[Finished]]) -> Iterato
 
 
 def difference(one: Sequence[Finished], other: Sequence[Finished], metric: str) -> Difference:
-    """Return how much higher a metric of `one`'s runs is than of `other`'s. Users and seeds are drawn, since a user has
-    several similar test events in a time split.
+    """Return how much higher a metric of `one`'s runs is than of `other`'s.
+
+    Users are drawn as well as seeds: in a time split a user has several similar test events.
     """
     ranked = one[0].ranked
     assert ranked is not None
@@ -547,7 +532,7 @@ def family(question: str) -> str:
 
 
 def correct(sections: Sequence[dict[str, Any]]) -> None:
-    """Apply Holm's correction to the table's verdicts of each family and metric."""
+    """Apply Holm's correction within each family and metric."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for verdict in (verdict for section in sections for verdict in section["verdicts"]):
         groups.setdefault((family(verdict["question"]), verdict["metric"]), []).append(verdict)

@@ -1,8 +1,8 @@
 """`freshet bench quantization`: compares this library's score-aware codes with FAISS's at the same number of bits.
 
-Each row has the score-aware loss, recall 1@N, and the relative error of the best inner product, on real embeddings
-with held-out queries. Figures 3 and 4a and table 1 of the paper (arXiv:1908.10396) show the same measures. Scores are
-exact inner products with decoded vectors: no index scans.
+Each row has the score-aware loss, recall 1@N, and the relative error of the best inner product, as in figures 3 and 4a
+and table 1 of arXiv:1908.10396, on real embeddings with held-out queries. Scores are exact inner products with decoded
+vectors: no index scans.
 
 Letters: X items, B queries, d width, m subspaces.
 """
@@ -32,7 +32,7 @@ OURS, UNROTATED = "freshet", "freshet without rotation"
 FAISS_PQ, FAISS_OPQ, FAISS_LSQ = "faiss pq", "faiss opq", "faiss lsq"
 METHODS = (OURS, UNROTATED, FAISS_PQ, FAISS_OPQ, FAISS_LSQ)
 _SWEEP = (0.0, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6)
-# LSQ takes about m^2 as many steps per point as product quantization: more items take minutes.
+# LSQ takes about m^2 as many steps per point as product quantization.
 _LSQ_ITEMS = 10_000
 _OPQ_TRAINING_ITEMS = 8_192
 
@@ -50,7 +50,7 @@ class Rate:
 
 
 def run(request: Request) -> Report:
-    """Compare codes with FAISS's at the same number of bits, and search end to end; writes quantization.{md,json}.
+    """Compare codes at equal numbers of bits, and search end to end; writes quantization.{md,json}.
 
     Raises: ValueError naming a missing data set, with what to do.
     """
@@ -75,8 +75,8 @@ def compare(
     loss_threshold: float = DEFAULT_THRESHOLD,
     seed: int = 0,
 ) -> list[Row]:
-    """Return one row per method at one bit rate. This library trains and encodes with `threshold`. The loss of every
-    method is computed with `loss_threshold` and divided by the loss of decoding every item to zero.
+    """Return one row per method at one bit rate. This library trains and encodes with `threshold`; every method's loss
+    is computed with `loss_threshold` and divided by the loss of decoding every item to zero.
 
     LSQ has 8-bit codes only; its m is the rate's bits / 8. Raises: ValueError for an unknown method.
     """
@@ -116,8 +116,8 @@ def rows(
 ) -> list[Row]:
     """Return the benchmark's rows, each with `kind`: "rate" (several bit rates), "lsq" or "threshold" (a sweep of T).
 
-    quick: one seed, 4,000 to 10,000 items. Otherwise seeds `seed` to `seed + 2`, 20,000 MiniLM and MNIST items. LSQ
-    is slow: it runs with one seed on at most 10,000 items, and two other methods run on the same items (`kind` "lsq").
+    quick: one seed, 4,000 to 10,000 items. Otherwise seeds `seed` to `seed + 2`, 20,000 MiniLM and MNIST items; LSQ,
+    which is slow, one seed on at most 10,000, with two other methods on the same items (`kind` "lsq").
     Raises: ValueError if a set's file or the embedding model is missing, with what to do.
     """
     source = source or EmbeddingSource()
@@ -127,7 +127,7 @@ def rows(
         for embeddings, rates in _sets(source, quick, run):
             for rate in rates:
                 say(f"{embeddings.name}, {rate.bits} bits, seed {run}")
-                # FAISS's own rotation needs 50 iterations: longer than the rest of the quick table.
+                # FAISS's own rotation needs 50 iterations, longer than the rest.
                 methods = (OURS, UNROTATED, FAISS_PQ) if quick else (OURS, UNROTATED, FAISS_PQ, FAISS_OPQ)
                 found += [{"kind": "rate", **row} for row in compare(embeddings, rate, methods=methods, seed=run)]
     for embeddings, rate in _lsq_sets(source, quick, seed):
@@ -161,7 +161,7 @@ def summary(found: Iterable[Row]) -> list[Row]:
 
 
 class _Truth:
-    """The best item of every query, and its rank among decoded vectors."""
+    """Every query's best item, and its rank among decoded vectors."""
 
     def __init__(self, embeddings: EmbeddingSet) -> None:
         self._queries = np.ascontiguousarray(embeddings.queries)
@@ -170,11 +170,11 @@ class _Truth:
         self._score = np.take_along_axis(exact, self._best[:, None], axis=1)[:, 0]
 
     def measured(self, decoded: FloatArray) -> dict[str, float]:
-        # Each distinct vector is scored once: a matrix product may give equal rows different scores.
+        # Score each distinct vector once: a matrix product may give equal rows different scores.
         vectors, places = np.unique(decoded, axis=0, return_inverse=True)
         scores = (self._queries @ vectors.T)[:, places.ravel()]
         of_best = np.take_along_axis(scores, self._best[:, None], axis=1)
-        # Equal codes have equal scores. Half of the tied items count as above: the mean of a random order.
+        # Equal codes have equal scores; half of the tied items count as above, a random order's mean.
         above = (scores > of_best).sum(axis=1) + ((scores == of_best).sum(axis=1) - 1) / 2
         recall = {f"recall_1_at_{depth}": float((above < depth).mean()) for depth in RECALL_DEPTHS}
         errors = np.abs(self._score - of_best[:, 0]) / np.abs(self._score)
@@ -182,7 +182,7 @@ class _Truth:
 
 
 def _trained(method: str, items: FloatArray, rate: Rate, threshold: float, seed: int) -> Encoder:
-    """Return a function from vectors to their decoded codes, trained by one of the methods."""
+    """A function from vectors to their decoded codes."""
     if method not in METHODS:
         raise ValueError(f"method is {method!r}; it must be one of {METHODS}")
     if method in (OURS, UNROTATED):
@@ -204,12 +204,12 @@ def _trained(method: str, items: FloatArray, rate: Rate, threshold: float, seed:
         return lambda vectors: local_search.decode(local_search.compute_codes(vectors))
     product: Any = faiss.ProductQuantizer(items.shape[1], rate.num_subspaces, rate.code_bits)
     product.cp.seed = seed + 1
-    # FAISS would warn on standard error below 39 points per codeword; the row's `items` shows this instead.
+    # No warning on standard error below 39 points per codeword: the row has `items`.
     product.cp.min_points_per_centroid = 1
     if method == FAISS_PQ:
         product.train(items)
         return lambda vectors: product.decode(product.compute_codes(vectors))
-    # This library trains 4-bit codes on as many items. FAISS would use 65,536: many minutes for wide vectors.
+    # As many as train this library's 4-bit codes. FAISS's 65,536 take many minutes for wide vectors.
     sample = items[np.random.default_rng(seed).permutation(len(items))[:_OPQ_TRAINING_ITEMS]]
     turn: Any = faiss.OPQMatrix(items.shape[1], rate.num_subspaces)
     turn.pq = product

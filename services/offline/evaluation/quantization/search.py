@@ -1,9 +1,8 @@
 """Speed of quantized search at recall@100 of .99, next to Google's scann, FAISS and hnswlib, one thread each.
 
-It compares queries per second at equal recall, one query at a time (latency) and many at once (throughput). Every
-library builds its index once, and a sweep over its settings chooses the cheapest one that reaches the recall. The
-chosen settings then run in turns, so that other load slows all of them alike. Libraries that are not installed are
-omitted.
+It compares queries per second, one query at a time (latency) and many at once (throughput). Every library builds its
+index once; a sweep over its settings chooses the cheapest with this recall. The chosen settings run in turns, so that
+other load slows all alike. Libraries that are not installed are omitted.
 
 Letters: X items, B queries, d width.
 """
@@ -42,7 +41,7 @@ Search = Callable[[FloatArray], Found]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VectorSet:
-    """A database with queries and their exact top 100: items (X, d), queries (B, d), exact (B, 100)."""
+    """A database (X, d) with queries (B, d) and their exact top 100 (B, 100)."""
 
     name: str
     items: FloatArray
@@ -52,9 +51,9 @@ class VectorSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One way to search a built index. `one` takes a query (1, d), `many` takes (B, d); both return rows (B, 100).
+    """One way to search a built index.
 
-    `many` is `batched`, or `one` without it.
+    `one` takes a query (1, d), `many`, by default `one`, takes (B, d); both return rows (B, 100).
     """
 
     text: str
@@ -68,7 +67,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
-    """A built index. A ladder lists settings from cheap to expensive; `bytes_per_item` includes the float vectors."""
+    """A built index; ladders list settings from cheap to expensive; `bytes_per_item` includes the float vectors."""
 
     algorithm: str
     ladders: Sequence[Sequence[Setting]]
@@ -80,7 +79,7 @@ def rows(quick: bool, seed: int, *, source: EmbeddingSource | None = None) -> li
     """Return one row per set, library and batch: queries per second at the cheapest setting with recall@100 >= .99.
 
     Sets PyTorch and FAISS to one thread, also after the call. `quick`: at most 100,000 items of each set, without
-    indexes that take minutes to build: hnswlib, and anisotropic codebooks of wide vectors.
+    hnswlib and anisotropic codebooks of wide vectors, whose indexes take minutes.
     """
     use_threads(1)
     results = []
@@ -111,12 +110,12 @@ def rows(quick: bool, seed: int, *, source: EmbeddingSource | None = None) -> li
 
 
 def _time(table: list[dict[str, Any]], settings: Sequence[Setting], data: VectorSet, *, rounds: int) -> None:
-    """Time the settings in turns; add milliseconds, queries per second and the speed-up over scann to each row."""
+    """Time in turns; add milliseconds, queries per second and the speed-up over scann to each row."""
     samples = [Times() for _ in table]
     rng = np.random.default_rng(0)
     for _ in range(rounds):
         for row, setting, taken in zip(table, settings, samples, strict=True):
-            # Half a second gives enough samples, also of a library that needs milliseconds per query.
+            # Half a second gives enough samples, also at milliseconds per query.
             queries = data.queries[rng.permutation(len(data.queries))]
             if row["batch"] == 1:
                 stop = time.perf_counter() + 0.5
@@ -135,7 +134,7 @@ def _time(table: list[dict[str, Any]], settings: Sequence[Setting], data: Vector
 
 
 def _candidates(built: Built, data: VectorSet) -> list[tuple[Setting, float]]:
-    """Return each ladder's first setting with the wanted recall; if no ladder has one, the nearest setting."""
+    """Each ladder's first setting with the wanted recall; if none has it, the nearest setting."""
     found, short = [], []
     for ladder in built.ladders:
         for setting in ladder:
@@ -156,7 +155,7 @@ def _cheapest(candidates: Sequence[tuple[Setting, float]], data: VectorSet, batc
 
 
 def _seconds(setting: Setting, data: VectorSet, batch: int) -> float:
-    """Return the median seconds per query over a few calls."""
+    """Median seconds per query over a few calls."""
     if batch == 1:
         return Times.of(setting.one, [query[None] for query in data.queries[:100]]).median_ms / 1e3
     return Times.of(setting.many, [data.queries] * 3).median_ms / 1e3 / len(data.queries)
@@ -234,9 +233,7 @@ def _of_index(text: str, index: Quantized) -> Setting:
 
 
 def _scann(items: FloatArray, seed: int) -> Built:
-    """Build scann by its authors' advice: about sqrt(X) leaves, 4-bit codes of 2 dimensions with T = .2, exact
-    reordering.
-    """
+    """By its authors' advice: about sqrt(X) leaves, 4-bit codes of 2 dimensions with T = .2, exact reordering."""
     import scann
 
     num_leaves = round(len(items) ** 0.5)
@@ -262,7 +259,7 @@ def _scann(items: FloatArray, seed: int) -> Built:
 
 
 def _faiss_anisotropic(items: FloatArray, seed: int) -> Built:
-    """Build this library's anisotropic codes of 4 bits per 2 dimensions for FAISS's fast scan and re-evaluation."""
+    """This library's anisotropic codes of 4 bits per 2 dimensions, for FAISS's fast scan."""
     num_cells = round(len(items) ** 0.5)
     codebooks = train_inverted_file(
         items, num_cells=num_cells, num_subspaces=items.shape[1] // 2, code_bits=4, seed=seed
@@ -272,7 +269,7 @@ def _faiss_anisotropic(items: FloatArray, seed: int) -> Built:
 
 
 def _faiss_plain(items: FloatArray, seed: int) -> Built:
-    """Build FAISS's own codes, also of 4 bits per 2 dimensions."""
+    """FAISS's own codes, also of 4 bits per 2 dimensions."""
     import faiss
 
     faiss.omp_set_num_threads(1)

@@ -1,9 +1,9 @@
 """`freshet bench quantization --bundle`: codes of a trained model's items at equal bits, and indexes over codes.
 
 Codes: every kind is searched with the same vectors: a query's tangents, as in `quantized_tangents` (a dot product has
-one). The pool is the union of the N / M best items of each tangent; recall is the share of the exact top 100 in the
-pool. Scores are exact products with decoded vectors, without a scan's rounding. The bits of an item exclude its cell.
-Indexes: timed end to end, one query per call, on the trained items and on an enlarged catalogue of similar items.
+one). The pool is the union of the N / M best items of each tangent; recall is the share of the exact top 100 in it.
+Scores are exact products with decoded vectors. An item's bits exclude its cell. Indexes: timed end to end, one query
+per call, on the trained items and on an enlarged catalogue of similar items.
 
 Letters: X items, B queries, M tangents of a query, w coordinates of an item for tangents, N pool size.
 """
@@ -45,7 +45,7 @@ _SEEDS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Code:
-    """One kind of code. `bits`: per coordinate. `decoded(vectors, num_cells, seed)` encodes and decodes (X, w)."""
+    """`bits`: per coordinate. `decoded(vectors, num_cells, seed)` encodes and decodes (X, w)."""
 
     name: str
     bits: int
@@ -79,7 +79,7 @@ def run(request: Request, bundles: Sequence[Path]) -> Report:
 
 
 def page(report: Report) -> str:
-    """Return trained-codes.md: some of the codes and pool sizes; the report has all of them."""
+    """Return trained-codes.md: some of the codes and pool sizes."""
     codes = [row for row in report["rows"] if "codes" in row]
     indexes = [
         {name.replace("beside", "without"): value for name, value in row.items()}
@@ -95,10 +95,10 @@ def page(report: Report) -> str:
 
 
 def code_rows(scorer: MolScorer, queries: QueryStates, request: Request) -> Iterator[dict[str, Any]]:
-    """Yield a row per kind of code: mean recall@100 over codebook seeds for each N, the largest range over seeds."""
+    """Yield a row per kind of code: mean recall@100 over codebook seeds for each N, and its largest range."""
     exact = BruteForce(scorer).search(queries, K).item_indices
     index = QuantizedTangents(scorer, pool_size=1)
-    # Zeros pad the width to a multiple of 4: the longest codewords have 4 coordinates.
+    # Pad to a multiple of 4: the longest codewords have 4 coordinates.
     asked, vectors = [_whole(vectors) for vectors, _ in index.tangents(queries)], _whole(Slopes(scorer).vectors())
     num_cells = default_cells(*vectors.shape).num_cells
     sizes = _sizes(len(vectors))
@@ -153,7 +153,7 @@ def index_rows(scorer: MolScorer, queries: QueryStates, request: Request) -> Ite
 
 
 def codes(width: int) -> Iterator[Code]:
-    """Yield the compared codes: uncompressed vectors, then 4, 2 and 1 bits per coordinate."""
+    """Yield uncompressed vectors, then 4, 2 and 1 bits per coordinate."""
     yield Code(name="none", bits=32, decoded=lambda vectors, num_cells, seed: vectors)
     for bits in (4, 2, 1):
         kept = width * bits // 4
@@ -164,7 +164,7 @@ def codes(width: int) -> Iterator[Code]:
 
 
 def _sizes(num_items: int) -> list[int]:
-    """Return the pool sizes that are less than a third of all items."""
+    """Less than a third of all items."""
     return [size for size in POOLS if size < num_items / 3]
 
 
@@ -207,7 +207,7 @@ def values(codes: CellCodes) -> FloatArray:
 
 
 def _pools(asked: Sequence[FloatArray], decoded: FloatArray, sizes: Sequence[int]) -> list[list[list[int]]]:
-    """Return, for each pool size, B pools of items: the union of the N / M best of each vector of a query."""
+    """For each pool size, B pools: the union of the N / M best of each vector of a query."""
     result: list[list[list[int]]] = [[] for _ in sizes]
     for vectors in asked:
         scores = vectors @ decoded.T

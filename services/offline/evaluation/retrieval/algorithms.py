@@ -1,7 +1,6 @@
 """The algorithms of a retrieval benchmark: their construction, roofline, and transcription.
 
-A new algorithm is one more row of `algorithms`. The pool sizes of one algorithm share its prepared item data. This
-module measures nothing.
+An algorithm's pool sizes share its prepared item data.
 
 Letters: X items, B queries, P component pairs, K results, N pool size.
 """
@@ -38,8 +37,7 @@ _PAIR_POOLS = (5, 10, 50, 100)
 _AVERAGE_POOLS = (200, 500, 1000, 2000, 4000)
 _TANGENT_POOLS = (500, 2000)
 _COMBINED_POOLS = ((5, 200), (50, 500), (100, 1000))
-# Exact Algorithm 1 drops no item here, so it costs more than brute force. Two pool sizes of each heuristic already show
-# the trade-off.
+# Exact Algorithm 1 drops no item here, so it costs more than brute force. Two pool sizes show the trade-off.
 _NOT_QUICK = ("exact_algorithm_1", "top_k_per_embedding(10)", "top_k_per_embedding(50)", "combined_top_k(50,500)")
 
 Scan = Callable[..., Work]
@@ -47,15 +45,13 @@ Scan = Callable[..., Work]
 
 @dataclass
 class Bench:
-    """One catalogue, prepared once."""
+    """A catalogue, prepared once."""
 
     scorer: MolScorer
     _held: dict[Any, Any] = field(default_factory=dict)
 
     def index(self, kind: Any, sizes: Mapping[str, int]) -> Any:
-        """Return an index of this kind with these pool sizes. Only a search reads them, so indexes of the kind that was
-        built last share its data.
-        """
+        """Return an index with these pool sizes. Only a search reads them: indexes of the last kind share its data."""
         if kind not in self._held:
             self._held.clear()
             options = {"codebooks": self._codebooks()} if kind is Anisotropic else {}
@@ -72,10 +68,9 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """An algorithm has one row per batch size. `scans`: its first passes over all items; empty: its work is compared
-    with brute force's.
+    """One row per batch size. `scans`: first passes over all items; empty: compared with brute force's work.
 
-    `transcribed` returns the answers (B, K) of the paper's formulas. `largest_pool` is the largest of its pool sizes.
+    `transcribed` returns the paper's answers (B, K).
     """
 
     name: str
@@ -85,15 +80,15 @@ class Algorithm:
     largest_pool: int = 0
 
     def work(self, shape: Shape, num_queries: int, num_items: int, touched: Mapping[str, float]) -> Work:
-        """Return the unavoidable work. `touched`: mean number of items per pass. For an exact strategy it is brute
-        force's work: a time below 1 roofline is better than brute force can be.
+        """Return the unavoidable work; `touched`: mean items per pass. For an exact strategy it is brute force's: a
+        time below 1 roofline is better than that can be.
         """
         pool = touched.get("full", 0.0)
         return searched(shape, self.scans, num_queries=num_queries, num_items=num_items, pool=pool)
 
 
 def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:
-    """Return the algorithms whose pools are at most half of `num_items`; fewer if `quick`."""
+    """Return those whose pools are at most half of `num_items`; fewer if `quick`."""
     found = [
         Algorithm(
             name="brute_force",
@@ -103,7 +98,7 @@ def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:
         *(Algorithm(name=kind.name, build=lambda bench, kind=kind: kind(bench.scorer)) for kind in EXACT),  # type: ignore[misc]
         *(_pooled(TopKPerEmbedding, pair_scan, pool_size=size) for size in _PAIR_POOLS),
         *(_pooled(TopKAvg, average_scan, pool_size=size) for size in _AVERAGE_POOLS),
-        # A query's number of tangents varies, so these are compared with brute force's work.
+        # Numbers of tangents vary: compared with brute force's work.
         *(_pooled(QuantizedTangents, pool_size=size) for size in _TANGENT_POOLS),
         *(_pooled(Anisotropic, pool_size=size) for size in _TANGENT_POOLS if find_spec("faiss")),
         *(
@@ -112,7 +107,7 @@ def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:
         ),
     ]
     if quick:
-        # Encoding wide vectors takes minutes.
+        # Wide vectors take minutes to encode.
         slow = _NOT_QUICK + (("quantized", "anisotropic") if shape.component_width > 256 else ())
         found = [one for one in found if not one.name.startswith(slow)]
     return [one for one in found if one.largest_pool <= num_items // 2]

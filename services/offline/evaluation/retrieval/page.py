@@ -1,6 +1,6 @@
 """The page of `freshet bench retrieval`, from its report: trained bundles first, then synthetic rows.
 
-For a generated catalogue the page shows neither recall nor hit rate: see `rows`.
+A generated catalogue has neither recall nor hit rate: see `rows`.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _FOLDER = Path(__file__).parent
 
 
 def page(report: Report) -> str:
-    """Return retrieval.md; the report's optional `notes` are printed before the first synthetic table."""
+    """Return retrieval.md; optional `notes` precede the first synthetic table."""
     trained = _groups([row for row in report["rows"] if row["catalogue"] != SYNTHETIC])
     proof = report["proof"]
     return filled(
@@ -34,7 +34,7 @@ def page(report: Report) -> str:
     )
 
 
-# Settings whose rows are in the stored report only.
+# In the stored report only.
 _LEFT_OUT = {
     *("top_k_per_embedding(5)", "top_k_per_embedding(10)", "top_k_per_embedding(50)"),
     *("top_k_avg(200)", "top_k_avg(1000)", "top_k_avg(2000)"),
@@ -43,7 +43,7 @@ _LEFT_OUT = {
 
 
 def _is_shown(algorithm: str) -> bool:
-    """The page shows one transcription, brute force's. The column "× its transcription" has the others' times."""
+    """Of transcriptions only brute force's; the column "× its transcription" has the others' times."""
     is_transcription = algorithm.startswith(TRANSCRIPTION) and not algorithm.endswith("brute_force")
     return not is_transcription and algorithm not in _LEFT_OUT
 

@@ -1,7 +1,7 @@
-"""Checks exact answers and certificates against float64 scores, on many random catalogues and one of full size.
+"""Checks exact answers and certificates against float64 scores of every item, on many random catalogues and one of full
+size.
 
-Small catalogues are drawn to be difficult: copies, near ties, zero components, gates from none to huge, filters. Each
-answer is compared with the float64 formula over every item. `rows` measures times.
+Small catalogues are drawn to be difficult: copies, near ties, zero components, gates from none to huge, filters.
 
 Letters: B queries, X items, K results.
 """
@@ -33,18 +33,16 @@ from services.offline.evaluation.retrieval.algorithms import EXACT
 Rng = np.random.Generator
 Doubles = npt.NDArray[np.float64]
 
-# Scores that differ by less than the float64 formula's own error are equal.
+# The float64 formula's own error.
 _SAME = 1e-10
 _SHAPES = ((1, 1, 12), (2, 2, 8), (4, 2, 8), (3, 3, 5), (2, 5, 6))
 _SMALL_POOL = 50  # so that bounds can drop items in a catalogue of a few hundred
-_LARGEST_REFERENCE = 4_000_000  # elements of (B, X, P) that are computed at a time
+_LARGEST_REFERENCE = 4_000_000  # elements of (B, X, P) at a time
 
 
 @dataclass(kw_only=True, slots=True)
 class Proof:
-    """The number of compared queries, and per algorithm: wrong answers, certificates by kind, and the mean share of
-    items scored in full.
-    """
+    """Per algorithm: wrong answers, certificates by kind, and the mean share of items scored in full."""
 
     seed: int
     catalogues: int = 0
@@ -59,7 +57,7 @@ class Proof:
         return self.queries > 0 and not any(self.wrong.values())
 
     def add(self, index: Index, answer: TopK, exact: Doubles, k: int, *, must_be_exact: bool) -> None:
-        """Add one group of queries, with the scores (B, X) of all items."""
+        """Add queries, with the scores (B, X) of all items."""
         kinds = self.certificates.setdefault(index.name, {})
         before, asked = sum(kinds.values()), len(answer.certificates)
         for certificate in answer.certificates:
@@ -73,7 +71,7 @@ class Proof:
 
 def prove(request: Request, *, at_scale: bool) -> dict[str, Any]:
     """Check 100,000 random queries (2,000 when quick) on small catalogues, and 100 at the Books shape if `at_scale` and
-    not quick. Return `small` and `books` as plain values, and whether both hold.
+    not quick; return both results, and whether they hold.
     """
     wanted = 2_000 if request.quick else 100_000
     small = prove_on_small_catalogues(
@@ -96,7 +94,7 @@ def prove_on_small_catalogues(
     *, num_queries: int = 100_000, largest: int = 5_000, seed: int, report: Callable[[int], None] | None = None
 ) -> Proof:
     """Check all exact strategies and the heuristics on `num_queries` random queries over catalogues of up to `largest`
-    items; `report` is called with the number done. Every catalogue gets 500 queries, half of the searches are filtered.
+    items. A catalogue gets 500 queries; half of the searches are filtered.
     """
     started = time.perf_counter()
     rng = np.random.default_rng(seed)
@@ -127,7 +125,7 @@ def prove_on_small_catalogues(
 def prove_at_scale(
     scorer: MolScorer, queries: QueryStates, indexes: Sequence[Index], *, k: int = 100, seed: int
 ) -> Proof:
-    """Check `indexes` over one large catalogue against the float64 scores of every item, four queries at a time."""
+    """Check `indexes` over one large catalogue, four queries at a time."""
     started = time.perf_counter()
     proof = Proof(seed=seed, catalogues=1)
     everything = np.arange(scorer.num_items)
@@ -176,7 +174,7 @@ def _heuristics(scorer: MolScorer) -> list[Index]:
 
 
 def _awkward(rng: Rng, count: int, batch: int) -> tuple[QueryStates, ItemStates, PairGate | None]:
-    """Return a catalogue with copies, near copies and zero components, and queries, some of them items themselves."""
+    """A catalogue with copies, near copies and zero components, and queries, some of them items."""
     p_q, p_x, d = _SHAPES[rng.integers(len(_SHAPES))]
     pairs = p_q * p_x
     components = _unit(rng.normal(size=(count, 1, d)) + rng.choice([0.01, 0.3, 2.0]) * rng.normal(size=(count, p_x, d)))
@@ -198,7 +196,7 @@ def _awkward(rng: Rng, count: int, batch: int) -> tuple[QueryStates, ItemStates,
         out_weight=_floats(network * rng.normal(size=(pairs, hidden))),
         out_bias=_floats(network * rng.normal(size=pairs)),
     )
-    # Half of the catalogues have gates around SiLU's minimum, where its slope changes sign.
+    # Half of the gates are around SiLU's minimum, where its slope changes sign.
     shift = rng.choice([0.0, -1.2785])
     item_gate = _floats(shift + scale * rng.normal(size=(count, pairs)))
     query_gate = _floats(1 + 0.5 * rng.normal(size=(batch, pairs)))
@@ -210,7 +208,7 @@ def _awkward(rng: Rng, count: int, batch: int) -> tuple[QueryStates, ItemStates,
 
 
 def _reference(queries: QueryStates, items: ItemStates, gate: PairGate | None) -> Doubles:
-    """Return the float64 scores of all pairs (B, X), computed for a bounded group of queries at a time."""
+    """All float64 scores (B, X), a bounded group of queries at a time."""
     pairs = queries.components.shape[1] * items.components.shape[1]
     step = max(1, _LARGEST_REFERENCE // (len(items) * pairs))
     groups = (take_queries(queries, start, start + step) for start in range(0, len(queries), step))

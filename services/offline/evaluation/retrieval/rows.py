@@ -1,9 +1,8 @@
 """`freshet bench retrieval`: the paper's Table 5 at its four shapes, next to a transcription and the roofline.
 
-Each row has speed with recall, the number of answers proven exact, and touched items. Recall and hit rate are
-meaningful on a trained bundle alone: a generated catalogue has no labels, and its constants were chosen near the
-paper's own table, so pages show neither for it. Every timed call has other queries than the call before; on a shared
-machine ratios are more reliable than milliseconds.
+Each row has speed with recall, the number of answers proven exact, and touched items. Recall and hit rate are shown for
+a trained bundle alone: a generated catalogue has no labels, and its constants were chosen near the paper's table. Every
+timed call has other queries; on a shared machine ratios are more reliable than milliseconds.
 
 Letters: X items, B queries, K = 100 results, Q queries that quality is measured with.
 """
@@ -41,7 +40,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """One shape: its batch sizes, the number of queries for quality, and seconds of timing per row."""
+    """One shape: its batch sizes, queries for quality, and seconds of timing per row."""
 
     shape: Shape
     batches: tuple[int, ...]
@@ -75,7 +74,7 @@ def run(
 
 
 def wrong_proofs(rows: list[Row]) -> list[str]:
-    """Return algorithms whose answers were all called proven exact and yet missed an item: there must be none."""
+    """Return algorithms whose answers were all called exact and yet missed an item; there must be none."""
     return [
         f"{row['algorithm']} at {row['shape']}, batch {row['batch']}: recall {row['recall_100']:.4f}"
         for row in rows
@@ -84,8 +83,9 @@ def wrong_proofs(rows: list[Row]) -> list[str]:
 
 
 def plans(names: list[str], *, batches: tuple[int, ...] | None, quick: bool) -> list[Plan]:
-    """Return the plans of a run. Quick has every shape at full size, fewer queries, and B = 8 instead of 32 at the
-    largest shapes.
+    """Return a run's plans.
+
+    Quick has every shape at full size, fewer queries, and B = 8 instead of 32 at the largest shapes.
     """
     found = []
     for name in names:
@@ -99,7 +99,7 @@ def plans(names: list[str], *, batches: tuple[int, ...] | None, quick: bool) -> 
 def rows(
     plan: Plan, *, seed: int, quick: bool, rates: Rates, bundle: Path | None = None, say: Say = lambda line: None
 ) -> list[Row]:
-    """Return every algorithm's rows for one shape. `bundle` replaces the generated scene by a trained model's.
+    """Return every algorithm's rows for one shape. `bundle` replaces the generated scene.
 
     Raises: BundleError or ValueError for a bundle that cannot be read, or has no gate.
     """
@@ -199,12 +199,12 @@ class _Run:
 def _timed(
     search: Callable[[QueryStates, int], Any], queries: QueryStates, batch: int, seconds: float, *, every_query: bool
 ) -> tuple[Times, list[Any]]:
-    """Call repeatedly with one batch after the other for `seconds` and, if wanted, until all queries ran once.
+    """Call with one batch after the other for `seconds` and, if wanted, until all queries ran once.
 
     Also returns the answers to the first len(groups) batches or fewer; no query occurs in two of them.
     """
     groups = [take_queries(queries, start, start + batch) for start in range(0, len(queries) - batch + 1, batch)]
-    search(take_queries(queries, 0, 1), RESULTS)  # warm-up: first accesses to memory, tables made on demand
+    search(take_queries(queries, 0, 1), RESULTS)  # warm-up
     times = Times()
     answers: list[Any] = []
     began = time.perf_counter()
@@ -218,7 +218,7 @@ def _timed(
 
 
 def _settle(index: Exact, queries: QueryStates, batch: int) -> None:
-    """Search until every strategy was tried, so that the measured strategy is the one that a process serves with."""
+    """Search until every strategy was tried: measure the one that a process serves with."""
     starts = itertools.cycle(range(0, len(queries) - batch + 1, batch))
     while index.chosen(batch=batch, k=RESULTS) is None:
         start = next(starts)
@@ -226,7 +226,7 @@ def _settle(index: Exact, queries: QueryStates, batch: int) -> None:
 
 
 def _passes(answers: list[TopK]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return each pass's mean touched items per query and mean milliseconds per call; equal names add up."""
+    """Each pass's mean touched items per query and mean milliseconds per call; equal names add up."""
     touched: dict[str, list[float]] = {}
     seconds: dict[str, float] = {}
     for one in itertools.chain.from_iterable(answer.passes for answer in answers):
@@ -237,7 +237,7 @@ def _passes(answers: list[TopK]) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _hits(found: IntArray, labels: npt.NDArray[np.int64]) -> float:
-    """Return the share of labels (Q, D) in their query's answer (Q, K)."""
+    """The share of labels (Q, D) in their query's answer (Q, K)."""
     return float(np.mean([np.isin(wanted, row).mean() for wanted, row in zip(labels, found, strict=True)]))
 
 

@@ -1,8 +1,8 @@
 """A straightforward PyTorch transcription of the paper's formulas: the baseline of every run.
 
 It implements sections 2 and 3.2 of arXiv:2407.15462 as a competent user and the authors' code do: batched tensor
-operations, torch.topk, precomputed values of items, and chunks only if the intermediates would not fit. It uses no
-certificates, no float64 and none of this library's indexes. PyTorch's setting determines the number of threads.
+operations, torch.topk, precomputed values of items, and chunks only if the intermediates would not fit. It uses none of
+this library's indexes. PyTorch's setting determines the number of threads.
 
 Letters: B queries, X items, P_q, P_x components, P = P_q * P_x, d width, G gate hidden width, K results, N pool size.
 """
@@ -14,18 +14,18 @@ from torch.nn.functional import silu
 
 from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
 
-# Maximum number of floats of one (b, x, max(P, G)) intermediate. Measured at 8x8x32 with 100,000 items on two cores of
-# a shared machine: at B = 32, 2^22 took 12.0 s, and 2^23 to 2^26 took 19.0, 17.3, 23.3 and 23.3 s. At B = 1, 2^20 was
-# a fifth faster: .18 against .23 s.
+# Maximum floats of one (b, x, max(P, G)) intermediate. At 8x8x32, 100,000 items, two cores: at B = 32, 2^22 took 12.0
+# s, 2^23 to 2^26 19.0, 17.3, 23.3 and 23.3 s; at B = 1, 2^20 was a fifth faster than 2^22.
 _CHUNK_FLOATS = 1 << 22
 
 
 class Transcription:
-    """The catalogue as tensors, and the paper's four algorithms over it. Answers are item rows (B, K), best first."""
+    """The paper's four algorithms over a catalogue of tensors; answers are item rows (B, K), best first."""
 
     def __init__(self, items: ItemStates, pair_gate: PairGate | None, *, chunk_floats: int = _CHUNK_FLOATS) -> None:
-        """Shares the items' arrays if they are writable. Raises: ValueError without a pair gate: the paper's gate
-        always has one.
+        """Shares the items' arrays if they are writable.
+
+        Raises: ValueError without a pair gate: the paper's gate always has one.
         """
         if pair_gate is None:
             raise ValueError("pair_gate=None; the transcription needs the pair gate")
@@ -38,7 +38,7 @@ class Transcription:
 
     @torch.inference_mode()
     def scores(self, queries: QueryStates) -> Tensor:
-        """Return s of every pair: (B, X)."""
+        """s of every pair, (B, X)."""
         components, gate = _tensors(queries)
         num_items = len(self._components)
         widest = max(len(self._w1), len(self._w2))
@@ -69,18 +69,18 @@ class Transcription:
 
     @torch.inference_mode()
     def combined_top_k(self, queries: QueryStates, k: int, *, pair_pool_size: int, average_pool_size: int) -> Tensor:
-        """The union of both pools, then the best of it."""
+        """The best of both pools' union."""
         components, _ = _tensors(queries)
         pools = [self._per_embedding(components, pair_pool_size), self._average(components, average_pool_size)]
         return self._best_of(queries, k, torch.cat(pools, dim=1))
 
     def prepare_averages(self) -> None:
-        """Average every item's components in advance, as the paper's line 12 allows."""
+        """As the paper's line 12 allows."""
         if self._means is None:
             self._means = self._components.mean(dim=1)
 
     def _per_embedding(self, components: Tensor, size: int) -> Tensor:
-        """Return rows of the N best of each pair: (B, P N), with repetitions."""
+        """Rows of the N best of each pair: (B, P N), with repetitions."""
         size = min(size, len(self._components))
         pools = []
         for p_x in range(self._components.shape[1]):
@@ -96,7 +96,7 @@ class Transcription:
         return (components.sum(dim=1) @ self._means.T).topk(size, dim=1, sorted=False).indices
 
     def _best_of(self, queries: QueryStates, k: int, pools: Tensor, *, distinct: bool = False) -> Tensor:
-        """Return the best by s of each query's pool (B, n); repetitions count once."""
+        """The best by s of each query's pool (B, n); repetitions count once."""
         components, gate = _tensors(queries)
         if not distinct:
             pools = pools.sort(dim=1).values
@@ -126,5 +126,5 @@ def _tensors(queries: QueryStates) -> tuple[Tensor, Tensor | None]:
 
 
 def _tensor(array: FloatArray) -> Tensor:
-    """Return the array's own memory; a copy if it is read-only (a memory-mapped bundle), as PyTorch requires."""
+    """The array's own memory; a copy if it is read-only (a memory-mapped bundle), as PyTorch requires."""
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))

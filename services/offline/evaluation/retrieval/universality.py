@@ -1,9 +1,9 @@
 """Theorem 1 of arXiv:2407.15462 as a program: any score matrix is a mixture of two rank-1 logit matrices.
 
 The paper's own construction (its Lemma 2) rescales the first d of A's singular parts entry by entry and mixes the
-extreme scales. If those parts are zero its denominator is zero, and no scale helps: the identity with d = 1 is such a
-matrix. Mixing +c and -c with pi = (c - A) / 2c, c >= max |A|, always works, and exactly:
-`docs/reference/universality.md`. `freshet bench universality` measures both constructions and draws its figure.
+extreme scales. If those parts are zero, no scale helps: the identity with d = 1 is such a matrix. Mixing +c and -c with
+pi = (c - A) / 2c, c >= max |A|, always works, and exactly: `docs/reference/universality.md`. `freshet bench
+universality` measures both.
 
 Letters: n queries, m items, d rank of a part.
 """
@@ -24,10 +24,10 @@ DoubleMatrix = npt.NDArray[np.float64]
 def mixture_of_constants(scores: DoubleMatrix) -> tuple[DoubleMatrix, DoubleMatrix]:
     """Return gates (2, n, m) and rank-1 logits (2, n, m) with sum_p gates_p * logits_p = scores (n, m), to rounding.
 
-    Gates are a distribution at every entry. Raises: ValueError for scores that are not a finite matrix.
+    Raises: ValueError for scores that are not a finite matrix.
     """
     _check(scores)
-    # All-zero scores need a scale above 0 for the gates to exist.
+    # Gates need a scale above 0.
     scale = float(np.abs(scores).max(initial=0)) or 1.0
     negative = (scale - scores) / (2 * scale)
     gates = np.stack([negative, 1 - negative])
@@ -36,11 +36,10 @@ def mixture_of_constants(scores: DoubleMatrix) -> tuple[DoubleMatrix, DoubleMatr
 
 
 def mixture_of_scales(scores: DoubleMatrix, rank: int, *, epsilon: float = 1e-6) -> tuple[DoubleMatrix, DoubleMatrix]:
-    """The paper's Lemma 2 as printed: return gates (2, n, m) over two copies (2, n, m) of the rank-d part,
-    at the smallest and the largest scale.
+    """The paper's Lemma 2 as printed: return gates (2, n, m) over two copies (2, n, m) of the rank-d part, at the
+    smallest and the largest scale.
 
-    `epsilon` replaces a zero denominator, as in the proof. Entries of the rank-d part below 1e-12 of the largest count
-    as zero.
+    `epsilon` replaces a zero denominator, as in the proof. Entries below 1e-12 of the largest count as zero.
     Raises: ValueError for scores that are not a finite matrix, or a rank outside 1..min(n, m).
     """
     _check(scores)
@@ -57,12 +56,12 @@ def mixture_of_scales(scores: DoubleMatrix, rank: int, *, epsilon: float = 1e-6)
 
 
 def mix(gates: DoubleMatrix, logits: DoubleMatrix) -> DoubleMatrix:
-    """Return sum_p gates_p * logits_p: (P, n, m) each -> (n, m)."""
+    """sum_p gates_p * logits_p: (P, n, m) each -> (n, m)."""
     return np.asarray((gates * logits).sum(axis=0))
 
 
 def run(request: Request) -> Report:
-    """Measure the largest error of an entry by both constructions over d; writes universality.{md,json,png}."""
+    """Measure the largest error of both constructions over d; writes universality.{md,json,png}."""
     began = time.perf_counter()
     report = report_of("universality", request, rows(seed=request.seed), began)
     return written(request, report, page, lambda _, out: draw(out / "universality.png", seed=request.seed))
@@ -75,9 +74,7 @@ def page(report: Report) -> str:
 
 
 def rows(*, size: int = 16, seed: int = 0) -> list[dict[str, Any]]:
-    """Return one row per matrix and rank: the largest error of an entry by the paper's construction and by
-    two constants.
-    """
+    """Return one row per matrix and rank: the largest error of an entry by both constructions."""
     return [
         {
             "matrix": name,
@@ -95,7 +92,7 @@ def _matrices(size: int, seed: int) -> dict[str, DoubleMatrix]:
 
 
 def draw(path: Path, *, size: int = 16, seed: int = 0) -> None:
-    """Write the figure: the identity by both constructions with d = 1, and both errors on both matrices over d."""
+    """Draw the identity by both constructions with d = 1, and both errors on both matrices over d."""
     identity = np.eye(size)
     gates, logits = mixture_of_constants(identity)
     shown = {

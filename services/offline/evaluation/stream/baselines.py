@@ -1,7 +1,7 @@
 """Baselines without a model: popularity and item-to-item neighbours, both learning from every event of the stream.
 
-They start from the events that a model is trained on and learn without delay, so that they are as strong as possible.
-Their settings are chosen on a held-out period, as PEFA's are.
+They start from the model's training events and learn without delay; settings are chosen on a held-out period, as
+PEFA's.
 
 Letters: B events of a batch, X items.
 """
@@ -17,7 +17,7 @@ from services.offline.evaluation.stream.walk import EventBatch, IntArray, Scores
 
 
 class StreamingPopularity:
-    """Scores an item by its interactions so far. A weight halves with every `half_life_events` events (None: never)."""
+    """Scores an item by its interactions so far. A weight halves every `half_life_events` events (None: never)."""
 
     def __init__(self, setting: StreamSetting, *, half_life_events: float | None, name: str = "popularity") -> None:
         past = setting.interactions.items[: setting.split]
@@ -28,8 +28,7 @@ class StreamingPopularity:
         self._counts: npt.NDArray[np.float64] = counts.astype(np.float64)
 
     def step(self, batch: EventBatch) -> Mapping[str, Scores]:
-        # Weights are relative to the batch's start: its event at `place` weighs fading^-(place + 1). A rank depends on
-        # ratios only.
+        # The event at `place` weighs fading^-(place + 1): a rank depends on ratios only.
         scores = np.repeat(self._counts[None], len(batch.chosen), axis=0)
         gains = self._fading ** -(np.arange(len(batch), dtype=np.float64) + 1)
         for place, item in enumerate(batch.items):
@@ -41,7 +40,7 @@ class StreamingPopularity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeighbourSettings:
-    """Each of a user's last `window` items votes for items that users had within `window` events of it.
+    """A user's last `window` items vote for items that users had within `window` events of them.
 
     score(x) = sum over those items y, r events ago, of recency^r * c_xy / (sqrt(n_y) * (n_x + shrink)^damping).
     """
@@ -53,12 +52,12 @@ class NeighbourSettings:
 
     @property
     def text(self) -> str:
-        """The settings in words, for a table."""
+        """In words, for a table."""
         return f"window {self.window}, recency {self.recency:g}, damping {self.damping:g}, shrink {self.shrink:g}"
 
 
 class StreamingItemNeighbours:
-    """Item-kNN by co-occurrence: counts c_xy of pairs within a user's window, n_x of events; both grow with each event.
+    """Item-kNN by co-occurrence: counts c_xy of pairs within a user's window, n_x of events.
 
     Memory: 4 X^2 bytes.
     """
@@ -71,7 +70,7 @@ class StreamingItemNeighbours:
         self._weights = settings.recency ** np.arange(settings.window, dtype=np.float32)
         self._recent: dict[int, deque[int]] = {}
         self._learn_past(setting)
-        # Cached (n_x + shrink)^damping: an event changes one item's, and all powers would be most of a score's cost.
+        # Cached (n_x + shrink)^damping: all powers would be most of a score's cost.
         self._raised = (self._counts + np.float32(settings.shrink)) ** np.float32(settings.damping)
 
     def step(self, batch: EventBatch) -> Mapping[str, Scores]:
@@ -82,7 +81,7 @@ class StreamingItemNeighbours:
             if place in rows:
                 self._score(recent, scores[rows[place]])
             earlier = np.fromiter(recent, dtype=np.int64)
-            # A window has distinct items (nobody rates twice), and repeats would only weaken this baseline.
+            # A window has distinct items; repeats would only weaken this baseline.
             self._together[item, earlier] += 1
             self._together[earlier, item] += 1
             self._counts[item] += 1
@@ -92,7 +91,7 @@ class StreamingItemNeighbours:
         return {self.name: scores}
 
     def _score(self, recent: deque[int], out: npt.NDArray[np.float32]) -> None:
-        """Write the scores of all known items to `out`. `recent`: newest first."""
+        """`recent`: newest first."""
         known = self._counts > 0
         if not recent:
             out[known] = self._counts[known] * np.float32(1e-9)
@@ -100,7 +99,7 @@ class StreamingItemNeighbours:
         items = np.fromiter(recent, dtype=np.int64)
         weights = self._weights[: len(items)] / np.sqrt(self._counts[items])
         found = weights @ self._together[items]
-        # Popularity orders the items that co-occur with none of these.
+        # Popularity orders items that co-occur with none of these.
         out[known] = (found[known] + 1e-9 * self._counts[known]) / self._raised[known]
 
     def _learn_past(self, setting: StreamSetting) -> None:

@@ -1,7 +1,6 @@
 """Prediction quality of rankers over a stream: rates by kind of event, with intervals clustered by item.
 
-Events of one item are correlated, so the bootstrap draws items, each with its events of all seeds. The input is
-ranks and columns: this module does not depend on models.
+Events of one item are correlated, so the bootstrap draws items, each with its events of all seeds.
 
 Letters: N predicted events (of all seeds together), X items.
 """
@@ -18,8 +17,8 @@ from services.offline.evaluation.engine.metrics import summary
 from services.offline.evaluation.stream.walk import BoolArray, IntArray, StreamSetting
 
 _NO_END = 10**9
-# Age ranges of a new item. By number of interactions, including the predicted one: (first, last). By days since its
-# first interaction: (from, below).
+# Of a new item. By number of interactions, including the predicted one: (first, last). By days since its first
+# interaction: (from, below).
 _INTERACTION_AGES = ((1, 2), (3, 5), (6, 10), (11, 30), (31, _NO_END))
 _DAY_AGES = ((0, 1), (1, 7), (7, 30), (30, _NO_END))
 _SECONDS_PER_DAY = 86_400
@@ -29,12 +28,11 @@ METRICS = ("hr@10", "hr@50", "mrr")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventColumns:
-    """Properties of each predicted event that use no later event. All arrays are (N,).
+    """Properties of each predicted event that use no later event; arrays are (N,).
 
-    places: positions in the stream. nth: number of the item's streamed interactions up to and including this one.
-    age_seconds: time since the item's first interaction, in the stream or before. past_events: number of the item's
-    events before the split. past_of_user: number of the user's events before the split. predictable: whether the user
-    has a state; events without one are not counted for any ranker.
+    places: positions in the stream. nth: the item's streamed interactions including this one. age_seconds: since the
+    item's first interaction. past_events, past_of_user: the item's and the user's events before the split. predictable:
+    whether the user has a state; others are not counted for any ranker.
     """
 
     items: IntArray
@@ -66,13 +64,13 @@ def columns(setting: StreamSetting, places: IntArray, predictable: BoolArray) ->
 
 
 def joined(parts: list[EventColumns]) -> EventColumns:
-    """Return the columns of several seeds, one after the other."""
+    """Return several seeds' columns, one after the other."""
     names = EventColumns.__dataclass_fields__
     return EventColumns(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 def kinds(table: EventColumns) -> dict[str, BoolArray]:
-    """Return a mask (N,) for each kind of event: all, by item age and popularity, and by item or user in training."""
+    """Return a mask (N,) by kind of event: all, by item age and popularity, and by item or user in training."""
     every = table.predictable
     known = every & (table.past_events > 0)
     new = every & (table.past_events == 0)
@@ -104,18 +102,18 @@ def kinds(table: EventColumns) -> dict[str, BoolArray]:
 def estimates(
     table: EventColumns, ranks: Mapping[str, IntArray], mask: BoolArray, *, minus: str | None = None, seed: int = 0
 ) -> dict[str, dict[str, Estimate]]:
-    """Return estimates by ranker and metric, or differences from ranker `minus`; empty if `mask` selects no event."""
+    """Return estimates by ranker and metric, or differences from `minus`; empty without an event."""
     kept = {name: found[mask] for name, found in ranks.items()}
     return intervals.estimates(kept, table.items[mask], METRICS, minus=minus, seed=seed)
 
 
 def own_rates(ranks: IntArray, mask: BoolArray) -> dict[str, float]:
-    """Return the mean of each metric for one seed; empty if `mask` selects no event."""
+    """Return the mean of each metric; empty without an event."""
     return {name: round(mean, 5) for name, mean in summary(ranks[mask], METRICS).items()} if mask.any() else {}
 
 
 def _running_count(items: IntArray) -> IntArray:
-    """Return, for each event, the number of earlier ones with its item."""
+    """Earlier events with each one's item."""
     order = np.argsort(items, kind="stable")
     starts = np.flatnonzero(np.concatenate([[True], np.diff(items[order]) != 0]))
     within = np.arange(len(items)) - np.repeat(starts, np.diff(np.concatenate([starts, [len(items)]])))

@@ -1,6 +1,6 @@
 """Trained models in a stream: the frozen one, and one that is retrained at intervals.
 
-Both encode every event immediately, so user states are always current. Only a training changes item states.
+Both encode every event immediately; only a training changes item states.
 
 Letters: C predicted events of a batch, X items of the whole vocabulary, K items of a model.
 """
@@ -34,8 +34,8 @@ _WINDOWS_PER_BATCH = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventStates:
-    """`states`: S distinct states. rows (n,): row of the state before each event, -1 if the user had no history. gaps
-    (n,): seconds since that history's last event.
+    """S distinct states. rows (n,): row of the state before each event, -1 if the user had no history. gaps (n,):
+    seconds since that history's last event.
     """
 
     states: QueryStates
@@ -44,7 +44,7 @@ class EventStates:
     absence: AbsenceRows | None
 
     def of(self, events: IntArray) -> QueryStates:
-        """Return states before the events at these places, as of the events' times. Every event must have a state."""
+        """Return states before these events, as of the events' times. Every event must have a state."""
         states = self.states.take(self.rows[events])
         if self.absence is None:
             return states
@@ -54,9 +54,9 @@ class EventStates:
 def states_before(
     model: SequentialModel, part: TrainingPart, interactions: Interactions, *, first: int, end: int | None = None
 ) -> EventStates:
-    """Return states before the events in rows [first, end) of `interactions`, from all earlier events of their users.
+    """Return states before the events in rows [first, end), from all earlier events of their users.
 
-    `part` is the model's training data: its vocabularies are the model's. Place 0 of the result is row `first`.
+    `part` is the model's training data. Place 0 of the result is row `first`.
     """
     end = len(interactions) if end is None else end
     item_rows = part.item_rows[interactions.items[:end]]
@@ -66,7 +66,7 @@ def states_before(
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     before = _read_before(interactions.users[:end], item_rows >= 0)[first:]
     users = interactions.users[first:end].astype(np.int64)
-    # The state before an event is the state after the user's last event that the encoder read, at this place.
+    # The state after the user's last event that the encoder read.
     places = np.where(before > 0, offsets[users] + before - 1, -1)
     wanted = np.unique(places[places >= 0])
     times = interactions.timestamps[order].astype(np.int64)
@@ -86,7 +86,7 @@ def states_before(
 
 
 def _read_before(users: npt.NDArray[np.int32], is_read: BoolArray) -> IntArray:
-    """Return, for each event, how many earlier ones of its user the encoder reads."""
+    """How many earlier events of its user the encoder reads, for each event."""
     order = np.argsort(users, kind="stable")
     running: IntArray = np.cumsum(is_read[order]) - is_read[order]
     sorted_users = users[order]
@@ -99,7 +99,7 @@ def _read_before(users: npt.NDArray[np.int32], is_read: BoolArray) -> IntArray:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stretch:
-    """One window to encode: places [start, start + length), for the states wanted[first_wanted:end_wanted]."""
+    """Places [start, start + length), for the states wanted[first_wanted:end_wanted]."""
 
     user: int
     start: int
@@ -145,7 +145,7 @@ def _encode(
 
 
 def _stretches(offsets: IntArray, wanted: IntArray, max_history: int) -> list[_Stretch]:
-    """Return windows, by the window rule, that give the states after the places `wanted` (increasing)."""
+    """Windows, by the window rule, that give the states after the places `wanted` (increasing)."""
     owners = np.searchsorted(offsets, wanted, side="right") - 1
     starts = np.flatnonzero(np.concatenate([[True], owners[1:] != owners[:-1]])) if len(wanted) else np.zeros(0, int)
     found = []
@@ -169,7 +169,7 @@ def _stretches(offsets: IntArray, wanted: IntArray, max_history: int) -> list[_S
 
 
 class Fit(Protocol):
-    """Trains a model on all given interactions. Equal seeds give equal models."""
+    """Trains a model; equal seeds give equal models."""
 
     def __call__(self, interactions: Interactions, *, seed: int) -> SequentialModel: ...
 
@@ -202,15 +202,15 @@ class StreamModel:
 
     @property
     def codes(self) -> IntArray:
-        """Return the model's items as codes of the whole vocabulary (K,)."""
+        """Return the items as codes of the whole vocabulary (K,)."""
         return np.flatnonzero(self.part.item_rows >= 0)
 
     def predictable(self, places: IntArray) -> BoolArray:
-        """Return which of the events at these stream places have a state (N,)."""
+        """Return which events at these stream places have a state (N,)."""
         return self.before.rows[places - self.first] >= 0
 
     def queries(self, places: IntArray) -> tuple[IntArray, QueryStates]:
-        """Return which of the events at these stream places have a state, and those states."""
+        """Return which events at these stream places have a state, and those states."""
         rows = places - self.first
         able = np.flatnonzero(self.before.rows[rows] >= 0)
         return able, self.before.of(rows[able])
@@ -236,10 +236,10 @@ def stream_model(setting: StreamSetting, fit: Fit, *, seed: int, first: int = 0,
 
 
 class TrainedModels:
-    """Scores by trained models. Each model scores the events from its `first` to the next model's."""
+    """Scores by trained models, each from its `first` to the next model's."""
 
     def __init__(self, setting: StreamSetting, models: Sequence[StreamModel], *, name: str) -> None:
-        """`models`: in the order of their sections. Raises: ValueError if there are none."""
+        """`models`: by section. Raises: ValueError if there are none."""
         if not models:
             raise ValueError("models is empty; allowed: at least one")
         self.name, self._models = name, list(models)

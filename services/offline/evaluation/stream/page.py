@@ -1,4 +1,4 @@
-"""Formats docs/benchmarks/freshness.md and its plots from a report and the walked sets. It measures nothing."""
+"""docs/benchmarks/freshness.md and its plots, from a report and the walked sets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 ALL, NEW, KNOWN = "all", "new items, from their 3rd interaction", "items of the training"
 _FOLDER = Path(__file__).parent
-# The compared rankers, in the page's order; one colour each, the same in every plot.
+# In the page's order.
 _COLOURS = {
     "frozen": "#4d4d4d",
     "XS": "#0b6e4f",
@@ -34,7 +34,7 @@ _FEWEST_EVENTS = 30  # for a point of a curve
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WalkedSet:
-    """One data set's walks: columns and ranks of all seeds in turn. `trainings`: stream places of retrainings."""
+    """One data set's walks: all seeds' columns and ranks. `trainings`: places of retrainings."""
 
     name: str
     table: EventColumns
@@ -75,7 +75,7 @@ def _set_part(settings: Row, rows: Sequence[Row]) -> str:
 
 
 def _verdict(row: Row) -> Row:
-    """Return whether a ranker is above, below or not distinguishable from the frozen one, and the gap, per metric."""
+    """Above, below or not distinguishable from the frozen ranker, and the gap, per metric."""
     found: Row = {"name": row["name"]}
     for metric, (mean, low, high) in row["all"]["minus frozen"].items():
         found[metric] = "above" if low > 0 else "below" if high < 0 else "not distinguishable from"
@@ -95,7 +95,7 @@ def _by_kind(names: Sequence[str], by_kind: Mapping[tuple[str, str], Row]) -> li
 
 
 def plot_stream(sets: Sequence[WalkedSet], path: Path) -> None:
-    """Plot sliding hit rates over the stream, overall and for new items: one line of panels per data set."""
+    """Plot sliding hit rates over the stream, overall and for new items, by data set."""
     with panels(path, len(sets), 2, size=(6.5, 4.2)) as drawn:
         for line, walked in enumerate(sets):
             table = walked.table
@@ -105,7 +105,7 @@ def plot_stream(sets: Sequence[WalkedSet], path: Path) -> None:
 
 
 def plot_new_items(sets: Sequence[WalkedSet], path: Path) -> None:
-    """Plot hit rate@50 of new items by their number of interactions; each point joins three numbers: events are few."""
+    """Plot hit rate@50 of new items by their number of interactions; a point joins three numbers: events are few."""
     with panels(path, 1, len(sets), size=(6.5, 4.2)) as drawn:
         for panel, walked in zip(drawn[0], sets, strict=True):
             mask = walked.table.predictable & (walked.table.past_events == 0)
@@ -119,7 +119,7 @@ def plot_new_items(sets: Sequence[WalkedSet], path: Path) -> None:
 def sliding_rate(
     places: IntArray, hits: BoolArray, *, centres: npt.NDArray[np.number[Any]], width: float
 ) -> npt.NDArray[np.float64]:
-    """Return the mean of hits within `width` / 2 of each centre; NaN if there are fewer than 30."""
+    """Return the mean of hits within `width` / 2 of each centre; NaN for fewer than 30."""
     order = np.argsort(places, kind="stable")
     running = np.concatenate([[0.0], np.cumsum(hits[order])])
     low = np.searchsorted(places[order], centres - width / 2, side="left")

@@ -1,7 +1,7 @@
 """PEFA in a stream: the serving code (algorithms/pefa), which predicts each event before learning from it.
 
-`RefreshedItems` is XS: every event immediately updates sums and item states. `WithVotes` adds XL to a wrapped ranker.
-Within a batch both predict each event from exactly the events before it, like a system without delay.
+`RefreshedItems` is XS: every event updates sums and item states. `WithVotes` adds XL to a wrapped ranker. Both predict
+each event of a batch from exactly the events before it.
 
 Letters: B events of a batch, C predicted ones, X items of the whole vocabulary, P_q, P_x components, d their width, k
 neighbours.
@@ -37,12 +37,11 @@ class VoteSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Feedback:
-    """Weights of the stream's interactions, by type and value; earlier interactions have none."""
+    """Weights of interactions by type and value; those before the stream have none."""
 
     policy: FeedbackPolicy
 
     def weights(self, setting: StreamSetting, rows: IntArray) -> npt.NDArray[np.float64]:
-        """Return the weights of interactions (n,)."""
         events = setting.interactions
         types = [events.type_names[code] for code in events.types[rows].tolist()]
         return self.policy.weights(types, events.values[rows])
@@ -50,8 +49,8 @@ class Feedback:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refreshing:
-    """Settings of XS. `share`: lambda of the model's items. `new_share`: lambda of new items, whose state has length
-    1 - lambda. A new item is scored once it has `min_users` users.
+    """Settings of XS. `share`: lambda of the model's items; `new_share`: of new ones, whose state has length 1 -
+    lambda. A new item is scored once it has `min_users` users.
     """
 
     share: SharePolicy
@@ -103,7 +102,7 @@ class RefreshedItems:
         return found
 
     def _learn_within(self, batch: EventBatch, asked: "_Asked", found: Mapping[str, Scores]) -> None:
-        """Learn the batch event by event, and add each one's effect to the scores of the events after it."""
+        """Learn event by event, adding each one's effect to the scores of the events after it."""
         learnt = self._to_learn(self._setting.split + batch.places)
         if not len(learnt):
             return
@@ -132,7 +131,7 @@ class RefreshedItems:
                             found[name][firsts[row] :, learnt.codes[row]] = effects[firsts[row] :, column]
 
     def _scores(self, asked: "_Asked", codes: IntArray, sums: SumsOf, share: SharePolicy) -> Scores:
-        """Return scores (C, n) of items; -inf without a query state."""
+        """Scores (C, n); -inf without a query state."""
         scores = np.full((asked.num_rows, len(codes)), -np.inf, dtype=np.float32)
         if len(asked.rows) and len(codes):
             shares = share.model_share(sums.evidence, sums.coherence)
@@ -141,11 +140,11 @@ class RefreshedItems:
         return scores
 
     def behind(self, queries: QueryStates) -> dict[str, float]:
-        """Return facts that explain XS's changes of items, as means over items with enough interactions. The result is
-        empty without such known items, without such new items or without queries.
+        """Return facts that explain XS's changes, as means over items with enough interactions; empty without such
+        items or queries.
 
-        An average of queries is nearer to any query than a trained item is, the more so the less queries differ; the
-        difference determines how short a new item's state must be.
+        An average of queries is nearer to any query than a trained item is; the difference determines how short a new
+        item's state must be.
         """
         sums = self._sums.of(self._ids)
         enough = sums.counts >= _ENOUGH_INTERACTIONS
@@ -169,7 +168,7 @@ class RefreshedItems:
         return ItemStates(components=self._base.components[codes], gate=gate)
 
     def _to_learn(self, rows: IntArray) -> "_Learnt":
-        """Return the contributions of the interactions (rows of the setting) that have a state and a weight."""
+        """Contributions of the interactions (rows of the setting) that have a state and a weight."""
         events, weights = self._setting.interactions, self._feedback.weights(self._setting, rows)
         able, queries = self._model.queries(rows - self._setting.split)
         able_rows, able_weights = rows[able], weights[able]
@@ -193,7 +192,7 @@ class RefreshedItems:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Learnt:
-    """Interactions as input of sums; `rows`: their positions in the requested rows."""
+    """`rows`: the interactions' positions in the requested rows."""
 
     rows: IntArray
     codes: IntArray
@@ -220,7 +219,7 @@ def _mean_score(items: ItemStates, pair_gate: PairGate | None, queries: QuerySta
 
 
 def _by_share(shares: Mapping[str, SharePolicy]) -> dict[SharePolicy, list[str]]:
-    """Return names by policy: the names of one policy share their scores."""
+    """Names of one policy share their scores."""
     found: dict[SharePolicy, list[str]] = {}
     for name, share in shares.items():
         found.setdefault(share, []).append(name)
@@ -228,7 +227,6 @@ def _by_share(shares: Mapping[str, SharePolicy]) -> dict[SharePolicy, list[str]]
 
 
 def _joined(parts: Sequence[SumsOf]) -> SumsOf:
-    """Return the items' sums, one part after the other."""
     names = ("sums", "evidence", "coherence", "counts")
     return SumsOf(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
@@ -251,7 +249,7 @@ class WithVotes:
         capacity: int,
         min_users: int,
     ) -> None:
-        """The keys of `votes` name the variants: a result's name is the inner ranker's name and the key."""
+        """The keys of `votes` name the variants: a result's name is the inner ranker's and the key."""
         self._setting, self._model, self._feedback, self._votes = setting, model, feedback, dict(votes)
         self._inner, self._min_users = list(inner), min_users
         _, num_components, width = model.before.states.components.shape
@@ -280,11 +278,11 @@ class WithVotes:
 
     @property
     def share_on_seen(self) -> float:
-        """The share of voters so far whose item the user has seen. Their votes change no answer."""
+        """The share of voters whose item the user has seen: such votes change no answer."""
         return self._num_on_seen / max(1, self._num_voters)
 
     def _cast(self, batch: EventBatch) -> dict[str, npt.NDArray[np.float32]]:
-        """Return votes (C, X) by variant, of the k nearest interactions in the memory and earlier in the batch."""
+        """Votes (C, X) of the k nearest interactions in the memory and earlier in the batch."""
         votes = {name: np.zeros((len(batch.chosen), self._num_items), dtype=np.float32) for name in self._votes}
         able, queries = self._model.queries(batch.places[batch.chosen])
         if not len(able):
@@ -299,7 +297,7 @@ class WithVotes:
             codes = np.array([int(voter.item_id) for voter in voters] + [int(new[at].item_id) for at in earlier], int)
             weights = np.array([voter.weight for voter in voters] + [new[at].weight for at in earlier])
             ids = np.array([int(voter.entry_id) for voter in voters] + [int(new[at].entry_id) for at in earlier])
-            # Equal states (one-event histories of one item) are common; entry ids break such ties, as in the index.
+            # Equal states (one-event histories of one item) are common; ids break ties, as in the index.
             order = np.lexsort((ids, -np.round(similarity, 6)))
             self._num_voters += min(self._nearest, len(order))
             self._num_on_seen += int(batch.excluded[row, codes[order[: self._nearest]]].sum())
@@ -310,7 +308,7 @@ class WithVotes:
         return votes
 
     def _similarities(self, queries: QueryStates, entries: Sequence[MemoryEntry]) -> npt.NDArray[np.float64]:
-        """Return the mean cosine over the components (C, n), as in the index."""
+        """Mean cosine over the components (C, n), as in the index."""
         if not entries:
             return np.zeros((len(queries), 0))
         there = unit(np.stack([entry.components for entry in entries])[:, self._kept])
@@ -318,7 +316,7 @@ class WithVotes:
         return np.asarray(cosines / len(self._kept))
 
     def _answerable(self, batch: EventBatch) -> BoolArray:
-        """Return a mask (C, X) of items with enough contributors at each predicted event. Counts the batch's users."""
+        """Mask (C, X): items with enough contributors at each predicted event, the batch's included."""
         enough = np.array([len(self._users.get(code, ())) >= self._min_users for code in range(self._num_items)])
         answerable = np.repeat(enough[None], len(batch.chosen), axis=0)
         for place, (code, user) in enumerate(zip(batch.items.tolist(), batch.users.tolist(), strict=True)):
@@ -329,7 +327,7 @@ class WithVotes:
         return answerable
 
     def _to_remember(self, rows: IntArray) -> list[MemoryEntry]:
-        """Return entries of interactions (rows of the setting) that the memory admits."""
+        """Entries of interactions (rows of the setting) that the memory admits."""
         able, queries = self._model.queries(rows - self._setting.split)
         events, weights = self._setting.interactions, self._feedback.weights(self._setting, rows)
         return [
@@ -353,5 +351,5 @@ class WithVotes:
 
 
 def _entry_id(row: int) -> str:
-    """Return the row as an id; ids sort like their rows."""
+    """Ids sort like their rows."""
     return f"{row:010d}"

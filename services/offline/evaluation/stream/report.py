@@ -1,8 +1,7 @@
-"""`freshet bench stream`: what feedback improves without training, event by event. Writes a page, plots and a report.
+"""`freshet bench stream`: what feedback improves without training, event by event; a page, plots and a report.
 
 For each data set and seed a model is trained on the first four fifths of the events. A tenth of the items (none in
-ml-latest-small) is withheld: their events are left out of the training. The last fifth is the stream. The caller passes
-the training function.
+ml-latest-small) is withheld from the training. The last fifth is the stream.
 """
 
 import time
@@ -32,7 +31,7 @@ from services.offline.evaluation.stream.walk import IntArray, StreamSetting, str
 Row = dict[str, Any]
 
 DATASETS = ("ml-1m", "ml-latest-small")
-# No items are withheld from a set whose stream has many new items anyway.
+# A stream with many new items needs no withheld ones.
 _WITHHELD_SHARES = {"ml-latest-small": 0.0}
 _WITHHELD_SHARE = 0.1
 _SAMPLED_QUERIES = 1000
@@ -52,7 +51,7 @@ class Policies:
     neighbours: NeighbourSettings
 
     def as_plain(self) -> Row:
-        """Return plain values; a policy becomes the text that its `parse` reads."""
+        """Return plain values; a policy becomes its text."""
         return {
             "feedback": _FEEDBACK.policy.text,
             "XS share": self.share.text,
@@ -64,8 +63,7 @@ class Policies:
         }
 
 
-# Chosen on the last fifth of each set's training part, in the same way for every ranker, by `freshet bench stream` of
-# commit 507ecdf7.
+# Chosen for every ranker on the last fifth of each set's training part, by `freshet bench stream` of commit 507ecdf7.
 _CHOSEN = {
     "ml-1m": Policies(
         share=SharePolicy.parse("evidence(prior=30)"),
@@ -86,7 +84,7 @@ _CHOSEN = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Plan:
-    """Settings of one data set's walk."""
+    """One data set's walk."""
 
     request: Request
     interactions: Interactions
@@ -101,7 +99,7 @@ class _Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Seed:
-    """Result of one seed's walk. `trainings`: places in the stream at which the retrained ranker is trained again."""
+    """One seed's walk; `trainings`: places in the stream of the retrained ranker's trainings."""
 
     seed: int
     setting: StreamSetting
@@ -122,8 +120,8 @@ def run(
 ) -> Report:
     """Walk each data set once per seed; write freshness.{md,json}, freshness.png and new_items.png to `request.out`.
 
-    `retrainings`: how often the retrained ranker is trained again; these trainings are spread evenly over the stream.
-    Only every `predict_every`-th event is predicted; the rankers learn from all events.
+    `retrainings`: spread evenly over the stream.
+    Every `predict_every`-th event is predicted; all are learnt.
     Raises: ValueError for no data set, no seed, negative retrainings, predict_every below 1 or unavailable data.
     """
     for name, value in (("datasets", datasets), ("seeds", seeds)):

@@ -1,8 +1,7 @@
-"""The walk: every streamed event is predicted from the events before it, and only then learnt from.
+"""Every streamed event is predicted from the events before it, and only then learnt from.
 
-Events come in batches for speed alone: a ranker scores an event of a batch as if the earlier ones of the same batch had
-been learnt, so the batch size changes no number. A user's seen items are excluded from the ranking, for all rankers
-alike; a target without a score is missed.
+Batches are for speed alone: a ranker scores an event as if the earlier ones of its batch had been learnt. Seen items
+are excluded for all rankers alike; a target without a score is missed.
 
 Letters: B events of a batch, C of them predicted, N events predicted in all, X items of the whole vocabulary.
 """
@@ -23,7 +22,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamSetting:
-    """`interactions`: all events, oldest first; rows from `split` on are streamed.
+    """All events, oldest first; rows from `split` on are streamed.
 
     withheld (X,): items drawn to have no event before the split. known (X,): items with an event before the split.
     """
@@ -35,19 +34,19 @@ class StreamSetting:
 
     @property
     def num_streamed(self) -> int:
-        """Number of events to predict, one after the other."""
+        """Events to predict."""
         return len(self.interactions) - self.split
 
     @property
     def new_items(self) -> BoolArray:
-        """Items that occur in the stream and not before it (X,): the withheld ones, and those new at that time."""
+        """Items that occur in the stream and not before it (X,), withheld or new."""
         streamed = np.bincount(self.interactions.items[self.split :], minlength=self.interactions.num_items) > 0
         return streamed & ~self.known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingPart:
-    """Training data at some moment, with the vocabularies of earlier events.
+    """Training data at some moment, with the vocabularies of its events.
 
     Shapes: item_rows (X,) and user_rows (U,) map codes of the whole vocabulary to this part's, -1 for none.
     """
@@ -102,7 +101,7 @@ BATCH_EVENTS = 256
 class EventBatch:
     """Streamed events in order; `places` (B,) count from the split, `chosen` (C,): rows to predict.
 
-    excluded (C, X): the seen items of each predicted event's user, not to be answered.
+    excluded (C, X): the seen items of each predicted event's user.
     """
 
     places: IntArray
@@ -118,20 +117,18 @@ class EventBatch:
 
 
 class Ranker(Protocol):
-    """A ranker of items for a user's next event."""
-
     def step(self, batch: EventBatch) -> Mapping[str, Scores]:
         """Return scores (C, X) by name, each row from the events before its event, -inf for items that it cannot answer
         with.
 
-        Afterwards the ranker has learnt the whole batch. Variants that share work return one entry each.
+        Afterwards the whole batch is learnt. Variants that share work return one entry each.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Walked:
-    """Places (N,) of the predicted events in the stream, and each ranker's 0-based ranks (N,), X for a miss."""
+    """Places (N,) of the predicted events, and each ranker's 0-based ranks (N,), X for a miss."""
 
     places: IntArray
     ranks: dict[str, IntArray]
@@ -167,7 +164,6 @@ def walk(
 
 
 def _batches(setting: StreamSetting, batch_events: int, predicted: BoolArray) -> Iterator[EventBatch]:
-    """Yield the stream in batches."""
     events = setting.interactions
     rows, offsets = events.select(slice(0, setting.split)).by_user()
     past = np.split(events.items[: setting.split][rows], offsets[1:-1])
@@ -195,7 +191,7 @@ def _batches(setting: StreamSetting, batch_events: int, predicted: BoolArray) ->
 
 
 def ranks_of(scores: Scores, targets: IntArray, excluded: BoolArray) -> IntArray:
-    """Return 0-based ranks (C,), the number of items X for a target that scores -inf or is excluded."""
+    """Return 0-based ranks (C,); X for a target that scores -inf or is excluded."""
     ranks, rows = target_ranks(scores, targets, excluded), np.arange(len(targets))
     missed = np.isneginf(scores[rows, targets]) | excluded[rows, targets]
     return np.where(missed, scores.shape[1], ranks)

@@ -5,8 +5,8 @@ With B_i the 0/1 matrix that picks point i's codewords out of the stacked codebo
     sum_i w_i (|x_i - B_i c|^2 + s_i <x_i - B_i c, u_i>^2),
 
 a convex quadratic. The paper inverts its (d k) x (d k) matrix (9.7e9 entries at d = 384, k = 256) and prints B_i x_i in
-the last factor instead of B_i^T x_i. This module uses conjugate gradients, which apply only B_i and B_i^T: O(X d) per
-step, started from the present codebooks, so that any number of steps lowers the loss.
+the last factor instead of B_i^T x_i. Conjugate gradients apply only B_i and B_i^T, O(X d) per step, from the present
+codebooks, so that any number of steps lowers the loss.
 
 Letters: X points, d width, m subspaces, k codewords each.
 """
@@ -25,7 +25,7 @@ def solve_codebooks(
     """Return codebooks (m, k, d / m) float32 of least loss for codes (X, m), starting from `codebooks`.
 
     Stops after `max_steps`, or when the preconditioned gradient is `tolerance` times its first length. A codeword
-    without points of positive weight does not change.
+    without weighted points does not change.
     """
     num_subspaces, num_codewords, sub_width = codebooks.shape
     flat_codes = codes + torch.arange(num_subspaces) * num_codewords
@@ -34,7 +34,7 @@ def solve_codebooks(
     weight_sums = weight_sums[:, None]
 
     def gathered(point_terms: Tensor, rows: slice) -> Tensor:
-        """Return sum_i B_i^T t_i for terms t (n, d): (m k, d / m)."""
+        """sum_i B_i^T t_i for terms t (n, d): (m k, d / m)."""
         result = torch.zeros((num_subspaces * num_codewords, sub_width), dtype=torch.float64)
         return result.index_add_(0, flat_codes[rows].reshape(-1), point_terms.reshape(-1, sub_width))
 

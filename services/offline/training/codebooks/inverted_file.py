@@ -1,8 +1,7 @@
 """Coarse cells with product-quantized residuals: the codebooks of an IVF index.
 
-A point is its cell's centre plus a decoded residual. Codes approximate the residual, but the loss weighs an error by
-its direction relative to the whole point: a query's score is <q, centre> + <q, residual>, and only this sum shows
-whether it is high. This module does not search.
+A point is its cell's centre plus a decoded residual. The loss weighs a residual's error by its direction relative to
+the whole point: only <q, centre> + <q, residual> shows whether a score is high.
 
 Letters: X points, d width, C cells, m subspaces, k codewords each.
 """
@@ -30,16 +29,13 @@ _COORDINATES, _CODE_BITS = 2, 4  # per codeword of index `anisotropic`: two bits
 
 
 def catalogue_codebooks(items: ItemStates, pair_gate: PairGate | None, *, seed: int = 0) -> Codebooks | None:
-    """Return codebooks of these X items for `anisotropic`, None without items. They are learned from at most 100,000
-    items, drawn by seed.
-    """
+    """Return codebooks of these X items for `anisotropic`, if any, from at most 100,000 drawn by seed."""
     if not len(items):
         return None
     slopes = Slopes(MolScorer(items.take(_sample(len(items), seed)), pair_gate))
     vectors = slopes.vectors()
     vectors = np.pad(vectors, ((0, 0), (0, -vectors.shape[1] % _COORDINATES)))
-    # A catalogue smaller than a codebook is repeated; vectors that are all zero are replaced by ones: they cannot be
-    # trained on, and their codes are useless anyway.
+    # A catalogue smaller than a codebook is repeated; all-zero vectors, which cannot be trained on, become ones.
     points = np.resize(vectors, (max(len(vectors), 1 << _CODE_BITS), vectors.shape[1]))
     with _one_thread():
         return train_inverted_file(
@@ -64,10 +60,10 @@ def train_inverted_file(
     seed: int = 0,
     gate_scale: npt.NDArray[np.floating] | None = None,
 ) -> Codebooks:
-    """Learn C cells and the residuals' codebooks for points (X, d), from at most 100,000 of them, drawn by seed.
+    """Learn C cells and the residuals' codebooks for points (X, d), from at most 100,000 drawn by seed.
 
-    threshold, rotate and errors: see `train_product_quantizer`. Rotation is off by default, so that FAISS's inverted
-    index needs no transform around it. gate_scale is stored in the result.
+    threshold, rotate and errors: see `train_product_quantizer`. Without rotation FAISS's inverted index needs no
+    transform around it.
     """
     chosen = _sample(len(points), seed)
     checked = checked_points(points if len(chosen) == len(points) else points[chosen])
@@ -94,8 +90,8 @@ def train_inverted_file(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one PyTorch thread: threads wait for one another after each small tensor, and two on two busy cores take 57 s
-    for 3,706 items where one takes 4 s.
+    """PyTorch's threads wait for one another after each small tensor: two on two busy cores take 57 s for 3,706 items
+    where one takes 4 s.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -110,7 +106,7 @@ def _sample(num_points: int, seed: int) -> npt.NDArray[np.int64]:
 
 
 def _stiffness(width: int) -> npt.NDArray[np.float64]:
-    """Return `Codebooks.stiffness` of this width; the first and the last entry are the limits 0 and d + 1."""
+    """`Codebooks.stiffness`; its ends are the limits 0 and d + 1."""
     ratio = np.linspace(0, 1, _STEPS + 1)[1:-1]
     inner = (threshold_weights(1 / ratio, width, 1.0).ratio - 1) * (1 - ratio**2)
     return np.concatenate([[0.0], inner, [width + 1.0]])

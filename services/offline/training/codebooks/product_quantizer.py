@@ -1,8 +1,8 @@
 """Product quantization under the score-aware loss: training, encoding, decoding.
 
-m codebooks of k = 16 or 256 codewords each; a point is m small numbers, and its score for a query is a sum of m table
-entries. Training starts from plain k-means and then alternates coordinate-descent encoding with the joint codebook
-solve; neither step can raise the loss (arXiv:1908.10396, section 4.1). It has no index and no search.
+A point is m small numbers, and its score for a query is a sum of m table entries. Training starts from plain k-means
+and then alternates coordinate-descent encoding with the joint codebook solve; neither step can raise the loss
+(arXiv:1908.10396, section 4.1).
 
 Letters: X points, d width, m subspaces, k codewords each, C coarse cells.
 """
@@ -40,9 +40,8 @@ _SETTLED = 1e-3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProductQuantizer:
-    """Codebooks, and their threshold for encoding.
-
-    Shapes: codebooks (m, k, d / m) float32, k = 16 (4-bit codes) or 256 (8-bit codes). `threshold` is T as a share of
+    """Shapes: codebooks (m, k, d / m) float32, k = 16 (4-bit codes) or 256 (8-bit codes). `threshold` is T as a share
+    of
     `scale`, the root mean square norm of the training points: 0.2 means the paper's T = .2 for unit vectors, and codes
     do not depend on the unit of length. rotation (d, d), if any, is orthogonal: the codebooks then encode x @ rotation.
     """
@@ -60,17 +59,14 @@ class ProductQuantizer:
 
     @property
     def num_subspaces(self) -> int:
-        """m: codes per point."""
         return int(self.codebooks.shape[0])
 
     @property
     def width(self) -> int:
-        """d."""
         return int(self.codebooks.shape[0] * self.codebooks.shape[2])
 
     @property
     def code_bits(self) -> int:
-        """4 or 8."""
         return int(self.codebooks.shape[1]).bit_length() - 1
 
     def encode(
@@ -81,8 +77,8 @@ class ProductQuantizer:
     ) -> CodeArray:
         """Return codes (X, m) of points (X, d), one uint8 per subspace for 4-bit codes too.
 
-        centres (X, d), if given, are each point's coarse centre: the codes then encode point - centre, while errors
-        are still weighted along the point's own direction. Zero vectors and points no longer than T are encoded by l2.
+        centres (X, d), if given: the codes then encode point - centre, while errors are still weighted along the
+        point's own direction. Zero vectors and points no longer than T are encoded by l2.
         Raises: ValueError for another width, non-finite values, or centres of another length.
         """
         checked = checked_points(points, width=self.width)
@@ -122,7 +118,7 @@ def train_product_quantizer(
     `rotate` first rotates the points so that subspaces share the variance (MiniLM at 192 bits: recall 1@10 .95 instead
     of .91); it costs d^2 multiplications per query.
     `on_step` gets the mean loss after each step ("encode", "solve"). Equal points and seed give equal codebooks on one
-    machine. At most max(8,192, 128 k) points, drawn by seed, are used.
+    machine. At most max(8,192, 128 k) points are used.
     Raises: ValueError for d not divisible by m, code_bits other than 4 or 8, fewer points than codewords, non-finite or
     only zero vectors, T < 0, or no point longer than T.
     """
@@ -157,7 +153,7 @@ def _check_centres(centres: FloatArray | None, points: FloatArray) -> None:
 
 
 def _refined(targets: Targets, codebooks: Tensor, on_step: Callable[[str, float], None] | None) -> Tensor:
-    """Alternate encoding and solving until a round lowers the loss by less than a thousandth, or for ten rounds."""
+    """Alternate encoding and solving until a round lowers the loss by less than a thousandth, at most ten rounds."""
     report = on_step or (lambda name, loss: None)
     codes = encode(targets, codebooks)
     losses = targets.losses(decode(codes, codebooks))
@@ -167,7 +163,7 @@ def _refined(targets: Targets, codebooks: Tensor, on_step: Callable[[str, float]
         before = loss
         solved = solve_codebooks(targets, codes, codebooks)
         solved_losses = targets.losses(decode(codes, solved))
-        # Rounding to float32 can cost more than the last solve gained; then training has converged.
+        # Rounding to float32 can cost more than the last solve gained: training has converged.
         if float(solved_losses.mean()) > loss:
             break
         codebooks, losses = solved, solved_losses
@@ -183,7 +179,7 @@ def _refined(targets: Targets, codebooks: Tensor, on_step: Callable[[str, float]
 
 
 def _reseeded(targets: Targets, codes: Tensor, codebooks: Tensor, losses: Tensor) -> Tensor:
-    """Move unused codewords to the parts of the points with the largest losses; present codes decode as before."""
+    """Move unused codewords to the parts of points with the largest losses; present codes decode as before."""
     num_subspaces, num_codewords, _ = codebooks.shape
     flat = codes + torch.arange(num_subspaces) * num_codewords
     used = torch.bincount(flat.reshape(-1), minlength=num_subspaces * num_codewords).view(num_subspaces, -1) > 0

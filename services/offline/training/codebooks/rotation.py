@@ -1,8 +1,8 @@
 """A rotation before product quantization that gives every subspace its share of the variance.
 
-Principal directions are assigned so that the products of the variances within the subspaces are as equal as possible:
-the parametric solution of optimized product quantization (Ge et al., TPAMI 2014, section 3.3), one eigenvalue problem
-instead of an alternation. Inner products do not change. It knows no codebook.
+Principal directions are assigned so that the products of variances within subspaces are as equal as possible: the
+parametric solution of optimized product quantization (Ge et al., TPAMI 2014, section 3.3), one eigenvalue problem.
+Inner products do not change.
 
 Letters: X points, d width, m subspaces.
 """
@@ -10,7 +10,7 @@ Letters: X points, d width, m subspaces.
 import torch
 from torch import Tensor
 
-# Variances below this share of the largest are noise of the decomposition (pixels that are always black, say).
+# Less, relative to the largest variance, is noise of the decomposition (pixels that are always black, say).
 _SMALLEST_SHARE = 1e-9
 
 
@@ -20,7 +20,7 @@ def balancing_rotation(vectors: Tensor, num_subspaces: int) -> Tensor:
     centred = exact - exact.mean(dim=0)
     variances, directions = torch.linalg.eigh(centred.T @ centred)
     logs = variances.clamp(min=max(float(variances[-1]) * _SMALLEST_SHARE, 1e-300)).log()
-    # Shifted so that none is negative: each direction then increases its subspace's load.
+    # None is negative, so each direction increases its subspace's load.
     order = dealt((logs - logs.min()).tolist(), num_subspaces)
     rotation: Tensor = directions[:, order].float()
     return rotation.contiguous()

@@ -2,13 +2,13 @@
 
 For a query q drawn uniformly from the unit sphere, E[w(<q, x>) <q, x - x~>^2] is a weighted sum of the squared parts of
 the residual along x and across it (arXiv:1908.10396, Theorem 3.2). For w(t) = 1[t >= T] both weights are incomplete
-beta functions, computed here by one continued fraction, exact and stable for every width. It uses no codebook.
+beta functions, computed here by one continued fraction, exact and stable for every width.
 
 With I_d = the integral of sin^d over angles from 0 to a = arccos(T / |x|), one integration by parts gives
 
     h_across = I_d,    h_along = I_d + cos(a) sin^(d-1)(a),    eta = h_along / h_across = 1 + cos(a) sin^(d-1)(a) / I_d,
 
-so eta >= 1 is evident (Theorem 3.3), and nearly equal numbers are never subtracted.
+So eta >= 1 is evident (Theorem 3.3), and nearly equal numbers are never subtracted.
 
 Letters: X points, d width.
 """
@@ -30,8 +30,8 @@ class ErrorWeights:
     """Weights of the two parts of each point's residual, as expectations over the unit sphere.
 
     Shapes: log_across (X,), the logarithm of h_across (at d = 1,024 and T = .9 |x| it is about 1e-370, below any
-    double); ratio (X,), eta = h_along / h_across. A point with empty weights (no unit query scores it above T) has
-    log_across = -inf and ratio = 1: its loss is always 0.
+    double); ratio (X,), eta = h_along / h_across. A point that no unit query scores above T has log_across = -inf and
+    ratio = 1: its loss is always 0.
     """
 
     log_across: Float64Array
@@ -50,7 +50,7 @@ class ErrorWeights:
 
     @property
     def empty(self) -> npt.NDArray[np.bool_]:
-        """Points (X,) that no unit query scores above T."""
+        """(X,): no unit query scores the point above T."""
         return np.isneginf(self.log_across)
 
 
@@ -58,7 +58,7 @@ def threshold_weights(norms: FloatsArray, width: int, threshold: float) -> Error
     """Return exact weights for w(t) = 1[t >= T].
 
     Shapes: norms (X,) are |x_i|; `width` is d, `threshold` T is in units of <q, x> with |q| = 1.
-    A point with |x| <= T gets empty weights (ErrorWeights): no unit query scores it above T.
+    A point with |x| <= T gets empty weights.
     Raises: ValueError for norms that are negative or not finite, d < 2 (no direction across exists), or T < 0 (w is
     then positive below zero, which Theorem 3.3 does not cover).
     """
@@ -76,16 +76,15 @@ def threshold_weights(norms: FloatsArray, width: int, threshold: float) -> Error
 
 
 def eta(threshold: float, width: int) -> float:
-    """Return eta of a unit vector: the weight of an error along it over that of one across (per squared length)."""
+    """Return a unit vector's weight of an error along it over that of one across (per squared length)."""
     if not 0 <= threshold < 1:
         raise ValueError(f"threshold is {threshold}; a unit vector has weights for 0 <= T < 1")
     return float(threshold_weights(np.ones(1), width, threshold).ratio[0])
 
 
 def eta_limit(threshold: float, width: int) -> float:
-    """The paper's limit formula (equation 3), for comparison only.
-
-    Below d = 1 / T^2 (25 at T = .2) it falls under 1, which Theorem 3.3 rules out.
+    """The paper's limit formula (equation 3), for comparison only; below d = 1 / T^2 it falls under 1, against Theorem
+    3.3.
     """
     return (width - 1) * threshold**2 / (1 - threshold**2)
 
@@ -93,7 +92,7 @@ def eta_limit(threshold: float, width: int) -> float:
 def residual_parts(points: FloatsArray, decoded: FloatsArray) -> tuple[Float64Array, Float64Array]:
     """Return squared lengths (X,), (X,) of each residual x - x~ along x and across it.
 
-    Shapes: points (X, d), decoded (X, d). For x = 0 all of the residual counts as across.
+    Shapes: points, decoded (X, d). For x = 0 all counts as across.
     """
     if points.shape != decoded.shape:
         raise ValueError(f"decoded has shape {decoded.shape}; expected {points.shape} as points")
@@ -123,8 +122,7 @@ def _checked_norms(norms: FloatsArray, width: int) -> Float64Array:
 
 
 def _log_sphere(width: int) -> float:
-    """Return the logarithm of (d - 1) times the integral of sin^(d-2) from 0 to pi, which normalises h to an
-    expectation.
+    """Logarithm of (d - 1) times the integral of sin^(d-2) from 0 to pi, which normalises h.
 
     E[1[..] sin^2] / (d - 1) is the weight across and E[1[..] cos^2] the one along; I_d includes the (d - 1) of Theorem
     3.2's main text, which its appendix omits.
@@ -133,11 +131,10 @@ def _log_sphere(width: int) -> float:
 
 
 def _log_sine_integral(cosine: Float64Array, width: int) -> tuple[Float64Array, Float64Array]:
-    """Return logarithms of I_d and of cos(a) sin^(d-1)(a), with cos(a) given in [0, 1).
+    """Logarithms of I_d and of cos(a) sin^(d-1)(a), with cos(a) in [0, 1).
 
     I_d is half the incomplete beta function of sin^2(a) at ((d + 1) / 2, 1 / 2). In the tail it is its prefactor over a
-    continued fraction. Near the equator the fraction converges slowly; there it is half a sphere minus the part from
-    the other end, which are not nearly equal.
+    continued fraction; near the equator, where that converges slowly, half a sphere minus the part from the other end.
     """
     a, b = (width + 1) / 2, 0.5
     squared_sine = (1 - cosine) * (1 + cosine)
@@ -157,7 +154,7 @@ def _log_sine_integral(cosine: Float64Array, width: int) -> tuple[Float64Array, 
 
 
 def _beta_fraction(a: float, b: float, x: Float64Array) -> Float64Array:
-    """The continued fraction of the incomplete beta function (DLMF 8.17.22), by Lentz's rule.
+    """Continued fraction of the incomplete beta function (DLMF 8.17.22), by Lentz's rule.
 
     B(x; a, b) = x^a (1 - x)^b / a * fraction. Converges in O(sqrt(max(a, b))) steps for x < (a + 1) / (a + b + 2).
     """

@@ -1,9 +1,9 @@
 """A codebook's targets: vectors, and per point the weight of errors along its own direction.
 
 The loss of a code is, up to constants, sum_i w_i (|r_i|^2 + s_i <r_i, u_i>^2) with r_i the residual of vector i, u_i
-the unit direction of the *datapoint*, s_i = eta_i - 1 and w_i = h_across,i. The vectors are the datapoints themselves,
-or their residuals after a coarse centre. The directions are the datapoints' in both cases, because a query's score is
-an inner product with the whole point.
+the unit direction of the *datapoint*, s_i = eta_i - 1 and w_i = h_across,i. The vectors are the datapoints, or their
+residuals after a coarse centre; the directions are the datapoints' in both cases, because a query's score is an inner
+product with the whole point.
 
 Letters: X points, d width.
 """
@@ -18,13 +18,13 @@ from torch import Tensor
 from services.algorithms.scoring.states import FloatArray
 from services.offline.training.codebooks.score_aware import ErrorWeights, threshold_weights
 
-# At |x| = T eta has a pole, where float32 costs would lose the part across; such points have almost no weight.
+# At |x| = T eta has a pole, where float32 would lose the part across; such points have almost no weight.
 _MAX_STIFFNESS = 1e4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Targets:
-    """X vectors to reproduce, as PyTorch float32 on the CPU.
+    """Vectors to reproduce, float32 on the CPU.
 
     Shapes: vectors (X, d); directions (X, d), unit rows, zero where a point has no direction; stiffness (X,) = eta - 1;
     weights (X,), at most 1.
@@ -53,7 +53,7 @@ class Targets:
         return replace(self, vectors=self.vectors @ rotation, directions=self.directions @ rotation)
 
     def losses(self, decoded: Tensor) -> Tensor:
-        """Return the weighted loss (X,) of approximations (X, d), in float64."""
+        """Return the weighted loss (X,) of decoded (X, d), in float64."""
         residual = self.vectors.double() - decoded.double()
         along = (residual * self.directions.double()).sum(dim=1)
         return self.weights.double() * (residual.square().sum(dim=1) + self.stiffness.double() * along.square())
@@ -82,9 +82,8 @@ def root_mean_square_norm(points: FloatArray) -> float:
 def score_aware_targets(points: FloatArray, weights: ErrorWeights, *, centres: FloatArray | None = None) -> Targets:
     """Return targets of the score-aware loss for points (X, d) with these weights.
 
-    centres (X, d) are each point's coarse centre, or None. A point with empty weights (|x| <= T) can never score above
-    T: it has weight 0 in training, and its code is chosen by plain l2 (stiffness 0), so that its score is not
-    overestimated.
+    centres (X, d): coarse centres, if any. A point with empty weights (|x| <= T) has weight 0 in training, and plain l2
+    chooses its code (stiffness 0), so that its score is not overestimated.
     """
     heaviest = weights.log_across.max(initial=-np.inf)
     relative = np.exp(weights.log_across - heaviest) if np.isfinite(heaviest) else np.zeros(len(points))
@@ -100,7 +99,7 @@ def score_aware_targets(points: FloatArray, weights: ErrorWeights, *, centres: F
 
 
 def relative_weights(points: FloatArray, *, threshold: float, scale: float) -> ErrorWeights:
-    """Exact weights for points (X, d) with T stated in units of `scale` (root_mean_square_norm of a training set)."""
+    """Exact weights for points (X, d), T in units of `scale` (root_mean_square_norm of a training set)."""
     norms = np.linalg.norm(points.astype(np.float64), axis=1)
     return threshold_weights(norms / scale, points.shape[1], threshold)
 
@@ -113,9 +112,9 @@ def training_targets(
     generator: torch.Generator,
     centres: FloatArray | None = None,
 ) -> tuple[Targets, float]:
-    """Return at most `most` targets, drawn by `generator`, with the threshold's weights, and the points' scale.
+    """Return at most `most` targets, drawn by `generator`, and the points' scale.
 
-    Raises: ValueError if every point is zero, or if no point is longer than T and so none has a weight.
+    Raises: ValueError if every point is zero, or no longer than T.
     """
     scale = root_mean_square_norm(points)
     weights = relative_weights(points, threshold=threshold, scale=scale)

@@ -1,8 +1,7 @@
 """Vector quantization under the score-aware loss: k whole-width centres, each point assigned to one.
 
 The centre update is closed form (arXiv:1908.10396, Theorem 4.2, with h_along in its last sum, as in its proof and
-gradient; the main text prints the weight across). Its centres are the coarse cells of an inverted file. It uses no
-codes.
+gradient; the main text prints the weight across). Its centres are the coarse cells of an inverted file.
 
 Letters: X points, d width, k centres.
 """
@@ -34,14 +33,14 @@ _SETTLED = 1e-3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VectorQuantizer:
-    """Centres (k, d) float32, and the threshold (a share of `scale`) of the assignment."""
+    """Centres (k, d) float32, and the assignment's threshold (a share of `scale`)."""
 
     centres: FloatArray
     threshold: float
     scale: float
 
     def assign(self, points: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
-        """Return the numbers (X,) of the centres of least score-aware loss for points (X, d)."""
+        """Return the centre numbers (X,) of least score-aware loss for points (X, d)."""
         checked = checked_points(points, width=self.centres.shape[1])
         if len(checked) == 0:
             return np.empty(0, dtype=np.int64)
@@ -60,7 +59,7 @@ def train_vector_quantizer(
     """Learn centres for points (X, d) from k-means by alternating assignment and the closed-form update.
 
     threshold as in `train_product_quantizer`; 0 is k-means. `on_step` gets the mean loss after "assign" and "update",
-    which never rises. At most max(16,384, 128 k) points, drawn by seed, are used.
+    which never rises. At most max(16,384, 128 k) points are used.
     Raises: ValueError for fewer points than centres, and as `train_product_quantizer`.
     """
     checked = checked_points(points)
@@ -97,8 +96,8 @@ def _refined(targets: Targets, centres: Tensor, report: Callable[[str, float], N
 def updated_centres(targets: Targets, cells: Tensor, centres: Tensor) -> Tensor:
     """Theorem 4.2: return the centres (k, d) of least loss for points in `cells` (X,); a centre without weight stays.
 
-    Per centre the matrix is (sum w) I + V V^T with one column of V per point; with fewer than d points it is solved in
-    the points' space (Woodbury), O(d n^2) instead of O(d^3).
+    Per centre the matrix is (sum w) I + V V^T with one column of V per point; fewer than d points are solved in their
+    space (Woodbury), O(d n^2) instead of O(d^3).
     """
     result = centres.clone()
     order = cells.argsort(stable=True)

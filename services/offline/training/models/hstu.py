@@ -34,7 +34,6 @@ def time_buckets(event_time: Tensor, num_buckets: int) -> Tensor:
 
 
 def elapsed_buckets(elapsed: Tensor, num_buckets: int) -> Tensor:
-    """Return `time_buckets` of given differences (...)."""
     elapsed = elapsed.abs().clamp(min=1)
     buckets = (elapsed.to(torch.float64).log() / _LOG_SECONDS_PER_BUCKET).to(torch.int64)
     return buckets.clamp(max=num_buckets - 1)
@@ -42,7 +41,7 @@ def elapsed_buckets(elapsed: Tensor, num_buckets: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Past:
-    """What is cached of one history's earlier events: times, places, keys and values.
+    """One history's cached events: times, places, keys and values.
 
     Shapes: time (C,) int64 seconds, place (C,) int64 in the window, per block keys (H, C, d_qk) and values (H, C, d_v).
     A new event attends only to itself and to earlier places. Empty slots have a place after every event's.
@@ -55,7 +54,7 @@ class Past:
 
 
 class HstuBlock(nn.Module):
-    """One layer: normalise, project to u, v, q, k, attend, gate, project back, add. (B, L, D) -> (B, L, D)."""
+    """One layer. (B, L, D) -> (B, L, D)."""
 
     def __init__(self, shape: EncoderShape, *, dropout: float) -> None:
         super().__init__()
@@ -69,17 +68,14 @@ class HstuBlock(nn.Module):
         self.time_bias = nn.Parameter(torch.empty(shape.num_time_buckets).normal_(std=0.02))
 
     def forward(self, x: Tensor, distance: Tensor, buckets: Tensor, causal: Tensor) -> Tensor:
-        """Shapes: x (B, L, D), distance (L, L) = max(i - j, 0), buckets (B, L, L), causal (L, L) = (j <= i) /
-        max_history.
-        """
+        """x (B, L, D), distance (L, L) = max(i - j, 0), buckets (B, L, L), causal (L, L) = (j <= i) / max_history."""
         batch, length, width = x.shape
         projected = functional.silu(functional.layer_norm(x, (width,), eps=self.norm_epsilon) @ self.uvqk)
         u, v, q, k = torch.split(projected, self.split, dim=-1)
         q = q.view(batch, length, self.num_heads, self.d_qk).transpose(1, 2)
         k = k.view(batch, length, self.num_heads, self.d_qk).permute(0, 2, 3, 1)
         v = v.view(batch, length, self.num_heads, self.d_v).transpose(1, 2)
-        # On a CPU plain indexing suffices: the gradient of the one (L, L) matrix that all histories share is almost
-        # free.
+        # On a CPU plain indexing suffices: all histories share one (L, L) matrix.
         positions = _lookup(self.position_bias, distance) if x.is_cuda else self.position_bias[distance]
         bias = _lookup(self.time_bias, buckets) + positions
         weights = functional.silu(q @ k + bias.unsqueeze(1)) * causal
@@ -91,8 +87,8 @@ class HstuBlock(nn.Module):
         """Encode new events alone: x (S, D), past keys (H, C, d_qk) and values (H, C, d_v), bias and visible (1, S, T)
         -> x (S, D), their keys (H, S, d_qk) and values (H, S, d_v).
 
-        It uses few operations rather than few multiplications: with one new event, the overhead of each operation
-        dominates. Written like `forward`, with a batch, the exported graph had 310 operations; this one has about 240.
+        It saves operations rather than multiplications: with one new event their overhead dominates (240 in the
+        exported graph; 310 when written like `forward`).
         """
         of_u, of_v, of_q, of_k = torch.split(self.uvqk, self.split, dim=1)
         normed = functional.layer_norm(x, (x.shape[-1],), eps=self.norm_epsilon)
@@ -130,13 +126,12 @@ class HstuEncoder(nn.Module):
         self.blocks = nn.ModuleList(HstuBlock(shape, dropout=dropout) for _ in range(shape.num_blocks))
 
     def forward(self, embedded: Tensor, event_time: Tensor) -> Tensor:
-        """Shapes: embedded (B, L, D) with zero rows for padding, event_time (B, L) int64 seconds -> (B, L, D).
+        """embedded (B, L, D) with zero rows for padding, event_time (B, L) int64 seconds -> (B, L, D).
 
-        Each state has unit root mean square, because the scoring heads use only its direction.
+        States have unit root mean square: the scoring heads use only their direction.
         """
         positions = torch.arange(embedded.shape[1], device=embedded.device)
-        # Clamped at both ends, so that positions padded beyond `max_history` have a valid index; their states are not
-        # used.
+        # Clamped at both ends, so that padding beyond `max_history` has a valid index.
         distance = (positions.unsqueeze(1) - positions.unsqueeze(0)).clamp(min=0, max=self.max_history - 1)
         causal = (positions.unsqueeze(0) <= positions.unsqueeze(1)).to(embedded.dtype) / self.max_history
         buckets = self.buckets(event_time)
@@ -146,13 +141,12 @@ class HstuEncoder(nn.Module):
         return self._scaled(x)
 
     def buckets(self, event_time: Tensor) -> Tensor:
-        """Return buckets (B, L, L) of the times between positions: event_time (B, L)."""
+        """(B, L) -> buckets (B, L, L) of the times between positions."""
         return time_buckets(event_time, self.num_time_buckets)
 
     def step(self, embedded: Tensor, event_time: Tensor, place: Tensor, past: Past) -> tuple[Tensor, Tensor, Tensor]:
-        """Encode only the new events: embedded (S, D), event_time and place (S,) -> states (S, D), equal to those of
-        `forward` in these places, and all blocks' new keys (N H, S, d_qk) and values (N H, S, d_v), to be appended to
-        the past's.
+        """Encode the new events: embedded (S, D), event_time and place (S,) -> states (S, D), equal to those of
+        `forward`, and all blocks' new keys (N H, S, d_qk) and values (N H, S, d_v), to be appended to the past's.
         """
         before = place.unsqueeze(1) - torch.cat([past.place, place])
         visible = (before >= 0).to(embedded.dtype) / self.max_history
@@ -185,8 +179,8 @@ def normalized_states(x: Tensor, output_norm: str) -> Tensor:
 
 
 def unit_rows(x: Tensor) -> Tensor:
-    """Divide x (..., d) by its rows' lengths, at least 1e-6; the backward pass has closed form (3 times as fast as that
-    of `functional.normalize`).
+    """Divide x (..., d) by its rows' lengths, at least 1e-6; the closed-form backward pass is 3 times as fast as that
+    of `functional.normalize`.
     """
     if torch.is_grad_enabled() and x.requires_grad:
         unit: Tensor = _UnitRows.apply(x)
@@ -204,19 +198,17 @@ class _UnitRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        # The exact gradient of a row shorter than 1e-6 is grads[0] / 1e-6. This formula is used for it, too: the
-        # difference is negligible.
+        # Also used for rows shorter than 1e-6, whose exact gradient is grads[0] / 1e-6: the difference is negligible.
         unit, length = ctx.saved_tensors
         along = (unit * grads[0]).sum(-1, keepdim=True)
         return torch.addcmul(grads[0], unit, along, value=-1).div_(length)
 
 
 def _lookup(table: Tensor, buckets: Tensor) -> Tensor:
-    """Return table[buckets]; the backward pass sums with `bincount` on a CPU (10 times as fast) and scatters by row on
-    a GPU, instead of one bucket after the other.
+    """table[buckets]; the backward pass sums with `bincount` on a CPU (10 times as fast) and scatters by row on a GPU.
 
-    PyTorch's backward pass took half of a training step on ML-1M (H200): it added 200 x 200 gradients to 200 position
-    biases one after the other.
+    PyTorch's took half of a training step on ML-1M (H200): it added 200 x 200 gradients to 200 position biases one
+    after the other.
     """
     if torch.is_grad_enabled() and table.requires_grad:
         looked_up: Tensor = _CountedLookup.apply(table, buckets)

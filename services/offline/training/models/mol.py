@@ -1,9 +1,9 @@
-"""Heads make states from an encoder's output and from an item's embedding, and score a pair of states.
+"""Heads make states of users and items, and score a pair of states.
 
 Mixture of Logits (arXiv:2407.15462, equation 2 and appendix A.3): P_q query and P_x item components, l2-normalised;
 pair weights pi = softmax(SiLU(query gate * item gate + MLP of the P cosines)). Scores are similarities s = sum_p pi_p
 c_p in [-1, 1]; a logit is s / tau. The dot product is the special case of one component and no gate. The gate's MLP is
-trained on logits, cosines / tau, like the authors', and exported for cosines: its first layer absorbs tau.
+trained on logits, cosines / tau, like the authors', and exported for cosines.
 
 Letters: N rows, P_q, P_x components, P = P_q * P_x, d component width, D encoder width, G gate hidden width.
 """
@@ -17,7 +17,7 @@ from services.offline.training.models.hstu import unit_rows
 
 
 class SwiGlu(nn.Module):
-    """Linear, activation(a) * b, linear. (N, in) -> (N, out). With `gelu` instead of SiLU it is the GeGLU."""
+    """Linear, activation(a) * b, linear: (N, in) -> (N, out). With `gelu` instead of SiLU it is the GeGLU."""
 
     def __init__(self, width_in: int, hidden: int, width_out: int, *, activation: str = "silu") -> None:
         super().__init__()
@@ -50,8 +50,8 @@ def _align(query: nn.Module, item: nn.Module, component_width: int, noise: float
 
     With `noise` all components start as one such map plus Gaussian noise, so that no two query components are equal.
     Rows of the map have length 1, rows of the noise about length `noise`. An untrained dot product of the encoder's
-    output with the item's own embedding already ranks similar items first; random projections have to learn it. On
-    Amazon Beauty (docs/decisions/026) this is most of the gap between a mixture and a dot product.
+    output with the item's embedding already ranks similar items first, which random projections have to learn: most of
+    the gap between a mixture and a dot product on Amazon Beauty (docs/decisions/026).
     """
     if not (isinstance(query, nn.Linear) and isinstance(item, nn.Linear)):
         return
@@ -68,7 +68,7 @@ def _align(query: nn.Module, item: nn.Module, component_width: int, noise: float
 
 
 class GateMlp(nn.Sequential):
-    """Linear, SiLU, linear without bias: one side's part of the gate. (N, in) -> (N, P)."""
+    """One side's part of the gate, (N, in) -> (N, P); no last bias."""
 
     def __init__(self, width_in: int, hidden: int, pairs: int) -> None:
         inner, outer = nn.Linear(width_in, hidden), nn.Linear(hidden, pairs, bias=False)
@@ -107,18 +107,17 @@ class PairGateMlp(nn.Module):
         return functional.linear(hidden, self.out_weight, self.out_bias)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the network of cosines under the names of `states.PairGate`, detached."""
+        """The cosines' network under the names of `states.PairGate`, detached."""
         names = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
         return {name: getattr(self, name).detach() for name in names}
 
 
 class MolHead(nn.Module):
-    """Query states and item states of a mixture of logits, and the score of aligned pairs.
+    """Query and item states of a mixture of logits, and the score of aligned pairs.
 
     With `num_users` > 0 the last query component is a user-id embedding. It is zero for an unknown user (-1), and
-    training zeroes it per row with probability `user_dropout`, so that this case is trained. The authors' training
-    drops single elements before the normalisation instead: `user_element_dropout`. `pair_dropout` drops single cosines
-    that the pair network reads.
+    training zeroes it per row with probability `user_dropout`. The authors drop single elements before the
+    normalisation instead: `user_element_dropout`. `pair_dropout` drops cosines that the pair network reads.
     """
 
     def __init__(
@@ -162,13 +161,13 @@ class MolHead(nn.Module):
 
     def item_states(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
         """embedded (N, D) -> components (N, P_x, d), gate (N, P)."""
-        # The gate reads the embedding without dropout, as in the authors' code; the projection reads it with dropout.
+        # As in the authors' code, the gate reads the embedding without dropout.
         dropped = functional.dropout(embedded, self.item_dropout, self.training)
         components = self.item(dropped).unflatten(-1, (-1, self.shape.component_width))
         return unit_rows(components), self.item_gate(embedded)
 
     def score_pairs(self, query: tuple[Tensor, Tensor], item: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return, row by row, similarity s (N,) and pair weights pi (N, P) of N query states with N item states."""
+        """Row by row, similarity s (N,) and pair weights pi (N, P) of N queries with N items."""
         cosines = (query[0] @ item[0].transpose(-1, -2)).flatten(-2)
         read = functional.dropout(cosines, self.pair_dropout, self.training)
         weights = functional.silu(query[1] * item[1] + self.pair_gate(read)).softmax(dim=-1)
@@ -192,8 +191,8 @@ class MolHead(nn.Module):
 class DotHead(nn.Module):
     """The cosine of one query and one item component: P_q = P_x = 1, no gate.
 
-    At the encoder's width (d = D) the components are the encoder's output and the item's embedding, and the head has no
-    weights. At any other width they are projections: a query network like the mixture's, a linear map of the embedding.
+    At the encoder's width (d = D) components are the encoder's output and the item's embedding, without weights. At any
+    other width a query network like the mixture's and a linear map of the embedding project them.
     """
 
     def __init__(self, shape: HeadShape, width: int, *, item_dropout: float = 0.0) -> None:

@@ -3,8 +3,8 @@
 BERT's layers, initialised with MiniLM's weights, without a head: the output layer W (V, D) is separate, since serving
 never multiplies by all of it. The input is [CLS] pieces [SEP] [PAD] ...; outputs are read at its positions 0..s, as in
 the paper. Position 0 ([CLS]) is x_0, the shortlist embedding; x_1..x_s are the output positions, for words of the query
-and padding alike. The model pads shorter queries to 1+s columns. Padding attends to the query and is never
-attended to: a longer padding changes no answer. It has no vocabulary, no loss and no trie.
+and padding alike. Shorter queries are padded to 1+s columns. Padding is never attended to: a longer one changes no
+answer.
 
 Letters: B queries, T input columns, s output positions, D width, V vocabulary.
 """
@@ -23,7 +23,7 @@ _EPSILON = 1e-12  # of BERT's layer norms
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhraseShape:
-    """All that determines the encoder's weights' shapes. `positions` is s, `max_tokens` the longest input."""
+    """`positions` is s, `max_tokens` the longest input."""
 
     positions: int
     max_tokens: int = 64
@@ -60,16 +60,16 @@ class PhraseEncoder(nn.Module):
         return self.upper(self.lower(input_ids, attention_mask), attention_mask)
 
     def widened(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both (B, T), padded to at least 1+s columns. Raises: ValueError if T exceeds `max_tokens`."""
+        """Return both (B, T), padded to 1+s columns. Raises: ValueError if T exceeds `max_tokens`."""
         columns, least = input_ids.shape[1], self.shape.positions + 1
-        # During an export the axis has no number: a comparison would make it a constant.
+        # In an export the axis has no number: a comparison would make it a constant.
         if not torch.compiler.is_exporting() and columns > self.shape.max_tokens:
             raise ValueError(f"input_ids has {columns} columns; allowed: at most {self.shape.max_tokens} (max_tokens)")
         wanted = torch.sym_max(columns, least)
         return pad(input_ids, (0, least))[:, :wanted], pad(attention_mask, (0, least))[:, :wanted]
 
     def lower(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Embeddings and first layers of a widened input: (B, T) -> (B, T, D); the default training freezes them."""
+        """Embeddings and first layers of a widened input: (B, T) -> (B, T, D)."""
         hidden = self.pieces(input_ids) + self.places.weight[: input_ids.shape[1]] + self.segment
         hidden = self.norm(hidden)
         for layer in self.layers[: -self.num_upper]:
@@ -78,9 +78,7 @@ class PhraseEncoder(nn.Module):
         return lower
 
     def upper(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
-        """The last layers: (B, T, D) -> (B, 1+s, D). The very last one is computed only for the positions that are
-        read.
-        """
+        """The last layers: (B, T, D) -> (B, 1+s, D). The very last one computes only positions that are read."""
         for layer in self.layers[-self.num_upper : -1]:
             hidden = layer(hidden, attention_mask)
         found: Tensor = self.layers[-1](hidden, attention_mask, self.shape.positions + 1)
@@ -93,7 +91,7 @@ class PhraseEncoder(nn.Module):
 
 
 class _Layer(nn.Module):
-    """One layer of BERT: attention and a GELU network, each added and normalised."""
+    """One layer of BERT, with GELU."""
 
     def __init__(self, shape: PhraseShape) -> None:
         super().__init__()
@@ -123,8 +121,7 @@ class _Layer(nn.Module):
 
 
 def from_minilm(folder: Path, *, positions: int, max_tokens: int = 64) -> PhraseEncoder:
-    """Return an encoder with MiniLM's (or another six-layer BERT's of its width) weights from a model folder of the
-    usual format.
+    """Return an encoder with the weights of MiniLM (or another six-layer BERT of its width) from a model folder.
 
     Raises: ValueError if a weight is missing or has another shape.
     """

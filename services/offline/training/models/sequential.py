@@ -1,6 +1,4 @@
-"""The whole model: item embeddings, an encoder over histories, a head over both. Built from a bundle's shapes.
-
-Training, export and evaluation share this model. The module has no losses and reads no files.
+"""The whole model, built from a bundle's shapes: item embeddings, an encoder over histories, a head over both.
 
 Letters: B batch, L history length, D width, X items, M positions per history, P_q, P_x components, P = P_q * P_x.
 """
@@ -25,7 +23,7 @@ PADDING = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dropouts:
-    """Training's dropouts, each as a probability. Serving drops nothing.
+    """Training's dropouts, as probabilities.
 
     `user` drops the user-id component whole, `user_element` single elements of it; `gate` drops pair weights, `pair`
     single cosines that the pair network reads.
@@ -63,8 +61,8 @@ class SequentialModel(nn.Module):
         self.absence_shape = absence
         self.item_embedding = nn.Embedding(num_items, encoder.width)
         nn.init.trunc_normal_(self.item_embedding.weight, std=0.02, a=-0.04, b=0.04)
-        # Rows are initially zero, row 0 always: the untrained model equals one without actions. An action is read with
-        # its item. In training only, the outcome of a target that is not positive changes the state.
+        # Initially zero, row 0 always: the untrained model equals one without actions. An action is read with its item.
+        # In training only, the outcome of a target that is not positive changes the state.
         self.action_embedding: nn.Embedding | None = None
         self.outcome_embedding: nn.Embedding | None = None
         if encoder.actions:
@@ -105,7 +103,7 @@ class SequentialModel(nn.Module):
         return encoded
 
     def embedded(self, item_index: Tensor) -> Tensor:
-        """The encoder's input: item_index (B, L) as `encode` takes it -> (B, L, D), zeros for padding."""
+        """The encoder's input: item_index (B, L) as in `encode` -> (B, L, D), zeros for padding."""
         return self._embedded(item_index.clamp(min=0)) * (item_index >= 0).unsqueeze(-1)
 
     def _embedded(self, item_index: Tensor) -> Tensor:
@@ -119,8 +117,8 @@ class SequentialModel(nn.Module):
     def query_states(
         self, encoded: Tensor, user_index: Tensor | None, bucket: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the head's states of encoded (N, D), user_index (N,) or None, for requests in the absence `bucket`
-        (N,): components (N, P_q, d), gate (N, P) or None. Bucket 0, or None, does not change a state.
+        """Return the head's states of encoded (N, D), user_index (N,) or None, in the absence `bucket` (N,): components
+        (N, P_q, d), gate (N, P) or None. Bucket 0, or None, does not change a state.
         """
         components, gate = self.head.query_states(encoded, user_index)
         if bucket is None or self.absence_shape is None:
@@ -167,13 +165,13 @@ class SequentialModel(nn.Module):
 
     @property
     def item_rows(self) -> Tensor:
-        """The embeddings (X, D) of the items, without the buckets': the recommendable ones."""
+        """The recommendable items' embeddings (X, D), without the buckets'."""
         return self.item_embedding.weight[: self.num_items]
 
     @torch.no_grad()
     def fill_absences(self) -> None:
-        """Give a bucket that training never saw, whose row is still zero, the row of the bucket below it: zero would
-        mean no absence, and the longest absence is nearest to the one below.
+        """Give a bucket that training never saw (row zero, which would mean no absence) the row of the bucket below
+        it.
         """
         for bucket in range(1, 0 if self.absence_shape is None else self.absence_shape.num_buckets):
             if not self.absence_components[bucket].any():
@@ -183,7 +181,7 @@ class SequentialModel(nn.Module):
 
     @torch.no_grad()
     def absence_rows(self) -> AbsenceRows | None:
-        """Return the rows learnt for absences; None if the model has none."""
+        """Return the rows learnt for absences, if any."""
         if self.absence_shape is None:
             return None
         return AbsenceRows(
@@ -194,13 +192,13 @@ class SequentialModel(nn.Module):
 
     @torch.no_grad()
     def all_item_states(self) -> ItemStates:
-        """Return the catalogue's states, in dense-index order."""
+        """Return the catalogue's states by dense index."""
         components, gate = self.head.item_states(self.item_rows)
         return ItemStates(components=_array(components), gate=None if gate is None else _array(gate))
 
     @torch.no_grad()
     def pair_gate(self) -> PairGate | None:
-        """Return the gate's pair network, None for a dot head."""
+        """Return the gate's pair network; None for a dot head."""
         if not isinstance(self.head, MolHead):
             return None
         return PairGate(**{name: _array(value) for name, value in self.head.pair_gate.tensors().items()})

@@ -4,7 +4,7 @@ P_q aggregation tokens precede a query's tokens, P_x a document's, and are train
 `joined` (0: they are rows of the vocabulary; higher: the output of the lower, frozen layers can be cached while
 training). Parameterized pooling: the first position's output gives, per component, a distribution over all positions,
 and the component is the outputs' mean by it, l2-normalised; d is the body's width. The gate reads the P cosines alone.
-Query and document share the body. The dot product is the same body, mean-pooled.
+Query and document share the body; the dot product is the same body, mean-pooled.
 
 Letters: B texts, L tokens, P_q, P_x components, P = P_q * P_x, D width, d = D, G gate hidden width.
 """
@@ -21,7 +21,7 @@ from services.offline.training.models.mol import PairGateMlp
 
 
 class Aggregation(nn.Module):
-    """One side's aggregation tokens and pooling: K components of a text of at most `max_tokens` tokens."""
+    """One side's aggregation tokens and pooling, for texts of at most `max_tokens` tokens."""
 
     def __init__(self, components: int, width: int, max_tokens: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class TextMol(nn.Module):
         if head.is_mixture:
             self.query = Aggregation(head.num_query_components, width, max_tokens)
             self.document = Aggregation(head.num_item_components, width, max_tokens)
-            # tau = 1: the gate is trained on cosines. Training it on logits was not measured for text models.
+            # The gate is trained on cosines. Logits were not measured for text models.
             self.gate = PairGateMlp(head.num_pairs, head.gate_hidden, tau=1.0)
             self._begin_as_mean()
 
@@ -97,16 +97,16 @@ class TextMol(nn.Module):
         return (weights * cosines).sum(dim=-1), weights
 
     def pair_gate(self) -> PairGate | None:
-        """Return the gate's network, None for a dot product."""
+        """Return the gate's network; None for a dot product."""
         if self.gate is None:
             return None
         return PairGate(**{name: value.numpy().copy() for name, value in self.gate.tensors().items()})
 
     def _begin_as_mean(self) -> None:
-        """Initialise near the mean-pooled body: pooling almost even, with little weight on the new tokens.
+        """Start near the mean-pooled body: pooling almost even, with little weight on the new tokens.
 
-        A body that pools by the mean loses its knowledge if pooling starts at random. Noise separates the components;
-        otherwise all would always have the same gradient.
+        Random pooling would lose a mean-pooled body's knowledge. Noise separates the components, whose gradients would
+        be equal.
         """
         for side in (self.query, self.document):
             assert side is not None

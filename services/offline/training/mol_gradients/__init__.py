@@ -75,8 +75,7 @@ class SampledSoftmax:
     threads: int = 1
 
     def loss_and_gradients(self, *, kernels: ctypes.CDLL | None = None) -> tuple[float, dict[str, Array]]:
-        """Return the loss, summed over positions, and its gradients by `INPUTS`. `kernels`: a library to use instead
-        of this processor's.
+        """Return the summed loss, and its gradients by `INPUTS`. `kernels`: instead of this processor's.
 
         Cost: N K P (d + 2 G) products, and three times those of the negatives with a gradient.
         """

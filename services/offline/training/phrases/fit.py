@@ -1,11 +1,10 @@
 """Train a phrase model: from questions with documents to an encoder, an output layer and a shortlist.
 
 As in arXiv:2406.06739, A.3 (Adam, linear warm-up, linear decay), scaled down: on a CPU the last two layers are trained
-over cached activations of the others, on a GPU all of them. The output layer is new, as in the paper, and has its own
-learning rate: with tens of steps instead of tens of thousands, 5e-5 would hardly move it. It starts at the tokens'
-frequencies along the mean output, so that the partition sum is 1 before the first step; from zero, the first hundred
-steps would only reduce log^2 V of l3. Equal seeds train equal models on one machine and number of threads. It uses no
-bundle and no terminal.
+over cached activations of the others, on a GPU all. The new output layer has its own learning rate: in tens of steps
+instead of tens of thousands, 5e-5 would hardly move it. It starts at the tokens' frequencies along the mean output, so
+that the partition sum is 1; from zero, the first hundred steps would only reduce log^2 V of l3. Equal seeds train equal
+models on one machine and number of threads.
 
 Letters: N questions, B of a batch, s positions, D width, V vocabulary.
 """
@@ -41,15 +40,15 @@ Precision = Literal["int8", "float16"]
 # Too few held-out questions would end training by chance.
 _HELD_OUT_SHARE, _FEWEST_HELD_OUT, _MOST_HELD_OUT = 0.05, 50, 256
 _WAITED_EPOCHS = 2
-_SMALL_NOISE = 0.02  # BERT's own spread of fresh weights
+_SMALL_NOISE = 0.02  # BERT's own for fresh weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhraseSettings:
-    """The user's options. `positions`, `shortlist` None: from the data. `least_steps`: with few questions training
-    exceeds `epochs` until it has so many steps. `exact_limit`: above that many logits of a step (rows times V) l1 and
-    l2 are sampled with `drawn_tokens`, and l3 is exact on `drawn_rows` rows. `seconds`: limit of the training time; the
-    learning rate decays towards it.
+    """`positions`, `shortlist` None: from the data. `least_steps`: with few questions training exceeds `epochs` until
+    it has so many. `exact_limit`: above that many logits of a step (rows times V) l1 and l2 are sampled with
+    `drawn_tokens`, and l3 is exact on `drawn_rows` rows. `seconds`: limit of the training time; the learning rate
+    decays towards it.
     """
 
     positions: int | None = None
@@ -83,7 +82,7 @@ class PhraseSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhraseStep:
-    """Input of a progress display. `stage`: questions, training or shortlist; `done` of `total` in its own units."""
+    """`stage`: questions, training or shortlist; `done` of `total` in its own units."""
 
     stage: str
     done: int
@@ -93,7 +92,7 @@ class PhraseStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedPhrases:
-    """A trained model with its identifiers and tokenizer. weights (V, D), centers (m, D) float32; sets (m, r) int32."""
+    """A trained model. weights (V, D), centers (m, D) float32; sets (m, r) int32."""
 
     encoder: PhraseEncoder
     pieces: WordPieces
@@ -107,7 +106,7 @@ class TrainedPhrases:
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> FloatArray:
-        """Return x (B, 1+s, D) of B queries, also of texts without words."""
+        """Return x (B, 1+s, D) of B queries, also without words."""
         if not texts:
             return np.zeros((0, self.encoder.shape.positions + 1, self.encoder.shape.width), dtype=np.float32)
         ids, mask = self.pieces.batch(texts, max_tokens=self.encoder.shape.max_tokens)
@@ -116,7 +115,7 @@ class TrainedPhrases:
         return np.ascontiguousarray(x.cpu().numpy(), dtype=np.float32)
 
     def generator(self, settings: GeneratorSettings | None = None) -> Generator:
-        """Return a generator of the identifiers: item rows are document rows. Its default k is the shortlist's."""
+        """Return a generator; item rows are document rows, and k defaults to the shortlist's."""
         trie = IdentifierTrie.build(
             self.identifiers.tokens,
             range(len(self.identifiers)),
@@ -142,7 +141,7 @@ def train_phrases(
     encoder: Callable[[int], tuple[PhraseEncoder, WordPieces]] | None = None,
     progress: Callable[[PhraseStep], None] | None = None,
 ) -> TrainedPhrases:
-    """Train on (query text, document row) pairs; documents[row]: the document's identifiers, questions as well.
+    """Train on (query text, document row) pairs; documents[row]: its identifiers, questions as well.
 
     encoder: s -> a fresh encoder and its word pieces; MiniLM by default.
     Raises: ValueError naming field, value and what is allowed; if MiniLM's weights are not installed.
@@ -175,14 +174,14 @@ class _Training:
         self.pieces, self.tell = pieces, progress or (lambda step: None)
         self.device = torch.device(settings.device)
         self.all_layers = self.device.type != "cpu"
-        # bfloat16 products are slower than float32 ones without such units, and 2 to 4 times faster with AVX-512's.
+        # bfloat16 products are slower than float32 without such units, 2 to 4 times faster with AVX-512's.
         units = torch.cpu.get_capabilities()
         self.half = self.device.type != "cpu" or bool(units.get("amx_bf16") or units.get("avx512_bf16"))
         self.encoder = encoder.to(self.device)
         self.rng = np.random.default_rng(seed)
         held_out = min(_MOST_HELD_OUT, int(len(pairs) * _HELD_OUT_SHARE))
         held_out = held_out if held_out >= _FEWEST_HELD_OUT else 0
-        # For each text of each document, its identifier, or -1.
+        # Each text's identifier, or -1.
         texts = [text for each in documents for text in each]
         sequences = tokenizer.encode_all(texts)
         own = {text: identifiers.row_of.get(tuple(seq), -1) for text, seq in zip(texts, sequences, strict=True)}
@@ -319,7 +318,7 @@ class _Training:
 
     @torch.no_grad()
     def _held_out(self, targets: npt.NDArray[np.int64]) -> float:
-        """Return the mean l1 of the held-out questions."""
+        """Mean l1."""
         total = 0.0
         for rows in self.aside_inputs.batches(self.settings.batch, np.random.default_rng(0)):
             wanted = torch.from_numpy(targets[rows]).to(self.device)
@@ -345,7 +344,7 @@ class _Training:
 
     @torch.no_grad()
     def _first_weights(self) -> Tensor:
-        """Return rows (V, D): log frequency of the tokens over all positions along the mean output, and small noise."""
+        """Rows (V, D): tokens' log frequency along the mean output, and small noise."""
         counts = torch.ones(len(self.tokenizer))
         drawn = torch.from_numpy(drawn_targets(self.questions, self.identifiers, np.random.default_rng(self.seed)))
         counts += torch.bincount(drawn.flatten(), minlength=len(counts))

@@ -1,9 +1,8 @@
 """Document identifiers as token sequences, each of which fits the decoder's s positions.
 
-A document has several identifiers (title, keywords, real or pseudo queries) and an identifier may name several
-documents. One that is longer than s is omitted and counted. A document whose identifiers are all too long gets its
-shortest one, cut to s tokens and counted separately, so that every document can be generated. Equal token sequences are
-one identifier. It uses no trie.
+A document has several identifiers (title, keywords, real or pseudo queries), which may name several documents. Those
+longer than s are omitted and counted. A document with no other gets its shortest one cut to s tokens, counted
+separately, so that it can be generated. Equal token sequences are one identifier.
 
 Letters: X documents, I identifiers, s positions.
 """
@@ -16,27 +15,27 @@ import numpy as np
 
 from services.algorithms.ops.trie_search import MAX_POSITIONS
 
-# Each position has a cost per query, and a search over assignments grows with 2^s.
+# Each position costs time per query, and a search over assignments grows with 2^s.
 _MOST_POSITIONS = MAX_POSITIONS
 _COVERED = 0.97
 
 
 class TargetTokenizer(Protocol):
-    """The phrase model's tokenizer of its outputs. Token 0 is [PAD], phrase(0) == ""."""
+    """The tokenizer of outputs. Token 0 is [PAD], phrase(0) == ""."""
 
     @property
     def fingerprint(self) -> str:
-        """A value that is equal for equal tokenizers. A model and its identifiers store it."""
+        """Equal for equal tokenizers; a model and its identifiers store it."""
         ...
 
     def __len__(self) -> int: ...
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return each text's tokens; [] for an empty text."""
+        """Return each text's tokens; [] for ""."""
         ...
 
     def phrase(self, token: int) -> str:
-        """Return a token's text, for people."""
+        """Return a token's text."""
         ...
 
 
@@ -62,9 +61,9 @@ class Identifiers:
 def identifiers_of(
     documents: Sequence[Sequence[str]], tokenizer: TargetTokenizer, *, positions: int | None = None
 ) -> Identifiers:
-    """Tokenize the identifiers of X documents; texts without tokens are ignored.
+    """Tokenize X documents' identifiers; texts without tokens are ignored.
 
-    positions: s; by default the 97th percentile of the lengths, at most a trie's maximum (12).
+    positions: s; by default the lengths' 97th percentile, at most a trie's maximum (12).
     Raises: ValueError naming the document if one has no identifier, or if positions is out of range.
     """
     if not documents:

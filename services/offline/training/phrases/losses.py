@@ -1,11 +1,10 @@
 """The losses of the phrase model (arXiv:2406.06739, section 4.2): l1 + lambda2 l2 + lambda3 l3.
 
 l1 is the cross entropy at each position, l2 that of the same tokens from x_0, l3 = log^2 of the partition sum, which
-lets serving omit the sum. Each is the paper's sum divided by B s, so that learning rates do not depend on either.
-Targets are padded with [PAD] = 0. l1 counts every position, as decoding counts the [PAD] after an identifier; l2 counts
-real tokens alone, since [PAD] is in every shortlist anyway. If V s does not fit, `Sampling` draws: l1 and l2 then use
-an estimate of the partition sum from drawn tokens, which is unbiased as a sum and biased under its logarithm, like
-every sampled softmax; l3 stays exact per row, on drawn rows, and is unbiased.
+lets serving omit the sum. Each is the paper's sum divided by B s, so that learning rates do not depend on them. Targets
+are padded with [PAD] = 0. l1 counts every position, as decoding does; l2 real tokens alone, since [PAD] is in every
+shortlist anyway. If V s does not fit, `Sampling` draws: l1 and l2 use an estimate of the partition sum from drawn
+tokens, unbiased as a sum and biased under its logarithm; l3 stays exact per row, on drawn rows, and is unbiased.
 
 Letters: B queries, s positions, D width, V vocabulary, S drawn tokens, R drawn rows.
 """
@@ -23,8 +22,8 @@ CHUNK = 1024  # vocabulary rows at a time; 2,304 x 1,024 logits stay near the co
 def log_partition(x: Tensor, weights: Tensor, *, chunk: int = CHUNK, half: bool = False) -> Tensor:
     """Return log sum over v of exp(x_i . w_v): x (N, D), weights (V, D) -> (N,), differentiable once in both.
 
-    half: products in bfloat16 (sums and exponentials stay in float32), several times faster on vector units that
-    support it. Raises: ValueError if the widths differ or there is no row of weights.
+    half: products in bfloat16, several times faster on vector units that support it. Raises: ValueError if the widths
+    differ or there is no row of weights.
     """
     if x.ndim != 2 or weights.ndim != 2 or x.shape[1] != weights.shape[1] or not len(weights):
         raise ValueError(
@@ -68,7 +67,7 @@ PAD = 0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossSettings:
-    """lambda2 and lambda3 of the paper, and the computation of the exact partition sum."""
+    """The paper's lambda2 and lambda3, and how the exact partition sum is computed."""
 
     shortlist_weight: float = 0.25
     normalisation_weight: float = 1.0
@@ -78,8 +77,8 @@ class LossSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """tokens (S,): drawn independently with probabilities `chances` (V,), all above 0. rows (R,): distinct rows of the
-    B s for l3, drawn uniformly.
+    """tokens (S,): drawn independently with probabilities `chances` (V,), above 0. rows (R,): distinct rows of the B s
+    for l3, drawn uniformly.
     """
 
     tokens: Tensor
@@ -100,8 +99,7 @@ class Losses:
 def phrase_losses(
     x: Tensor, weights: Tensor, targets: Tensor, settings: LossSettings, sampling: Sampling | None = None
 ) -> Losses:
-    """Return the losses of x (B, 1+s, D), weights (V, D), targets (B, s) of token ids, [PAD] after the identifier's
-    end.
+    """Return the losses of x (B, 1+s, D), weights (V, D), targets (B, s), [PAD] after the identifier's end.
 
     Raises: ValueError if the shapes do not fit.
     """

@@ -1,10 +1,8 @@
-"""Documents, identifiers and pseudo queries of a catalogue that has titles and categories and no queries of its own.
+"""Documents, identifiers and pseudo queries of a catalogue with titles and categories, without queries.
 
-A pseudo query has random words of a title, in the title's order, and up to two of the item's categories before or after
-them, like a search from a vague memory. No person typed them, so results of training name the queries pseudo. An item's
-identifiers are the title, the title as spoken ("The Usual Suspects" for "Usual Suspects, The (1995)"), and the
-categories, with the decade if the title has a year. Several items can share the last one. The phrase model and the text
-MoL of a text bundle train on these. This module uses no tokenizer.
+A pseudo query has random words of a title, in order, and up to two categories before or after them, like a search from
+a vague memory. Identifiers are the title, the title as spoken ("The Usual Suspects" for "Usual Suspects, The (1995)"),
+and the categories, with the decade of a title with a year, which several items can share.
 
 Letters: X items.
 """
@@ -21,7 +19,7 @@ _ARTICLE = re.compile(r"^(.*), (The|A|An|Le|La|Les|Das|Der|Die|El|Il)$")
 _ALSO_KNOWN = re.compile(r"\s*\([^()]*\)")
 _WORD = re.compile(r"\w+(?:'\w+)?")
 _NO_CATEGORY = "(no genres listed)"
-# Stop words. They are left out of pseudo queries, unless a title has no other words.
+# Left out of pseudo queries, unless a title has no other words.
 _STOP_WORDS = frozenset(
     ("a", "an", "and", "at", "by", "for", "from", "in", "is", "it", "of", "on", "or", "the", "to", "with")
 )
@@ -29,7 +27,7 @@ _STOP_WORDS = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CatalogueTexts:
-    """texts (X,): of the documents; identifiers (X lists); pairs of (pseudo query, item row)."""
+    """texts (X,), identifiers (X lists); pairs of (pseudo query, item row)."""
 
     item_ids: list[str]
     texts: list[str]
@@ -40,8 +38,9 @@ class CatalogueTexts:
 def catalogue_texts(
     item_ids: Sequence[str], titles: Sequence[str], categories: Sequence[Sequence[str]], *, seed: int = 0
 ) -> CatalogueTexts:
-    """Return the documents, identifiers and pseudo queries of a catalogue. The id of an item without a title serves as
-    its title. Raises: ValueError if the columns' lengths differ."""
+    """Return a catalogue's documents, identifiers and pseudo queries; an item without a title has its id as title.
+    Raises: ValueError if the columns' lengths differ.
+    """
     if not len(item_ids) == len(titles) == len(categories):
         raise ValueError(
             f"{len(item_ids)} item ids, {len(titles)} titles, {len(categories)} categories; allowed: equally many"
@@ -58,7 +57,7 @@ def catalogue_texts(
 
 
 def spoken(title: str) -> str:
-    """Return a title as spoken: without year and other names, its article in front."""
+    """Return a title without year and other names, its article in front."""
     plain = _ALSO_KNOWN.sub("", _YEAR.sub("", title)).strip()
     article = _ARTICLE.match(plain)
     return (f"{article[2]} {article[1]}" if article else plain) or title

@@ -1,9 +1,8 @@
-"""Questions with their documents, and the target identifier of each in an epoch.
+"""Questions with their documents, and each one's target identifier in an epoch.
 
-A question's target is one of its document's identifiers, drawn again every epoch; its own text only if there is no
-other (arXiv:2406.06739, A.2: pseudo queries map to the other pseudo queries of the same passage). Identifiers are
-questions too, up to 20 of a document. The lower layers' activations of every question are computed once and stored in
-float16: by default nothing below the last two layers is trained.
+A target is one of the document's identifiers, drawn again every epoch; the question's own text only if there is no
+other (arXiv:2406.06739, A.2). Identifiers are questions too, up to 20 of a document. The lower layers' activations are
+computed once and stored in float16: by default nothing below the last two layers is trained.
 
 Letters: N questions, T columns, s positions, D width.
 """
@@ -23,13 +22,13 @@ from services.offline.training.phrases.identifiers import Identifiers
 Ints = npt.NDArray[np.int64]
 
 MOST_OF_A_DOCUMENT = 20  # A.2 of the paper
-_SORTED_BATCHES = 16  # batches sorted by question length together: this avoids almost all padding
+_SORTED_BATCHES = 16  # sorted by length together: this avoids almost all padding
 _ENCODED_AT_ONCE = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Questions:
-    """texts[i] asks for document `documents[i]` and is itself identifier `own[i]`, or -1."""
+    """texts[i] asks for `documents[i]` and is itself identifier `own[i]`, or -1."""
 
     texts: list[str]
     documents: Ints
@@ -39,7 +38,6 @@ class Questions:
         return len(self.texts)
 
     def chosen(self, rows: npt.NDArray[np.integer]) -> "Questions":
-        """Return the questions of these rows."""
         return Questions(texts=[self.texts[row] for row in rows], documents=self.documents[rows], own=self.own[rows])
 
 
@@ -51,7 +49,7 @@ def training_questions(
     held_out: int,
     seed: int,
 ) -> tuple[Questions, Questions]:
-    """Return (training questions, held-out ones): `held_out` pairs, drawn; training has none of their texts.
+    """Return (training questions, `held_out` drawn ones); training has none of their texts.
 
     own_row: a text's identifier, or -1. Raises: ValueError if a pair names no row of `documents`.
     """
@@ -73,7 +71,7 @@ def training_questions(
 
 
 def drawn_targets(questions: Questions, identifiers: Identifiers, rng: np.random.Generator) -> Ints:
-    """Return one identifier for each question, as token ids padded with [PAD]: (N, s)."""
+    """Return one identifier per question, as ids padded with [PAD]: (N, s)."""
     targets = np.zeros((len(questions), identifiers.positions), dtype=np.int64)
     draws = rng.random(len(questions))
     for row, (document, own) in enumerate(zip(questions.documents, questions.own, strict=True)):
@@ -85,7 +83,7 @@ def drawn_targets(questions: Questions, identifiers: Identifiers, rng: np.random
 
 
 class EncodedQuestions:
-    """Word pieces of N questions, and with `keep_lower` the outputs of the encoder's lower half."""
+    """Word pieces of N questions, and with `keep_lower` the lower half's outputs."""
 
     def __init__(
         self,
@@ -115,7 +113,7 @@ class EncodedQuestions:
         return len(self._ids)
 
     def batches(self, size: int, rng: np.random.Generator) -> Iterator[Ints]:
-        """Yield every row once, in batches of near-equal lengths and in random order."""
+        """Yield every row once, in random batches of near-equal lengths."""
         order = rng.permutation(len(self))
         span = size * _SORTED_BATCHES
         groups: list[Ints] = []
@@ -126,12 +124,12 @@ class EncodedQuestions:
             yield groups[position]
 
     def inputs(self, rows: Ints) -> tuple[Tensor, Tensor]:
-        """Return ids and mask (B, T) of some questions."""
+        """Return ids and mask (B, T)."""
         ids, mask = padded([self._ids[row] for row in rows])
         return torch.from_numpy(ids), torch.from_numpy(mask)
 
     def outputs(self, encoder: PhraseEncoder, rows: Ints, device: torch.device) -> Tensor:
-        """Return x (B, 1+s, D) of some questions, with gradients for the trained weights."""
+        """Return x (B, 1+s, D), with gradients for the trained weights."""
         if self._lower is None:
             ids, mask = self.inputs(rows)
             answer: Tensor = encoder(ids.to(device), mask.to(device))

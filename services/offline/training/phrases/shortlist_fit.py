@@ -2,10 +2,10 @@
 
 e_i = argmax_j <x_0(q_i), c_j>; minimise -sum_i sum_t log P_c(e_i)(d_i^t) with P_c = softmax(c^T w) over the whole
 vocabulary; W_j is the r most probable tokens of P_c_j. For fixed e_i the sum needs only each question's summed output
-rows of its tokens, so a step costs m V D and no pass over tokens; e_i and c_j are improved in turns. Vectors start at
-the means of x_0's clusters. A vector that no question chooses moves to the x_0 of a question that gains most by it. An
-inner product favours long vectors and their lengths are not bounded, so a turn may make the choice worse: the turn
-whose sets contain the most tokens is used. It uses no encoder.
+rows of its tokens, so a step costs m V D; e_i and c_j are improved in turns. Vectors start at the means of x_0's
+clusters; one that no question chooses moves to the x_0 of a question that gains most by it. An inner product favours
+long vectors and lengths are not bounded, so a turn may make the choice worse: the turn whose sets contain the most
+tokens is used.
 
 Letters: N questions, m vectors, r tokens of a set, V vocabulary, D width.
 """
@@ -24,7 +24,7 @@ from services.offline.training.phrases.losses import log_partition
 _STEPS_OF_A_TURN = 5
 _RATE = 0.02
 _MEASURED = 1000  # questions for comparing turns
-_MOST_CLUSTERED = 1024  # seeding costs m^2 D: for more vectors they start at drawn x_0
+_MOST_CLUSTERED = 1024  # seeding costs m^2 D: more vectors start at drawn x_0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class ShortlistSize:
 
     @classmethod
     def of(cls, questions: int, vocabulary: int) -> "ShortlistSize":
-        """Return sizes for N and V: a vector per 32 questions (8 to 4096), sets of a twentieth of V (512 to 20,000)."""
+        """Return a vector per 32 questions (8 to 4096), sets of a twentieth of V (512 to 20,000)."""
         vectors = min(4096, max(8, 2 ** round(math.log2(max(1, questions) / 32))))
         return cls(vectors=vectors, tokens=min(vocabulary, 20_000, max(512, vocabulary // 20)))
 
@@ -87,7 +87,7 @@ def fit_shortlist(
         tokens = torch.zeros(m, device=x0.device).index_add_(0, chosen, counts).clamp_(min=1.0)
         for _ in range(_STEPS_OF_A_TURN):
             optimizer.zero_grad()
-            # Each vector's term is a mean over its own tokens: a rare cluster moves as far as a frequent one.
+            # A mean over its own tokens: a rare cluster moves as far as a frequent one.
             loss = (log_partition(centers, weights, half=half) - (centers * near).sum(dim=1) / tokens).sum()
             torch.autograd.backward(loss)
             optimizer.step()
@@ -95,7 +95,7 @@ def fit_shortlist(
 
 
 def covered(x0: Tensor, targets: Sequence[Sequence[int]], centers: Tensor, sets: Tensor, joined: int) -> float:
-    """Return the share of the questions' tokens in the union of the sets of their `joined` nearest vectors."""
+    """Return the share of the questions' tokens in the union of their `joined` nearest vectors' sets."""
     nearest = (x0 @ centers.T).topk(min(joined, len(centers)), dim=1).indices.cpu().numpy()
     members = [set(row) for row in sets.cpu().numpy().tolist()]
     found = total = 0
@@ -123,7 +123,7 @@ def _chosen(x0: Tensor, centers: Tensor) -> Tensor:
 
 
 def _reseed(centers: Tensor, chosen: Tensor, x0: Tensor, sums: Tensor, counts: Tensor) -> None:
-    """Move vectors that no question chooses to the x_0 of the questions that gain most by it."""
+    """Move unchosen vectors to the x_0 of the questions that gain most by it."""
     empty = torch.nonzero(torch.bincount(chosen, minlength=len(centers)) == 0).flatten()
     if len(empty):
         gain = ((x0 - centers[chosen]) * sums).sum(dim=1) / counts.clamp(min=1.0)

@@ -1,9 +1,9 @@
-"""Candidates of tokens: the frequent phrases of whole words, words, and parts of words of a set of texts.
+"""Candidates of tokens: a set of texts' frequent phrases of whole words, words, and parts of words.
 
 The first stage of PIXAR's section 4.1 (TokenMonster): all substrings up to a length that respect word boundaries and
 character classes and occur often enough. It counts one length at a time over sorted keys of (number of the shorter
-substring, next symbol), and extends only frequent substrings. So nothing is spilled and memory is bounded: about 80
-bytes per word of the distinct texts, and per letter of the distinct words. It uses no vocabulary and no size of one.
+substring, next symbol), and extends only frequent ones, so memory is bounded: about 80 bytes per word of the distinct
+texts, and per letter of the distinct words.
 
 Letters: T distinct texts, N words (or letters) of all of them, C candidates.
 """
@@ -36,8 +36,8 @@ LONGEST_PART = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
-    """Distinct normalised texts in sorted order, so that nothing depends on the input's order. Shapes: weights (T,)
-    each text's count; cut.symbols (N,) as in vocabulary_text.
+    """Distinct normalised texts, sorted, so that nothing depends on the input's order. Shapes: weights (T,) each text's
+    count; cut.symbols (N,) as in vocabulary_text.
     """
 
     texts: list[str]
@@ -66,7 +66,7 @@ class Corpus:
 
     @property
     def word_weights(self) -> Integers:
-        """The weight of each position's text (N,)."""
+        """Return the weight of each position's text (N,)."""
         return np.repeat(self.weights, np.diff(self.cut.starts))
 
     def forms(self) -> tuple[list[Piece], Integers]:
@@ -81,7 +81,7 @@ def candidates(corpus: Corpus, *, min_count: int) -> dict[Piece, int]:
     """Return phrases, words and parts of words with at least `min_count` occurrences, with counts, sorted.
 
     Phrases that differ only in number ("brain tumor", "brain tumors"), in marks or in spaces are one: the one with the
-    most characters in all (its count times its length), or of equals the first in alphabetical order.
+    most characters in all, or of equals the first alphabetically.
     """
     forms, often = corpus.forms()
     found = _parts(forms, often, min_count)
@@ -151,7 +151,7 @@ def _phrases(corpus: Corpus, min_count: int) -> dict[str, int]:
 
 
 def _parts(forms: Sequence[Piece], often: Integers, min_count: int) -> dict[Piece, int]:
-    """Return substrings of words, also whole words of any length; the flag marks those not at a word's beginning."""
+    """Substrings of words, also whole words of any length; the flag marks those not at a word's beginning."""
     letters = spelled(forms)
     symbols, starts = letters.symbols, letters.starts
     found: dict[Piece, int] = {}
@@ -186,5 +186,5 @@ def _distinct(phrases: dict[str, int]) -> dict[str, int]:
 
 
 def _singular(word: str) -> str:
-    """Remove the -s of a plural or a genitive; "diabetes" loses one too, which only has to be consistent."""
+    """Remove the -s of a plural or a genitive ("diabetes" loses one too, consistently)."""
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word

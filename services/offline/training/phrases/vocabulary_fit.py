@@ -15,8 +15,8 @@ from services.offline.training.phrases.vocabulary_candidates import Corpus, cand
 _TESTS = 3  # test vocabularies a round
 _SHARE = 0.6  # of the candidates in each of them
 _KEPT = 0.8  # of the candidates after a round
-_LAST_KEPT = 0.97  # near the goal all candidates are tested together, and few are pruned at a time
-_GOLDEN = 0.6180339887498949  # the draws of successive tests are uncorrelated
+_LAST_KEPT = 0.97  # near the goal all are tested together, and few pruned at a time
+_GOLDEN = 0.6180339887498949  # draws of successive tests are uncorrelated
 
 
 def pruned(
@@ -27,9 +27,9 @@ def pruned(
     size: int,
     required: int,
 ) -> Shown:
-    """Return the `size` of the C pieces of the lattice to use (C,), always with the first `required` ones.
+    """Return the `size` pieces of the lattice to use (C,), always with the first `required` ones.
 
-    `weights` (N,): the count of each position's text.
+    `weights` (N,): each position's text's count.
     """
     draws = _draws(pieces)
     lengths = np.array([len(text) for text, _ in pieces], dtype=np.int64)
@@ -51,10 +51,10 @@ def pruned(
                 scores += _uses(lattice, lattice.cheapest(shown), weights) * lengths
                 shown_often += shown
             scores /= np.maximum(shown_often, 1)
-            scores[shown_often == 0] = np.inf  # not tested, and so not pruned, in this round
+            scores[shown_often == 0] = np.inf  # not tested in this round
         scores[:required] = np.inf
         rows = np.flatnonzero(left & np.isfinite(scores))
-        # Of equal scores the longer piece is pruned first, then the later in the alphabet: pieces are sorted.
+        # Of equal scores the longer piece is pruned first, then the later in the alphabet.
         order = np.lexsort((-rows, -lengths[rows], scores[rows]))
         left[rows[order[: remaining - target]]] = False
         remaining = int(left.sum())
@@ -63,7 +63,7 @@ def pruned(
 
 
 def _draws(pieces: Sequence[Piece]) -> npt.NDArray[np.float64]:
-    """Return a number in [0, 1) for each piece, by its text and flag alone."""
+    """In [0, 1), by text and flag alone."""
     return np.array(
         [
             int.from_bytes(hashlib.blake2b(f"{flag:d}{text}".encode(), digest_size=6).digest(), "little") / 2.0**48
@@ -73,7 +73,7 @@ def _draws(pieces: Sequence[Piece]) -> npt.NDArray[np.float64]:
 
 
 def _uses(lattice: Lattice, way: Way, weights: Integers) -> Integers:
-    """Return how often each piece (C,) is in the way; `weights` (N,) are the positions'."""
+    """How often each piece (C,) is in the way; `weights` (N,) are the positions'."""
     num_pieces, num_forms = len(lattice.counts), len(way.costs)
     many, alone = np.flatnonzero(way.steps > 1), np.flatnonzero(way.steps == 1)
     # NumPy returns integers for an empty input, whatever the weights.
@@ -85,10 +85,10 @@ def _uses(lattice: Lattice, way: Way, weights: Integers) -> Integers:
 
 
 def build_vocabulary(texts: Iterable[str], *, size: int, min_count: int) -> PhraseVocabulary:
-    """Return a vocabulary of at most `size` tokens for texts like these; fewer if they have fewer candidates.
+    """Return a vocabulary of at most `size` tokens; fewer if the texts have fewer candidates.
 
-    `min_count`: least count of a candidate (20 in the paper, for tens of millions of identifiers). Equal texts make an
-    equal vocabulary, in any order and also if all are repeated; a text that occurs twice counts twice.
+    `min_count`: of a candidate (20 in the paper, for tens of millions of identifiers). Equal texts make an equal
+    vocabulary in any order, also if all are repeated.
     Raises: ValueError for a size below FIXED_TOKENS, a min_count below 1, or empty texts.
     Source: PIXAR section 4.1 after TokenMonster; it differs in drawing test vocabularies by hash.
     """

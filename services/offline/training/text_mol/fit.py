@@ -2,7 +2,7 @@
 
 In-batch negatives, AdamW, linear warm-up and decay, the mutual-information loss over the positives' pair weights
 (arXiv:2407.15462, appendix A.4.2 and equation 3). The lower layers are frozen and their output is cached, so one
-preparation serves several fits over the same texts. This module reads only the body's folder.
+preparation serves several fits over the same texts.
 
 Letters: B pairs of a batch, X documents, P component pairs.
 """
@@ -34,13 +34,12 @@ KINDS = ("mol", "dot")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextMolSettings:
-    """Settings of `train_text_mol`. Raises ValueError naming field, value and allowed range.
+    """Raises ValueError naming field, value and allowed range.
 
     `kind` "dot" trains the baseline: the same body and steps with mean pooling, and the loss without mutual
-    information. `components` is P_q = P_x (the paper's grid: 2, 4, 8, 16). `trained_layers`: number of the body's last
-    layers, None for all. `learning_rate` is the peak: linear warm-up over a tenth of the steps, then linear decay.
-    `half_precision` multiplies in bfloat16, 5 times as fast on a processor with AMX (88 against 16 GFLOP/s measured on
-    two shared cores).
+    information. `components` is P_q = P_x (the paper's grid: 2, 4, 8, 16). `trained_layers`: the body's last ones, None
+    for all. `learning_rate` is the peak: linear warm-up over a tenth of the steps, then linear decay. `half_precision`
+    multiplies in bfloat16, 5 times as fast on a processor with AMX.
     """
 
     kind: str = "mol"
@@ -73,7 +72,6 @@ class TextMolSettings:
             raise ValueError(f"warmup_fraction={self.warmup_fraction}; allowed: 0 to 1")
 
     def head(self, width: int) -> HeadShape:
-        """Return the shape of the head for a body of width `width`."""
         if self.kind == "dot":
             return HeadShape(
                 kind="dot", num_query_components=1, num_item_components=1, component_width=width, tau=self.tau
@@ -88,7 +86,6 @@ class TextMolSettings:
         )
 
     def rate_factor(self, step: int) -> float:
-        """Return the learning rate's factor at a step counted from 0."""
         done, warm = (step + 1) / self.steps, self.warmup_fraction
         if done < warm:
             return done / warm
@@ -115,7 +112,7 @@ Listener = Callable[[Step], None]
 
 
 class Prepared:
-    """Queries and documents of the pairs, as inputs of the trained layers."""
+    """A fit's pairs as inputs of the trained layers."""
 
     def __init__(
         self,
@@ -158,7 +155,7 @@ class Prepared:
         )
 
     def keep(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> FrozenOutputs:
-        """Compute and cache the input of the first trained layer for these texts."""
+        """Cache the first trained layer's input for these texts."""
         return FrozenOutputs(
             texts, self.tokenizer, self.body, joined=self.joined, max_tokens=self.max_tokens, progress=progress
         )
@@ -166,8 +163,8 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class TextFit:
-    """A fine-tuned encoder with its documents' states. `losses`: one per step. `seconds`: duration of the training
-    steps, without preparation and the encoding of documents.
+    """A fine-tuned encoder with its documents' states. `losses`: one per step. `seconds`: of the training steps
+    alone.
     """
 
     model: TextMol
@@ -246,7 +243,7 @@ def train_text_mol(
 def encoded(
     model: TextMol, texts: FrozenOutputs, side: Aggregation | None, listener: Listener | None = None
 ) -> FloatArray:
-    """Return components (n, K, D) of cached texts, in their order."""
+    """Return components (n, K, D) of cached texts."""
     count = 1 if side is None else len(side.tokens)
     components = np.empty((len(texts), count, model.body.shape.width), dtype=np.float32)
     done = 0
@@ -260,7 +257,7 @@ def encoded(
 
 
 def _trained(model: TextMol) -> list[nn.Parameter]:
-    """Return the trained weights: the body's upper layers, and those that the mixture added."""
+    """The body's upper layers, and the weights that the mixture added."""
     upper = model.body.layers_from(model.joined)
     for parameter in upper:
         parameter.requires_grad_(True)
@@ -269,7 +266,7 @@ def _trained(model: TextMol) -> list[nn.Parameter]:
 
 
 def _batches(pairs: Rows, settings: TextMolSettings, seed: int) -> Iterator[Rows]:
-    """Yield pairs (B, 2) of each step: one shuffled pass after the other; a batch has at most `len(pairs)` pairs."""
+    """Pairs (B, 2) of each step: one shuffled pass after the other; a batch has at most `len(pairs)`."""
     rng = np.random.default_rng(seed)
     size, order, at = min(settings.batch, len(pairs)), np.zeros(0, dtype=np.int64), 0
     for _ in range(settings.steps):
@@ -280,9 +277,7 @@ def _batches(pairs: Rows, settings: TextMolSettings, seed: int) -> Iterator[Rows
 
 
 def _loss(model: TextMol, data: Prepared, rows: Rows, settings: TextMolSettings) -> Tensor:
-    """Return the softmax loss over the batch's distinct documents. A document that is paired with the same query is not
-    a negative.
-    """
+    """Softmax over the batch's distinct documents, without others paired with the same query."""
     asked, own = rows[:, 0], rows[:, 1]
     documents, target = np.unique(own, return_inverse=True)
     queries = model.from_kept(*data.cached_queries.batch(asked, model.body), model.query)

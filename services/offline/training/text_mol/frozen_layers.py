@@ -1,7 +1,7 @@
 """The frozen lower layers' output for a set of texts, computed once and cached in half precision.
 
 Training the last two of MiniLM's six layers reads each text many times; the four below would be two thirds of every
-step. It uses no loss and no heads.
+step.
 
 Letters: n texts, B of a batch, L tokens of the longest of them, T tokens of all, D width.
 """
@@ -33,7 +33,7 @@ class FrozenOutputs:
         max_tokens: int,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """`progress` is called with the number of texts done. Memory: 2 T D bytes (joined > 0) and 8 T."""
+        """`progress`: texts done. Memory: 2 T D bytes (joined > 0) and 8 T."""
         parts, lengths = [], []
         for begin in range(0, len(texts), _TEXTS_AT_ONCE):
             ids, mask = tokenizer.batch(texts[begin : begin + _TEXTS_AT_ONCE], max_tokens=max_tokens)
@@ -60,7 +60,7 @@ class FrozenOutputs:
         return torch.from_numpy(self._hidden[flat].astype(np.float32)), torch.from_numpy(real)
 
     def by_length(self, batch_tokens: int = _BATCH_TOKENS) -> list[npt.NDArray[np.int64]]:
-        """Return rows of all texts in groups of similar length, each of at most so many padded tokens."""
+        """Return all rows in groups of similar length, each of at most so many padded tokens."""
         order = np.argsort(self.lengths, kind="stable")
         groups, start = [], 0
         while start < len(order):
