@@ -30,9 +30,9 @@ from offline.archive.test_archive import run as archive
 from refresher.refresher_scene import World, make_rules, random_records
 from scene import write_small_bundle
 
-from services.algorithms.bundles.model_bundle import _model_version, load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle, model_version_of
 from services.algorithms.bundles.model_manifest import BundleError, Manifest
-from services.algorithms.bundles.text_bundle import _text_version, load_text_bundle
+from services.algorithms.bundles.text_bundle import load_text_bundle, text_version_of
 from services.algorithms.bundles.text_manifest import TextManifest
 from services.algorithms.generation.phrases_part import load_phrases
 from services.algorithms.indexes.mutable.snapshot import Snapshot, _checksum, load_snapshot, snapshots
@@ -217,7 +217,7 @@ class ModelBundle(Files):
 
         def version(manifest: Path) -> str:
             said = Manifest.read(manifest)
-            return _model_version(said, self.root)
+            return model_version_of(said, self.root)
 
         _seal(rng, self.root, "model_version", version)
 
@@ -243,7 +243,7 @@ class Text(Files):
 
     def change(self, rng: Random) -> None:
         super().change(rng)
-        _seal(rng, self.root, "text_version", lambda manifest: _text_version(TextManifest.read(manifest)))
+        _seal(rng, self.root, "text_version", lambda manifest: text_version_of(TextManifest.read(manifest)))
 
     def read(self) -> None:
         bundle = load_text_bundle(self.root)

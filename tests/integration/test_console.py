@@ -16,7 +16,7 @@ from freshet_client import Client, Filter, Interaction, Item
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect, sync_playwright
 from typer.testing import CliRunner
 
-from services.algorithms.bundles.model_bundle import MANIFEST, _model_version, load_bundle
+from services.algorithms.bundles.model_bundle import MANIFEST, load_bundle, model_version_of
 from services.cli.main import app
 from services.contracts.experiments import CONSOLE
 from services.contracts.operation_record import Control
@@ -477,7 +477,7 @@ def other_model(bundle: Path, folder: Path) -> Path:
     manifest = load_bundle(folder, verify=False).manifest
     assert manifest.absence is not None
     manifest = replace(manifest, absence=replace(manifest.absence, floor_seconds=2 * manifest.absence.floor_seconds))
-    replace(manifest, model_version=_model_version(manifest, folder)).write(folder / MANIFEST)
+    replace(manifest, model_version=model_version_of(manifest, folder)).write(folder / MANIFEST)
     return folder
 
 

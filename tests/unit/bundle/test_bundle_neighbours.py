@@ -58,7 +58,7 @@ def test_a_bad_file_is_refused_with_what_is_allowed(
     replace(manifest, files=manifest.files | {NEIGHBOURS: file_entry(root / NEIGHBOURS)}).write(root / "manifest.json")
     # Only the content is wrong: the version is what such a file makes it.
     monkeypatch.setattr(
-        "services.algorithms.bundles.model_bundle._model_version", lambda *content: manifest.model_version
+        "services.algorithms.bundles.model_bundle.model_version_of", lambda *content: manifest.model_version
     )
     with pytest.raises(BundleError, match=message):
         _ = load_bundle(root).neighbours
