@@ -8,17 +8,8 @@ from typing import Any
 from freshet.v1 import common_pb2, generator_pb2, generator_pb2_grpc
 
 from services.algorithms.rules.attributes import Kinds
-from services.contracts.wire import certificate_message, filter_of
-from services.generator.domain.requests import (
-    LEXICAL,
-    SOURCES,
-    TEXT_MOL,
-    Asked,
-    Generated,
-    GeneratorInfo,
-    Scored,
-    TextScored,
-)
+from services.contracts.wire import filter_of
+from services.generator.domain.requests import SOURCES, Asked, Generated, GeneratorInfo, Scored
 from services.generator.handlers.match import Match, SourceAnswer, check, match_all
 from services.platform.errors import InvalidRequest
 from services.platform.rpc import request_context
@@ -30,7 +21,7 @@ SERVICE = "freshet.v1.GeneratorService"
 class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
     """GeneratorService over one handler per source."""
 
-    text_mol: Match[TextScored]
+    text_mol: Match[Scored]
     phrases: Match[Generated]
     lexical: Match[Scored]
     info: Callable[[], GeneratorInfo]
@@ -40,35 +31,6 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
         """Finish queued queries."""
         for match in (self.text_mol, self.phrases, self.lexical):
             await match.close()
-
-    async def Generate(self, request: generator_pb2.GenerateRequest, context: Any) -> generator_pb2.GenerateResponse:
-        """Return items whose identifiers one parallel pass generates."""
-        answer = await self.phrases(self._asked(request))
-        return generator_pb2.GenerateResponse(
-            items=[
-                generator_pb2.GeneratedItem(item_id=item_id, identifier=identifier, score=score)
-                for item_id, identifier, score in zip(answer.item_ids, answer.identifiers, answer.scores, strict=True)
-            ],
-            text_version=answer.text_version,
-            shortlist_size=answer.num_phrases,
-        )
-
-    async def MatchText(self, request: generator_pb2.MatchTextRequest, context: Any) -> generator_pb2.MatchTextResponse:
-        """Return the top K by text MoL and clicks."""
-        answer = await self.text_mol(self._asked(request))
-        return generator_pb2.MatchTextResponse(
-            items=_scored(answer, TEXT_MOL),
-            text_version=answer.text_version,
-            certificate=certificate_message(answer.certificate),
-            clicks=[common_pb2.StreamPosition(partition=0, offset=answer.clicks)],
-        )
-
-    async def MatchWords(
-        self, request: generator_pb2.MatchWordsRequest, context: Any
-    ) -> generator_pb2.MatchWordsResponse:
-        """Return the top K by BM25."""
-        answer = await self.lexical(self._asked(request))
-        return generator_pb2.MatchWordsResponse(items=_scored(answer, LEXICAL), text_version=answer.text_version)
 
     async def FindByWords(
         self, request: generator_pb2.FindByWordsRequest, context: Any
@@ -110,13 +72,6 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
             raise InvalidRequest(f"filter: {exc}") from exc
         check(asked)
         return asked
-
-
-def _scored(answer: Scored, source: str) -> list[common_pb2.ScoredItem]:
-    return [
-        common_pb2.ScoredItem(item_id=item_id, score=score, source=source)
-        for item_id, score in zip(answer.item_ids, answer.scores, strict=True)
-    ]
 
 
 def _source_answer(one: SourceAnswer) -> generator_pb2.SourceAnswer:

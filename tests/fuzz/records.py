@@ -513,8 +513,8 @@ class Clicks(Records):
 
     async def ask(self) -> None:
         """Search by words."""
-        answer = await self.films.servicer.MatchText(generator_pb2.MatchTextRequest(query="space saga", k=7), None)
-        if not all(np.isfinite([item.score for item in answer.items])):
+        found = await self.films.servicer.FindByWords(generator_pb2.FindByWordsRequest(query="space saga", k=7), None)
+        if not all(np.isfinite([item.score for answer in found.answers for item in answer.items])):
             raise Violation("scores that are no numbers")
         await self.films.servicer.GetGeneratorInfo(generator_pb2.GetGeneratorInfoRequest(), None)
 

@@ -24,6 +24,7 @@ from tests.unit.generator.generator_scene import click, forget, undo, write_cata
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 DEADLINE_S = 30.0
+STATUSES = {status.value[0]: status for status in grpc.StatusCode}
 
 
 class Generator:
@@ -43,17 +44,24 @@ class Generator:
     def info(self) -> Any:
         return self.call("GetGeneratorInfo", generator_pb2.GetGeneratorInfoRequest())
 
+    def find(self, source: str, query: str) -> Any:
+        request = generator_pb2.FindByWordsRequest(query=query, k=6, sources=[source])
+        (answer,) = self.call("FindByWords", request).answers
+        return answer
+
+    def items(self, source: str, query: str) -> Any:
+        answer = self.find(source, query)
+        assert answer.status == 0, answer.reason
+        return answer.items
+
     def text(self, query: str) -> list[str]:
-        answer = self.call("MatchText", generator_pb2.MatchTextRequest(query=query, k=6))
-        return [item.item_id for item in answer.items]
+        return [item.item_id for item in self.items("text_mol", query)]
 
     def words(self, query: str) -> list[str]:
-        answer = self.call("MatchWords", generator_pb2.MatchWordsRequest(query=query, k=6))
-        return [item.item_id for item in answer.items]
+        return [item.item_id for item in self.items("lexical", query)]
 
     def generated(self, query: str) -> list[str]:
-        answer = self.call("Generate", generator_pb2.GenerateRequest(query=query, k=3))
-        return [item.identifier for item in answer.items]
+        return [item.identifier for item in self.items("phrases", query)]
 
     def write(self, *values: bytes) -> int:
         """Records of `search-clicks`; the offset behind the last one, once it is in the answers."""
@@ -142,7 +150,11 @@ def test_killed_while_it_is_asked_it_comes_back_with_every_click_before_it_is_re
             stub = generator_pb2_grpc.GeneratorServiceStub(channel)
             while not stopped.is_set():
                 try:
-                    answer = stub.MatchText(generator_pb2.MatchTextRequest(query="galaxy film", k=6), timeout=2)
+                    request = generator_pb2.FindByWordsRequest(query="galaxy film", k=6, sources=["text_mol"])
+                    (answer,) = stub.FindByWords(request, timeout=2).answers
+                    if answer.status:
+                        failures.append(STATUSES[answer.status])
+                        continue
                     assert [item.item_id for item in answer.items] == best
                     answered[0] += 1
                 except grpc.RpcError as error:
@@ -195,8 +207,6 @@ def test_without_a_text_bundle_it_serves_the_catalogues_titles(generator: Genera
     generator.stack.start("generator")
     info = generator.info()
     assert {one.source: one.is_loaded for one in info.sources} == {"text_mol": False, "phrases": False, "lexical": True}
-    with pytest.raises(grpc.RpcError) as caught:
-        generator.text("galaxy film")
-    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert STATUSES[generator.find("text_mol", "galaxy film").status] is grpc.StatusCode.FAILED_PRECONDITION
     write_text(tmp_path / "text", tmp_path)
     generator.restart()

@@ -82,7 +82,7 @@ class Phrases:
 
     def _find(self, asked: Asked, x: FloatArray | None) -> Generated:
         if x is None:
-            return Generated(item_ids=[], scores=[], identifiers=[], num_phrases=0, text_version=self._text_version)
+            return Generated(item_ids=[], scores=[], identifiers=[], text_version=self._text_version)
         allowed = self._items.allowed(asked.filter)
         results = asked.k
         for _ in range(1 + _DOUBLINGS):
@@ -96,7 +96,6 @@ class Phrases:
             item_ids=self._items.ids(rows),
             scores=[best[row].score for row in rows],
             identifiers=[best[row].text for row in rows],
-            num_phrases=found.union_size,
             text_version=self._text_version,
         )
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from services.algorithms.indexes.protocol import Certificate
 from services.algorithms.rules.filters import ItemFilter
 
 TEXT_MOL, PHRASES, LEXICAL = "text_mol", "phrases", "lexical"
@@ -31,19 +30,10 @@ class Scored:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TextScored(Scored):
-    """An answer of the text model. clicks: offset of the first record of `search-clicks` that it does not reflect."""
-
-    certificate: Certificate
-    clicks: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Generated(Scored):
-    """Generated identifiers, one per item. num_phrases: number of phrases ranked at every position."""
+    """Generated identifiers, one per item."""
 
     identifiers: Sequence[str]
-    num_phrases: int
 
 
 A = TypeVar("A", covariant=True)

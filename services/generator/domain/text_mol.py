@@ -14,7 +14,6 @@ import numpy.typing as npt
 from services.algorithms.indexes.exact.cheapest import Exact, carry_over
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import only
-from services.algorithms.indexes.protocol import EXACT
 from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.pefa.policy import NEW_ITEM_SHARE, PAPER, SharePolicy
@@ -26,7 +25,7 @@ from services.contracts.retraction import ForgetUpTo, Undo
 from services.contracts.topics.index_deltas import ItemDelta
 from services.contracts.topics.items import CatalogueItem
 from services.contracts.topics.search_clicks import ClickRecord, SearchClick
-from services.generator.domain.requests import Asked, TextScored
+from services.generator.domain.requests import Asked, Scored
 
 # Queries (B,) to components (B, P_q, d), and which of them have a word (B,).
 EncodeAll = Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]
@@ -104,13 +103,12 @@ class TextMol:
         for merge in self.merges:
             merge.close()
 
-    def find(self, asked: Sequence[Asked]) -> list[TextScored]:
+    def find(self, asked: Sequence[Asked]) -> list[Scored]:
         """Return the top k of each query by lambda * s + (1 - lambda) * vote; nothing for a query without a word."""
         states, has_words = self._encode_all([one.query for one in asked])
         served = self.live.served
-        version, clicks = self.live.base.model_version, served.position + 1
-        nothing = TextScored(item_ids=[], scores=[], text_version=version, certificate=EXACT, clicks=clicks)
-        answers = [nothing] * len(asked)
+        version = self.live.base.model_version
+        answers = [Scored(item_ids=[], scores=[], text_version=version)] * len(asked)
         kinds: dict[int, list[int]] = {}
         for position in np.flatnonzero(has_words).tolist():
             kinds.setdefault(asked[position].k, []).append(position)
@@ -132,12 +130,8 @@ class TextMol:
                     wanted=filters[row],
                     model_share=self._policy.model_share if len(self._votes) else 1.0,
                 )
-                answers[position] = TextScored(
-                    item_ids=joined.item_ids,
-                    scores=joined.scores.tolist(),
-                    text_version=version,
-                    certificate=joined.certificate or EXACT,
-                    clicks=clicks,
+                answers[position] = Scored(
+                    item_ids=joined.item_ids, scores=joined.scores.tolist(), text_version=version
                 )
         return answers
 

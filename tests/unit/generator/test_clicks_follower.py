@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.search_clicks import SearchClick
 from services.generator.clicks import ClicksFollower
-from services.generator.domain.requests import Asked, TextScored
+from services.generator.domain.requests import Asked, Scored
 from services.generator.domain.text_mol import TextMol
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream import topic_follower
@@ -24,7 +24,7 @@ def text_of(running: Running) -> TextMol:
     return running.sources.text
 
 
-def answer(running: Running, query: str, k: int = 6) -> TextScored:
+def answer(running: Running, query: str, k: int = 6) -> Scored:
     (found,) = text_of(running).find([Asked(query=query, k=k, filter=ItemFilter())])
     return found
 
@@ -37,7 +37,7 @@ def test_a_click_changes_the_next_answer_to_the_same_and_to_a_near_query(films: 
     for query in ("galaxy film", "galaxy movie"):
         found = answer(running, query)
         assert found.item_ids[0] == "5"
-        assert found.clicks == 1
+        assert text_of(running).clicks == 1
     assert answer(running, "toy").item_ids[0] == before["toy"].item_ids[0]
 
 

@@ -16,14 +16,7 @@ from freshet.v1 import common_pb2, generator_pb2
 from generator_scene import Running, click, make_running, serving, write_catalogue, write_text
 from structlog.testing import capture_logs
 
-from services.generator.domain.requests import Asked, Scored
-
-MATCH_TEXT, MATCH_WORDS, GENERATE = "MatchText", "MatchWords", "Generate"
-REQUESTS = {
-    MATCH_TEXT: generator_pb2.MatchTextRequest,
-    MATCH_WORDS: generator_pb2.MatchWordsRequest,
-    GENERATE: generator_pb2.GenerateRequest,
-}
+from services.generator.domain.requests import LEXICAL, PHRASES, SOURCES, TEXT_MOL, Asked, Scored
 
 
 class Asking:
@@ -32,16 +25,23 @@ class Asking:
     def __init__(self, running: Running, stub: Any) -> None:
         self.running, self.stub = running, stub
 
-    async def ask(self, method: str, query: str, k: int = 3, **wanted: Any) -> Any:
-        request = REQUESTS[method](query=query, k=k, filter=common_pb2.Filter(**wanted))
-        return await getattr(self.stub, method)(request, timeout=10)
+    async def find(self, query: str, *sources: str, k: int = 3, timeout: float = 10, **wanted: Any) -> Any:
+        wants = common_pb2.Filter(**wanted)
+        request = generator_pb2.FindByWordsRequest(query=query, k=k, filter=wants, sources=sources)
+        return await self.stub.FindByWords(request, timeout=timeout)
 
-    async def ids(self, method: str, query: str, k: int = 3, **wanted: Any) -> list[str]:
-        return [item.item_id for item in (await self.ask(method, query, k, **wanted)).items]
+    async def ask(self, source: str, query: str, k: int = 3, **wanted: Any) -> Any:
+        (answer,) = (await self.find(query, source, k=k, **wanted)).answers
+        return answer
 
-    async def refusal(self, method: str, query: str, k: int = 3, **wanted: Any) -> grpc.aio.AioRpcError:
+    async def ids(self, source: str, query: str, k: int = 3, **wanted: Any) -> list[str]:
+        answer = await self.ask(source, query, k, **wanted)
+        assert answer.status == 0, answer.reason
+        return [item.item_id for item in answer.items]
+
+    async def refusal(self, source: str, query: str, k: int = 3, **wanted: Any) -> grpc.aio.AioRpcError:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await self.ask(method, query, k, **wanted)
+            await self.ask(source, query, k, **wanted)
         return caught.value
 
     async def info(self) -> Any:
@@ -69,22 +69,17 @@ async def bare(films: Path) -> AsyncIterator[Asking]:
 
 
 async def test_each_source_finds_what_shares_words_with_the_query(whole: Asking) -> None:
-    assert (await whole.ids(MATCH_WORDS, "space odyssey"))[0] == "3"
-    assert (await whole.ids(MATCH_TEXT, "space odyssey"))[0] == "3"
-    assert (await whole.ids(GENERATE, "space odyssey"))[0] == "3"
+    assert (await whole.ids(LEXICAL, "space odyssey"))[0] == "3"
+    assert (await whole.ids(TEXT_MOL, "space odyssey"))[0] == "3"
+    assert (await whole.ids(PHRASES, "space odyssey"))[0] == "3"
 
 
 async def test_answers_say_what_they_are_of(whole: Asking) -> None:
-    text, words, generated = [await whole.ask(method, "toy story") for method in (MATCH_TEXT, MATCH_WORDS, GENERATE)]
-    version = whole.running.sources.text_version
-    assert {text.text_version, words.text_version, generated.text_version} == {version}
-    assert text.certificate.kind == common_pb2.Certificate.KIND_EXACT
-    assert [(at.partition, at.offset) for at in text.clicks] == [(0, 0)]
-    assert {item.source for item in text.items} == {"text_mol"}
-    assert {item.source for item in words.items} == {"lexical"}
-    assert generated.items[0].identifier == "Toy Story"
-    assert generated.shortlist_size > 0
-    for answer in (text, words, generated):
+    found = await whole.find("toy story")
+    assert found.text_version == whole.running.sources.text_version
+    assert [answer.source for answer in found.answers] == list(SOURCES)
+    assert found.answers[1].items[0].identifier == "Toy Story"
+    for answer in found.answers:
         scores = [item.score for item in answer.items]
         assert scores == sorted(scores, reverse=True)
 
@@ -92,7 +87,7 @@ async def test_answers_say_what_they_are_of(whole: Asking) -> None:
 async def test_only_catalogue_identifiers_are_generated_whatever_is_asked(whole: Asking) -> None:
     titles = {"Toy Story", "Space Jam", "A Space Odyssey", "The Lonely Dog", "Cat and Dog", "Red Story"}
     for query in ("zzzz", "galaxy film", "😀", "select * from items", "dog " * 200):
-        answer = await whole.ask(GENERATE, query, k=100)
+        answer = await whole.ask(PHRASES, query, k=100)
         assert {item.identifier for item in answer.items} <= titles
 
 
@@ -105,136 +100,127 @@ BAD_QUERIES = {
 }
 
 
-@pytest.mark.parametrize("method", REQUESTS)
+@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize(("query", "says"), BAD_QUERIES.values(), ids=BAD_QUERIES)
 async def test_a_bad_query_is_refused_naming_field_value_and_range(
-    whole: Asking, method: str, query: str, says: str
+    whole: Asking, source: str, query: str, says: str
 ) -> None:
-    error = await whole.refusal(method, query)
+    error = await whole.refusal(source, query)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert re.search(says, error.details() or "")
 
 
-@pytest.mark.parametrize("method", REQUESTS)
+@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("k", [0, 1001])
-async def test_k_out_of_range_is_refused(whole: Asking, method: str, k: int) -> None:
-    error = await whole.refusal(method, "space", k)
+async def test_k_out_of_range_is_refused(whole: Asking, source: str, k: int) -> None:
+    error = await whole.refusal(source, "space", k)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert f"k={k} allowed: 1-1000" in (error.details() or "")
 
 
-@pytest.mark.parametrize("method", REQUESTS)
-async def test_a_filter_longer_than_allowed_is_refused(whole: Asking, method: str) -> None:
-    error = await whole.refusal(method, "space", allow_item_ids=["1"] * 20_001)
+@pytest.mark.parametrize("source", SOURCES)
+async def test_a_filter_longer_than_allowed_is_refused(whole: Asking, source: str) -> None:
+    error = await whole.refusal(source, "space", allow_item_ids=["1"] * 20_001)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "len(allow_item_ids)=20001" in (error.details() or "")
 
 
-@pytest.mark.parametrize("method", REQUESTS)
+@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("query", ["\u200b\u200d", "\ufeff"])
-async def test_a_query_that_tokenizes_to_nothing_has_an_empty_answer(whole: Asking, method: str, query: str) -> None:
-    assert await whole.ids(method, query) == []
+async def test_a_query_that_tokenizes_to_nothing_has_an_empty_answer(whole: Asking, source: str, query: str) -> None:
+    assert await whole.ids(source, query) == []
 
 
 @pytest.mark.parametrize("query", ["😀 🎬", "!?…", "中文 русский العربية space", "a" * 1024, "jam " * 256])
-@pytest.mark.parametrize("method", REQUESTS)
-async def test_any_script_symbols_and_the_longest_query_are_answered(whole: Asking, method: str, query: str) -> None:
-    assert len(await whole.ids(method, query, k=1000)) <= 7
+@pytest.mark.parametrize("source", SOURCES)
+async def test_any_script_symbols_and_the_longest_query_are_answered(whole: Asking, source: str, query: str) -> None:
+    assert len(await whole.ids(source, query, k=1000)) <= 7
 
 
-@pytest.mark.parametrize("method", REQUESTS)
-async def test_filters_act_inside_the_search(whole: Asking, method: str) -> None:
-    assert await whole.ids(method, "space jam", k=1) == ["2"]
-    assert (await whole.ids(method, "space jam", deny_item_ids=["2"]))[0] != "2"
-    assert await whole.ids(method, "space jam", allow_item_ids=["3", "unknown"]) == ["3"]
-    assert set(await whole.ids(method, "space jam dog story", k=9, allow_categories=["Comedy"])) <= {"2", "5"}
-    assert not {"1", "2"} & set(await whole.ids(method, "space toy story", k=9, deny_categories=["Animation"]))
-    assert await whole.ids(method, "space", allow_categories=["no such"]) == []
+@pytest.mark.parametrize("source", SOURCES)
+async def test_filters_act_inside_the_search(whole: Asking, source: str) -> None:
+    assert await whole.ids(source, "space jam", k=1) == ["2"]
+    assert (await whole.ids(source, "space jam", deny_item_ids=["2"]))[0] != "2"
+    assert await whole.ids(source, "space jam", allow_item_ids=["3", "unknown"]) == ["3"]
+    assert set(await whole.ids(source, "space jam dog story", k=9, allow_categories=["Comedy"])) <= {"2", "5"}
+    assert not {"1", "2"} & set(await whole.ids(source, "space toy story", k=9, deny_categories=["Animation"]))
+    assert await whole.ids(source, "space", allow_categories=["no such"]) == []
 
 
 async def test_a_new_item_is_found_by_its_words_and_its_identifier_at_once(whole: Asking) -> None:
-    assert await whole.ids(MATCH_WORDS, "saga") == []
+    assert await whole.ids(LEXICAL, "saga") == []
     whole.running.put("99", "New Saga")
-    assert await whole.ids(MATCH_WORDS, "saga") == ["99"]
-    found = await whole.ask(GENERATE, "new saga", k=1)
+    assert await whole.ids(LEXICAL, "saga") == ["99"]
+    found = await whole.ask(PHRASES, "new saga", k=1)
     assert [(item.item_id, item.identifier) for item in found.items] == [("99", "New Saga")]
 
 
 async def test_a_new_item_is_found_by_text_once_somebody_chose_it(whole: Asking) -> None:
     whole.running.put("99", "New Saga", categories=("Comedy",))
-    assert "99" not in await whole.ids(MATCH_TEXT, "galaxy film", k=9)
+    assert "99" not in await whole.ids(TEXT_MOL, "galaxy film", k=9)
     whole.running.take(click(0, "galaxy film", "99"))
-    assert (await whole.ids(MATCH_TEXT, "galaxy film", k=9))[0] == "99"
-    assert await whole.ids(MATCH_TEXT, "galaxy film", k=9, deny_categories=["Comedy"]) != []
-    assert "99" not in await whole.ids(MATCH_TEXT, "galaxy film", k=9, deny_categories=["Comedy"])
+    assert (await whole.ids(TEXT_MOL, "galaxy film", k=9))[0] == "99"
+    assert await whole.ids(TEXT_MOL, "galaxy film", k=9, deny_categories=["Comedy"]) != []
+    assert "99" not in await whole.ids(TEXT_MOL, "galaxy film", k=9, deny_categories=["Comedy"])
 
 
-@pytest.mark.parametrize("method", REQUESTS)
-async def test_a_withdrawn_item_is_not_answered_until_it_is_put_again(whole: Asking, method: str) -> None:
+@pytest.mark.parametrize("source", SOURCES)
+async def test_a_withdrawn_item_is_not_answered_until_it_is_put_again(whole: Asking, source: str) -> None:
     whole.running.put("2", "Space Jam", withdrawn=True)
-    assert "2" not in await whole.ids(method, "space jam", k=9)
+    assert "2" not in await whole.ids(source, "space jam", k=9)
     whole.running.put("2", "Space Jam")
-    assert "2" in await whole.ids(method, "space jam", k=9)
+    assert "2" in await whole.ids(source, "space jam", k=9)
     whole.running.put("2", "Space Jam", available=False)
-    assert "2" not in await whole.ids(method, "space jam", k=9)
+    assert "2" not in await whole.ids(source, "space jam", k=9)
 
 
 async def test_a_renamed_item_is_found_by_its_new_words_alone(whole: Asking) -> None:
     whole.running.put("6", "Galaxy Film")
-    assert await whole.ids(MATCH_WORDS, "galaxy") == ["6"]
-    assert await whole.ids(MATCH_WORDS, "red") == []
+    assert await whole.ids(LEXICAL, "galaxy") == ["6"]
+    assert await whole.ids(LEXICAL, "red") == []
     whole.running.put("6", "Saga")
-    assert await whole.ids(MATCH_WORDS, "galaxy") == []
-    identifiers = {item.identifier for item in (await whole.ask(GENERATE, "galaxy saga film", k=9)).items}
+    assert await whole.ids(LEXICAL, "galaxy") == []
+    identifiers = {item.identifier for item in (await whole.ask(PHRASES, "galaxy saga film", k=9)).items}
     assert "Saga" in identifiers
     assert "Galaxy Film" not in identifiers
 
 
 async def test_a_title_that_no_identifier_can_hold_is_found_by_words_and_counted(whole: Asking) -> None:
     whole.running.put("99", "Qx Wz Vk Jp Hq Zj Xw Kq")
-    assert await whole.ids(MATCH_WORDS, "hq") == ["99"]
+    assert await whole.ids(LEXICAL, "hq") == ["99"]
     assert whole.running.sample("freshet_generator_records_total", kind="title_left_out") == 1
 
 
-async def _together(asking: Asking, query: str, *sources: str, k: int = 3, timeout: float = 10) -> Any:
-    request = generator_pb2.FindByWordsRequest(query=query, k=k, sources=sources)
-    return await asking.stub.FindByWords(request, timeout=timeout)
-
-
 async def test_several_sources_in_one_call_answer_as_each_does_alone(whole: Asking) -> None:
-    found = await _together(whole, "space toy", k=5)
+    found = await whole.find("space toy", k=5)
     assert [answer.source for answer in found.answers] == ["text_mol", "phrases", "lexical"]
-    alone = [await whole.ask(method, "space toy", 5) for method in (MATCH_TEXT, GENERATE, MATCH_WORDS)]
+    alone = [await whole.ask(source, "space toy", 5) for source in SOURCES]
     for answer, single in zip(found.answers, alone, strict=True):
         assert (answer.status, answer.reason) == (0, "")
         assert answer.milliseconds > 0
-        assert [(one.item_id, one.score, getattr(one, "identifier", "")) for one in single.items] == [
-            (one.item_id, one.score, one.identifier) for one in answer.items
-        ]
+        assert list(answer.items) == list(single.items)
     assert found.answers[1].items[0].identifier != ""
     assert found.text_version == whole.running.sources.text_version
-    assert [answer.source for answer in (await _together(whole, "toy", "lexical", "phrases")).answers] == [
+    assert [answer.source for answer in (await whole.find("toy", "lexical", "phrases")).answers] == [
         "lexical",
         "phrases",
     ]
 
 
-@pytest.mark.parametrize("method", REQUESTS)
-async def test_nothing_is_answered_before_items_and_clicks_were_read_to_their_ends(films: Path, method: str) -> None:
+@pytest.mark.parametrize("source", SOURCES)
+async def test_nothing_is_answered_before_items_and_clicks_were_read_to_their_ends(films: Path, source: str) -> None:
     waiting_for = {"items", "clicks"}
     async for asking in _asking(make_running(films, waiting_for=waiting_for)):
         for name in ("items", "clicks"):
-            error = await asking.refusal(method, "space jam")
-            assert error.code() is grpc.StatusCode.UNAVAILABLE
-            assert "still reading items and clicks" in (error.details() or "")
-            together = await _together(asking, "space jam")
-            assert [answer.status for answer in together.answers] == [grpc.StatusCode.UNAVAILABLE.value[0]] * 3
+            answer = await asking.ask(source, "space jam")
+            assert answer.status == grpc.StatusCode.UNAVAILABLE.value[0]
+            assert "still reading items and clicks" in answer.reason
             waiting_for.discard(name)
-        assert (await asking.ids(method, "space jam"))[0] == "2"
+        assert (await asking.ids(source, "space jam"))[0] == "2"
 
 
 async def test_a_source_that_is_not_loaded_costs_the_joint_answer_itself_alone(bare: Asking) -> None:
-    found = await _together(bare, "space jam")
+    found = await bare.find("space jam")
     assert [answer.status for answer in found.answers] == [grpc.StatusCode.FAILED_PRECONDITION.value[0]] * 2 + [0]
     assert "source phrases is not loaded" in found.answers[1].reason
     assert found.answers[2].items[0].item_id == "2"
@@ -247,7 +233,7 @@ async def test_a_joint_call_is_refused_whole_for_what_no_source_can_read(
     whole: Asking, query: str, sources: list[str], says: str
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await _together(whole, query, *sources)
+        await whole.find(query, *sources)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert re.search(says, caught.value.details() or "")
 
@@ -279,7 +265,7 @@ async def test_a_slow_source_has_no_answer_and_the_others_have_theirs(whole: Ask
     slow = whole.running.servicer.phrases.source
     assert slow is not None
     with unittest.mock.patch.object(slow, "find", find):
-        found = await _together(whole, "space jam", timeout=0.5)
+        found = await whole.find("space jam", timeout=0.5)
         held.set()
     assert [answer.status for answer in found.answers] == [0, grpc.StatusCode.DEADLINE_EXCEEDED.value[0], 0]
     assert "phrases: no answer within" in found.answers[1].reason
@@ -287,18 +273,18 @@ async def test_a_slow_source_has_no_answer_and_the_others_have_theirs(whole: Ask
 
 async def test_concurrent_queries_are_answered_in_batches_each_its_own(whole: Asking) -> None:
     queries = {"toy": "1", "jam": "7", "odyssey": "3", "lonely": "4", "cat": "5", "red": "6"}
-    answers = await asyncio.gather(*(whole.ids(MATCH_WORDS, query, k=1) for query in queries))
+    answers = await asyncio.gather(*(whole.ids(LEXICAL, query, k=1) for query in queries))
     assert [ids[0] for ids in answers] == list(queries.values())
-    texts = await asyncio.gather(*(whole.ids(MATCH_TEXT, query, k=k + 1) for k, query in enumerate(queries)))
+    texts = await asyncio.gather(*(whole.ids(TEXT_MOL, query, k=k + 1) for k, query in enumerate(queries)))
     assert [len(ids) for ids in texts] == [1, 2, 3, 4, 5, 6]
 
 
 async def test_without_a_text_bundle_titles_are_found_and_the_others_say_why(bare: Asking) -> None:
-    assert (await bare.ids(MATCH_WORDS, "space odyssey"))[0] == "3"
-    for method, source in ((MATCH_TEXT, "text_mol"), (GENERATE, "phrases")):
-        error = await bare.refusal(method, "space")
-        assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert f"source {source} is not loaded: there is no text bundle at" in (error.details() or "")
+    assert (await bare.ids(LEXICAL, "space odyssey"))[0] == "3"
+    for source in (TEXT_MOL, PHRASES):
+        answer = await bare.ask(source, "space")
+        assert answer.status == grpc.StatusCode.FAILED_PRECONDITION.value[0]
+        assert f"source {source} is not loaded: there is no text bundle at" in answer.reason
     info = await bare.info()
     assert {one.source: one.is_loaded for one in info.sources} == {"text_mol": False, "phrases": False, "lexical": True}
     assert info.text_version.startswith("titles.")
