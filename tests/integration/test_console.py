@@ -384,8 +384,8 @@ def test_an_experiment_is_created_compared_stopped_and_its_results_are_the_comma
     panel.get_by_role("button", name="Start").click()
     expect(panel.locator(".tag")).to_have_text("running")
     people = [f"{name}-{number}" for number in range(280)]
-    for user in people:
-        answer = client.recommend(user, 3, context={"device": "tv"})
+    for number, user in enumerate(people):
+        answer = client.recommend(user, 3, context={"device": "phone" if number % 7 == 0 else "tv"})
         client.record(Interaction(user, answer.item_ids[0], "like", exposure_id=answer.exposure_id))
     last_shown_s = time.monotonic()
     panel.get_by_role("link", name="What differs").click()
@@ -425,8 +425,9 @@ def test_an_experiment_is_created_compared_stopped_and_its_results_are_the_comma
     page.wait_for_url(re.compile("part=device"))
     expect(page.get_by_text("A part is one more look")).to_be_visible()
     expect(page.get_by_label("By arm").locator("tr").nth(1).locator("td").first).to_have_text(
-        str(arms["control"]["users"])
+        str(made["parts"][1]["arms"]["control"]["users"])
     )
+    assert [one["name"] for one in made["parts"]] == ["", "device tv"]
     found = Axe().run(page).response["violations"]
     page.goto(f"{running.console_address}/experiments")
     expect(page.get_by_label(name, exact=True)).to_be_visible()

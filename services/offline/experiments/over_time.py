@@ -51,7 +51,7 @@ def document(
 
 
 def _parts(log: duckdb.DuckDBPyConnection) -> list[Part]:
-    """Return the parts with enough users, those with the most users first."""
+    """Return the parts with enough users, those with the most users first, without those that are the whole."""
     return log.execute(
         f"""
         WITH entries AS (
@@ -60,7 +60,8 @@ def _parts(log: duckdb.DuckDBPyConnection) -> list[Part]:
                 SELECT user_key, unnest(map_entries(context)) AS one FROM shown
             ) WHERE one.key <> '{VISITOR}'
         )
-        SELECT name, part FROM entries GROUP BY ALL HAVING count(DISTINCT user_key) >= {2 * MIN_USERS}
+        SELECT name, part FROM entries GROUP BY ALL
+        HAVING count(DISTINCT user_key) >= {2 * MIN_USERS} AND count(*) < (SELECT count(*) FROM shown)
         ORDER BY count(DISTINCT user_key) DESC, name, part LIMIT {MAX_PARTS}
         """
     ).fetchall()
@@ -86,11 +87,11 @@ def _of_part(
         "preferred": None if preferred is None else [preferred.mean, preferred.low, preferred.high],
         "rows": []
         if experiment.interleaved or found.is_ratio_broken
-        else over_time(log, experiment, metrics, only=only, **settings),
+        else _over_time(log, experiment, metrics, **settings),
     }
 
 
-def over_time(
+def _over_time(
     log: duckdb.DuckDBPyConnection,
     experiment: Experiment,
     metrics: Sequence[Metric],
@@ -99,10 +100,10 @@ def over_time(
     horizon: timedelta,
     past: timedelta,
     tuned_for: int,
-    only: Part | None = None,
 ) -> list[dict[str, Any]]:
-    """Return a row per moment, metric and arm: the estimate as of that moment. The last moment is now."""
-    prepare(log, experiment, only)
+    """Return a row per moment, metric and arm: the estimate as of that moment, of the exposures that `results` prepared
+    last. The last moment is now.
+    """
     times = times_of(now_ms, horizon, past)
     (first,) = log.execute("SELECT min(first) FROM units WHERE arms = 1").fetchone() or (None,)
     if first is None or (span := times["now"] - horizon - first) <= timedelta(0):

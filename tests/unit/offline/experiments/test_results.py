@@ -315,7 +315,7 @@ def test_the_consoles_document_says_what_each_look_said_and_what_each_part_says(
     world = World()
     for place, (user, one) in enumerate(world.exposures):
         device = "mobile's" if sum(user.encode()) % 2 else "desktop"
-        world.exposures[place] = user, replace(one, context={"device": device, "visitor": "v"})
+        world.exposures[place] = user, replace(one, context={"device": device, "app": "web", "visitor": "v"})
     metrics = (Metric(type="click"), Metric(type="buy", of_values=True))
     asked = {"horizon": timedelta(days=1), "past": timedelta(days=14), "tuned_for": 500}
     with log_of(*world.topics()) as log:
