@@ -87,12 +87,6 @@ async def test_within_a_sitting_the_stored_bytes_are_asked_with_and_the_answer_i
         assert (answer.absence_bucket, said(answer)) == (0, said(await without.recommend(query)))
 
 
-async def test_a_model_without_rows_asks_with_the_stored_bytes_after_any_absence() -> None:
-    without = scene(None)
-    assert (await without.recommend(RecommendQuery(user_id="ann", k=3))).absence_bucket == 0
-    assert without.candidates.query_states == [STATE]
-
-
 @pytest.mark.parametrize(("away_ms", "bucket"), [(1_024_000, 1), (2_047_999, 1), (2_048_000, 2), (10**13, 17)])
 async def test_a_bucket_begins_at_its_second(away_ms: int, bucket: int) -> None:
     made = scene()

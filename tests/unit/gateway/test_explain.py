@@ -90,12 +90,6 @@ async def test_the_ten_newest_of_the_history_come_with_titles_and_ages(scene: Sc
     assert ages[1] - ages[0] == pytest.approx(60)
 
 
-async def test_only_as_many_pairs_as_asked_for_come_back(scene: Scene) -> None:
-    answer = await scene.explain(ExplainQuery(user_id="ann", item_id="b", max_pairs=1))
-    assert answer.similarity is not None
-    assert len(answer.similarity.pairs) == 1
-
-
 async def test_an_item_in_no_index_is_not_found() -> None:
     with pytest.raises(NotFound, match="item_id='nobody-knows'"):
         await Scene().explain(ExplainQuery(user_id="ann", item_id="nobody-knows"))

@@ -15,7 +15,7 @@ from services.contracts.topics import TOPICS
 from services.contracts.topics.forgets import Forget
 from services.gateway.write.forgetting import Contributions, ForgetReport, StoredUser
 from services.gateway.write.remaining_data import REMAINS, WITH_USER_DATA, WITHOUT_USER_DATA, until
-from services.platform.errors import DependencyUnavailable, InvalidRequest
+from services.platform.errors import DependencyUnavailable
 from services.platform.rpc import request_context
 from services.platform.stream.topic import NUM_PARTITIONS, Topic
 from services.user_state.layout import Home, history_key, users_key
@@ -199,8 +199,3 @@ async def test_without_the_log_nothing_is_forgotten_and_the_caller_is_told_to_re
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert ("retry-after-ms", "500") in [(key, value) for key, value in caught.value.trailing_metadata() or ()]
     assert scene.forgets.written == []
-
-
-async def test_a_bad_user_id_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="user_id='text of 0 bytes' allowed: 1-128 bytes"):
-        await Scene().forget_user("", preview=True)

@@ -145,14 +145,6 @@ async def test_a_history_without_a_user_never_asks_the_store(scene: Scene) -> No
     assert (answer.state_source, scene.states.calls) == ("request", 0)
 
 
-async def test_a_new_user_gets_popular_items_marked() -> None:
-    answer = await Scene().recommend(RecommendQuery(user_id="new", k=3))
-    assert ids(answer) == POPULAR[:3]
-    assert sources(answer) == {"popular"}
-    assert list(answer.degradations) == [Degradation.POPULAR_FALLBACK]
-    assert answer.state_source == "none"
-
-
 async def test_a_history_of_unknown_items_gets_popular_items_marked() -> None:
     answer = await Scene().recommend(RecommendQuery(k=3, history=(HistoryEvent("nobody-knows"),)))
     assert ids(answer) == POPULAR[:3]

@@ -32,12 +32,6 @@ async def test_without_the_state_store_it_answers_and_says_so(scene: Scene) -> N
     assert (await scene.handlers.similar(SimilarQuery(item_id="c", k=2))).degradations == []
 
 
-async def test_without_candidates_there_is_no_answer(scene: Scene) -> None:
-    scene.candidates.failure = DOWN
-    with pytest.raises(DependencyUnavailable, match="away"):
-        await scene.handlers.similar(SimilarQuery(item_id="c", k=2))
-
-
 @pytest.mark.parametrize(
     ("query", "message"),
     [

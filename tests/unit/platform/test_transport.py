@@ -55,12 +55,6 @@ def test_a_missing_file_is_named(monkeypatch: pytest.MonkeyPatch, folder: Path) 
         load_settings(ProcessSettings)
 
 
-def test_a_folder_is_no_file(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    name_files(monkeypatch, folder / "encoder.crt", folder / "encoder.key", folder)
-    with pytest.raises(ConfigError, match=r"FRESHET_TLS_CA=.* allowed: .*Is a directory"):
-        load_settings(ProcessSettings)
-
-
 def test_the_key_of_another_certificate_and_a_file_without_one_are_refused(
     monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""A cluster of three brokers behind kafka-python's names, as far as making topics and reading one of them goes.
+"""A partition behind the names of kafka-python, as far as reading it goes.
 
 Records may belong to a transaction that was aborted: as with the real client, a consumer sees them unless it asks for
 committed ones.
@@ -6,32 +6,11 @@ committed ones.
 
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from kafka import TopicPartition
 
 FetchedRecord = namedtuple("FetchedRecord", "topic partition offset timestamp key value headers")
-BROKERS = [{"node_id": number, "host": "broker", "port": 9092 + number} for number in range(3)]
-
-
-class RecordingAdmin:
-    """An admin client of a cluster of three brokers without topics. Keeps what it is asked to make."""
-
-    def __init__(self) -> None:
-        self.made: dict[str, Any] = {}
-
-    def describe_cluster(self) -> Mapping[str, Any]:
-        return {"brokers": BROKERS, "cluster_id": "three", "controller_id": 0}
-
-    def list_topics(self) -> list[str]:
-        return list(self.made)
-
-    def create_topics(self, topics: Sequence[Any], **_: Any) -> Any:
-        self.made |= {topic.name: topic for topic in topics}
-        return SimpleNamespace(topic_errors=[(topic.name, 0, "") for topic in topics])
-
-    def close(self) -> None: ...
 
 
 class OnePartition:
