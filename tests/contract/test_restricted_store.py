@@ -2,7 +2,6 @@
 
 import re
 import secrets
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from suites import eventually
 from test_state_store import *  # noqa: F403 - the suite
 
 from services.platform.errors import DependencyUnavailable
-from services.stack import Stack
+from services.stack import Ports, Stack
 from services.stack.components.redis import Redis
 from services.stack.folders import REPOSITORY
 from services.user_state.layout import SESSION_KINDS
@@ -48,8 +47,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     component = Stack(folder / "stack").components["redis"]
     assert isinstance(component, Redis)
     component.prepare(lambda part, doing: None)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
+    port = Ports.free()["redis"]
     lines = [f"port {port}", "bind 127.0.0.1", 'save ""', f"user default on >{PASSWORD} ~* &* +@all"]
     (folder / "redis.conf").write_text("\n".join([*lines, *documented_users()]) + "\n")
     with (folder / "log").open("wb") as log:

@@ -20,7 +20,7 @@ from fakes import certificates
 from services.platform.config import ProcessSettings
 from services.platform.errors import DependencyUnavailable
 from services.platform.transport import Tls
-from services.stack import Stack
+from services.stack import Ports, Stack
 from services.stack.components.redis import Redis
 from services.user_state.leases import RedisLeases
 from services.user_state.reader import StateReader
@@ -42,19 +42,13 @@ def tls_port(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     assert isinstance(component, Redis)
     component.prepare(lambda part, doing: None)
     own = certificates.of(folder, "redis")
-    port = free_port()
+    port, plain, *_ = Ports.free().numbers.values()
     files = ["--tls-cert-file", own.certificate, "--tls-key-file", own.key, "--tls-ca-cert-file", own.ca]
     with contextlib.ExitStack() as running:
         if not serves(running, component.program(), "--port", "0", "--tls-port", str(port), *map(str, files)):
-            plain = free_port()
             assert serves(running, component.program(), "--port", str(plain))
             port = running.enter_context(speaking_tls(own, plain))
         yield port
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def serves(running: contextlib.ExitStack, program: str, *arguments: str) -> bool:

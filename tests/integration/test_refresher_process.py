@@ -3,13 +3,13 @@
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from services.platform.stream.kafka import BulkProducer, Record, build_consumer,
 from services.platform.stream.position import unpack_position
 from services.refresher.config import RefresherSettings
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
+from services.stack import Ports
 
 pytestmark = pytest.mark.integration
 
@@ -92,14 +93,11 @@ class Processes:
     """Refreshers as `python -m services.refresher`, and what they say of themselves."""
 
     def __init__(self, settings: RefresherSettings, log: Path) -> None:
-        self._settings, self._log = settings, log
+        self._settings, self._log, self._ports = settings, log, cycle(Ports.free().numbers.values())
         self.running: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
 
     def start(self, name: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        settings = self._settings
+        settings, port = self._settings, next(self._ports)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FRESHET_")} | {
             "FRESHET_BUNDLE": str(settings.bundle),
             "FRESHET_KAFKA_BOOTSTRAP": settings.kafka_bootstrap,

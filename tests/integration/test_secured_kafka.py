@@ -1,7 +1,6 @@
 """Our clients with a real broker that asks who they are: SASL (PLAIN, SCRAM) in the clear and over mTLS."""
 
 import base64
-import socket
 import subprocess
 import time
 import uuid
@@ -20,7 +19,7 @@ from services.platform.config import ProcessSettings
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.event_producer import EventProducer
 from services.platform.stream.kafka import BulkProducer, Record, build_consumer, build_producer
-from services.stack import Stack
+from services.stack import Ports, Stack
 from services.stack.components.kafka import Kafka
 from services.stack.probes import probe_kafka
 
@@ -64,7 +63,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     kafka = Stack(folder / "stack").components["kafka"]
     assert isinstance(kafka, Kafka)
     kafka.prepare(lambda part, doing: None)
-    inner, sasl, sasl_tls, tls, controller = free_ports(5)
+    inner, sasl, sasl_tls, tls, controller = list(Ports.free().numbers.values())[:5]
     properties = folder / "server.properties"
     properties.write_text(server_properties(folder, inner, sasl, sasl_tls, tls, controller))
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -85,14 +84,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         finally:
             running.terminate()
             running.wait(30)
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(one.getsockname()[1]) for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 def server_properties(folder: Path, inner: int, sasl: int, sasl_tls: int, tls: int, controller: int) -> str:
