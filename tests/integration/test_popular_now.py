@@ -43,5 +43,5 @@ def test_a_stranger_is_answered_with_what_people_take_now(stack: Stack) -> None:
 
         gone = events_pb2.Item(item_id=new, title=new, categories=[category], withdrawn=True)
         outside.gateway.PutItems(gateway_pb2.PutItemsRequest(items=[gone]), timeout=10)
-        until("it is gone", lambda: new not in popular(outside, 100), within_s=5)
+        until("it is gone", lambda: new not in popular(outside, 100))
         assert popular(outside, 2, allow_categories=[category]) == [shown]
