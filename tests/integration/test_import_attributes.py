@@ -13,7 +13,6 @@ from services.contracts.topic_reader import TopicReader
 from services.contracts.topics.attributions import ATTRIBUTIONS
 from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
 from services.encoder.bootstrap import vocabulary_of
-from services.encoder.encoding import UNKNOWN
 from services.offline.backfill.jobs import import_interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.platform.stream.kafka import BulkProducer, Record, partition_for
@@ -51,7 +50,7 @@ def attributions(stack: Stack, count: int) -> list[events_pb2.Attribution]:
 
 def test_an_import_attributes_each_interaction_that_has_a_past_once(empty_stack: Stack, small_bundle: Path) -> None:
     past = simulate(PEOPLE)
-    vocabulary = vocabulary_of(load_bundle(small_bundle))
+    known_items = vocabulary_of(load_bundle(small_bundle)).item_index
     places = {"bundle": small_bundle, "kafka": empty_stack.kafka_bootstrap, "redis_url": empty_stack.redis_url}
     report = import_interactions(past, inference_server=None, **places)  # type: ignore[arg-type]
     assert (report.interactions, report.written, report.users_filled) == (len(past), len(past), past.num_users)
@@ -60,7 +59,7 @@ def test_an_import_attributes_each_interaction_that_has_a_past_once(empty_stack:
     begun: set[int] = set()
     for user, item in zip(past.users.tolist(), past.items.tolist(), strict=True):
         expected += user in begun
-        if vocabulary.row(past.item_ids[item]) != UNKNOWN:
+        if past.item_ids[item] in known_items:
             begun.add(user)
     assert report.attributions == expected
     found = attributions(empty_stack, expected)
