@@ -1,8 +1,8 @@
 """Exposures as Parquet files by day, next to the archive of interactions, for `freshet results` and other engines.
 
 `exposures/day=2026-11-27/2-000000000100-000000000250.parquet` has that day's exposures of partition 2 from offset 100
-to before 250. `exposures/archived.json` has each partition's archived end offset. The next run deletes files that end
-beyond it, of an interrupted run, and removes records of forgotten users. User ids are pseudonyms.
+to before 250; `exposures/archived.json` has each partition's archived end. The next run deletes files that end beyond
+it, of an interrupted run, and removes records of forgotten users. User ids are pseudonyms.
 """
 
 import json
@@ -182,7 +182,7 @@ def _milliseconds(table: pa.Table) -> list[int]:
 
 
 def _chunks(log: Reader, partition: int, start: int, end: int) -> Iterator[tuple[list[SourceRecord], int]]:
-    """The records of each new file, with its end offset (exclusive)."""
+    """New files' records, with the end offset (exclusive)."""
     log.assign({partition: start})
     chunk, at, heard = list[SourceRecord](), start, time.monotonic()
     while at < end:

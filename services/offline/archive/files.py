@@ -1,9 +1,9 @@
 """An archive's files: Parquet tables of records, and `archive.json`, which lists each with its offsets and checksum.
 
-Each file has the records of one range of a partition's offsets; the ranges are contiguous. Offsets inside a range may
-be missing: transaction markers, and records of forgotten users. A file is never modified: a new one replaces it once
-`archive.json` names it, so an interrupted run leaves the previous archive intact, and may leave files that
-`archive.json` does not name. Every read compares a file with its checksum.
+Each file has the records of one range of a partition's offsets; the ranges are contiguous, but transaction markers and
+records of forgotten users are missing. A file is never modified: a new one replaces it once `archive.json` names it, so
+an interrupted run leaves the previous archive intact, beside files that `archive.json` does not name. Every read
+compares a file with its checksum.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from services.platform.errors import PreconditionFailed
 from services.platform.stream.record import SourceRecord
 
 MANIFEST = "archive.json"
-# services.offline.archive.exposures, next to the interactions.
+# The folder of services.offline.archive.exposures, next to the interactions.
 EXPOSURE_FOLDER = "exposures"
 FORMAT = 2
 _BATCH = 20_000
@@ -127,7 +127,7 @@ class Archive:
 
     @property
     def files(self) -> list[ArchiveFile]:
-        """By partition and offset."""
+        """All files, by partition and offset."""
         return [file for _, part in sorted(self.partitions.items()) for file in part.files]
 
     def data(self, file: ArchiveFile) -> bytes:
@@ -187,6 +187,7 @@ class Archive:
         return file
 
     def with_partition(self, number: int, part: ArchivedPartition) -> "Archive":
+        """Return the archive with this partition replaced."""
         return replace(self, partitions={**self.partitions, number: part})
 
     def save(self) -> Self:

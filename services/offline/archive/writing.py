@@ -132,7 +132,6 @@ class ArchiveInteractions:
         )
 
     def _opened(self) -> Archive:
-        """Verified; empty for an empty folder."""
         if is_archive(self._folder):
             return open_whole(self._folder, self._progress)
         # Without `archive.json` it is unknown which tables are complete: none is deleted.
@@ -144,7 +143,6 @@ class ArchiveInteractions:
     # -- forgetting ----------------------------------------------------------------------------------------------------
 
     def _without_forgotten(self, archive: Archive) -> Archive:
-        """Rewrite each file that has records of forgotten users."""
         last, total = self._forgotten.last(), len(archive.files)
         for done, file in enumerate(archive.files):
             self._progress("forgetting", done, total)
@@ -168,13 +166,13 @@ class ArchiveInteractions:
         return [code is None or offset > up_to[code] for offset, code in zip(offsets, codes, strict=True)]
 
     def _up_to(self, key: bytes | None) -> Mapping[int, int]:
-        # Not UTF-8: surrogates, which no user id has.
+        # Bytes that are not UTF-8 become surrogates, which no user id has.
         return {} if key is None else self._forgotten.up_to(key.decode("utf-8", "surrogateescape"))
 
     # -- copying -------------------------------------------------------------------------------------------------------
 
     def _copy(self, archive: Archive, partition: int, end: int, done: int, total: int) -> Archive:
-        """To `end`, or to the first record of before_ms or later."""
+        """It ends at `end`, or at the first record of before_ms or later."""
         part = archive.partitions[partition]
         begin = part.end
         for found, reached in self._chunks(partition, begin, end):
@@ -194,7 +192,7 @@ class ArchiveInteractions:
         return archive
 
     def _chunks(self, partition: int, start: int, end: int) -> Iterator[tuple[list[SourceRecord], int]]:
-        """The records of each new file, with its end offset (exclusive)."""
+        """New files' records, with the end offset (exclusive)."""
         self._log.assign({partition: start})
         chunk, size, at, heard = list[SourceRecord](), 0, start, time.monotonic()
         while at < end:

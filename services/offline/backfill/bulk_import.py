@@ -1,9 +1,8 @@
 """Import past interactions into the stream and the state store before going live (`freshet import`).
 
 It writes them to `interactions` like any event: the topic stays the only source of truth. The same run stores each
-user's history, seen items, state and position, in seconds instead of the consumer's minutes. An event id is made of the
-data's name and the row number, so equal data have equal ids: another run continues an interrupted import, and does
-nothing after a finished one.
+user's history, seen items, state and position, in seconds instead of the consumer's minutes. Event ids are made of the
+data's name and the row number: another run continues an interrupted import, and does nothing after a finished one.
 
 Letters: N interactions, U users, X items, L = max_history.
 """
@@ -56,7 +55,7 @@ class ImportReport:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """One user's rows, oldest first, all in one partition."""
+    """Oldest first, all in one partition."""
 
     user_id: str
     partition: int
@@ -87,7 +86,7 @@ class _Filled:
 
 
 class BulkImport:
-    """One import. It pauses a running encoder process, which afterwards continues after the imported records.
+    """One import; it pauses a running encoder process, which afterwards continues after the imported records.
 
     settle_seconds: the encoder process notices the pause within this time.
     """
@@ -204,7 +203,7 @@ class BulkImport:
         return filled
 
     def _count(self, past: Interactions, rows: npt.NDArray[np.int64], partition: int, first: int) -> dict[str, int]:
-        """Counts of the rows from offset `first` on, by outcome."""
+        """By outcome, from offset `first` on."""
         known = np.array([item_id in self._vocabulary.item_index for item_id in past.item_ids], dtype=bool)
         up_to = [self._forgotten.up_to(user_id).get(partition, -1) for user_id in past.user_ids]
         void = np.arange(first, len(rows)) <= np.array(up_to, dtype=np.int64)[past.users[rows[first:]]]
@@ -320,7 +319,7 @@ class BulkImport:
         return replace(work.update, state=state, state_change="set")
 
     def _in_history(self, past: Interactions) -> npt.NDArray[np.bool_]:
-        """Which types (T,) are part of histories."""
+        """(T,)"""
         return np.array([self._vocabulary.schema.of(name).history for name in past.type_names], dtype=bool)
 
     def _event(self, past: Interactions, layout: Layout, user: _Rows, row: int, id_hash: int) -> StoredEvent:
@@ -387,7 +386,6 @@ class BulkImport:
 
 
 def _parts(todo: Sequence[_Rows]) -> Iterator[list[_Rows]]:
-    """Groups of about FILL_CHUNK interactions."""
     part: list[_Rows] = []
     size = 0
     for user in todo:

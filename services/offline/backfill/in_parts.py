@@ -1,7 +1,8 @@
-"""Run the independent parts of a job: one after the other in this process, or in parallel on a Ray cluster.
+"""Run the independent parts of a job: one after the other in this process, or the same calls in parallel on a Ray
+cluster.
 
-Both ways run the same calls. If a Ray worker dies, its part starts again on another one, a few times at most. Every
-worker must run this version and have the same bundle. The caller stores the results in `done`.
+If a Ray worker dies, its part starts again on another one, a few times at most. Every worker must run this version and
+have the same bundle.
 """
 
 import logging

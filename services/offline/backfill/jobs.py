@@ -90,8 +90,8 @@ def run_reattribution(
     """Encode all of `interactions` with the settings' bundle into attributions of its version (blocking).
 
     archive: folder of `freshet archive`, for records that retention deleted. rekeys: the bundle is live, and all
-    attributions and search clicks are written again under the settings' key. partitions: None: all. Only Kafka must
-    run: this process runs the model, and changes no input of the live system.
+    attributions and search clicks are written again under the settings' key. Only Kafka must run: this process runs the
+    model, and changes no input of the live system.
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
     bundle = load_bundle(settings.bundle)
@@ -194,7 +194,7 @@ def run_archive(
     before_ms: int | None = None,
     progress: Progressed = lambda what, done, total: None,
 ) -> ArchiveReport:
-    """Update the archive in `folder` (blocking); only Kafka must run. before_ms: as in `ArchiveInteractions`.
+    """Update the archive in `folder` (blocking); only Kafka must run.
 
     Exposures are archived only without before_ms, when all of `interactions` is archived.
     Raises: PreconditionFailed, DependencyUnavailable as `ArchiveInteractions.run`.
@@ -258,7 +258,7 @@ def import_interactions(
 ) -> ImportReport:
     """Write `past` to the stream and fill histories, seen items and states.
 
-    inference_server: host:port; None: this process encodes. attributes: as in `BulkImport`.
+    inference_server: host:port; None: this process encodes.
 
     Raises: BundleError; InvalidRequest, PreconditionFailed (the stream has other records), DependencyUnavailable.
     """
@@ -270,5 +270,5 @@ def import_interactions(
 def _named(past: Interactions) -> Interactions:
     # A file's name may be longer than an event id may be.
     name = "".join(filter(str.isprintable, past.name)).encode()[:64].decode(errors="ignore")
-    # Equal ids of equal data: an interrupted import is recognised.
+    # Equal data get equal event ids, so an interrupted import is recognised.
     return replace(past, name=f"{name}-{past.fingerprint()}")

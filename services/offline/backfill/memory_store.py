@@ -38,13 +38,13 @@ class MemoryStore:
         # Epoch, and the last applied offset of the home partition.
         self._users: dict[str, tuple[str, int]] = {}
         self._removed = 0
-        # Applied, by reader and home partition.
+        # Applied forgets, by reader and home partition.
         self._forgets: dict[tuple[str, int], str] = {}
         self._popular: dict[int, tuple[str, float, dict[str, float]]] = {}
         self.seen: dict[str, dict[str, int]] = {}
         self.turned_down: dict[str, Sequence[str]] = {}
         self.states: dict[tuple[str, str], StoredState] = {}
-        # Of the history that each state reflects.
+        # The position of the history that each state reflects.
         self.state_positions: dict[tuple[str, str], bytes] = {}
 
     def wipe(self) -> None:

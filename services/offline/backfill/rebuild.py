@@ -23,7 +23,7 @@ _SILENCE_S = 20.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RebuiltPartition:
-    """Folded up to `folded_offset` (-1: it is empty)."""
+    """A partition folded up to `folded_offset` (-1: it is empty)."""
 
     partition: int
     folded_offset: int

@@ -1,10 +1,10 @@
 """Change the number of partitions of `interactions`, with all records of a user in one partition, in their order.
 
 Kafka adds partitions, but does not move older records, so a user's history would be read out of order. This job copies
-the log, with the records' own times, into a topic with the new number of partitions and back, and compares every copy
-with the written records. It then deletes all data with positions of the old log: attributions, deltas, forgets, users
-and states. Records of forgotten users are not copied; the processes rebuild the rest from the log. Another run
-continues an interrupted one: a record in the topic WHOLE marks the copy as complete.
+the log, with its times and without forgotten users' records, into a topic with the new number of partitions and back,
+and compares every copy. It then deletes all data with positions of the old log: attributions, deltas, forgets, users
+and states; the processes rebuild them. Another run continues an interrupted one: a record in the topic WHOLE marks the
+copy as complete.
 """
 
 import json
@@ -58,8 +58,6 @@ class Repartitioned:
 
 @dataclass(kw_only=True)
 class _Copied:
-    """A digest of each partition's records in order, and the number of all."""
-
     digests: dict[int, Any] = field(default_factory=dict)
     records: int = 0
 

@@ -1,9 +1,8 @@
 """Compute the top K of all users in a partition of `interactions`, with the live system's code (`freshet score`).
 
 The live consumer's handler folds records into histories in this process, and the bundle's model computes states. The
-search of candidates ranks items exactly over the catalogue of the topics `index-deltas` and `items`, without seen
-items, with votes of item neighbours and remembered interactions. What the gateway adds is missing: see `freshet score
---help`.
+search of candidates ranks exactly over the catalogue of the topics `index-deltas` and `items`, without seen items, with
+votes of item neighbours and remembered interactions. What the gateway adds is missing: see `freshet score --help`.
 """
 
 import time
@@ -186,7 +185,7 @@ def caught_up(settings: CandidatesSettings) -> Live:
 
 
 def _newest_first(seen: Mapping[str, int]) -> tuple[str, ...]:
-    """In the order of the state store: by time, then by id."""
+    """By time, then by id, as in the state store."""
     return tuple(sorted(seen, key=lambda item_id: (seen[item_id], item_id), reverse=True))
 
 

@@ -39,7 +39,7 @@ class TextBundleWriter:
     """Collects parts in a temporary folder; sealing renames it into place.
 
     Parts of an existing bundle of the same documents and word list are copied, so the two models may be trained one
-    after the other; one of other documents is replaced.
+    after the other; other documents replace it.
     """
 
     def __init__(
@@ -140,7 +140,6 @@ class TextBundleWriter:
         return load_text_bundle(self._target, verify=False)
 
     def _fresh(self, part: str) -> None:
-        """Replace a part by an empty folder."""
         folder = self._aside / part
         if folder.exists():
             shutil.rmtree(folder)

@@ -46,7 +46,6 @@ def read_archive(folder: str | Path, *, name: str = "") -> Interactions:
 
 
 def _counting(table: pa.Table) -> pa.Table:
-    """Without undos, undone events and repeated event ids."""
     ids = pc.binary_join_element_wise(table["user_id"], table["event_id"], "\n")
     undoes = pc.binary_join_element_wise(table["user_id"], table["undoes_event_id"], "\n")
     is_undo = pc.not_equal(table["undoes_event_id"], "")

@@ -1,8 +1,7 @@
 """Read a file of items: ids, titles, categories, and typed attributes for filters.
 
-Columns of ids, titles and categories are found by name. Every other column with values is an attribute, of its type in
-the file. A value that filters cannot use is an error that names column, row and what is allowed. Columns of long texts
-or URLs are omitted and reported: filters do not read them.
+Columns of ids, titles and categories are found by name; every other column with values is an attribute of its type. A
+value that filters cannot use is an error; columns of long texts or URLs are omitted and reported.
 
 Letters: X items.
 """
@@ -139,7 +138,7 @@ def _texts(path: Path, table: pa.Table, name: str) -> list[str | None]:
 
 
 def _is_long_text(column: pa.ChunkedArray) -> bool:
-    """All values are URLs, or one is longer than a tag may be."""
+    """It has only URLs, or a text longer than a tag may be."""
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)) or column.null_count == len(
         column
     ):

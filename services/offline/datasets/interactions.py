@@ -1,8 +1,7 @@
 """Interactions as columns: user, item, type, value and time, in the order in which they happened.
 
-There is one row per event, with dense int32 codes for users and items, and their vocabularies. Rows are sorted by
-timestamp, then by original order, so a prefix of the rows is the past and a user's rows are that user's history. This
-module does not depend on the data's origin, on splits, or on models.
+Users and items are dense int32 codes into vocabularies. Rows are sorted by timestamp, then by original order, so a
+prefix of the rows is the past.
 
 Letters: N events, U users, X items.
 """
@@ -175,7 +174,7 @@ class Interactions:
     def keep_frequent(self, *, min_per_item: int = 1, min_per_user: int = 1) -> "Interactions":
         """Drop rare items once, then users with too few events left, and ids without events.
 
-        `min_per_item=5` on ml-1m gives the usual sequential-recommendation version (999,611 events, 3,416 films).
+        `min_per_item=5` on ml-1m gives the usual version (999,611 events, 3,416 films).
         """
         kept = self.select(self.item_counts()[self.items] >= min_per_item)
         kept = kept.select(kept.user_counts()[kept.users] >= min_per_user)
@@ -222,7 +221,7 @@ def from_columns(
     source: str,
     has_times: bool = True,
 ) -> Interactions:
-    """Sort events by time (ties keep their order), and vocabularies by `order_ids`; return them as `Interactions`.
+    """Return interactions with events sorted by time (ties keep their order), and vocabularies by `order_ids`.
 
     `users`, `items`, `types` are (codes (N,), vocabulary); the result's vocabularies lack ids without an event. `types`
     default to "interaction", `values` to 1; `has_times`: see `Interactions`.

@@ -38,9 +38,9 @@ def load_dataset(
     """Load a data set.
 
     `name`: "auto", "simulator", a MovieLens name (ml-1m, ml-latest-small, ml-100k, ml-10m, ml-20m, ml-25m, ml-32m), one
-    of SEQUENCE_NAMES (order without times, never downloaded), or the path of a CSV or Parquet table (`read_table`), of
-    sequences (`read_sequences`), of an archive's folder (`read_archive`), or of a MovieLens folder or zip. `root`: the
-    only folder to search. `environ` defaults to os.environ, read at the call.
+    of SEQUENCE_NAMES (order without times), or the path of a CSV or Parquet table (`read_table`), of sequences
+    (`read_sequences`), of an archive (`read_archive`), or of a MovieLens folder or zip. `root`: the only folder to
+    search. `environ` defaults to os.environ, read at the call.
     Raises: DatasetUnavailableError (a ValueError) if a named set is unavailable; ValueError for an invalid file.
     """
     return read_data(name, root, download=download, environ=environ).accepted()

@@ -99,7 +99,6 @@ class Locator:
 
 
 def _fetch(url: str, target: Path) -> None:
-    """To a temporary file; check the zip; rename."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, aside_name = tempfile.mkstemp(dir=target.parent, prefix=f"{target.name}.", suffix=".part")
     aside = Path(aside_name)

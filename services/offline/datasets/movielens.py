@@ -34,8 +34,6 @@ _Films = Iterator[tuple[str, str, tuple[str, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """In a folder or in a zip."""
-
     path: Path
 
     def names(self) -> set[str]:
@@ -157,7 +155,7 @@ def _csv_films(files: _Files) -> _Films:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """Ratings, and films if all of `film_files` are present."""
+    """Films are read if all of `film_files` are present."""
 
     ratings: Callable[[_Files], _Ratings]
     film_files: frozenset[str]

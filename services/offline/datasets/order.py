@@ -47,9 +47,9 @@ def order_test(interactions: Interactions, *, num_shuffles: int = 20, seed: int 
     """Compare the hit rate of first-order predictions before and after shuffling each user's events.
 
     A fifth of the users is held out, the same in every run; the others' counts predict their steps, with ties in random
-    order. `ties="shuffled"` also shuffles the original's events of the same second: an order that only the file has
-    does not count. "ordered" needs z of at least 4 and a higher rate than every shuffle; "sorted by item": nine of ten
-    steps go to a higher (or a lower) item code.
+    order. `ties="shuffled"` also shuffles the original's events of one second: the file's own order does not count.
+    "ordered" needs z of at least 4 and a higher rate than every shuffle; "sorted by item": nine of ten steps go to a
+    higher (or a lower) item code.
     Raises: ValueError for fewer than two shuffles, an unknown `ties`, or if no held-out user has two events.
     Cost: O(N log N) per shuffle.
     """

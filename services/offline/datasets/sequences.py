@@ -147,7 +147,6 @@ def _read(file: Path, columns: Sequence[str]) -> pa.Table:
 
 
 def _item_texts(folder: Path) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """Titles and categories by item id, from the tables next to the sequences."""
     if not (folder / "items.parquet").is_file():
         return {}, {}
     items = _read(folder / "items.parquet", ("item_id",))

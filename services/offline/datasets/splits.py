@@ -51,7 +51,7 @@ class MeasuredSplit:
 def leave_one_out_split(interactions: Interactions, *, tie_order: TieOrder = "file") -> MeasuredSplit:
     """Test on each user's last event, validate on the one before; users with fewer than three are training data.
 
-    `tie_order` of a user's events of the same second: "file" or "reversed". Published tables of ML-1M differ in it.
+    `tie_order` of a user's events of the same second: "file" or "reversed". Published tables of ML-1M differ in this.
     "reversed" reorders the result's `interactions`, to which the rows refer.
     Raises: ValueError for "reversed" without times.
     """
@@ -77,7 +77,7 @@ def leave_one_out_split(interactions: Interactions, *, tie_order: TieOrder = "fi
 def global_time_split(interactions: Interactions, fraction: float = 0.8) -> GlobalTimeSplit:
     """Split at the moment by which `fraction` of the events have happened.
 
-    All events of the boundary's second are held out, so no second is on both sides.
+    All events of the boundary's second are held out.
     Raises: ValueError if `fraction` is not inside (0, 1), the data have no timestamps, or all events have one time.
     """
     _require_times(interactions)

@@ -145,7 +145,6 @@ class _Cells:
             )
 
     def read_as(self, unit: str) -> str:
-        """The columns' roles, in words."""
         names = {"session": "session, where the user is missing", "timestamp": f"timestamp ({unit})"}
         taken = ", ".join(f"{name} is {names.get(role, role)}" for role, name in self.names.items())
         return f"columns: {taken}" + (f"; separated by {self._separator!r}" if self._separator not in ("", ",") else "")
@@ -376,7 +375,7 @@ def _read_csv(path: Path, ragged: list[int]) -> tuple[pa.Table, str]:
 
 
 def _matches(table: pa.Table, pattern: str) -> BoolArray:
-    """Which rows (N,) have a cell with this pattern."""
+    """(N,)"""
     found = [pc.match_substring_regex(cells, pattern).fill_null(False).to_numpy() for cells in table.columns]
     matches: BoolArray = np.logical_or.reduce(found)
     return matches

@@ -70,8 +70,8 @@ def schema_line(name: str, means: EventType) -> str:
 
 
 def rating_scale(least: float, most: float) -> tuple[float, float] | None:
-    """Return the smallest usual scale with `least` and `most`: 0 to 1; 0 or 1 to 7, 10, 20 or 100; or symmetric, such
-    as -10 to 10, if `least` is negative. None for at most five stars or beyond 100.
+    """Return the smallest usual scale with `least` and `most`: 0 to 1; 0 or 1 to 7, 10, 20 or 100; or symmetric if
+    `least` is negative. None for at most five stars or beyond 100.
     """
     for top in (1.0, 5.0, 7.0, 10.0, 20.0, 100.0):
         if max(most, -least) <= top:

@@ -62,7 +62,7 @@ class Finding:
 class Reading:
     """The findings in data, and the usable `interactions`; None if an error rejects all.
 
-    num_rows: rows of the file; num_blank: rows without a value. read_as: the columns' roles, in words.
+    read_as: the columns' roles, in words.
     """
 
     source: str
@@ -284,7 +284,6 @@ def _check_type_names(checked: _Checked) -> Iterator[Finding]:
 
 
 def _check_types(checked: _Checked, schema: EventSchema) -> Iterator[Finding]:
-    """Types that the schema excludes from training and histories, and values off its scale."""
     data, finding = checked.data, checked.rows.finding
     means = {name: schema.of(name) for name in data.type_names}
     read = {name for name, one in means.items() if one.is_encoded}
@@ -376,7 +375,6 @@ _CHECKS: tuple[Callable[[_Checked], Iterator[Finding]], ...] = (
 
 
 def _repeats(keys: tuple[npt.NDArray[np.integer], ...]) -> MaskArray:
-    """Which rows repeat the key of an earlier row."""
     order = np.lexsort(keys[::-1])
     equal = np.ones(max(len(order) - 1, 0), dtype=bool)
     for key in keys:

@@ -1,8 +1,7 @@
 """Baselines for the streamed recommendations, ranked by the evaluation's walk over the replayed events.
 
-Popularity and the model with states frozen at the split learn nothing from the stream; recent popularity and item-kNN
-learn from every event. All exclude the user's seen items, by the system's rule. They are computed after the stream, not
-to slow it.
+Recent popularity and item-kNN learn from every event; popularity and the model with states frozen at the split learn
+nothing. All exclude the user's seen items, and are computed after the stream, not to slow it.
 
 Letters: X items, C predicted events of a batch, M of all.
 """
@@ -31,8 +30,8 @@ MOST_ITEMS = 10_000
 
 
 class AtTheSplit:
-    """A Ranker that learns nothing: "popularity" by training counts, and "frozen_state", the model with each user's
-    state (B = 1) at the split. A user without a state gets popular items, as from the system.
+    """A Ranker that learns nothing: "popularity" by training counts, and "frozen_state", the model with the users'
+    states (B = 1) at the split. A user without a state gets popular items, as from the system.
     """
 
     def __init__(self, bundle: Bundle, frozen: Mapping[str, QueryStates], train: Interactions) -> None:

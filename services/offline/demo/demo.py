@@ -219,7 +219,6 @@ def _dislike(bundle: Bundle, streamed: Streamed, display: Display) -> disliking.
 
 
 def _new_item(bundle: Bundle, streamed: Streamed, display: Display) -> newcomer.Newcomer | None:
-    """The item is found and explained; then one of the users who liked it is forgotten."""
     display.step("new item", "nobody has seen it; who finds it by its title, who when three people like it?")
     liked = {user: list(items) for user, items in streamed.past.items()}
     for event in streamed.plan.events:

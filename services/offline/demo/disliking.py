@@ -58,7 +58,7 @@ class Disliked:
 def dislike_best(
     user_id: str, *, untrained: Set[str], run_id: str, gateway: str, as_of_s: int | None = None
 ) -> Disliked | None:
-    """Dislike the user's best recommendation that is not in `untrained`, and ask again; None if there is none.
+    """Dislike the user's best recommendation, if any, that is not in `untrained`, and ask again.
 
     as_of_s: of the first request, unix seconds, so that only the dislike changes the second answer.
     """

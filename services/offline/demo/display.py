@@ -49,7 +49,7 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Also if it fails."""
+        """Add the block's time, also if it fails."""
         started = time.monotonic()
         try:
             yield
@@ -62,6 +62,8 @@ class Stopwatch:
 
 
 class Display:
+    """Prints to one console."""
+
     def __init__(self, console: "Console") -> None:
         self.console = console
         self._expected = dict(_SECONDS)
@@ -130,7 +132,7 @@ def figures(summary: Mapping[str, Any]) -> "RenderableType":
 
 
 def _quality(summary: Mapping[str, Any]) -> "RenderableType":
-    """Over all predictions, within a sitting and on a later day."""
+    """By all predictions, within a sitting and on a later day."""
     from rich.console import Group
     from rich.text import Text
 

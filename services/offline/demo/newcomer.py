@@ -22,7 +22,7 @@ from services.algorithms.bundles.model_bundle import Bundle
 from services.offline.demo.calls import Gateway, connected
 
 TOP = 50
-# Of a reader's answer in which an item with only a title is searched.
+# Depth of a reader's answer in which an item with only a title is searched.
 DEPTH = 200
 # The operator's default: fewer contributors do not serve an item.
 NUM_EARLY = 3
@@ -38,7 +38,7 @@ _LOOK_AGAIN_S = 0.05
 @dataclass(frozen=True, kw_only=True)
 class Scene:
     """near: the anchor and the items most like it; early: users who will like the new item first; readers: who should
-    find it. All these users recently liked at least three of `near`.
+    find it; all of them recently liked at least three of `near`.
     """
 
     anchor: str
@@ -136,7 +136,7 @@ class Newcomer:
 def arrive(
     scene: Scene, *, run_id: str, title: str, categories: Sequence[str], gateway: str, wait_s: float = _WAIT_S
 ) -> Newcomer:
-    """Put the item and look for it; let the early users like it, and ask until a reader's top has it."""
+    """Put the item, let the early users like it, and ask until a reader's top has it."""
     newcomer = Newcomer(item_id=f"{run_id}-new", title=title)
     item = events_pb2.Item(item_id=newcomer.item_id, title=title, categories=categories)
     with connected(gateway) as call:

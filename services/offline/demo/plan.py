@@ -60,7 +60,7 @@ class ReplayPlan:
     # One acknowledged event in `duplicate_every` is sent again; one broken record per `malformed_every` events.
     duplicate_every: int = 500
     malformed_every: int = 400
-    # Of the broken records' ids; a header of their own identifies them.
+    # Prefix of the broken records' ids; a header of their own identifies them.
     malformed_prefix: str = "malformed"
     # Recommend calls before the clock starts: they warm connections, caches and code paths.
     warm_up_calls: int = 100
@@ -96,8 +96,8 @@ class Prediction:
 
 @dataclass(kw_only=True, slots=True)
 class ReplayResult:
-    """acknowledged: event id -> [partition, offset] of every distinct acknowledged event; last_offsets: partition ->
-    the newest acknowledged offset, including repeated and broken records.
+    """acknowledged: event id -> [partition, offset]; last_offsets: partition -> the newest acknowledged offset,
+    including repeated and broken records.
     """
 
     predictions: list[Prediction] = field(default_factory=list)
@@ -157,7 +157,7 @@ def rolling_rate(hit: npt.NDArray[np.bool_], *, window: int) -> npt.NDArray[np.f
 
 
 def percentile(values: npt.NDArray[np.floating], share: float) -> float | None:
-    """Return the smallest value that at least `share` of the values do not exceed; NaN (not measured) is ignored."""
+    """Return the smallest value that at least `share` of the measured ones (not NaN) do not exceed."""
     known = values[~np.isnan(values)]
     return round(float(np.quantile(known, share, method="inverted_cdf")), 3) if len(known) else None
 

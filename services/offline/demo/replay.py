@@ -71,7 +71,7 @@ class Replay:
         )
 
     async def run(self) -> ReplayResult:
-        """Warm up, replay, then wait until every event is acknowledged and every `_follow` task ended."""
+        """Warm up, replay, and wait for all acknowledgements and `_follow` tasks."""
         await self._warm_up()
         gc.collect()
         gc.freeze()

@@ -2,7 +2,7 @@
 
 Up to `num_active` users are active at once; they enter in the order of their first held-out event. Each turn sends one
 event of every active user, so a user's events keep their order, a whole turn apart. When a user has no more events, the
-next user takes the slot. One event in `predict_every` is predicted before it is sent.
+next one takes the slot. One event in `predict_every` is predicted before it is sent.
 
 The log's order would measure lag, not quality: in MovieLens 95 % of events follow the same user's previous event within
 60 events.

@@ -56,7 +56,7 @@ class Searched:
 
     @property
     def sources(self) -> list[str]:
-        """Of the first answer."""
+        """The first answer's sources."""
         return [spent.source for spent in self.before.sources if not spent.failure]
 
     def summary(self) -> dict[str, Any]:

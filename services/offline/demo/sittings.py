@@ -1,8 +1,7 @@
 """Classify predicted events by the time since the user's previous event: same sitting, same day or a later day.
 
-In MovieLens-1M 63 % of people have all their ratings within one day, and nine of ten predicted events follow the
-previous one within an hour. A recommender can use the latest events to predict these; a state frozen at the split lacks
-them. Times are the events' own, not the replay's.
+In MovieLens-1M nine of ten predicted events follow the user's previous one within an hour; a state frozen at the split
+lacks it. Times are the events' own, not the replay's.
 
 Letters: M predictions.
 """

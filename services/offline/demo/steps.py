@@ -35,7 +35,7 @@ class DemoOptions:
 
     @property
     def folder(self) -> Path:
-        """Of the summary, the plots and the replay's record."""
+        """The folder of the summary, the plots and the replay's record."""
         return self.state_dir / "demo"
 
     @property
@@ -59,10 +59,10 @@ _NAMES = {"kafka": "Apache Kafka", "redis": "Redis", "inference-server": "Triton
 def train_and_export(
     data: Interactions, past: Interactions, options: DemoOptions, display: Display, clock: Stopwatch
 ) -> Bundle:
-    """Train preset quick on `past`, the first part of `data` by time, and write the bundle.
+    """Train preset quick on `past`, the first part of `data` by time, and write the bundle; report hit rates on the
+    rest.
 
-    Training splits `data` at the same moment, and reports hit rates on the unseen part. With `reuse`, a bundle trained
-    on exactly this past is used unchanged.
+    With `reuse`, a bundle trained on exactly this past is used.
     """
     if options.reuse and (found := _trained_on(past, options.bundle)) is not None:
         display.fact(f"model {found.model_version} was trained on this past before; taken as it is")
@@ -116,6 +116,7 @@ def _trained_on(past: Interactions, path: Path) -> Bundle | None:
 
 
 def make_stack(options: DemoOptions, display: Display) -> Stack:
+    """Return the stack with this demo's bundle."""
     ports = Ports.default(offset=options.port_offset) if options.port_offset else None
 
     def say(part: str, doing: str) -> None:
@@ -186,7 +187,7 @@ def stop(stack: Stack, display: Display) -> None:
 
 
 def import_past(past: Interactions, stack: Stack, display: Display) -> dict[str, str]:
-    """Write the past to the stream, and all users' histories, seen items and states; start LATER. Returns the
+    """Write the past to the stream, and all users' histories, seen items and states; start LATER; return the
     components.
     """
     from services.offline.backfill.jobs import import_interactions

@@ -112,7 +112,6 @@ def _effective(weights: Array, users: npt.NDArray[np.integer]) -> float:
 
 
 def _by_user(values: Array, users: npt.NDArray[np.integer]) -> tuple[Array, Array]:
-    """Each user's sum and number of exposures."""
     dense = np.unique(users, return_inverse=True)[1]
     return np.bincount(dense, weights=values).astype(np.float64), np.bincount(dense).astype(np.float64)
 

@@ -10,7 +10,7 @@ factor of a Dirichlet mixture against the shares is a test martingale, and its i
 from collections.abc import Mapping
 from math import exp, lgamma, log
 
-# One in a thousand false alarms stops an experiment.
+# The rate of false alarms, each of which stops an experiment.
 ALARM = 0.001
 # The mixture's weight on the shares, in users: it finds a share off by a few percent soonest.
 _PRIOR_USERS = 1_000.0

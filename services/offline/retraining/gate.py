@@ -1,8 +1,8 @@
 """Decide whether a new model may replace the serving one: both predict the events after a moment, as in serving.
 
-Each positive event is ranked from its user's earlier events, as of its time, with the bundle's ONNX encoder,
-half-precision states, mixture and item neighbours; unknown users get popular items. The new model is rejected if it may
-lose overall, or loses significantly in a stratum, for example among the few new users (decision 059).
+Each positive event is ranked from its user's earlier events, as of its time, with the whole served bundle; unknown
+users get popular items. It is rejected if it may lose overall, or loses significantly in a stratum, for example among
+the few new users (decision 059).
 
 Letters: E events, B of them at a time, X items of the data.
 """

@@ -53,7 +53,7 @@ def retrain(
     A previous bundle becomes `out`.before.
 
     `settings`: as `run_training` takes them; event schema, attributes and actions default to the serving model's.
-    Returns a report: lineage, verdict, and whether anything was done.
+    Returns lineage, verdict, and whether anything was done.
     Raises: ValueError for data without times, too few events to evaluate on, or a serving model that has trained on
     them; BundleError for an unusable bundle.
     """
@@ -116,7 +116,6 @@ def _check_unseen(serving: Bundle, events: Interactions, first: int) -> None:
 
 
 def _options_of(serving: Bundle) -> dict[str, Any]:
-    """As `run_training` takes them, besides interactions."""
     options: dict[str, Any] = {"actions": bool(serving.encoder.actions)}
     if EVENTS_YAML in serving.manifest.files:
         options["events"] = serving.file(EVENTS_YAML)
@@ -148,7 +147,7 @@ def _lineage(
 
 
 def _noted(path: Path, lineage: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The metrics of a run with this lineage, if any; they have `gate` after the evaluation."""
+    """It has `gate` after the evaluation; None for another lineage."""
     try:
         noted = Manifest.read(path / MANIFEST).metrics.get("retraining")
     except BundleError:

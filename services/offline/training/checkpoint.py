@@ -52,8 +52,8 @@ def save(
 ) -> None:
     """Write a checkpoint and remove older ones.
 
-    `identity`: configuration and data fingerprint; `generators`: random generators' states. `best_weights`: after the
-    epoch with the best validation score, if any.
+    `identity`: configuration and data fingerprint. `best_weights`: after the epoch with the best validation score, if
+    any.
     """
     tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():

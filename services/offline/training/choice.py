@@ -1,6 +1,6 @@
 """Choose the head to train: short trainings of each candidate, evaluated on each user's last training event.
 
-Candidates get equal processor time: a position costs a mixture several times what it costs a dot product. They are
+Candidates get equal processor time, since a position costs a mixture several times as much as a dot product. They are
 evaluated as served, with item neighbours, because a head gets no credit for hits that neighbours find anyway. Of those
 that the best one does not beat significantly, the cheapest to serve is chosen.
 
@@ -39,7 +39,7 @@ class Choice:
     """The chosen candidate; `config` has the epochs that fill the mixture's processor time.
 
     `ndcg_at_10`: of every candidate, on validation. `lead`: NDCG@10 of the best mixture minus that of the best dot
-    product; its interval is over users, not seeds. `cpu_seconds`: cost of the choice.
+    product; its interval is over users, not seeds.
     """
 
     name: str
@@ -88,8 +88,8 @@ def choose(
 ) -> Choice:
     """Train every option on all but each user's last event, and rank those events as served.
 
-    The dearest mixture trains for a third of its epochs, every other option for as many as fill the same processor
-    time, by `cost` (microseconds per position).
+    The dearest mixture trains for a third of its epochs, every other option in the same processor time, by `cost`
+    (microseconds per position).
     Raises: ValueError if no user has three events of which the last counts.
     """
     parts = leave_one_out_split(interactions)

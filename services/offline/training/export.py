@@ -194,7 +194,6 @@ def _server_files(template: Path) -> dict[str, Path]:
 
 
 def _named(files: dict[str, Path], model_version: str, scratch: Path) -> dict[str, Path]:
-    """The files with the model's version in the model configurations."""
     for name in [name for name in files if name.endswith(".pbtxt")]:
         named = scratch / name.replace("/", "-")
         stanza = f'parameters {{ key: "model_version" value: {{ string_value: "{model_version}" }} }}\n'

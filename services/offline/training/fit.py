@@ -147,6 +147,7 @@ def fit_model(
     device: str,
     resume: bool,
 ) -> Fit:
+    """Train, choose the share of item neighbours on reserved events, and measure on held-out ones."""
     with training_progress(console, config.epochs) as listener:
         kept = choosing_rows(divided.train, schema)
         learnt = divided.train.select(np.setdiff1d(np.arange(len(divided.train)), kept, assume_unique=True))
@@ -188,7 +189,7 @@ def _neighbours(
 def _metrics(
     report: TrainReport, neighbours: ItemNeighbours | None, divided: FitSplit, taken: Interactions
 ) -> dict[str, Any]:
-    """Of the model and of baselines trained on positive interactions; empty without test events."""
+    """Baselines are trained on positive interactions; empty without test events."""
     if not len(divided.test_rows):
         return {}
     model = ModelScorer(report.model, report.user_index)

@@ -1,10 +1,10 @@
-"""Both encoders of a text bundle in int8, for processors that multiply bytes (VNNI).
+"""Both encoders of a text bundle in int8, for processors that multiply bytes (VNNI). ONNX Runtime's dynamic
+quantization takes the activations' range from each call, so a query is encoded alone, or its answer depends on the
+others.
 
-ONNX Runtime's dynamic quantization: weights by column, activations by each call's range; so a query is encoded alone,
-or its answer depends on the others. Weights have 7 bits, so that the sum of two byte products fits into 16 and every
-processor computes the same graph. The matrix behind the first layer's GELU stays in float32: outliers there widen the
-range of a whole call (docs/decisions/022-int8-encoders.md has the figures). A graph whose outputs differ from the
-float32 one's is omitted.
+Weights have 7 bits, so that the sum of two byte products fits into 16 and every processor computes the same graph. The
+matrix behind the first layer's GELU stays in float32: outliers there widen a whole call's range
+(docs/decisions/022-int8-encoders.md). A graph whose outputs differ from the float32 one's is omitted.
 """
 
 import tempfile
@@ -122,7 +122,7 @@ def mean_cosine(bundle: TextBundle, part: str, other: Path, *, output: str | Non
 
 
 def _outputs(bundle: TextBundle, part: str, graph: Path, output: str | None) -> FloatArray:
-    """All texts' output rows, (rows, width)."""
+    """(rows, width)"""
     run = session(graph)
     known = {each.name for each in run.get_inputs()}
     found = []

@@ -1,9 +1,9 @@
 """A loss over sampled negatives' mixture-of-logits scores, with its gradients, in one pass over groups of positions.
 
-A position's loss needs only its own K + 1 logits, so nothing of size N * K * G is stored. On a CPU, in float32, it is a
-kernel (`mol_gradients`); elsewhere PyTorch computes it over tiles, with pairs of position and negative along the fast
-axis and component pairs along the slow one, so that the softmax over these is a few long vector operations. Gradients
-are accumulated for a sum of losses with equal weight, as training needs.
+A position's loss needs only its own K + 1 logits, so nothing of size N * K * G is stored. On a CPU, in float32, a
+kernel computes it (`mol_gradients`); elsewhere PyTorch does, over tiles, with component pairs along the slow axis: the
+softmax over these is a few long vector operations. Gradients are accumulated for a sum of losses with equal weight, as
+training needs.
 
 Letters: N positions, R positions per group, g groups of one tile, K negatives, M items, n = g * R * K pairs, P_q, P_x
 components, P = P_q * P_x, d component width, G gate hidden width.
@@ -161,7 +161,7 @@ def _tiles(num_positions: int, group_size: int, together: int) -> Iterator[tuple
 
 
 def _by_kernel(*args: Any) -> tuple[Tensor, list[Tensor]]:
-    """The loss, and its gradients with respect to the first nine arguments."""
+    """With respect to the first nine arguments."""
     rows, target_rows, group_size, tau, gate_dropout, pair_dropout, correction, backward_negatives = args[9:]
     loss, gradients = SampledSoftmax(
         **{name: tensor.contiguous().numpy() for name, tensor in zip(INPUTS, args, strict=False)},
@@ -194,7 +194,7 @@ class _PairNetwork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Tile:
-    """Buffers of one tile, allocated once and reused."""
+    """Allocated once and reused."""
 
     num_groups: int
     num_rows: int
@@ -234,9 +234,7 @@ class _TileInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Gradients:
-    """Gradients, summed over tiles, in the shapes of the inputs. Those of the network's weights include the bias
-    column.
-    """
+    """Summed over tiles, in the inputs' shapes; those of the network's weights include the bias column."""
 
     positive: Tensor
     components: Tensor

@@ -1,8 +1,8 @@
 """Measure the largest length of a new item's state, on items in the training data.
 
-Known items are treated as new: their state is the direction of the sum of three users' query states, and is compared
-with the trained state on the queries of other users who took the item. The length at which both score the same is a
-property of the model (decision 015), so it is measured once, here, and stored in the bundle.
+Known items are treated as new: the sum of three users' query states gives the direction, compared with the trained
+state on the queries of other users who took the item. The length at which both score the same is a property of the
+model (decision 015), measured once and stored in the bundle.
 
 Letters: B users, M positions of a history, n interactions, k items, q queries, P_q query components, P pairs, d width.
 """
@@ -35,12 +35,12 @@ _LEAST = 0.5
 
 
 def measure_new_item_length(model: SequentialModel, interactions: Interactions) -> float | None:
-    """Return the length in [.5, 1] of a new item's components at which it scores like a trained item; None if the data
-    are too few, or users with the same items are no more similar than others.
+    """Return the length in [.5, 1] of a new item's components at which it scores like a trained item; None with too few
+    data, or if users with the same items are no more similar than others.
 
     `interactions`: of the model's items, such as the training data. It uses 24 interactions of each of 1,000 users, and
-    items that at least four of them took, so items count about as often as they are taken. (A uniform draw would give
-    .36 instead of .53 at 8x4x64, too short to be found.) The user-id component is omitted, as for unknown users.
+    items that at least four of them took, so items count about as often as they are taken; a uniform draw gives .36
+    instead of .53 at 8x4x64, too short to be found. The user-id component is omitted, as for unknown users.
     """
     users, items, queries = _taken(model, Histories.of(interactions))
     early, later, owner = _early_and_later(users, items)

@@ -44,9 +44,9 @@ class TrainConfig:
     mutual_information_weight: float = 0.001
     user_norm_weight: float = 0.0
     loss: str = "sampled-softmax"
-    # Of logits; a group's positions share negatives, so more groups: more distinct negatives a step.
+    # A group's positions share negatives: more groups give more distinct negatives a step.
     groups_per_tile: int = 1
-    # Of `learning_rate`, for the head's projections and for its gate.
+    # Factors of `learning_rate`, for the head's projections and for its gate.
     head_rate: float = 1.0
     gate_rate: float = 1.0
     # 0: a mixture's query component p starts as item component p mod P_x; else all start as one map plus this noise.

@@ -132,8 +132,8 @@ def run_training(
 
     `interactions` and `catalogue` replace `dataset` and its file of items. `events`: a file with the meaning of event
     types, for this bundle; None: the default, with the scales of the data's values. `table`: how to read a table, and
-    the file of items. `actions`: the encoder reads each event's action. A console shows a progress bar with positions/s
-    and loss, and a final table. Checkpoints are stored next to `out` until the bundle is written.
+    the file of items. `actions`: the encoder reads each event's action. Checkpoints are stored next to `out` until the
+    bundle is written.
     Raises: ValueError for unknown names or unusable data; OSError if `out` cannot be written or is not a bundle, before
     training; ExportError.
     """
@@ -290,7 +290,7 @@ def _plain(choice: Choice) -> dict[str, Any]:
 
 
 def _with_lines(text: str, lines: Mapping[str, str]) -> str:
-    """The text of an `events.yaml` in which `lines` replace or add the lines of these types."""
+    """`lines` replace or add these types' lines in the text of an `events.yaml`."""
     kept = [line for line in text.splitlines() if line.strip().partition(":")[0] not in lines]
     begin = kept.index("types:") + 1
     return "\n".join([*kept[:begin], *(f"  {line}" for line in lines.values()), *kept[begin:], ""])

@@ -24,8 +24,7 @@ def sampled_softmax(positive: Tensor, negatives: Tensor, correction: float) -> t
 
 
 def log_q_correction(num_items: int, num_negatives: int) -> float:
-    """Return the correction that makes the sampled softmax over K uniform negatives an estimate of that over all X
-    items.
+    """Return the correction with which K uniform negatives estimate the softmax over all X items.
 
     Each negative represents (X - 1) / K items (Bengio and Senecal, 2008, with a constant proposal distribution).
     """

@@ -11,8 +11,8 @@ import torch
 def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
     """Seed PyTorch's generators for a block, and restore the caller's.
 
-    On the CPU it also fixes the order of additions: otherwise two threads add gradients of embeddings in the order of
-    arrival. That costs nothing (ml-latest-small, `quick`). On CUDA some operators have no such form.
+    On the CPU it also fixes the order of additions, at no cost: otherwise two threads add gradients of embeddings in
+    the order of arrival. On CUDA some operators have no such form.
     """
     mode: Any = torch.utils.deterministic
     was, filled = torch.are_deterministic_algorithms_enabled(), mode.fill_uninitialized_memory

@@ -1,10 +1,9 @@
 """Histories as training batches, with little padding.
 
-Each epoch cuts every user's history into windows that start on the grid of the window rule (multiples of L/4, at a new
-offset per epoch), so that each event but a user's first is predicted exactly once. Windows of similar length share a
-batch. (seed, epoch) determines everything, so an epoch can be resumed at any batch. A small share of the inputs, never
-of the targets, is replaced by hash buckets: the rows for items unknown to training. A tenth of the actions is replaced
-by row 0, the row for actions unknown to training.
+Each epoch cuts histories into windows that start on the grid of the window rule (multiples of L/4, at a new offset per
+epoch), so that each event but a user's first is predicted exactly once. Windows of similar length share a batch. (seed,
+epoch) determines everything, so an epoch can be resumed at any batch. A few inputs, never targets, are replaced by hash
+buckets, the rows for items unknown to training, and a tenth of the actions by row 0, for unknown ones.
 
 Letters: B windows in a batch, L longest window in it, N positions to predict.
 """
@@ -30,7 +29,7 @@ _BATCHES_PER_POOL = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Histories:
-    """Every user's events, oldest first, one user after the other: user u's are [offsets[u], offsets[u + 1]).
+    """Every user's events, oldest first: user u's are [offsets[u], offsets[u + 1]).
 
     actions (N,) and outcomes (N,) as in `Interactions`, or None.
     """

@@ -39,8 +39,6 @@ def write_step_onnx(model: SequentialModel, path: Path) -> None:
 
 
 class _StepGraph(nn.Module):
-    """The model with the step's exported signature."""
-
     def __init__(self, model: SequentialModel) -> None:
         super().__init__()
         self.model = model
@@ -66,7 +64,7 @@ class _StepGraph(nn.Module):
 
 
 def _signature(model: SequentialModel) -> tuple[dict[str, Any], dict[str, Any], list[str], list[str]]:
-    """Return example inputs, their dynamic axes, and the names of inputs and outputs in the graph's order."""
+    """Example inputs, their dynamic axes, and names of inputs and outputs in the graph's order."""
     shape = model.encoder_shape
     blocks = range(shape.num_blocks)
     # Sizes that differ and are neither 0 nor 1: the exporter takes no axis for a constant or another.

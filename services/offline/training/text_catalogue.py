@@ -167,7 +167,7 @@ def _texts(bundle: Bundle, seed: int) -> CatalogueTexts:
 
 
 def _export(out: Path, progress: Progress, write: Callable[..., TextBundle], texts: CatalogueTexts) -> dict[str, Any]:
-    """Write a part over the catalogue's documents, checked on some queries."""
+    """The part is checked on some of the catalogue's queries."""
     progress("export", 0, 1, float("nan"))
     queries = [text for text, _ in texts.pairs[:_CHECKED_QUERIES]]
     written = write(item_ids=texts.item_ids, texts=texts.texts, queries=queries)

@@ -22,7 +22,7 @@ from services.offline.training.sequences import Histories
 
 # Users shown side by side, events of each history, answers of each bundle.
 PEOPLE, _HISTORY, _ANSWERS = 20, 3, 5
-# On the p-value (Holm) of a segment.
+# A segment differs if its p-value (Holm) is below this.
 LEVEL = 0.05
 
 _AS_USUAL = TableOptions()
@@ -93,7 +93,7 @@ def _require_one_catalogue(a: Bundle, b: Bundle) -> None:
 
 
 def _people(bundle: Bundle, data: Any, ranked: dict[str, RankedEvents]) -> list[dict[str, Any]]:
-    """For evenly spread users, the last predicted event: history, item taken, each bundle's answers."""
+    """The last predicted event of evenly spread users."""
     histories, users = Histories.of(data), ranked["a"].users
     last = np.flatnonzero(np.append(np.diff(users) != 0, True))
     chosen = last[np.linspace(0, len(last) - 1, min(PEOPLE, len(last))).astype(np.int64)]

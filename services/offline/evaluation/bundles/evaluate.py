@@ -24,10 +24,10 @@ from services.offline.evaluation.engine.served_scorer import ServedScorer
 from services.offline.evaluation.engine.strata import strata
 
 MODEL = "model"
-# EASE, which inverts a matrix of items by items, is omitted above it.
+# EASE, which inverts a matrix of items by items, is omitted above this.
 EASE_SECONDS = 30.0
 _PROBE_ITEMS = 512
-# Of a reported kind.
+# The fewest events of a reported kind.
 MIN_EVENTS = 30
 
 _AS_USUAL = TableOptions()
@@ -137,7 +137,7 @@ def _rows(split: MeasuredSplit, ranked: Mapping[str, RankedEvents]) -> Any:
 def beyond_accuracy(split: MeasuredSplit, ranked: RankedEvents) -> dict[str, float | None]:
     """Return measures of the first ten of every event. `coverage`: the share of the catalogue among them; `novelty`:
     the mean of -log2 of an item's share of the training events plus one; `popularity_bias`: their mean number of
-    training events over that of the taken items (above 1: more popular ones), None if that is 0.
+    training events over that of the taken items, None if that is 0.
     """
     counts = split.train.item_counts().astype(np.float64)
     assert ranked.first is not None

@@ -42,7 +42,7 @@ def inspect(path: Path) -> dict[str, Any]:
 
 
 def _nearest(bundle: Bundle) -> list[dict[str, Any]]:
-    """Of the most popular items, by the mean cosine of components."""
+    """By the mean cosine of components."""
     vectors = unit(bundle.item_states.components).reshape(bundle.num_items, -1).astype(np.float32)
     count = min(NEAREST, bundle.num_items - 1)
     rows = []

@@ -129,7 +129,6 @@ def _part(bundle: Bundle, given: Interactions) -> tuple[IntArray, IntArray, str]
 
 
 def _rows_read(bundle: Bundle, given: Interactions) -> IntArray:
-    """Of the events that the bundle's encoder reads."""
     numbered = replace(given, timestamps=np.arange(len(given), dtype=np.int64))
     names = bundle.encoder.actions
     read = numbered.with_actions(bundle.event_schema, names)[0] if names else numbered.encoded(bundle.event_schema)
@@ -137,7 +136,7 @@ def _rows_read(bundle: Bundle, given: Interactions) -> IntArray:
 
 
 def _as_trained(trained_on: dict[str, Any], read: Interactions) -> tuple[IntArray, IntArray, str] | None:
-    """Training rows, held-out rows, and their description; None for other data."""
+    """None for other data than the bundle's."""
     if trained_on.get("split") == LEAVE_ONE_OUT:
         parts = leave_one_out_split(read)
         learnt, held_out, what = parts.refit_rows, parts.test_rows, "judged by each user's last event."

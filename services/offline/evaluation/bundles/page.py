@@ -25,7 +25,6 @@ def page(report: Report) -> str:
 
 
 def _scorers(report: Report) -> bytes:
-    """Plot HR@10 and NDCG@10 by scorer, with intervals."""
     drawn = io.BytesIO()
     names = [row["name"] for row in report["rows"]]
     with panels(drawn, 1, 2, size=(4.6, 0.9 + 0.4 * len(names))) as both:
@@ -40,7 +39,6 @@ def _scorers(report: Report) -> bytes:
 
 
 def _segments(report: Report) -> bytes:
-    """Plot HR@10 of the model and the best baseline by segment, with intervals."""
     drawn, rows = io.BytesIO(), report["segments"]
     names = [f"{row['question']}: {row['segment']}" for row in rows]
     with panels(drawn, 1, 1, size=(9.2, 1 + 0.34 * len(rows))) as one:

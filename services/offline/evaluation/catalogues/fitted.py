@@ -3,8 +3,8 @@
 QUICK: preset quick on MovieLens-1M, HR@10 .245 (4x2x32, G 64), well trained. PAPER, the default: components of preset
 ml-1m (8x4x64, after 4 of its 101 epochs, HR@10 .205), whose eight views agree more than QUICK's four (pair correlation
 .53 against .17); item and query gates of QUICK, since ml-1m's hardly vary yet (item gate sd .019); the pair network's
-two scales are near the means of both models'. About nine such combinations were compared with the paper's Table 5 at
-the Books shape, and the nearest was kept. Share of the top 100 found with nearly these constants, 5 queries:
+two scales are near the means of both models'. Of about nine such combinations this was nearest to the paper's Table 5
+at the Books shape. Share of the top 100 found with nearly these constants, 5 queries:
 
     TopKAvg 200, 500, 1000, 2000, 4000        .65, .89, .97, 1.0, 1.0   the paper's own model, as relative hit
     TopKPerEmbedding 5, 50, 100               .18, .72, .89             rates: .77 .88 .94 .97 .99, .40 .90 .96

@@ -1,8 +1,8 @@
 """Catalogues and queries at any shape whose score and gate distributions are those of a trained model.
 
 Isotropic noise would make every heuristic look bad: its cosines are independent. In a trained model half the variance
-of scores is popularity, tastes have a steep spectrum, an item's components are several views of one latent vector, and
-the gate moves weight between pairs as the average cosine rises. The construction:
+of scores is popularity, tastes have a steep spectrum, an item's components are views of one latent vector, and the gate
+moves weight between pairs as the average cosine rises. The construction:
 
     item    z = (level + sqrt(l_0) u, sqrt(l_i) e_i)   u popularity by quantiles, e_i clusters and noise, l power law
     query   y = (1, sqrt(m_i) e_i), scaled             all queries share the first axis
@@ -111,6 +111,7 @@ class World:
 
 
 def make_items(world: World, count: int) -> ItemStates:
+    """Return X item states."""
     shape = world.shape
     components = np.empty((count, shape.num_item_components, shape.component_width), dtype=np.float32)
     gate = np.empty((count, shape.num_pairs), dtype=np.float32) if shape.gated else None
@@ -152,6 +153,7 @@ def _make_chunk(world: World, number: int, components: FloatArray, gate: FloatAr
 
 
 def make_queries(world: World, count: int) -> QueryStates:
+    """Return B query states."""
     shape = world.shape
     rng = np.random.default_rng([world.seed, _QUERIES])
     unit = rng.standard_normal((count, len(world.query_scales)), dtype=np.float32)

@@ -17,7 +17,7 @@ from services.offline.evaluation.common.timing import Times
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """Per second, with PyTorch's current number of threads."""
+    """Rates per second, with PyTorch's current number of threads."""
 
     multiply_adds: float
     exponentials: float
@@ -59,7 +59,7 @@ def measure_rates() -> Rates:
 
 
 def full_scores(shape: Shape, *, num_queries: int, num_items: int) -> Work:
-    """s of every pair of B queries and X items, items read once.
+    """Work of scoring every pair of B queries and X items; items are read once.
 
     P d + 2 G P multiply-adds a pair; G exponentials for the hidden SiLU, P for the outer one, P for the softmax.
     """
@@ -73,14 +73,14 @@ def full_scores(shape: Shape, *, num_queries: int, num_items: int) -> Work:
 
 
 def pool_scores(shape: Shape, *, num_queries: int, pool: float) -> Work:
-    """s of each query's own pool, read in full."""
+    """Work of scoring each query's own pool; no item is shared."""
     return full_scores(shape, num_queries=1, num_items=1).times(num_queries * pool)
 
 
 def searched(
     shape: Shape, scans: Sequence[Callable[..., Work]], *, num_queries: int, num_items: int, pool: float
 ) -> Work:
-    """First passes over all items, then s of each query's mean pool; without a first pass, s of everything."""
+    """Work of first passes over all items and of scoring each mean pool; without one, of scoring everything."""
     if not scans:
         return full_scores(shape, num_queries=num_queries, num_items=num_items)
     work = pool_scores(shape, num_queries=num_queries, pool=pool)
@@ -90,7 +90,7 @@ def searched(
 
 
 def pair_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:
-    """Every pair's cosine: the first pass of TopKPerEmbedding."""
+    """Work of every pair's cosine, the first pass of TopKPerEmbedding."""
     floats = shape.num_item_components * shape.component_width
     return Work(
         multiply_adds=num_queries * num_items * shape.num_pairs * shape.component_width,
@@ -100,7 +100,7 @@ def pair_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:
 
 
 def average_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:
-    """One averaged dot product per item: the first pass of TopKAvg."""
+    """Work of one averaged dot product per item, the first pass of TopKAvg."""
     return Work(
         multiply_adds=num_queries * num_items * shape.component_width,
         exponentials=0,

@@ -40,8 +40,8 @@ class Baseline(Protocol):
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> FloatArray:
         """Score every item as the one at place events[b] of users[b]: (B, X), higher is better.
 
-        `histories` must have the vocabulary of `train`. It reads histories.items[offsets[u]:events[b]] and the
-        request's time histories.times[events[b]], nothing later. Every event needs one before it.
+        `histories` must have the vocabulary of `train`, and every event needs one before it. Only
+        histories.items[offsets[u]:events[b]] and the request's time histories.times[events[b]] are read.
         """
 
 
@@ -118,7 +118,7 @@ class ServedNeighbours:
 
 @dataclass(kw_only=True)
 class ItemKnn:
-    """Item-kNN: an item's score sums its similarity to the history's items.
+    """Item-kNN: the sum of an item's similarities to the history's items.
 
     Similarities are `implicit`'s ("cosine", "tf-idf" or "bm25" weights), the `neighbours` nearest of each item. The
     item r places back has the weight recency^r (1 weighs all equally). Items without a neighbour follow by popularity.
@@ -219,9 +219,7 @@ class SessionNeighbours:
         return np.asarray(np.bincount(voted, weights=voters[owners], minlength=len(self._idf)) * self._idf)
 
     def _sessions(self, train: Interactions) -> tuple[IntArray, IntArray, int]:
-        """Return session number and item of each event, and the number of sessions; a later session has a higher
-        number.
-        """
+        """Session number and item of each event, and the number of sessions; later sessions have higher numbers."""
         rows, _ = train.by_user()
         users, times = train.users[rows], train.timestamps[rows]
         begins = np.ones(len(rows), dtype=bool)

@@ -1,8 +1,7 @@
-"""Is one arm better than another? Differences paired by event, with intervals over events and seeds. Users are sampled
-and trainings seeded.
+"""Is one arm better than another? Differences paired by event, with intervals over events and seeds.
 
-The pigeonhole bootstrap (Owen, "The pigeonhole bootstrap", Annals of Applied Statistics 1(2), 2007) draws both,
-independently, so an interval covers both; with a single seed, users alone.
+The pigeonhole bootstrap (Owen, "The pigeonhole bootstrap", Annals of Applied Statistics 1(2), 2007) draws users and
+seeds independently, so an interval covers both; with a single seed, users alone.
 
 Letters: S seeds, E events, R replicates.
 """

@@ -23,7 +23,7 @@ _COVERAGE_DEPTH = 10
 
 
 class EventScorer(Protocol):
-    """A model or a baseline."""
+    """Scores the catalogue as a user's next item: a model or a baseline."""
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
         """Return (B, X) scores, higher is better, from histories.items[histories.offsets[users[b]] : events[b]] and the
@@ -60,7 +60,7 @@ class RankedEvents:
 
 
 def counting(interactions: Interactions, rows: IntArray, schema: EventSchema) -> IntArray:
-    """Return the positive rows: no exposure, neutral event, rejection or low rating.
+    """Return the positive rows.
 
     Training, evaluation and the retraining gate all choose the events to predict by it.
     """

@@ -1,8 +1,7 @@
 """Every generated identifier is in the catalogue: random and adversarial queries, with inserts and deletes between.
 
-A plain dictionary of the present catalogue checks answers: the text is the identifier's, its phrases are those it was
-built from, its items are its own and allowed, and its score is the best assignment of its phrases. The same query must
-find an identifier after its insert, and not after its delete.
+A plain dictionary of the present catalogue checks answers: their text, phrases, items and score, the best assignment of
+their phrases.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,7 @@
 """`freshet bench generation`: the cost of identifiers as the vocabulary grows, next to full softmax and approximations.
 
-Does PIXAR's shortlist keep latency flat from 128 thousand to 5 million phrases, and what does it lose? One query at a
-time, one thread, one int8 output layer for all methods; each finds its tokens, scores them at every position and
-decodes over the same trie of a million identifiers.
+One query at a time, one thread, one int8 output layer for all methods; each finds its tokens, scores them at every
+position and decodes over the same trie of a million identifiers.
 
 Letters: V vocabulary size, D width, s positions, U tokens scored, K results.
 """
@@ -221,7 +220,6 @@ def _methods(world: PhraseWorld, full: WholeVocabulary, seed: int, say: Say) -> 
 
 
 def _cells(world: PhraseWorld, count: int, seed: int) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """k-means cells of a sample, and every row's cell by Euclidean distance."""
     layer, size = world.layer, world.shape.num_tokens
     chosen = np.sort(np.random.default_rng(seed).integers(0, size, size=min(size, 30 * count)))
     sample = torch.from_numpy(layer.decoded_rows(chosen))

@@ -21,18 +21,18 @@ Tokens = npt.NDArray[np.int32]
 
 
 class TokenSource(Protocol):
-    """For a query x (1 + s, D): ascending, including [PAD]."""
+    """Tokens worth scoring for a query x (1 + s, D): ascending, including [PAD]."""
 
     @property
     def nbytes(self) -> int:
-        """In addition to the output layer's."""
+        """Bytes in addition to the output layer's."""
         ...
 
     def tokens(self, x: Floats) -> Tokens: ...
 
 
 class WholeVocabulary:
-    """Full softmax."""
+    """Every token: the full softmax."""
 
     nbytes = 0
 
@@ -44,7 +44,7 @@ class WholeVocabulary:
 
 
 class ShortlistTokens:
-    """Of the k nearest sets of x_0."""
+    """The union of the k nearest sets of x_0."""
 
     def __init__(self, shortlist: Shortlist, sets: int) -> None:
         self._shortlist, self._sets = shortlist, sets
@@ -61,7 +61,7 @@ class LowRank:
     """SVD-softmax: products over the `window` leading directions; rescore the N best of each position."""
 
     def __init__(self, layer: OutputLayer, *, window: int, taken: int) -> None:
-        """Of the rows' second moments; previews are in int8. Cost: V D (D + window)."""
+        """The directions are of the rows' second moments; previews are in int8. Cost: V D (D + window)."""
         if not 1 <= window <= layer.width:
             raise ValueError(f"window={window} allowed: 1 to {layer.width}")
         moments = np.zeros((layer.width, layer.width))
@@ -111,8 +111,7 @@ _SAMPLED = 1 << 15
 def best_of_each(scores: Floats, taken: int) -> Tokens:
     """Return about the `taken` best tokens of each position, and [PAD]: scores (s, V), a view of (V, s) -> (U,).
 
-    For a large V every V / 32,768th token gives a position's threshold: exact selection from columns would cost more
-    than the scores.
+    For a large V every V / 32,768th token gives the threshold: exact selection would cost more than the scores.
     """
     by_token = scores.T
     step = max(1, len(by_token) // _SAMPLED)

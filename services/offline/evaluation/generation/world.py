@@ -1,8 +1,8 @@
 """A phrase model of any vocabulary size without training: weights, identifiers, queries and a fitted shortlist.
 
-With millions of phrases training is too expensive; decoding's cost depends on the weights' spectrum and on the queries'
-clustering around topics, so both come from real data: a phrase's row is .8, .7 and .3 times three rows of MiniLM's
-word-piece embeddings (its topic's word, a frequent word, a rare one). Report rows called `synthetic` use it.
+Training with millions of phrases is too expensive, and decoding's cost depends on the weights' spectrum and on the
+queries' clustering around topics. Both come from real data: a phrase's row is .8, .7 and .3 times three rows of
+MiniLM's word-piece embeddings (its topic's word, a frequent word, a rare one). Report rows called `synthetic` use it.
 
 Letters: V vocabulary size, D width (384), s positions, I identifiers, m vectors, r tokens of a set, N queries.
 """

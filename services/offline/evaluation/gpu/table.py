@@ -2,9 +2,9 @@
 times.
 
 It needs only a checkout, NumPy, PyTorch, Triton, typer and rich. Milliseconds are CUDA events around the device's part
-of a search; `end_to_end_ms` is the wall clock of `search` with NumPy in and out. Recall is against an exact answer
-computed without these kernels (float32 by PyTorch, float64 for close scores), on synthetic catalogues. A failed row
-reports its error; the others are measured.
+of a search; `end_to_end_ms` is its wall clock with NumPy in and out. Exact answers are computed without these kernels
+(float32 by PyTorch, float64 for close scores), on synthetic catalogues. A failed row reports its error; the others are
+measured.
 
 Letters: X items, B queries, K = 100 results.
 """
@@ -148,14 +148,14 @@ def shape_rows(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
+    """The measured device, its rates, and a clock that waits for it."""
+
     device: torch.device
     rates: CardRates
     clock: Clock
 
 
 class _Run:
-    """One shape: its scene, its exact answers, and the rows measured against them."""
-
     def __init__(self, shape: Shape, card: Card, batches: Sequence[int], *, seed: int, quick: bool, say: Say) -> None:
         self._shape, self._card, self._batches, self._say = shape, card, batches, say
         self._repeats = 8 if quick else _REPEATS

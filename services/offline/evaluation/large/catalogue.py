@@ -17,7 +17,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStat
 from services.offline.bundles.model import BundleContent, write_bundle
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 
-_NOISE = 0.1 * 32**0.5  # a copy of length 1 has a cosine of about .87 with its original
+_NOISE = 0.1 * 32**0.5  # norm, for components of length 1: a copy's cosine with its original is about .87
 _HISTORY = 50
 _CHUNK = 200_000
 _PREFIX, _DIGITS = b"synthetic-", 8
@@ -29,7 +29,7 @@ def enlarged(
     """Write a bundle of `num_items` synthetic items to `path`, with the head and gate of `bundle`, without an encoder.
 
     width: each component's coordinates, by default all. coded: with codebooks for `anisotropic`; for 100 million items
-    they take minutes. The arrays are in files next to `path` meanwhile.
+    they take minutes.
     """
     generator = np.random.default_rng(seed)
     trained, head = bundle.item_states, bundle.manifest.head
@@ -69,7 +69,6 @@ def _on_disk(path: Path, name: str, shape: tuple[int, ...]) -> FloatArray:
 
 
 def _numbered(count: int) -> Strings:
-    """synthetic-00000000 and so on."""
     ids = np.empty((count, len(_PREFIX) + _DIGITS), np.uint8)
     ids[:, : len(_PREFIX)] = np.frombuffer(_PREFIX, np.uint8)
     rows = np.arange(count, dtype=np.int32)

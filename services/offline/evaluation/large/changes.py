@@ -26,9 +26,7 @@ _TRUTH = "brute_force"
 
 @dataclass(frozen=True, slots=True)
 class Changing:
-    """Search times before and during the changes; applied changes per second; recall of brute force's top K at the
-    end.
-    """
+    """Search times before and during changes; changes per second; recall of brute force's top K at the end."""
 
     before: Times
     while_changing: Times

@@ -1,7 +1,7 @@
 """The cost of a proven gap: searches that request a gap of 0, .01 and .05, next to `exact` and an unproven pool.
 
-Answers come from the handler of the candidates process, which chooses the algorithm and deepens the search. Brute force
-over the same version checks whether the best omitted item scores within the proven gap.
+The handler of the candidates process answers, and brute force checks whether the best omitted item scores within the
+proven gap.
 """
 
 import time

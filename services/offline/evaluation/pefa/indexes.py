@@ -41,7 +41,7 @@ class Retriever(Protocol):
 
 
 class VectorIndex(ABC):
-    """Searched by inner product."""
+    """Vectors searched by inner product."""
 
     @property
     @abstractmethod

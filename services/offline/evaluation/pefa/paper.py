@@ -51,6 +51,7 @@ class Pairs:
 
     @property
     def query_rows(self) -> Rows:
+        """The training query of each pair."""
         return np.repeat(np.arange(self.num_queries), np.diff(self.starts))
 
 

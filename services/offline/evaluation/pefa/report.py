@@ -25,7 +25,7 @@ Row = dict[str, Any]
 _FOLDER = Path(__file__).parent
 
 TITLES = {"scifact": "SciFact", "medquad": "MedQuAD"}
-# Choose lambda and k.
+# The recalls that choose lambda and k.
 DECIDED_BY = {"scifact": ("recall@10", "recall@100"), "medquad": ("recall@1", "recall@10")}
 # For comparisons with other numbers.
 _NOTES = {
@@ -60,7 +60,7 @@ def plot(report: dict[str, Any], out: Path) -> None:
 
 
 def plot_sweep(rows: Sequence[Row], path: Path) -> None:
-    """Recall over lambda, by set and deciding recall: XS, and XL at the paper's three k."""
+    """Plot recall over lambda, by set and deciding recall: XS, and XL at the paper's three k."""
     wanted = [(data, name) for data in _sets(rows) for name in DECIDED_BY[data]]
     with panels(path, 1, len(wanted), size=(4.2, 3.6)) as drawn:
         for panel, (data, name) in zip(drawn[0], wanted, strict=True):
@@ -75,7 +75,7 @@ def plot_sweep(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_shares(rows: Sequence[Row], path: Path) -> None:
-    """The paper's Figure 3: recall above, megabytes below, over the share of training pairs."""
+    """Plot the paper's Figure 3: recall above, megabytes below, over the share of training pairs."""
     with panels(path, 2, len(_sets(rows)), size=(5.5, 3)) as drawn:
         for column, data in enumerate(_sets(rows)):
             name = next(iter(DECIDED_BY[data]))
@@ -166,7 +166,7 @@ def _rows_of(data: TextSet, request: Request) -> list[Row]:
 
 
 def _chosen_row(data: TextSet, setting: Setting, found: Mapping[Setting, Recalls]) -> Row:
-    """Recalls of all test queries, with gain and interval, and of those whose text is not a training query's."""
+    """Of all test queries, with gain and interval, and of those whose text is not a training query's."""
     own, alone = found[setting], found[ENCODER]
     row = {"table": "chosen", "data": data.name, "queries": len(data.test), **_described(setting), **_means(own)}
     row |= {"unseen_queries": int(data.unseen.sum())}
@@ -179,7 +179,7 @@ def _chosen_row(data: TextSet, setting: Setting, found: Mapping[Setting, Recalls
 
 
 def _share_rows(data: TextSet, settings: Mapping[str, Setting], *, seeds: Sequence[int], request: Request) -> list[Row]:
-    """Recall by share of training pairs (Figure 3), mean and deviation over samples, for the chosen lambda and k."""
+    """Figure 3: mean and deviation over samples, for the chosen lambda and k."""
     out = []
     wanted = {"xs": settings["xs"], "xl": settings["xl"]}
     for share in SAMPLED_SHARES:

@@ -65,8 +65,8 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Return one row per index and method, as in the paper's Table 6, with recall.
 
-    Times are processor time of all threads, which excludes waits on a busy machine. Builds use up to two threads;
-    queries run one at a time on one, alternating between indexes; PyTorch then has one.
+    Times are processor time of all threads: they exclude waits on a busy machine. Builds use up to two threads; queries
+    run one at a time on one, alternating between indexes; PyTorch then has one.
     """
     built: dict[tuple[str, str], Retriever] = {}
     building = Times()

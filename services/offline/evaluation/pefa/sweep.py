@@ -1,7 +1,7 @@
 """lambda and k of PEFA on text: recall over a grid by exact search, and the choice on held-out training queries.
 
-Scores come from paper.py. Equation 8 has two readings for a document without feedback: as printed, its vector is
-multiplied by lambda; as served, it does not change. Test queries are never used here.
+Equation 8 has two readings for a document without feedback: its vector is multiplied by lambda (printed), or does not
+change (served). Test queries are never used here.
 
 Letters: n documents, m training queries, B queries asked, d width, k neighbours.
 """
@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """As tables show it."""
+        """The setting as tables show it."""
         if self.method == "encoder":
             return "encoder alone"
         form = ", as printed" if self.printed else ""
@@ -101,8 +101,8 @@ def measured(
 def chosen(
     data: TextSet, settings: Sequence[Setting], *, seed: int, say: Callable[[str], None] = lambda line: None
 ) -> dict[tuple[Method, bool], Setting]:
-    """Return each method's (and reading's) best setting on held-out training queries: the largest mean of the set's two
-    recalls; among equals the larger lambda, then the smaller k.
+    """Return each method's (and reading's) best setting on held-out training queries: by the mean of the set's two
+    recalls, then the larger lambda, then the smaller k.
     """
     totals = dict.fromkeys(settings, 0.0)
     per_fold = len(data.train) / _FOLDS

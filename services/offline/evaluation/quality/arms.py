@@ -11,7 +11,7 @@ from typing import Any
 
 from services.offline.training.presets import TrainConfig, with_dot_head, with_sasrec, with_wide_dot_head
 
-# That are fields of `TrainConfig`.
+# A trial's settings that are fields of `TrainConfig`.
 _FIELDS = ("loss", "num_negatives", "groups_per_tile", "head_rate", "gate_rate", "start_noise")
 
 
@@ -37,14 +37,14 @@ class Trial:
 
     @property
     def text(self) -> str:
-        """For a table: the loss, its negatives, and values that are not the default."""
+        """The setting for a table: the loss, its negatives, and values that are not the default."""
         parts = [self.loss if self.loss == "full-softmax" else f"{self.loss}, {self.num_negatives} negatives"]
         parts += ["more dropout"] if self.regularised else []
         others = (one for one in fields(self)[3:] if getattr(self, one.name) != one.default)
         return ", ".join([*parts, *(f"{one.name.replace('_', ' ')} {getattr(self, one.name):g}" for one in others)])
 
     def applied(self, config: TrainConfig) -> TrainConfig:
-        """Return the configuration with this trial's settings. A gate or pair dropout above 0 replaces the preset's."""
+        """Return the configuration with this trial's settings; a gate or pair dropout above 0 replaces the preset's."""
         kept = config.dropouts
         kept = replace(kept, gate=self.gate_dropout or kept.gate, pair=self.pair_dropout or kept.pair)
         return replace(

@@ -52,12 +52,13 @@ class Finished:
 
 
 class Store:
-    """By name: `name`.json and, for final runs, `name`.npz."""
+    """Finished runs by name: `name`.json and, for final runs, `name`.npz."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def get(self, name: str) -> Finished | None:
+        """Return a finished run, if any."""
         path = self.folder / f"{name}.json"
         if not path.exists():
             return None

@@ -1,4 +1,4 @@
-"""The whole comparison: its data, splits and seeds, the order of its runs, and the results of the finished runs.
+"""The whole comparison: its data, splits and seeds, the order of its runs, and their results.
 
 Every arm and every baseline tunes itself on validation, then ranks the test events once per seed. At the time limit the
 work ends; the next call continues. The report counts missing runs. A section of an earlier report, possibly from
@@ -42,10 +42,10 @@ _SHORTER, _NEIGHBOURS = "short", "neighbours"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredData:
-    """One data set of the table; the first split is the primary one, `seeds` counts final runs.
+    """One data set of the table. The first split is the primary one; `seeds` counts final runs.
 
-    `variant` distinguishes entries of one data set. `setting`: of all arms, untuned. `settings_of`: use the settings
-    that this set's trials chose. `epochs`: of final runs.
+    `variant` distinguishes entries of one data set. `setting`: all arms use it, untuned. `settings_of`: another set,
+    whose trials chose the settings. `epochs`: of final runs.
     """
 
     name: str
@@ -60,6 +60,7 @@ class MeasuredData:
 
     @property
     def key(self) -> str:
+        """The name by which it is requested."""
         return f"{self.name}-{self.variant}" if self.variant else self.name
 
     def tuned_on(self, split: str) -> tuple[str, str]:
@@ -124,7 +125,7 @@ class OutOfTime(Exception):
 def plan_for(data: MeasuredData, train: Interactions) -> Plan:
     """Return preset `quick` with a million positions a trial and 2.5 million a final run.
 
-    Short histories use larger batches: with seven events each, 128 sequences instead of 32 halve the processor time.
+    Short histories use larger batches, which halve the processor time.
     """
     positions = Histories.of(train).num_positions
     sequences = int((train.user_counts() > 1).sum())
@@ -150,6 +151,7 @@ class Work:
     commit: str | None = None
 
     def earlier_of(self, key: str, split: str) -> dict[str, Any] | None:
+        """Return this split's earlier section, if any."""
         return next((dict(one) for one in self.earlier if (one["data"], one["split"]) == (key, split)), None)
 
     def check_time(self) -> None:
@@ -228,9 +230,7 @@ class _Comparison:
         self._done(self.store, f"{name}/final-0", lambda: run(settings, is_final=True))
 
     def tuned(self, arm: Arm) -> Trial:
-        """Return the data's fixed setting, or the best on validation, with one seed, of those that the plan's time
-        allows.
-        """
+        """The data's fixed setting, or the best on validation, with one seed, of those that the plan's time allows."""
         if self.data.setting is not None:
             return self.data.setting
         begun = self.store.get(f"{arm.name}/final-0")
@@ -248,7 +248,6 @@ class _Comparison:
         return tune(arm.changes, self.plan.tuning_seconds, tried)
 
     def _expected_seconds(self, arm: Arm, trial: Trial) -> float:
-        """Estimate a trial's processor time from its first batches."""
         self.work.check_time()
         positions = Histories.of(self.split.train).num_positions * self.plan.trial_epochs
         return (
@@ -256,13 +255,13 @@ class _Comparison:
         )
 
     def final(self, arm: Arm, trial: Trial, seed: int, *, served: bool = False) -> None:
-        """Do a final run; `served`: with item neighbours, as a bundle serves it."""
+        """`served`: with item neighbours, as a bundle serves it."""
         name = f"{arm.name}/final-{seed}"
         served_name = f"{arm.name}/{_NEIGHBOURS}-{seed}" if served else name
         self._trained(served_name, arm, trial, seed=seed, is_final=True, of=name)
 
     def shorter_mixture(self) -> None:
-        """Train the best mixture again, alone and as served, in at most the processor time of the best dot product."""
+        """Train the best mixture again, alone and as served, in at most the best dot product's processor time."""
         finals = finals_of(self.store)
         mixture, dot = best_arm(finals, mixtures=True), best_arm(finals, mixtures=False)
         if mixture is None or dot is None:
@@ -377,9 +376,8 @@ def values_of(runs: Sequence[Finished], metric: str) -> np.ndarray[tuple[int, in
 
 
 def report(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = None) -> dict[str, Any]:
-    """Return the results of the finished runs: a section per split, earlier ones first.
-
-    An earlier section is used if it has at least as many runs, or if its data was not requested.
+    """Return a section of results per split. An earlier section is used if it has at least as many runs, or if its data
+    was not requested.
     """
     measured: dict[tuple[str, str], dict[str, Any]] = {}
     for one in data:
@@ -543,7 +541,7 @@ def correct(sections: Sequence[dict[str, Any]]) -> None:
 
 
 def _strata(split: MeasuredSplit, finals: Mapping[str, Sequence[Finished]]) -> list[Row]:
-    """Return HR@10 of the best mixture, the best dot product and the best baseline, by stratum."""
+    """HR@10 of the best mixture, dot product and baseline."""
     names = {
         "mixture": best_arm(finals, mixtures=True),
         "dot": best_arm(finals, mixtures=False),

@@ -116,8 +116,8 @@ def rows(
 ) -> list[Row]:
     """Return the benchmark's rows, each with `kind`: "rate" (several bit rates), "lsq" or "threshold" (a sweep of T).
 
-    quick: one seed, 4,000 to 10,000 items. Otherwise seeds `seed` to `seed + 2`, 20,000 MiniLM and MNIST items; LSQ,
-    which is slow, one seed on at most 10,000, with two other methods on the same items (`kind` "lsq").
+    quick: one seed, 4,000 to 10,000 items; else seeds `seed` to `seed + 2`, 20,000 MiniLM and MNIST items. LSQ is slow:
+    one seed, at most 10,000 items, with two other methods (`kind` "lsq").
     Raises: ValueError if a set's file or the embedding model is missing, with what to do.
     """
     source = source or EmbeddingSource()
@@ -161,8 +161,6 @@ def summary(found: Iterable[Row]) -> list[Row]:
 
 
 class _Truth:
-    """Every query's best item, and its rank among decoded vectors."""
-
     def __init__(self, embeddings: EmbeddingSet) -> None:
         self._queries = np.ascontiguousarray(embeddings.queries)
         exact = self._queries @ embeddings.items.T
@@ -182,7 +180,7 @@ class _Truth:
 
 
 def _trained(method: str, items: FloatArray, rate: Rate, threshold: float, seed: int) -> Encoder:
-    """A function from vectors to their decoded codes."""
+    """It decodes vectors' codes."""
     if method not in METHODS:
         raise ValueError(f"method is {method!r}; it must be one of {METHODS}")
     if method in (OURS, UNROTATED):

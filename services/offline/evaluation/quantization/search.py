@@ -1,8 +1,7 @@
 """Speed of quantized search at recall@100 of .99, next to Google's scann, FAISS and hnswlib, one thread each.
 
-It compares queries per second, one query at a time (latency) and many at once (throughput). Every library builds its
-index once; a sweep over its settings chooses the cheapest with this recall. The chosen settings run in turns, so that
-other load slows all alike. Libraries that are not installed are omitted.
+Every library builds its index once; a sweep over its settings chooses the cheapest with this recall. The chosen
+settings run in turns, so that other load slows all alike. Libraries that are not installed are omitted.
 
 Letters: X items, B queries, d width.
 """
@@ -78,8 +77,8 @@ class Built:
 def rows(quick: bool, seed: int, *, source: EmbeddingSource | None = None) -> list[dict[str, Any]]:
     """Return one row per set, library and batch: queries per second at the cheapest setting with recall@100 >= .99.
 
-    Sets PyTorch and FAISS to one thread, also after the call. `quick`: at most 100,000 items of each set, without
-    hnswlib and anisotropic codebooks of wide vectors, whose indexes take minutes.
+    PyTorch and FAISS keep one thread after the call. `quick`: at most 100,000 items of each set, without hnswlib and
+    anisotropic codebooks of wide vectors, whose indexes take minutes.
     """
     use_threads(1)
     results = []

@@ -1,9 +1,9 @@
 """`freshet bench quantization --bundle`: codes of a trained model's items at equal bits, and indexes over codes.
 
-Codes: every kind is searched with the same vectors: a query's tangents, as in `quantized_tangents` (a dot product has
-one). The pool is the union of the N / M best items of each tangent; recall is the share of the exact top 100 in it.
-Scores are exact products with decoded vectors. An item's bits exclude its cell. Indexes: timed end to end, one query
-per call, on the trained items and on an enlarged catalogue of similar items.
+Codes: all kinds are searched with a query's tangents, as in `quantized_tangents` (a dot product has one). The pool is
+the union of the N / M best items of each tangent; recall is the share of the exact top 100 in it. Scores are exact
+products with decoded vectors; an item's bits exclude its cell. Indexes: timed end to end, one query per call, on the
+trained items and on an enlarged catalogue.
 
 Letters: X items, B queries, M tangents of a query, w coordinates of an item for tangents, N pool size.
 """
@@ -164,7 +164,6 @@ def codes(width: int) -> Iterator[Code]:
 
 
 def _sizes(num_items: int) -> list[int]:
-    """Less than a third of all items."""
     return [size for size in POOLS if size < num_items / 3]
 
 

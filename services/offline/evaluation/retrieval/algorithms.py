@@ -98,7 +98,7 @@ def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:
         *(Algorithm(name=kind.name, build=lambda bench, kind=kind: kind(bench.scorer)) for kind in EXACT),  # type: ignore[misc]
         *(_pooled(TopKPerEmbedding, pair_scan, pool_size=size) for size in _PAIR_POOLS),
         *(_pooled(TopKAvg, average_scan, pool_size=size) for size in _AVERAGE_POOLS),
-        # Numbers of tangents vary: compared with brute force's work.
+        # The number of tangents varies, so these are compared with brute force's work.
         *(_pooled(QuantizedTangents, pool_size=size) for size in _TANGENT_POOLS),
         *(_pooled(Anisotropic, pool_size=size) for size in _TANGENT_POOLS if find_spec("faiss")),
         *(

@@ -71,7 +71,7 @@ class Proof:
 
 def prove(request: Request, *, at_scale: bool) -> dict[str, Any]:
     """Check 100,000 random queries (2,000 when quick) on small catalogues, and 100 at the Books shape if `at_scale` and
-    not quick; return both results, and whether they hold.
+    not quick; return results, and whether they hold.
     """
     wanted = 2_000 if request.quick else 100_000
     small = prove_on_small_catalogues(

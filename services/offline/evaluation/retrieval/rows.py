@@ -1,8 +1,8 @@
 """`freshet bench retrieval`: the paper's Table 5 at its four shapes, next to a transcription and the roofline.
 
-Each row has speed with recall, the number of answers proven exact, and touched items. Recall and hit rate are shown for
-a trained bundle alone: a generated catalogue has no labels, and its constants were chosen near the paper's table. Every
-timed call has other queries; on a shared machine ratios are more reliable than milliseconds.
+Each row has speed with recall, the number of answers proven exact, and touched items. Quality is shown for a trained
+bundle alone: a generated catalogue has no labels. Every timed call has other queries; on a shared machine ratios are
+more reliable than milliseconds.
 
 Letters: X items, B queries, K = 100 results, Q queries that quality is measured with.
 """
@@ -85,7 +85,7 @@ def wrong_proofs(rows: list[Row]) -> list[str]:
 def plans(names: list[str], *, batches: tuple[int, ...] | None, quick: bool) -> list[Plan]:
     """Return a run's plans.
 
-    Quick has every shape at full size, fewer queries, and B = 8 instead of 32 at the largest shapes.
+    Quick has fewer queries, and B = 8 instead of 32 at the largest shapes.
     """
     found = []
     for name in names:

@@ -1,8 +1,7 @@
-"""A straightforward PyTorch transcription of the paper's formulas: the baseline of every run.
+"""A PyTorch transcription of the paper's formulas: the baseline of every run.
 
 It implements sections 2 and 3.2 of arXiv:2407.15462 as a competent user and the authors' code do: batched tensor
-operations, torch.topk, precomputed values of items, and chunks only if the intermediates would not fit. It uses none of
-this library's indexes. PyTorch's setting determines the number of threads.
+operations, torch.topk, precomputed values of items, and chunks only if intermediates would not fit.
 
 Letters: B queries, X items, P_q, P_x components, P = P_q * P_x, d width, G gate hidden width, K results, N pool size.
 """
@@ -96,7 +95,7 @@ class Transcription:
         return (components.sum(dim=1) @ self._means.T).topk(size, dim=1, sorted=False).indices
 
     def _best_of(self, queries: QueryStates, k: int, pools: Tensor, *, distinct: bool = False) -> Tensor:
-        """The best by s of each query's pool (B, n); repetitions count once."""
+        """By s, from each query's pool (B, n); repetitions count once."""
         components, gate = _tensors(queries)
         if not distinct:
             pools = pools.sort(dim=1).values

@@ -52,7 +52,7 @@ class NeighbourSettings:
 
     @property
     def text(self) -> str:
-        """In words, for a table."""
+        """The settings in words, for a table."""
         return f"window {self.window}, recency {self.recency:g}, damping {self.damping:g}, shrink {self.shrink:g}"
 
 

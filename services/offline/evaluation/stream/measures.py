@@ -113,7 +113,6 @@ def own_rates(ranks: IntArray, mask: BoolArray) -> dict[str, float]:
 
 
 def _running_count(items: IntArray) -> IntArray:
-    """Earlier events with each one's item."""
     order = np.argsort(items, kind="stable")
     starts = np.flatnonzero(np.concatenate([[True], np.diff(items[order]) != 0]))
     within = np.arange(len(items)) - np.repeat(starts, np.diff(np.concatenate([starts, [len(items)]])))

@@ -56,7 +56,7 @@ def states_before(
 ) -> EventStates:
     """Return states before the events in rows [first, end), from all earlier events of their users.
 
-    `part` is the model's training data. Place 0 of the result is row `first`.
+    `part` is the model's training data; place 0 is row `first`.
     """
     end = len(interactions) if end is None else end
     item_rows = part.item_rows[interactions.items[:end]]

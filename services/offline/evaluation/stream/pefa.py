@@ -42,6 +42,7 @@ class Feedback:
     policy: FeedbackPolicy
 
     def weights(self, setting: StreamSetting, rows: IntArray) -> npt.NDArray[np.float64]:
+        """Return the interactions' weights (n,)."""
         events = setting.interactions
         types = [events.type_names[code] for code in events.types[rows].tolist()]
         return self.policy.weights(types, events.values[rows])
@@ -168,7 +169,7 @@ class RefreshedItems:
         return ItemStates(components=self._base.components[codes], gate=gate)
 
     def _to_learn(self, rows: IntArray) -> "_Learnt":
-        """Contributions of the interactions (rows of the setting) that have a state and a weight."""
+        """Those that have a state and a weight; `rows` are of the setting."""
         events, weights = self._setting.interactions, self._feedback.weights(self._setting, rows)
         able, queries = self._model.queries(rows - self._setting.split)
         able_rows, able_weights = rows[able], weights[able]
@@ -207,7 +208,7 @@ class _Learnt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Asked:
-    """The query states of a batch's predicted events, and their rows among its `num_rows`."""
+    """A batch's query states, and their rows among its `num_rows`."""
 
     rows: IntArray
     queries: QueryStates
@@ -327,7 +328,7 @@ class WithVotes:
         return answerable
 
     def _to_remember(self, rows: IntArray) -> list[MemoryEntry]:
-        """Entries of interactions (rows of the setting) that the memory admits."""
+        """Those that the memory admits; `rows` are of the setting."""
         able, queries = self._model.queries(rows - self._setting.split)
         events, weights = self._setting.interactions, self._feedback.weights(self._setting, rows)
         return [
@@ -351,5 +352,4 @@ class WithVotes:
 
 
 def _entry_id(row: int) -> str:
-    """Ids sort like their rows."""
     return f"{row:010d}"

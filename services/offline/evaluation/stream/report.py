@@ -84,8 +84,6 @@ _CHOSEN = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Plan:
-    """One data set's walk."""
-
     request: Request
     interactions: Interactions
     fit: Fit
@@ -99,7 +97,7 @@ class _Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Seed:
-    """One seed's walk; `trainings`: places in the stream of the retrained ranker's trainings."""
+    """`trainings`: places in the stream of the retrained ranker's trainings."""
 
     seed: int
     setting: StreamSetting

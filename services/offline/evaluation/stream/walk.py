@@ -24,7 +24,7 @@ BoolArray = npt.NDArray[np.bool_]
 class StreamSetting:
     """All events, oldest first; rows from `split` on are streamed.
 
-    withheld (X,): items drawn to have no event before the split. known (X,): items with an event before the split.
+    Items (X,) without an event before the split, if drawn for it (withheld), and with one (known).
     """
 
     interactions: Interactions
@@ -117,6 +117,8 @@ class EventBatch:
 
 
 class Ranker(Protocol):
+    """Ranks items for a user's next event."""
+
     def step(self, batch: EventBatch) -> Mapping[str, Scores]:
         """Return scores (C, X) by name, each row from the events before its event, -inf for items that it cannot answer
         with.

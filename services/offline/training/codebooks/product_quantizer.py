@@ -59,14 +59,17 @@ class ProductQuantizer:
 
     @property
     def num_subspaces(self) -> int:
+        """m."""
         return int(self.codebooks.shape[0])
 
     @property
     def width(self) -> int:
+        """d."""
         return int(self.codebooks.shape[0] * self.codebooks.shape[2])
 
     @property
     def code_bits(self) -> int:
+        """4 or 8."""
         return int(self.codebooks.shape[1]).bit_length() - 1
 
     def encode(

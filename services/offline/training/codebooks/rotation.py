@@ -20,7 +20,7 @@ def balancing_rotation(vectors: Tensor, num_subspaces: int) -> Tensor:
     centred = exact - exact.mean(dim=0)
     variances, directions = torch.linalg.eigh(centred.T @ centred)
     logs = variances.clamp(min=max(float(variances[-1]) * _SMALLEST_SHARE, 1e-300)).log()
-    # None is negative, so each direction increases its subspace's load.
+    # Shifted so that each direction increases its subspace's load.
     order = dealt((logs - logs.min()).tolist(), num_subspaces)
     rotation: Tensor = directions[:, order].float()
     return rotation.contiguous()

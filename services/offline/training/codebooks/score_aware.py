@@ -58,7 +58,6 @@ def threshold_weights(norms: FloatsArray, width: int, threshold: float) -> Error
     """Return exact weights for w(t) = 1[t >= T].
 
     Shapes: norms (X,) are |x_i|; `width` is d, `threshold` T is in units of <q, x> with |q| = 1.
-    A point with |x| <= T gets empty weights.
     Raises: ValueError for norms that are negative or not finite, d < 2 (no direction across exists), or T < 0 (w is
     then positive below zero, which Theorem 3.3 does not cover).
     """

@@ -1,10 +1,9 @@
 """HSTU: a causal sequence encoder with pointwise SiLU attention, gated by u (arXiv:2402.17152).
 
 Attention weights are SiLU(q k^T + position bias + time bias) / L with L the constant `max_history`, not a softmax: the
-number of matching events affects the state, and a state never depends on events after it. Differences from the authors'
-code: the time of position i is its own event's time (serving does not know the next one), and there are no absolute
-positions, so that a state depends on the events of its window alone and appending is exact. `step` encodes new events
-from the keys and values of the earlier ones, by the same computation.
+number of matching events affects the state. Unlike the authors' code, the time of position i is its own event's
+(serving does not know the next one), and there are no absolute positions: a state depends on its window's events alone,
+and appending is exact. `step` encodes new events from the keys and values of earlier ones.
 
 Letters: B batch, L history length, C cached events, S new events, T = C + S, D model width, H heads, N blocks, d_qk and
 d_v widths per head.
@@ -27,13 +26,14 @@ _LOG_SECONDS_PER_BUCKET = 0.301
 def time_buckets(event_time: Tensor, num_buckets: int) -> Tensor:
     """Bucket of |t_i - t_j| for every pair: event_time (B, L) int64 seconds -> (B, L, L) int64 in [0, num_buckets).
 
-    Logarithms are computed in float64. In float32, PyTorch and ONNX Runtime differ by one in the last place; in float64
-    no bucket's edge is so close to an integer number of seconds that this changes a bucket.
+    Logarithms are computed in float64: in float32 PyTorch and ONNX Runtime differ by one in the last place, which can
+    change a bucket.
     """
     return elapsed_buckets(event_time.unsqueeze(2) - event_time.unsqueeze(1), num_buckets)
 
 
 def elapsed_buckets(elapsed: Tensor, num_buckets: int) -> Tensor:
+    """Return `time_buckets` of differences (...)."""
     elapsed = elapsed.abs().clamp(min=1)
     buckets = (elapsed.to(torch.float64).log() / _LOG_SECONDS_PER_BUCKET).to(torch.int64)
     return buckets.clamp(max=num_buckets - 1)
@@ -145,8 +145,8 @@ class HstuEncoder(nn.Module):
         return time_buckets(event_time, self.num_time_buckets)
 
     def step(self, embedded: Tensor, event_time: Tensor, place: Tensor, past: Past) -> tuple[Tensor, Tensor, Tensor]:
-        """Encode the new events: embedded (S, D), event_time and place (S,) -> states (S, D), equal to those of
-        `forward`, and all blocks' new keys (N H, S, d_qk) and values (N H, S, d_v), to be appended to the past's.
+        """embedded (S, D), event_time and place (S,) of the new events -> states (S, D), equal to those of `forward`,
+        and all blocks' new keys (N H, S, d_qk) and values (N H, S, d_v), to be appended to the past's.
         """
         before = place.unsqueeze(1) - torch.cat([past.place, place])
         visible = (before >= 0).to(embedded.dtype) / self.max_history

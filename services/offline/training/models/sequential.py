@@ -25,8 +25,8 @@ PADDING = -1
 class Dropouts:
     """Training's dropouts, as probabilities.
 
-    `user` drops the user-id component whole, `user_element` single elements of it; `gate` drops pair weights, `pair`
-    single cosines that the pair network reads.
+    `user` drops the user-id component whole, `user_element` its elements; `gate` drops pair weights, `pair` cosines
+    that the pair network reads.
     """
 
     encoder: float = 0.0

@@ -1,10 +1,10 @@
 """Mixture of Logits over a language model (arXiv:2407.15462, section 2.2, appendices A.2.2 and A.3).
 
 P_q aggregation tokens precede a query's tokens, P_x a document's, and are trained with the body. They join at layer
-`joined` (0: they are rows of the vocabulary; higher: the output of the lower, frozen layers can be cached while
-training). Parameterized pooling: the first position's output gives, per component, a distribution over all positions,
-and the component is the outputs' mean by it, l2-normalised; d is the body's width. The gate reads the P cosines alone.
-Query and document share the body; the dot product is the same body, mean-pooled.
+`joined` (0: rows of the vocabulary; higher: training can cache the frozen layers below). Parameterized pooling: the
+first position's output gives each component a distribution over all positions; the component is the outputs' mean by
+it, l2-normalised. The gate reads the P cosines alone. Query and document share the body; the dot product is the same
+body, mean-pooled.
 
 Letters: B texts, L tokens, P_q, P_x components, P = P_q * P_x, D width, d = D, G gate hidden width.
 """

@@ -1,8 +1,8 @@
 """Document identifiers as token sequences, each of which fits the decoder's s positions.
 
-A document has several identifiers (title, keywords, real or pseudo queries), which may name several documents. Those
-longer than s are omitted and counted. A document with no other gets its shortest one cut to s tokens, counted
-separately, so that it can be generated. Equal token sequences are one identifier.
+A document has several identifiers (title, keywords, real or pseudo queries), which several documents may share. Those
+longer than s are omitted and counted; a document with no other gets its shortest one, cut to s tokens and counted
+separately. Equal token sequences are one identifier.
 
 Letters: X documents, I identifiers, s positions.
 """

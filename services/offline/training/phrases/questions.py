@@ -2,7 +2,7 @@
 
 A target is one of the document's identifiers, drawn again every epoch; the question's own text only if there is no
 other (arXiv:2406.06739, A.2). Identifiers are questions too, up to 20 of a document. The lower layers' activations are
-computed once and stored in float16: by default nothing below the last two layers is trained.
+cached in float16: by default nothing below the last two layers is trained.
 
 Letters: N questions, T columns, s positions, D width.
 """
@@ -22,7 +22,7 @@ from services.offline.training.phrases.identifiers import Identifiers
 Ints = npt.NDArray[np.int64]
 
 MOST_OF_A_DOCUMENT = 20  # A.2 of the paper
-_SORTED_BATCHES = 16  # sorted by length together: this avoids almost all padding
+_SORTED_BATCHES = 16  # batches sorted by length together: this avoids almost all padding
 _ENCODED_AT_ONCE = 128
 
 
@@ -38,6 +38,7 @@ class Questions:
         return len(self.texts)
 
     def chosen(self, rows: npt.NDArray[np.integer]) -> "Questions":
+        """Return these rows' questions."""
         return Questions(texts=[self.texts[row] for row in rows], documents=self.documents[rows], own=self.own[rows])
 
 

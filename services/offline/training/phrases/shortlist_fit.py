@@ -42,7 +42,7 @@ class ShortlistSize:
 
     @classmethod
     def of(cls, questions: int, vocabulary: int) -> "ShortlistSize":
-        """Return a vector per 32 questions (8 to 4096), sets of a twentieth of V (512 to 20,000)."""
+        """Return sizes: a vector per 32 questions (8 to 4096), sets of a twentieth of V (512 to 20,000)."""
         vectors = min(4096, max(8, 2 ** round(math.log2(max(1, questions) / 32))))
         return cls(vectors=vectors, tokens=min(vocabulary, 20_000, max(512, vocabulary // 20)))
 

@@ -2,8 +2,8 @@
 
 The first stage of PIXAR's section 4.1 (TokenMonster): all substrings up to a length that respect word boundaries and
 character classes and occur often enough. It counts one length at a time over sorted keys of (number of the shorter
-substring, next symbol), and extends only frequent ones, so memory is bounded: about 80 bytes per word of the distinct
-texts, and per letter of the distinct words.
+substring, next symbol), and extends only frequent ones. Memory is about 80 bytes per word of the distinct texts, and
+per letter of the distinct words.
 
 Letters: T distinct texts, N words (or letters) of all of them, C candidates.
 """
@@ -80,8 +80,8 @@ class Corpus:
 def candidates(corpus: Corpus, *, min_count: int) -> dict[Piece, int]:
     """Return phrases, words and parts of words with at least `min_count` occurrences, with counts, sorted.
 
-    Phrases that differ only in number ("brain tumor", "brain tumors"), in marks or in spaces are one: the one with the
-    most characters in all, or of equals the first alphabetically.
+    Phrases that differ only in number, marks or spaces are one: the one with the most characters in all, or of equals
+    the first alphabetically.
     """
     forms, often = corpus.forms()
     found = _parts(forms, often, min_count)

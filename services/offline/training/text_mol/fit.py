@@ -72,6 +72,7 @@ class TextMolSettings:
             raise ValueError(f"warmup_fraction={self.warmup_fraction}; allowed: 0 to 1")
 
     def head(self, width: int) -> HeadShape:
+        """Return the head's shape for a body of this width."""
         if self.kind == "dot":
             return HeadShape(
                 kind="dot", num_query_components=1, num_item_components=1, component_width=width, tau=self.tau
@@ -86,6 +87,7 @@ class TextMolSettings:
         )
 
     def rate_factor(self, step: int) -> float:
+        """Return the learning rate's factor at a step from 0."""
         done, warm = (step + 1) / self.steps, self.warmup_fraction
         if done < warm:
             return done / warm
