@@ -31,7 +31,8 @@ class SameOrigin:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass the request on, or refuse it with 403."""
-        if scope["type"] not in ("http", "websocket"):
+        # Health checks name the address of a container.
+        if scope["type"] not in ("http", "websocket") or scope["path"] == "/healthz":
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])

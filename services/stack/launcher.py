@@ -106,10 +106,11 @@ class Stack:
             services = compact(services, self.workers)
         if self.shards:
             services = sharded(services, shard_addresses(self.shards))
+        if not (noted.console if console is None else console):
+            del services[CONSOLE]
         kinds: dict[str, type[Component]] = {"kafka": Kafka, "redis": Redis, "inference-server": InferenceServer}
+        kinds[CONSOLE] = Console
         self.components = {name: kinds.get(name, Process)(services[name]) for name in PARTS if name in services}
-        if noted.console if console is None else console:
-            self.components[CONSOLE] = Console()
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ _ROWS = (
         for row in PROCESSES.values()
     ),
     # The console has no gRPC and depends only on the gateway, so `PROCESSES` has no row for it.
-    Part(name=CONSOLE, ports={CONSOLE: 50060}, memory_mb=150, needs_bundle=False),
+    Part(name=CONSOLE, ports={CONSOLE: 50060}, memory_mb=120, needs_bundle=False),
 )
 PARTS: Mapping[str, Part] = MappingProxyType({row.name: row for row in _ROWS})
 

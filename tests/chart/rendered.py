@@ -61,6 +61,7 @@ def check(manifests: Manifests, values: dict[str, Any]) -> None:
         for workload in workloads:
             check_process(row, workload, values)
             check_selected(manifests, row, workload)
+    check_console(manifests, values)
     for workload in manifests.of(*WORKLOADS):
         check_confined(workload)
     check_addresses(manifests)
@@ -103,6 +104,21 @@ def check_process(row: Process, workload: dict[str, Any], values: dict[str, Any]
     assert pod["terminationGracePeriodSeconds"] > sum(values["drain"].values()), name
     if workload["kind"] == "Deployment":
         assert workload["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}, name
+
+
+def check_console(manifests: Manifests, values: dict[str, Any]) -> None:
+    """One pod asks the gateway under its Service's name, and a policy lets it in."""
+    (workload,), service = manifests.workloads("console"), manifests.service(f"{manifests.release}-console")
+    settings, port = environment(workload), int(COMPOSE["console"].environment["FRESHET_CONSOLE_PORT"])
+    assert (workload["spec"]["replicas"], container(workload)["command"]) == (1, [*COMPOSE["console"].command])
+    assert settings["FRESHET_CONSOLE_GATEWAY"] == f"{manifests.release}-gateway:{PROCESSES['gateway'].port}"
+    assert ("FRESHET_TLS_CERT" in settings) == bool(values["tls"]["secret"])
+    assert container(workload)["ports"] == [{"name": "http", "containerPort": port}]
+    assert service["spec"]["selector"] == workload["spec"]["template"]["metadata"]["labels"]
+    if values["networkPolicy"]["callers"]:
+        (policy,) = [one for one in manifests.of("NetworkPolicy") if one["metadata"]["name"].endswith("-gateway")]
+        let_in = [one.get("podSelector", {}).get("matchLabels") for one in policy["spec"]["ingress"][0]["from"]]
+        assert service["spec"]["selector"] in let_in
 
 
 def check_selected(manifests: Manifests, row: Process, workload: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from services.stack.components.kafka import JARS as KAFKA_JARS
 from services.stack.components.kafka import server_properties
 from services.stack.compose import COMPOSE_FILE, local_environment, localize, read_compose
 from services.stack.folders import REPOSITORY
-from services.stack.ports import CONSOLE, DEFAULTS, PARTS, Ports, owner
+from services.stack.ports import DEFAULTS, PARTS, Ports, owner
 
 DEPLOY = REPOSITORY / "deploy"
 OVERLAYS = (DEPLOY / "compose.gpu.yml", DEPLOY / "compose.observability.yml")
@@ -46,13 +46,9 @@ ONCE = {"keys"}
 SETTINGS = {name: settings_of(row) for name, row in PROCESSES.items()}
 
 
-# The console runs beside the local stack alone.
-CONTAINERS = set(PARTS) - {CONSOLE}
-
-
 def test_the_file_holds_the_parts_of_the_local_stack_and_no_others() -> None:
-    assert set(SERVICES) == CONTAINERS
-    assert set(RAW["services"]) == CONTAINERS | ONCE
+    assert set(SERVICES) == set(PARTS)
+    assert set(RAW["services"]) == set(PARTS) | ONCE
 
 
 def test_keys_are_made_before_whoever_reads_them_starts(tmp_path: Path) -> None:
@@ -103,7 +99,7 @@ def test_the_local_stack_has_no_keys_and_stays_on_loopback() -> None:
         assert local.get("FRESHET_HOST", "127.0.0.1") == "127.0.0.1"
 
 
-@pytest.mark.parametrize("name", sorted(CONTAINERS))
+@pytest.mark.parametrize("name", sorted(PARTS))
 def test_published_ports_are_the_documented_ones(name: str) -> None:
     documented = {port for label, port in DEFAULTS.items() if owner(label) == name and label != "kafka-controller"}
     assert set(SERVICES[name].published) == documented

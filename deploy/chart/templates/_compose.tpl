@@ -3,7 +3,7 @@ What docker-compose.yml says, for this release: variables have their defaults, a
 Services. `freshet up` reads the same file in the same way (services/stack/compose.py).
 */}}
 {{- define "freshet.compose" -}}
-{{- $hosts := "kafka|redis|inference-server|encoder|candidates|reranker|refresher|generator|gateway" -}}
+{{- $hosts := "kafka|redis|inference-server|encoder|candidates|reranker|refresher|generator|gateway|console" -}}
 {{- $text := .Files.Get "files/docker-compose.yml" -}}
 {{- $text = replace "${FRESHET_REDIS_MAXMEMORY:-1gb}" (printf "%vmb" .Values.redis.maxMemory) $text -}}
 {{- $text = regexReplaceAll `\$\{\w+:-([^}]*)\}` $text "${1}" -}}

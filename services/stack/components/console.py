@@ -3,26 +3,20 @@
 import http.client
 import importlib.util
 import ssl
-import sys
+from dataclasses import replace
 
 from services.platform.config import environment_tls
 from services.stack.children import Launch
-from services.stack.components.component import Component, Place, Say, inherited_environment
-from services.stack.components.process import TLS_VARIABLES
-from services.stack.compose import Service
+from services.stack.components.component import Place, Say
+from services.stack.components.process import Process
 from services.stack.errors import StackError
-from services.stack.folders import REPOSITORY
 from services.stack.ports import CONSOLE
-from services.stack.version import freshet_version
 
 _PROBE_S = 2.0
 
 
-class Console(Component):
+class Console(Process):
     """Installed with the extra `console`."""
-
-    def __init__(self) -> None:
-        super().__init__(Service(name=CONSOLE, needs={"gateway": False}))
 
     def missing(self) -> tuple[str, str] | None:
         if importlib.util.find_spec("nicegui") is not None:
@@ -35,20 +29,9 @@ class Console(Component):
             raise StackError(self.name, found[0], advice=found[1])
 
     def launch(self, place: Place) -> Launch:
-        settings = {
-            "FRESHET_CONSOLE_PORT": str(place.ports[CONSOLE]),
-            "FRESHET_CONSOLE_GATEWAY": place.ports.address("gateway"),
-            "FRESHET_STATE": str(place.state.root),
-        }
-        tls = environment_tls()
-        if tls is not None:
-            for variable, file in zip(TLS_VARIABLES, (tls.certificate, tls.key, tls.ca), strict=True):
-                settings[variable] = str(file.absolute())
-        return Launch(
-            argv=[sys.executable, "-m", "services.console"],
-            environment=inherited_environment() | settings | dict(place.settings),
-            cwd=REPOSITORY,
-        )
+        made = super().launch(place)
+        own = {"FRESHET_CONSOLE_PORT": str(place.ports[CONSOLE]), "FRESHET_STATE": str(place.state.root)}
+        return replace(made, environment=dict(made.environment) | own)
 
     def probe(self, place: Place) -> str | None:
         tls, port = environment_tls(), place.ports[CONSOLE]
@@ -68,6 +51,3 @@ class Console(Component):
         finally:
             made.close()
         return None if status == 200 else f"answers {status}"
-
-    def version(self, place: Place) -> str:
-        return f"freshet {freshet_version()}"

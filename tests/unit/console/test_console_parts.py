@@ -114,7 +114,8 @@ async def answered(kind: str, **headers: str) -> int:
         sent.append(message)
 
     pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-    scope = {"type": kind.partition(" ")[0], "method": kind.partition(" ")[2], "headers": pairs}
+    scheme, method, path = f"{kind} /".split(" ")[:3]
+    scope = {"type": scheme, "method": method, "path": path, "headers": pairs}
     await SameOrigin(application)(scope, None, send)
     return sent[0].get("status", sent[0].get("code"))
 
@@ -126,6 +127,7 @@ async def answered(kind: str, **headers: str) -> int:
         ("http GET", {"host": "localhost:50060", "origin": "http://other.example"}, 0),
         ("http GET", {"host": "[::1]:50060"}, 0),
         ("http GET", {"host": "rebound.example:50060"}, 403),
+        ("http GET /healthz", {"host": "10.0.0.7:50060"}, 0),
         ("http GET", {"host": "["}, 403),
         ("http GET", {}, 403),
         ("http POST", {"host": "localhost:50060", "origin": "http://localhost:50060"}, 0),
