@@ -1,6 +1,9 @@
-"""Figures with a plot below them."""
+"""Figures with a plot below them, and the reports that all open pages share."""
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
 
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
@@ -9,6 +12,25 @@ from services.console.frame import box, text
 
 # A grey that is legible on light and dark backgrounds.
 _GREY, _COLOURS = "#7b8f99", ("#1098ad", "#d6861c")
+
+
+T = TypeVar("T")
+
+
+class Watch(Generic[T]):
+    """Shares one report among all pages of a key: fetched at most every `every_s`, and only while a page is open."""
+
+    def __init__(self, ask: Callable[[], Awaitable[T]], every_s: float) -> None:
+        self._ask, self._every_s, self._lock = ask, every_s, asyncio.Lock()
+        self._asked_s, self._found = float("-inf"), list[T]()
+
+    async def look(self) -> T:
+        """Return the report; fetch it if the last one is old. Raises: FreshetError."""
+        async with self._lock:
+            if not self._found or time.monotonic() - self._asked_s >= 0.9 * self._every_s:
+                self._asked_s = time.monotonic()
+                self._found = [await self._ask()]
+            return self._found[0]
 
 
 def figure(name: str, means: str, points: int, over: str, *, lines: int = 1) -> tuple[TextElement, ui.echart]:

@@ -1,11 +1,9 @@
 """Health: each part's state, the next step for a part that is not ready, charts by the minute, and dead letters."""
 
-import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 from freshet_client import AsyncClient, HealthReport, PartHealth, Unreachable
 from nicegui import ui
@@ -16,7 +14,7 @@ from services.console.access import Access
 from services.console.frame import Visit, add_page, box, text
 from services.console.letters import Letters
 from services.console.parts import snippet
-from services.console.plots import draw, figure
+from services.console.plots import Watch, draw, figure
 from services.console.sentences import ago, date_text
 
 PATH = "/health"
@@ -34,29 +32,14 @@ FIGURES = (
 )
 
 
-class Watch:
-    """Shares one health report among all tabs of a key: fetched at most every two seconds, only while a tab is open."""
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client, self._lock = client, asyncio.Lock()
-        self._looked_s = 0.0
-        self._report: HealthReport | None = None
-
-    async def look(self) -> HealthReport:
-        """Raises: FreshetError."""
-        async with self._lock:
-            if self._report is None or time.monotonic() - self._looked_s >= 0.9 * EVERY_S:
-                self._report = await self._client.health(minutes=HOUR)
-                self._looked_s = time.monotonic()
-            return self._report
-
-
 def add(access: Access) -> None:
     """Add the page."""
-    watches: WeakKeyDictionary[AsyncClient, Watch] = WeakKeyDictionary()
+    # An entry lives while a page shows it.
+    watches: WeakValueDictionary[AsyncClient, Watch[HealthReport]] = WeakValueDictionary()
 
     async def show(visit: Visit) -> None:
-        page = Health(watches.setdefault(visit.client, Watch(visit.client)), visit)
+        new = Watch(partial(visit.client.health, minutes=HOUR), EVERY_S)
+        page = Health(watches.setdefault(visit.client, new), visit)
         await page.tick()
         ui.timer(EVERY_S, page.tick)
         await Letters(visit).show()
@@ -67,7 +50,7 @@ def add(access: Access) -> None:
 class Health:
     """One tab's page."""
 
-    def __init__(self, watch: Watch, visit: Visit) -> None:
+    def __init__(self, watch: Watch[HealthReport], visit: Visit) -> None:
         self._watch, self._visit, self._chosen = watch, visit, "gateway"
         self._report: HealthReport | None = None
         self._tiles: dict[str, tuple[Element, TextElement]] = {}

@@ -1,19 +1,18 @@
 """Live: the event rate, the events that wait, and the index's lag, sampled each second while a tab is open."""
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 from freshet_client import AsyncClient, FreshnessReport
 from nicegui import ui
 
 from services.console.access import Access
 from services.console.frame import Notice, Visit, add_page, box, text
-from services.console.plots import draw, figure
+from services.console.plots import Watch, draw, figure
 from services.console.sentences import MEANINGS, duration
 
 PATH = "/live"
@@ -58,31 +57,28 @@ def rates(samples: Sequence[Sample]) -> list[tuple[float, float]]:
     ]
 
 
-class Watch:
-    """Shares the samples among all tabs of a key. It asks at most once a second, and only if a tab is open."""
+class Samples:
+    """Samples of the stream, the newest last."""
 
     def __init__(self, client: AsyncClient) -> None:
-        self._client, self._lock = client, asyncio.Lock()
+        self._client = client
         self._kept: deque[Sample] = deque(maxlen=KEPT)
-        self._asked_s = 0.0
 
-    async def look(self) -> Sequence[Sample]:
-        """Return the samples so far; ask for a new one if the last is old enough. Raises: FreshetError."""
-        async with self._lock:
-            if time.monotonic() - self._asked_s >= 0.9 * EVERY_S:
-                self._asked_s = time.monotonic()
-                sample = Sample.of(await self._client.freshness(), time.monotonic())
-                if sample is not None:
-                    self._kept.append(sample)
-            return list(self._kept)
+    async def take(self) -> Sequence[Sample]:
+        """Take one more, and return all. Raises: FreshetError."""
+        sample = Sample.of(await self._client.freshness(), time.monotonic())
+        if sample is not None:
+            self._kept.append(sample)
+        return list(self._kept)
 
 
 def add(access: Access) -> None:
     """Add the page."""
-    watches: WeakKeyDictionary[AsyncClient, Watch] = WeakKeyDictionary()
+    # An entry lives while a page shows it.
+    watches: WeakValueDictionary[AsyncClient, Watch[Sequence[Sample]]] = WeakValueDictionary()
 
     async def show(visit: Visit) -> None:
-        page = Live(watches.setdefault(visit.client, Watch(visit.client)), visit.notice)
+        page = Live(watches.setdefault(visit.client, Watch(Samples(visit.client).take, EVERY_S)), visit.notice)
         await page.tick()
         ui.timer(EVERY_S, page.tick)
 
@@ -92,7 +88,7 @@ def add(access: Access) -> None:
 class Live:
     """One tab's page."""
 
-    def __init__(self, watch: Watch, notice: Notice) -> None:
+    def __init__(self, watch: Watch[Sequence[Sample]], notice: Notice) -> None:
         self._watch, self._notice = watch, notice
         self._said = text("p", "", "verdict")
         with box("div", "figures"):

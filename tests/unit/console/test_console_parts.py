@@ -19,8 +19,9 @@ from freshet_client import (
 from freshet_client.testing import FakeGateway
 from starlette.datastructures import QueryParams
 
-from services.console.pages.live import Sample, Watch, rates
+from services.console.pages.live import Sample, Samples, rates
 from services.console.pages.why import ItemRank, place_of
+from services.console.plots import Watch
 from services.console.same_origin import SameOrigin
 from services.console.sentences import MEANINGS, about_answer, duration
 from services.console.snippets import curl, in_script, python
@@ -190,7 +191,7 @@ async def test_many_that_look_are_one_question_a_second() -> None:
                 interactions=[gateway_pb2.PartitionProgress(partition=0, applied_offset=4, end_offset=5)]
             )
 
-    watch = Watch(AsyncClient.over(Transport()))
+    watch = Watch(Samples(AsyncClient.over(Transport())).take, 1.0)
     looks = await asyncio.gather(*(watch.look() for _ in range(10)))
     assert asked == ["GetFreshness"]
     assert [[one.written for one in samples] for samples in looks] == [[5]] * 10
