@@ -2,11 +2,9 @@
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -16,7 +14,7 @@ from freshet_client import Client, Filter, Interaction, Item
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect, sync_playwright
 from typer.testing import CliRunner
 
-from services.algorithms.bundles.model_bundle import MANIFEST, load_bundle, model_version_of
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.cli.main import app
 from services.contracts.experiments import CONSOLE
 from services.contracts.operation_record import Control
@@ -471,29 +469,19 @@ def test_rules_are_tried_first_and_two_tabs_do_not_overwrite_each_other(open_pag
         client.put_rules(before.rules, expected_revision=client.rules().revision)
 
 
-def other_model(bundle: Path, folder: Path) -> Path:
-    """A bundle of the same weights that buckets absences otherwise: another model version."""
-    shutil.copytree(bundle, folder)
-    manifest = load_bundle(folder, verify=False).manifest
-    assert manifest.absence is not None
-    manifest = replace(manifest, absence=replace(manifest.absence, floor_seconds=2 * manifest.absence.floor_seconds))
-    replace(manifest, model_version=model_version_of(manifest, folder)).write(folder / MANIFEST)
-    return folder
-
-
 @pytest.fixture
-def next_bundle(running: Stack, client: Client, tmp_path: Path) -> Iterator[Path]:
+def staged(running: Stack, client: Client, next_bundle: Path) -> Iterator[Path]:
     """A second model, staged as set `next` beside a user who has no state of it."""
-    bundle, session = other_model(running.bundle, tmp_path / "next"), client.session("of the first model")
+    session = client.session("of the first model")
     session.record(client.recommend("anybody", 1).item_ids[0], "like")
     assert session.recommend(k=1).token_honoured
-    cli(running, "model", "stage", "next", "--bundle", str(bundle))
-    yield bundle
+    cli(running, "model", "stage", "next", "--bundle", str(next_bundle))
+    yield next_bundle
     remove_set(running, "next")
 
 
 def test_a_model_is_tried_promoted_and_rolled_back_each_step_after_a_second_look(
-    open_page: OpenPage, client: Client, running: Stack, next_bundle: Path
+    open_page: OpenPage, client: Client, running: Stack, staged: Path
 ) -> None:
     def model() -> str:
         return client.recommend("of the first model", 1).provenance.model_version
@@ -530,11 +518,11 @@ def test_a_model_is_tried_promoted_and_rolled_back_each_step_after_a_second_look
     page.reload()
     take("Roll back")
     redis_url, kafka = running.redis_url, running.kafka_bootstrap
-    run_warming(EncoderSettings(bundle=next_bundle, kafka_bootstrap=kafka, redis_url=redis_url))
+    run_warming(EncoderSettings(bundle=staged, kafka_bootstrap=kafka, redis_url=redis_url))
     take("Promote next")
     expect(new).to_have_text("Answers everybody.")
     expect(first).to_have_text("Answered before the last promotion.")
-    assert model() == load_bundle(next_bundle, verify=False).model_version
+    assert model() == load_bundle(staged, verify=False).model_version
     take("Roll back")
     expect(first).to_have_text("Answers everybody.")
     assert model() == first_model
