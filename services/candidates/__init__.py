@@ -1,1 +1,1 @@
-"""The candidates process: first-stage and full top-K over the catalogue."""
+"""The candidates process: first-stage and full top-K."""

@@ -1,7 +1,7 @@
-"""Audit a small share of live searches: answer them again by brute force in the background, and compare.
+"""Audit a small share of live searches by brute force in the background.
 
-An audit measures recall, whether the certificate or bound held, and its slack. One audit runs at a time, in parallel to
-searches. No search is sampled during an audit.
+An audit measures recall, whether the certificate or bound held, and its slack. One runs at a time; meanwhile no search
+is sampled.
 """
 
 import math
@@ -23,18 +23,18 @@ from services.candidates.domain import Stage
 
 log = structlog.get_logger()
 
-# Recall counts this many of the best items, or k if fewer were requested.
+# Recall counts this many best items, or k if fewer.
 RECALL_K = 100
-# The brute-force algorithm of every version for audits; requests cannot name it.
+# The audits' brute-force algorithm; requests cannot name it.
 TRUTH = "truth"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answered:
-    """One live answer: item ids (n,), best first, with their scores, and the bound or certificate.
+    """One live answer: item ids (n,), best first, with scores, and the bound or certificate.
 
-    votes: the vote for each item, None if nothing votes. With votes, the scores of a FULL answer are
-    model_share * s + (1 - model_share) * vote.
+    votes: for each item, None if nothing votes. Scores of a FULL answer are then model_share * s + (1 - model_share) *
+    vote.
     """
 
     algorithm: str
@@ -53,11 +53,8 @@ class Answered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """The result of an audit.
-
-    recall: the share of the true best `RECALL_K` (or k) items that the answer contains. promised: the answer's upper
-    bound on the scores of left-out items, None without proof. true: the highest score of a left-out item, -inf if
-    nothing was left out.
+    """recall: the share of the true best `RECALL_K` (or k) in the answer. promised: the answer's bound on left-out
+    items, None without proof. true: the highest left-out score, -inf if none was left out.
     """
 
     algorithm: str
@@ -73,8 +70,8 @@ class Finding:
 
 
 def examine(catalogue: LiveCatalogue, answered: Answered) -> Finding:
-    """Answer again from the same version by brute force, and compare."""
-    # One more item than answered, so that one was left out.
+    """Answer from the same version by brute force, and compare."""
+    # One more than answered, so that one was left out.
     best_ids, best_scores = _truth(catalogue, answered, len(answered.item_ids) + 1)
     there = frozenset(answered.item_ids)
     found = np.array([item_id in there for item_id in best_ids], dtype=bool)
@@ -90,7 +87,7 @@ def examine(catalogue: LiveCatalogue, answered: Answered) -> Finding:
 
 
 def _truth(catalogue: LiveCatalogue, answered: Answered, count: int) -> tuple[Sequence[str], Scores]:
-    """Return the true best `count`: by the final score for a FULL answer with votes, else by s."""
+    """The true best `count`: by final score for a FULL answer with votes, else by s."""
     votes = answered.votes if answered.stage is Stage.FULL else None
     more = 0 if votes is None else num_negative([votes])
     best = catalogue.index.search(
@@ -120,7 +117,7 @@ def _promise(answered: Answered) -> float | None:
     if certificate is None or certificate.gap is None:
         return None
     if len(answered.scores) < answered.k:
-        return -math.inf  # a shorter proven answer means that nothing else matches
+        return -math.inf  # a shorter proven answer: nothing else matches
     return float(answered.scores[-1]) + certificate.gap
 
 
@@ -130,7 +127,7 @@ class Audit:
     def __init__(
         self, catalogue: LiveCatalogue, *, share: float, report: Callable[[Finding], None], seed: int | None = None
     ) -> None:
-        """share: the share of answers to sample. report: called from the audit's thread.
+        """share: of answers to sample. report: called from the audit's thread.
 
         The catalogue's main segments must have the algorithm `TRUTH`.
         """
@@ -140,11 +137,11 @@ class Audit:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit")
 
     def wants(self) -> bool:
-        """Return whether to offer the next answer: at random, and never during an audit."""
+        """Whether to offer the next answer: at random, never during an audit."""
         return self._share > 0 and self._random.random() < self._share and not self._busy.locked()
 
     def offer(self, answered: Answered) -> None:
-        """Audit an answer in the background, unless an audit is running."""
+        """Audit an answer in the background, unless one is running."""
         if self._busy.acquire(blocking=False):
             self._thread.submit(self._examine, answered)
 

@@ -1,4 +1,4 @@
-"""Assemble the candidates process. Only this module names concrete indexes and the stream."""
+"""Assemble the candidates process; names concrete indexes and the stream."""
 
 import asyncio
 import contextlib
@@ -59,15 +59,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# The generated stubs have no types.
 _add_servicer: Any = candidates_pb2_grpc.add_CandidatesServiceServicer_to_server
 
 
 def load_catalogue(settings: CandidatesSettings) -> Catalogue:
-    """Load the shard's items from the bundle.
+    """The shard's items from the bundle.
 
-    Raises: BundleError for an unusable bundle; MemoryError with the required memory and the limit if it does not fit;
-    ConfigError for a shard without items.
+    Raises: BundleError for an unusable bundle; MemoryError with required memory and limit; ConfigError for a shard
+    without items.
     """
     bundle = load_bundle(settings.bundle)
     require_memory(
@@ -80,7 +79,7 @@ def load_catalogue(settings: CandidatesSettings) -> Catalogue:
 
 
 def shard_rows(shard: Shard, item_ids: Strings) -> Indices:
-    """Return the rows of a shard's items. Raises: ConfigError if the shard has no items."""
+    """A shard's rows. Raises: ConfigError if there are none."""
     rows = shard.rows(item_ids)
     if not len(rows):
         raise ConfigError(f"FRESHET_CANDIDATES_SHARD={str(shard)!r}: none of {len(item_ids)} items")
@@ -90,10 +89,10 @@ def shard_rows(shard: Shard, item_ids: Strings) -> Indices:
 def host_build(
     algorithms: Sequence[Algorithm], first_coder: Coder = vectors_coded, codebooks: Codebooks | None = None
 ) -> Build:
-    """Build every algorithm, and the audit's truth, over the same item states in this machine's memory.
+    """Build every algorithm, and the audit's truth, over shared item states.
 
-    first_coder: the coder of the first build, which may have stored codes. codebooks: the bundle's codebooks. The build
-    raises ValueError for an algorithm that this model does not support.
+    first_coder: of the first build, which may have stored codes. codebooks: the bundle's. The build raises ValueError
+    for an algorithm that this model does not support.
     """
     coders = chain([first_coder], repeat(vectors_coded))
 
@@ -106,7 +105,7 @@ def host_build(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Live:
-    """The serving objects: the catalogue, its snapshots and memory if any, and the handler."""
+    """The serving objects: the catalogue, its snapshots and memory, if any, and the handler."""
 
     catalogue: LiveCatalogue
     snapshots: CatalogueSnapshots | None
@@ -119,7 +118,7 @@ def make_live(
 ) -> Live:
     """Build the indexes, the audit and the handler. max_versions: as in `LiveCatalogue`.
 
-    Raises: ConfigError for unsupported algorithms; MemoryError with the required memory and the limit.
+    Raises: ConfigError for unsupported algorithms; MemoryError with required memory and limit.
     """
     text = "exact" if (settings.algorithms, settings.device) == ("auto", "cuda") else settings.algorithms
     num_pairs = base.states.components.shape[1] if base.pair_gate is None else base.pair_gate.num_pairs
@@ -164,9 +163,9 @@ def _started(
     base: Catalogue,
     make: Callable[[Snapshot | None], tuple[LiveCatalogue, HeldCodes]],
 ) -> tuple[LiveCatalogue, CatalogueSnapshots | None]:
-    """Return the catalogue and its snapshots. It starts from the newest snapshot if the settings name a folder.
+    """The catalogue and its snapshots, from the newest snapshot if the settings name a folder.
 
-    With a memory there are no snapshots, because the memory has to be read from the start of `index-deltas`.
+    With a memory there are none, because it has to be read from the start of `index-deltas`.
     """
     root = settings.snapshot_folder
     if root is None or settings.vote_neighbours:
@@ -197,7 +196,7 @@ def _card_build(algorithms: Sequence[Algorithm]) -> "DeviceBuild":
 def make_votes(
     settings: CandidatesSettings, base: Catalogue, catalogue: LiveCatalogue, max_bytes: int
 ) -> RememberedVotes | None:
-    """Return an empty memory of at most `max_bytes`, if configured."""
+    """An empty memory of at most `max_bytes`, if configured."""
     if not settings.vote_neighbours:
         return None
     shape = catalogue.index.shape
@@ -212,7 +211,7 @@ def make_votes(
 
 
 def load_shard_snapshot(shard: Shard, model_version: str, path: Path) -> Snapshot:
-    """Load a snapshot of this shard. Raises: SnapshotError, also for a snapshot of another shard."""
+    """A snapshot of this shard. Raises: SnapshotError, also for another shard's."""
     snapshot = load_snapshot(path, model_version=model_version)
     assert isinstance(snapshot.items.item_ids, ItemIds)
     ids = snapshot.items.item_ids.strings
@@ -230,7 +229,7 @@ def make_follower(
     gate: CatalogueGate,
     tracing: Tracing,
 ) -> tuple[CatalogueFollower, list[BackgroundMerge]]:
-    """Return the stream's follower, and a background merge per index."""
+    """The stream's follower, and a background merge per index."""
     indexes = [live.catalogue.index, *(() if live.votes is None else (live.votes.index.index,))]
     merges = [BackgroundMerge(index) for index in indexes]
     changes = CatalogueChanges(
@@ -263,7 +262,7 @@ def make_follower(
 async def opened(
     settings: CandidatesSettings, health: HealthState, tracing: Tracing, *, max_versions: int = 1
 ) -> AsyncIterator[tuple[CandidatesServicer, Live]]:
-    """Open the service over its indexes. Inside the block they follow the stream. `health` is ready after they have
+    """Open the service over its indexes. Inside the block they follow the stream; `health` is ready once they have
     caught up.
 
     max_versions: as in `LiveCatalogue`. Raises: BundleError, MemoryError.
@@ -311,7 +310,7 @@ async def opened(
         for follower in followers:
             await asyncio.to_thread(follower.stop)
         for merge in merges:
-            with contextlib.suppress(Exception):  # its failure was reported already
+            with contextlib.suppress(Exception):  # already reported
                 await asyncio.to_thread(merge.close)
 
 

@@ -1,10 +1,11 @@
-"""Choose the algorithm of a search that names none: the first loaded one whose measured cost fits the deadline.
+"""Choose the algorithm of a search that names none: the first loaded one, exact before cheap, whose measured cost fits
+the deadline.
 
-Loaded algorithms are in order of preference, exact before cheap. A search may take a tenth of the time left when its
-batch begins: an idle machine answers large catalogues exactly, a busy one cheaply. The answer names the algorithm.
+A search may take a tenth of the time left when its batch begins: an idle machine answers large catalogues exactly, a
+busy one cheaply.
 
 If a search wants a proven gap, the algorithm with the least cost over its measured chance of a proof comes first, and
-half of the time left may be used. `exact` proves every gap, and is the last resort.
+may use half of the time left. `exact` proves every gap, and is the last resort.
 """
 
 import time
@@ -15,18 +16,18 @@ from math import inf
 from services.algorithms.indexes.by_name import Algorithm, parse_algorithm
 
 _SHARE = 0.1
-# An algorithm that is not chosen is not measured. Its expected cost halves in this many seconds, so that it is tried
-# again, unless its last measured cost exceeds this share of the time left.
+# Only chosen algorithms are measured. Expected costs halve in this many seconds, so that others are tried again, unless
+# the last measured cost exceeds this share of the time left.
 _HALF_LIFE_S, _TRIED_SHARE = 30.0, 0.5
 _WEIGHT = 0.2
-# Limits between classes of gaps. Within a class, the chance of a proof is similar.
+# Within a class of gaps, the chance of a proof is similar.
 _GAPS = (0.003, 0.01, 0.03, 0.1, 0.3)
 _LEAST_CHANCE = 0.01
 _LARGE, _VERY_LARGE = 100_000, 3_000_000
 
 
 def algorithms_for(text: str, *, num_items: int, num_pairs: int) -> list[Algorithm]:
-    """Return the configured algorithms. "auto": `exact`, and for a large catalogue also an algorithm over codes.
+    """The configured algorithms. "auto": `exact`, and for a large catalogue also one over codes.
 
     Raises: ValueError with the value and what is allowed.
     """
@@ -43,17 +44,17 @@ def algorithms_for(text: str, *, num_items: int, num_pairs: int) -> list[Algorit
 
 
 class Choice:
-    """Algorithms in order of preference, and their costs per search. Not thread-safe."""
+    """Algorithms by preference, with costs per search. Not thread-safe."""
 
     def __init__(self, algorithms: Sequence[str], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # Seconds per search, and the time of the measurement; 0: not measured, to be tried.
+        # Seconds per search, and when measured; 0: to be tried.
         self._costs = {name: (0.0, clock()) for name in algorithms}
-        # The share of searches that proved their gap, by algorithm and class of gaps.
+        # The share of searches that proved their gap, by algorithm and class.
         self._proofs: dict[tuple[str, int], float] = {}
 
     def took(self, algorithm: str, seconds: float) -> None:
-        """Note the seconds of a search."""
+        """Note a search's seconds."""
         cost, _ = self._costs[algorithm]
         self._costs[algorithm] = (cost + _WEIGHT * (seconds - cost) if cost else seconds, self._clock())
 
@@ -66,8 +67,8 @@ class Choice:
     def proving(
         self, max_gap: float, deadline: float | None, num_searches: int, tried: Sequence[str] = ()
     ) -> str | None:
-        """Return the best algorithm, among those not tried, to prove the gap for `num_searches` together until
-        `deadline`; None if no algorithm fits the time left.
+        """The best untried algorithm to prove the gap for `num_searches` together until `deadline`; None if none
+        fits.
         """
         left = inf if deadline is None else max(0.0, deadline - self._clock()) / num_searches
         gaps = bisect_right(_GAPS, max_gap)
@@ -79,8 +80,8 @@ class Choice:
         return min(costs, key=costs.__getitem__, default=None)
 
     def of(self, deadline: float | None, num_searches: int) -> str:
-        """Return the first algorithm that answers `num_searches` together within `_SHARE` of the time until `deadline`
-        (on the clock), else the cheapest one. Without a deadline, return the first one.
+        """The first algorithm that answers `num_searches` together within `_SHARE` of the time until `deadline` (on the
+        clock), else the cheapest; the first without a deadline.
         """
         now, cheapest = self._clock(), ("", float("inf"))
         for name, (cost, measured) in self._costs.items():

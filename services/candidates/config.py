@@ -1,4 +1,4 @@
-"""Settings of the candidates process: shared ones, algorithms, memory, votes, audits."""
+"""Settings of the candidates process."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,39 +17,37 @@ class CandidatesSettings(ProcessSettings):
     """Each field names its variable."""
 
     port: int = Field(default=50052, ge=0, le=65535, validation_alias="FRESHET_CANDIDATES_PORT")
-    # Algorithms with sizes, separated by spaces. A request that names none gets the first one that fits its deadline.
-    # "auto": chosen by the catalogue's size.
+    # Algorithms with sizes, separated by spaces. A request that names none gets the first that fits its deadline.
+    # "auto": by the catalogue's size.
     algorithms: str = Field(default="auto", validation_alias="FRESHET_CANDIDATES_ALGORITHMS")
-    # The part of the catalogue served here, i/n with i from 0: items whose ids hash into it. "0/1": all.
+    # The part of the catalogue served here, i/n with i from 0, by hash of ids. "0/1": all.
     shard: Annotated[Shard, NoDecode] = Field(default=WHOLE, validation_alias="FRESHET_CANDIDATES_SHARD")
-    # Where items are scored: in this machine's memory, or copied to a CUDA device.
+    # Where items are scored: in memory, or on a CUDA device.
     device: Literal["cpu", "cuda"] = Field(default="cpu", validation_alias="FRESHET_CANDIDATES_DEVICE")
-    # Memory limit of the items; 0: what the machine has left.
+    # Items' memory limit; 0: what the machine has left.
     max_memory_mb: int = Field(default=0, ge=0, validation_alias=MEMORY_VARIABLE)
-    # The share of live searches to audit by brute force, in the background.
+    # Share of live searches to audit.
     audit_share: float = Field(default=0.01, ge=0, le=1, validation_alias="FRESHET_CANDIDATES_AUDIT_SHARE")
 
-    # False: Kafka is not read. The bundle is served unchanged, including items withdrawn since.
+    # False: the bundle is served unchanged, with items withdrawn since.
     follows_topics: bool = Field(default=True, validation_alias="FRESHET_CANDIDATES_FOLLOWS_TOPICS")
 
     # Remembered interactions that vote for a query (k of PEFA-XL); 0: no memory.
     vote_neighbours: int = Field(default=0, ge=0, le=10_000, validation_alias="FRESHET_CANDIDATES_VOTE_NEIGHBOURS")
-    # lambda of the votes: the model's weight in a final score; the vote has the rest.
+    # lambda of the votes: the model's weight in a final score.
     vote_model_share: float = Field(default=1.0, ge=0, le=1, validation_alias="FRESHET_CANDIDATES_VOTE_MODEL_SHARE")
 
-    # Folder of snapshots of the stream's changes, which shorten the start. "": none.
+    # Folder of snapshots of the stream's changes, which shorten the start.
     snapshots: str = Field(default="", validation_alias="FRESHET_CANDIDATES_SNAPSHOTS")
 
     @property
     def does_common_work(self) -> bool:
-        """Whether this process writes dead letters and snapshots. Of several processes that read the same topics, only
-        one does.
-        """
+        """Whether this process, of several that read the same topics, writes dead letters and snapshots."""
         return True
 
     @property
     def snapshot_folder(self) -> Path | None:
-        """The folder of this shard's snapshots; None without one."""
+        """The folder of this shard's snapshots."""
         if not self.snapshots:
             return None
         root = Path(self.snapshots)

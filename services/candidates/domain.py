@@ -1,4 +1,4 @@
-"""Requests and answers of a search as dataclasses: no Protobuf, no index internals."""
+"""Requests and answers of a search as dataclasses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from services.contracts.shards import WHOLE, Shard
 
 
 class Stage(Enum):
-    """FIRST: a pool with a bound on everything left out. FULL: phi and the certificate."""
+    """FIRST: a pool with a bound on the rest. FULL: phi and the certificate."""
 
     FIRST = "first"
     FULL = "full"
@@ -22,8 +22,8 @@ class Stage(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchQuery:
-    """One search. query: one state. algorithm: "" lets the process choose one that meets `deadline` (monotonic clock),
-    and proves `max_gap` if given.
+    """One search. algorithm: "" lets the process choose one that meets `deadline` (monotonic clock), and proves
+    `max_gap` if given.
     """
 
     query: QueryStates
@@ -33,9 +33,9 @@ class SearchQuery:
     filter: ItemFilter
     algorithm: str = ""
     deadline: float | None = None
-    # The wanted version, if retained; "": the newest.
+    # The wanted version, if retained.
     index_version: str = ""
-    # The seen items of the filter that the user rejected. They do not vote for their neighbours.
+    # Rejected seen items, which do not vote for their neighbours.
     turned_down_item_ids: Sequence[str] = ()
     max_gap: float | None = None
 
@@ -44,8 +44,8 @@ class SearchQuery:
 class SearchResult:
     """The index's result: scores descending, ties by item id. `bound` at stage FIRST, `certificate` at FULL.
 
-    passes: the passes of all attempts, with the times of the whole batch and the items touched (1,) by this search.
-    votes: the merged vote of memory and neighbours for each item, in similarity units, None if nothing votes.
+    passes: of all attempts, with the batch's times and this search's items touched (1,). votes: the merged vote for
+    each item, in similarity units, None if nothing votes.
     """
 
     algorithm: str
@@ -59,7 +59,7 @@ class SearchResult:
     votes: list[float] | None = None
 
     def after(self, earlier: "SearchResult") -> "SearchResult":
-        """Return the attempt with the smaller proven gap, with the time and passes of both."""
+        """The attempt with the smaller proven gap, with both's time and passes."""
         gaps = [
             inf if one.certificate is None or one.certificate.gap is None else one.certificate.gap
             for one in (self, earlier)
@@ -73,7 +73,7 @@ class SearchResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchAnswer:
-    """An answer with its provenance; times in seconds. model_share: lambda of the votes, 1 without any."""
+    """An answer with provenance; times in seconds. model_share: lambda of the votes."""
 
     found: SearchResult
     model_version: str
@@ -83,7 +83,7 @@ class SearchAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VotesQuery:
-    """A request for the votes on an item, for one query state and a user's seen items (newest first)."""
+    """A request for the votes on an item, for a query state and a user's seen items (newest first)."""
 
     query: QueryStates
     model_version: str
@@ -101,7 +101,7 @@ class IndexInfo:
     algorithm: str
     num_items: int
     bytes_per_item: float
-    # Bytes that each loaded algorithm adds to the item states, by name.
+    # Bytes per algorithm beyond the item states.
     added_bytes_per_item: dict[str, float]
     num_remembered: int = 0
     bytes_per_remembered: float = 0.0
@@ -110,7 +110,7 @@ class IndexInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimilarAnswer:
-    """Items similar to one item, exact for `served`. components: that item's own components (P_x, d)."""
+    """Items similar to one item, exact for `served`. components: that item's (P_x, d)."""
 
     found: SimilarItems
     components: FloatArray

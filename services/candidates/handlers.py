@@ -1,7 +1,7 @@
-"""Search: validate requests, batch concurrent ones, and scan once per kind of search in a batch.
+"""Search: validate requests, batch concurrent ones, and scan once per kind of search.
 
-The event loop only validates and queues. One worker thread runs the index, so a kernel works on one batch at a time
-with its threads. The stream's thread changes the catalogue meanwhile; a scan uses one version.
+The event loop only validates and queues; one worker thread runs the index, one batch at a time. A scan uses one version
+while the stream's thread changes the catalogue.
 """
 
 import time
@@ -37,13 +37,13 @@ from services.platform.errors import InvalidRequest, NotFound, PreconditionFaile
 from services.platform.validation import validate_id
 
 MAX_K = 10_000
-# At most MAX_BATCH searches are computed together. At most MAX_QUEUE wait; further ones are rejected.
+# At most MAX_BATCH searches are computed together; at most MAX_QUEUE wait, further ones are rejected.
 MAX_BATCH, MAX_QUEUE = 32, 256
 _MEASURED_K = 100
 
 
 class Search:
-    """Answers searches from one live catalogue by named algorithms; chooses one for requests that name none."""
+    """Answers searches from one live catalogue by named or chosen algorithms."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Search:
         copied_bytes_per_item: int = 0,
         shard: Shard = WHOLE,
     ) -> None:
-        """copied_bytes_per_item: bytes of an item's states on a device, in addition to this machine's memory."""
+        """copied_bytes_per_item: bytes of an item's states on a device."""
         self._catalogue, self._votes, self._metrics, self._audit = catalogue, votes, metrics, audit
         self.shard = shard
         self._algorithms, self._copied_bytes_per_item = list(algorithms), copied_bytes_per_item
@@ -77,7 +77,7 @@ class Search:
         if served.version.main is not None:
             segment = served.version.main.segment
             states, copied = segment.scorer.nbytes, self._copied_bytes_per_item * len(segment)
-            # nbytes of an algorithm includes the shared states that it searches; the segment's nbytes has the others.
+            # An algorithm's nbytes includes the shared states that it searches; the segment's has the others.
             searched = copied or states
             added = {name: segment.indexes[name].nbytes - searched for name in self._algorithms}
             copied -= len(added) * (searched - states)
@@ -111,13 +111,13 @@ class Search:
         )
 
     def explain_votes(self, asked: VotesQuery) -> ItemVotes:
-        """Return the votes for an item. Raises: as a search."""
+        """The votes for an item. Raises: as a search."""
         validate_id("item_id", asked.item_id)
         self._check_query(asked.query, asked.model_version)
         return self._votes.explain(asked, self._catalogue.served.name)
 
     def similar(self, item_id: str, k: int, wanted: ItemFilter, components: FloatArray | None = None) -> SimilarAnswer:
-        """Return the items most similar to one item. components: that item's (P_x, d), flat, if another shard has it.
+        """The items most similar to one item. components: that item's (P_x, d), flat, if another shard has it.
 
         Raises: InvalidRequest with the field; NotFound with the reason for an item without a state.
         """
@@ -148,9 +148,7 @@ class Search:
         self._audit.close()
 
     def _measure(self) -> None:
-        """Measure a search by each algorithm with a random state; the second one counts, since the first one loads
-        memory.
-        """
+        """Measure each algorithm with a random state; the second search counts, since the first loads memory."""
         shape, rng = self._catalogue.index.shape, np.random.default_rng(0)
         components = rng.standard_normal((1, shape.num_query_components, shape.width), dtype=np.float32)
         components /= np.linalg.norm(components, axis=2, keepdims=True)
@@ -190,9 +188,7 @@ class Search:
             raise InvalidRequest(f"query_state: {exc}") from exc
 
     def find_all(self, searches: Sequence[SearchQuery]) -> list[SearchResult]:
-        """Answer validated searches (worker thread): one scan per kind, on the newest version unless a search names
-        another.
-        """
+        """Answer validated searches: one scan per kind, on the newest version unless named."""
         newest = self._catalogue.served
         answers: dict[int, SearchResult] = {}
         tried: list[list[str]] = [[] for _ in searches]
@@ -219,13 +215,13 @@ class Search:
         return [answers[number] for number in range(len(searches))]
 
     def _chosen(self, search: SearchQuery, num_searches: int, tried: Sequence[str]) -> str | None:
-        """Return the algorithm of the next attempt; None if the last attempt is final."""
+        """The next attempt's algorithm; None if the last is final."""
         if search.algorithm:
             return self._names[search.algorithm]
         if search.max_gap is None:
             return self._choice.of(search.deadline, num_searches)
         others = tried
-        if search.stage is Stage.FIRST:  # only these algorithms score their pools by s itself
+        if search.stage is Stage.FIRST:  # only these score their pools by s
             others = [name for name in self._algorithms if not name.startswith(("exact", "brute_force"))]
         name = self._choice.proving(search.max_gap, search.deadline, num_searches, others)
         return name if name or tried else self._choice.of(search.deadline, num_searches)
@@ -368,7 +364,7 @@ def _stack(queries: Sequence[QueryStates]) -> QueryStates:
 
 
 def _is_open(search: SearchQuery, found: SearchResult) -> bool:
-    """Return whether another attempt may prove the gap."""
+    """Whether another attempt may prove the gap."""
     if search.max_gap is None or search.algorithm or found.certificate is None:
         return False
     return not found.certificate.proves(search.max_gap)
@@ -380,7 +376,7 @@ def _check_k(k: int) -> None:
 
 
 def _short_names(algorithms: Sequence[str]) -> dict[str, str]:
-    """Return the names that a request may use: with sizes, or the bare name if it is unique."""
+    """A request's names: with sizes, or bare if unique."""
     bare = [name.partition("(")[0] for name in algorithms]
     names = {short: name for short, name in zip(bare, algorithms, strict=True) if bare.count(short) == 1}
     return {**names, **{name: name for name in algorithms}}

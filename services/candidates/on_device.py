@@ -1,4 +1,4 @@
-"""The indexes of a CUDA device. Only this module of the process loads PyTorch, if configured."""
+"""The indexes of a CUDA device. Only this module of the process loads PyTorch."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,13 +17,11 @@ from services.platform.config import ConfigError
 
 
 class DeviceBuild:
-    """Builds every algorithm over one copy of the item states on a device; the audit's truth stays in this machine's
-    memory.
+    """Builds every algorithm over one copy of the item states on a device; the audit's truth stays in memory.
 
-    Kernels compile at the first build. Otherwise the first search, and the first one with a filter, would wait seconds
-    for them. Only the segments of a mutable index that have algorithms are built; the delta's other rows are scored on
-    the CPU. copied_bytes_per_item: bytes of an item's states on the device.
-    Raises: ValueError for an algorithm that the device does not support.
+    Kernels compile at the first build, for seconds that the first searches would wait. Only a mutable index's segments
+    with algorithms are built; the delta's other rows are scored on the CPU. copied_bytes_per_item: an item's states on
+    the device. Raises: ValueError for an algorithm that the device does not support.
     """
 
     def __init__(self, algorithms: Sequence[Algorithm], device: torch.device) -> None:
@@ -44,9 +42,7 @@ class DeviceBuild:
 
 
 def _search_each_way(index: Index, scorer: DeviceScorer) -> None:
-    """Search with one query and with more queries than a tile, each with and without a filter. Kernels compile
-    separately for these cases.
-    """
+    """Search with one query and with more than a tile, each with and without a filter: kernels compile per case."""
     shape = scorer.shape
     for batch in (1, 33):
         components = np.ones((batch, shape.num_query_components, scorer.width), dtype=np.float32)
@@ -57,7 +53,7 @@ def _search_each_way(index: Index, scorer: DeviceScorer) -> None:
 
 
 def cuda_build(algorithms: Sequence[Algorithm]) -> DeviceBuild:
-    """Return the build for this machine's CUDA device. Raises: ConfigError if PyTorch finds none."""
+    """This machine's CUDA build. Raises: ConfigError if PyTorch finds none."""
     if not torch.cuda.is_available():
         raise ConfigError("FRESHET_CANDIDATES_DEVICE='cuda' but PyTorch sees no CUDA card here; allowed: cpu")
     return DeviceBuild(algorithms, torch.device("cuda"))

@@ -1,7 +1,6 @@
-"""Votes in a search: from the memory (PEFA-XL), the bundle's item neighbours, or both.
+"""Votes in a search: from the memory (PEFA-XL), item neighbours, or both.
 
-The refresher decides which interactions are remembered. `algorithms/scoring/neighbours.py` defines how neighbours vote,
-and `voted_answers.py` how votes change an answer.
+`algorithms/scoring/neighbours.py` defines how neighbours vote, `voted_answers.py` how votes change an answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,9 +30,9 @@ class RememberedVotes:
         return len(self.index)
 
     def apply(self, changes: Sequence[MemoryDelta]) -> int:
-        """Apply changes of the memory; return the number that do not fit the model.
+        """Apply changes of the memory; return how many do not fit the model.
 
-        Raises: IndexFullError; then the removals are applied and the additions are not.
+        Raises: IndexFullError; then only removals are applied.
         """
         shape = (self.index.num_components, self.index.width)
         entering = [one for one in changes if not one.dropped]
@@ -52,11 +51,11 @@ class RememberedVotes:
         self.index.apply(removals=[order.sources[source].segment.rows.ids.strings[row] for source, row in rows])
 
     def of(self, queries: QueryStates) -> list[dict[str, float]]:
-        """Return each query's votes by item."""
+        """Each query's votes by item."""
         return self.index.votes(queries, self.neighbours)
 
     def explain(self, query: QueryStates, item_id: str, index_version: str) -> ItemVotes:
-        """Return the votes of a query's neighbours for an item, grouped by interaction type. It names no users."""
+        """The votes of a query's neighbours for an item, by interaction type, without users."""
         voters = [one for one in self.index.neighbours(query, self.neighbours)[0] if one.item_id == item_id]
         voters.sort(key=lambda one: one.interaction_type)
         kinds = []
@@ -90,9 +89,9 @@ class Voting:
 
     def __init__(self, base: Catalogue, memory: RememberedVotes | None) -> None:
         self.memory, self._base = memory, base
-        # Each search votes for some thousand items; creating their strings from columns would take .4 ms a call.
+        # Searches vote for some thousand items; their strings from columns would take .4 ms a call.
         self._item_ids = [] if base.neighbours is None else list(base.rows)
-        # For each item of the model, its row in this shard; -1 for an item of another shard.
+        # Each model item's row in this shard, -1 in another.
         self._own = np.full(0 if base.neighbours is None else len(base.voting), -1, np.int32)
         if base.neighbours is not None:
             self._own[base.voting.rows_of(base.rows)] = np.arange(len(base.rows))
@@ -104,19 +103,19 @@ class Voting:
 
     @property
     def neighbours_nbytes(self) -> int:
-        """Bytes of the item neighbours."""
+        """Item neighbours' bytes."""
         return 0 if self._base.neighbours is None else self._base.neighbours.nbytes
 
     @property
     def num_asked(self) -> int:
-        """Number of remembered interactions and item neighbours that one search reads."""
+        """Remembered interactions and item neighbours read per search."""
         neighbours = self._base.neighbours
         asked = 0 if neighbours is None else WINDOW * neighbours.shape.num_neighbours
         return asked + (0 if self.memory is None else len(self.memory))
 
     def of(self, queries: QueryStates, searches: Sequence[SearchQuery]) -> list[dict[str, float]] | None:
-        """Return each query's votes by item; None if nothing can vote. The filter's seen items, without rejected ones,
-        vote for their neighbours.
+        """Each query's votes by item; None if nothing can vote. Seen items, except rejected ones, vote for their
+        neighbours.
         """
         if self.memory is None and self._base.neighbours is None:
             return None
@@ -127,7 +126,7 @@ class Voting:
         ]
 
     def explain(self, asked: VotesQuery, index_version: str) -> ItemVotes:
-        """Return the item's vote in a search that excludes the other seen items, and the remembered voters."""
+        """The item's vote in a search that excludes the other seen items, and the remembered voters."""
         found = ItemVotes(vote=0.0, num_neighbours=0, model_share=1.0, voters=(), index_version=index_version)
         if self.memory is not None:
             found = self.memory.explain(asked.query, asked.item_id, index_version)
@@ -139,8 +138,8 @@ class Voting:
     def _merged(
         self, found: Mapping[str, float], seen: Sequence[str], against: Sequence[str], leaves_out: bool, but: str = ""
     ) -> dict[str, float]:
-        """found: votes of the memory. seen: seen items, newest first; if `leaves_out`, they receive no votes, except
-        `but`. against: the seen items that do not vote.
+        """found: votes of the memory. seen: newest first; if `leaves_out`, they receive no votes, except `but`.
+        against: seen items that do not vote.
         """
         votes = {item_id: self._of_memory * vote for item_id, vote in found.items()}
         neighbours, rows = self._base.neighbours, self._base.voting

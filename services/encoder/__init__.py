@@ -1,1 +1,1 @@
-"""The encoder process: computes query states from the stream of interactions, and on request."""
+"""The encoder process: query states from the stream, and on request."""

@@ -1,4 +1,4 @@
-"""Assemble the encoder process. Only this module names concrete adapters."""
+"""Assemble the encoder process; names concrete adapters."""
 
 import asyncio
 from collections.abc import Sequence
@@ -54,25 +54,24 @@ from services.user_state.writer import StateWriter
 
 log = structlog.get_logger()
 
-# The generated stubs have no types.
 _add_servicer: Any = encoder_pb2_grpc.add_EncoderServiceServicer_to_server
 
-# Timeout of Redis calls for `DescribeUser`.
+# Of Redis calls for `DescribeUser`.
 DESCRIBE_TIMEOUT_S = 1.0
-# The broker gathers events this long before it answers a fetch: the batching window.
+# The batching window: the broker gathers events this long before it answers a fetch.
 _WINDOW_MS = 20
 _MAX_FORGETS = 10_000
 # Memory of an ONNX Runtime session as a multiple of its graph's size.
 _TIMES_ONNX = 3
-# Bytes per partition and fetch, some 250 events, so that partitions with a backlog are read in turn.
+# Bytes per partition and fetch, some 250 events: partitions with a backlog take turns.
 _TURN_BYTES = 1 << 15
 
 
 def vocabulary_of(bundle: Bundle) -> Vocabulary:
-    """Return the vocabulary of the bundle's model."""
+    """The model's vocabulary."""
     return Vocabulary(
         model_version=bundle.model_version,
-        # A dictionary: each event looks up all items of its user's history.
+        # A dictionary: each event looks up its user's whole history.
         item_index=dict(zip(bundle.item_ids, range(bundle.num_items), strict=True)),
         user_index=bundle.user_index,
         max_history=bundle.max_history,
@@ -89,14 +88,14 @@ def vocabulary_of(bundle: Bundle) -> Vocabulary:
 
 
 def model_encoder(settings: EncoderSettings, bundle: Bundle) -> InProcessEncoder | InferenceServerEncoder:
-    """Return the bundle's model in the configured engine."""
+    """The bundle's model in the configured engine."""
     if settings.engine == "in-process":
         return in_process_encoder(settings, bundle)
     return inference_encoder(settings, bundle)
 
 
 def in_process_encoder(settings: EncoderSettings, bundle: Bundle) -> InProcessEncoder:
-    """Return the bundle's model in this process."""
+    """The bundle's model in this process."""
     has_step = ENCODER_STEP_ONNX in bundle.manifest.files
     return InProcessEncoder(
         bundle.file(ENCODER_ONNX),
@@ -107,9 +106,9 @@ def in_process_encoder(settings: EncoderSettings, bundle: Bundle) -> InProcessEn
 
 
 def open_model(settings: EncoderSettings, folder: Path) -> Model:
-    """Open the model of another version set, always in this process.
+    """Open another version set's model, always in this process.
 
-    Raises: BundleError; MemoryError with the needed and the available memory.
+    Raises: BundleError; MemoryError with needed and available memory.
     """
     bundle = load_bundle(folder)
     needs = _TIMES_ONNX * bundle.file(ENCODER_ONNX).stat().st_size + (settings.cache_mib << 20)
@@ -124,7 +123,7 @@ def close_model(model: Model) -> None:
 
 
 def inference_encoder(settings: EncoderSettings, bundle: Bundle) -> InferenceServerEncoder:
-    """Return the bundle's model on the inference server."""
+    """The bundle's model on the inference server."""
     head = bundle.manifest.head
     return InferenceServerEncoder(
         settings.inference_server,
@@ -138,7 +137,7 @@ def inference_encoder(settings: EncoderSettings, bundle: Bundle) -> InferenceSer
 
 
 def _reader(settings: EncoderSettings, topic: str, name: str, **options: Any) -> TopicReader:
-    """Return a reader in the process's group; the first read creates a missing topic."""
+    """A reader in the process's group; the first read creates a missing topic."""
     return TopicReader(
         settings.kafka,
         topic,
@@ -152,7 +151,7 @@ def _reader(settings: EncoderSettings, topic: str, name: str, **options: Any) ->
 def kafka_stream(
     settings: EncoderSettings, partitions: Sequence[int] | None = None, *, max_partition_bytes: int = 1 << 20
 ) -> TopicReader:
-    """Return a reader of these partitions of `interactions`, or of all."""
+    """A reader of these partitions of `interactions`, or of all."""
     return _reader(
         settings,
         INTERACTIONS,
@@ -165,17 +164,17 @@ def kafka_stream(
 
 
 def forget_log(settings: EncoderSettings) -> ForgetTopic:
-    """Return a reader of the topic `forgets`, which every process reads in full."""
+    """A reader of `forgets`, which every process reads in full."""
     return ForgetTopic(_reader(settings, FORGETS, "-forgets", max_poll_records=_MAX_FORGETS, rest_ms=1_000))
 
 
 def state_writer(settings: EncoderSettings) -> StateWriter:
-    """Return the writer of user states and progress in Redis."""
+    """The writer of user states and progress in Redis."""
     return StateWriter(settings.redis, ttl_seconds=settings.user_ttl_seconds, max_seen=settings.max_seen_items)
 
 
 def pseudonym_keys(settings: EncoderSettings) -> list[bytes]:
-    """Return the current pseudonym key, then the earlier ones. Raises: as `pseudonym_key`."""
+    """The current pseudonym key, then earlier ones. Raises: as `pseudonym_key`."""
     key = pseudonym_key(settings)
     earlier = [one.encode() for one in settings.earlier_pseudonym_keys.get_secret_value().split()]
     return [key, *(one for one in earlier if one != key)]
@@ -202,7 +201,7 @@ def make_stream(
     """Assemble the stream with the own model; `set_others` adds others. health: set when the stream is ready."""
     outbox = KafkaOutbox(BulkProducer(settings.kafka, client_id="freshet-encoder"), tracing=tracing)
     vocabulary, keys, forgotten = own.vocabulary, pseudonym_keys(settings), Forgotten()
-    # A second reader of `interactions`, since restoring a lost user reads it from the beginning.
+    # A second reader, since restoring a lost user reads from the beginning.
     log_again = _reader(settings, INTERACTIONS, "-restore", max_poll_records=10_000)
     histories = _reader(settings, HISTORIES, "-histories", max_poll_records=2_000)
     keep = WriteHistories(
@@ -273,8 +272,8 @@ def make_stream(
 async def run(settings: EncoderSettings) -> None:
     """Serve and apply the stream until a signal.
 
-    Raises: ConfigError as `pseudonym_key`, BundleError for an unusable bundle, PortTaken for a taken port. Kafka, Redis
-    and the inference server may be unavailable at start: the process is NOT_SERVING until each was reached once.
+    Raises: ConfigError as `pseudonym_key`, BundleError, PortTaken. Kafka, Redis and the inference server may be
+    unavailable at start: the process is NOT_SERVING until each was reached once.
     """
     keys = pseudonym_keys(settings)
     bundle = await asyncio.to_thread(load_bundle, settings.bundle)
@@ -294,13 +293,13 @@ async def run(settings: EncoderSettings) -> None:
     served = ServedModels(own, health)
 
     def changed(others: tuple[Model, ...]) -> None:
-        # The stream uses a model before `Encode` serves it; a model is closed after the batch that used it.
+        # The stream uses a model before `Encode` serves it, and closes it after the batch that used it.
         stream.records.encode_batch.set_others(others)
         asyncio.run_coroutine_threadsafe(served.take(others), loop).result()
 
     models = Models(own, open_model=partial(open_model, settings), changed=changed, close=close_model)
     stream.forgets.encoder = models
-    # The stream begins with all models: a record applied without a model has no attribution of that model.
+    # The stream begins with all models: a record applied without a model has no attribution of it.
     sets = OperationFollower(
         version_sets.OPERATIONS,
         operation_reader(

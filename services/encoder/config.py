@@ -1,4 +1,4 @@
-"""Settings of the encoder process: shared ones, sizes of the consumer, limits of data per user."""
+"""Settings of the encoder process."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ from pydantic import Field, SecretStr, field_validator
 from services.contracts.pseudonyms import PseudonymSettings
 from services.user_state.values import DEFAULT_MAX_SEEN, DEFAULT_TTL_SECONDS
 
-# With at most this many, a user's joined pseudonyms fit into an id.
+# At most this many: a user's joined pseudonyms fit into an id.
 MAX_EARLIER_KEYS = 2
 MAX_SEEN = 19_000
 
@@ -17,8 +17,7 @@ class EncoderSettings(PseudonymSettings):
 
     port: int = Field(default=50051, ge=0, le=65535, validation_alias="FRESHET_ENCODER_PORT")
     group_id: str = Field(default="freshet-encoder", min_length=1, validation_alias="FRESHET_ENCODER_GROUP")
-    # The processes of a group share the partitions of `interactions`. A process that does not renew for this long loses
-    # its partitions.
+    # A process that does not renew for this long loses its partitions.
     lease_ms: int = Field(default=1000, ge=200, le=60_000, validation_alias="FRESHET_ENCODER_LEASE_MS")
     max_poll_records: int = Field(default=4096, ge=1, le=100_000, validation_alias="FRESHET_ENCODER_MAX_POLL_RECORDS")
     # ONNX Runtime in this process, or the inference server.
@@ -27,22 +26,22 @@ class EncoderSettings(PseudonymSettings):
     )
     # Cache of recent users' keys and values; a full window of 8 blocks at L = 200 has 640 kB.
     cache_mib: int = Field(default=256, ge=0, le=1_000_000, validation_alias="FRESHET_ENCODER_CACHE_MIB")
-    # Minimum time between two rounds of writing changed histories. With a longer time each event costs less, but
-    # restoring a lost user reads more of the log.
+    # Minimum time between rounds of writing changed histories. Longer: each event costs less, restoring a lost user
+    # reads more of the log.
     history_every_s: float = Field(default=120.0, ge=0.1, le=3600, validation_alias="FRESHET_ENCODER_HISTORY_EVERY_S")
     # Limits of data per user.
     user_ttl_seconds: int = Field(
         default=DEFAULT_TTL_SECONDS, ge=60, validation_alias="FRESHET_ENCODER_USER_TTL_SECONDS"
     )
-    # The upper limit leaves room for a request's own history in a search's list of excluded items.
+    # Leaves room for a request's own history in a search's excluded items.
     max_seen_items: int = Field(
         default=DEFAULT_MAX_SEEN, ge=1, le=MAX_SEEN, validation_alias="FRESHET_ENCODER_MAX_SEEN_ITEMS"
     )
-    # Half-life of an event in the popularity of items. A change of this setting clears the popularity.
+    # Half-life of an event in items' popularity. A change clears it.
     popularity_half_life_hours: float = Field(
         default=7 * 24, ge=0.1, le=10 * 365 * 24, validation_alias="FRESHET_ENCODER_POPULARITY_HALF_LIFE_HOURS"
     )
-    # Earlier keys, at most two, separated by white space: a forget also covers their pseudonyms.
+    # Earlier keys, at most two, separated by white space: a forget covers their pseudonyms too.
     earlier_pseudonym_keys: SecretStr = Field(default=SecretStr(""), validation_alias="FRESHET_PSEUDONYM_KEYS_BEFORE")
 
     @field_validator("earlier_pseudonym_keys")

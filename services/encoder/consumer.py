@@ -1,7 +1,5 @@
-"""The thread that applies the stream: acquire partitions, forget, poll, apply, commit; resynchronise after a failure.
-
-It is separate from the event loop, so that gRPC calls are answered during a batch. `handlers/apply_records.py` applies
-records.
+"""The thread that applies the stream: acquire partitions, forget, poll, apply, commit; resynchronise after a
+failure.
 """
 
 import time
@@ -24,14 +22,14 @@ from services.user_state.values import now_ms
 
 log = structlog.get_logger()
 
-# Log checks are rarer than store checks by this factor (8 partitions: 6 ms of processor time, 15 ms in all).
-# `log_identity.py` also detects records of another topic that were applied in between.
+# Log checks are this much rarer than store checks (8 partitions: 6 ms of processor time, 15 ms in all).
+# `log_identity.py` also detects records of another topic applied in between.
 _LOG_CHECK_EVERY = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConsumerLimits:
-    """Sizes and times of the loop. Polls grow from min_ to max_records while they are full (catching up)."""
+    """The loop's sizes and times. Full polls (catching up) grow from min_ to max_records."""
 
     poll_ms: int = 200
     min_records: int = 512
@@ -40,13 +38,13 @@ class ConsumerLimits:
     max_backoff_s: float = 1.0
     commit_every_s: float = 1.0
     check_every_s: float = 1.0
-    # A scan takes a microsecond of Redis per user. Evictions trigger a scan at once.
+    # A scan takes a microsecond of Redis per user; evictions trigger one at once.
     look_for_lost_every_s: float = 60.0
     lag_every_s: float = 1.0
 
 
 class _Shared:
-    """Assigns the leased partitions to the stream. leases: None for all partitions."""
+    """Assigns leased partitions to the stream. leases: None for all."""
 
     def __init__(self, stream: Reader, leases: Leases | None) -> None:
         self._stream, self._leases = stream, leases
@@ -56,7 +54,7 @@ class _Shared:
     def follow(self) -> bool:
         """Release surplus leases and assign the leased partitions. Call it between turns, when no partition is in use.
 
-        Returns True if the assignment changed. `resync` then sets the offsets.
+        Returns True if the assignment changed; `resync` then sets the offsets.
         """
         if self._leases is None:
             return False
@@ -83,7 +81,7 @@ class Consumer(Follower):
     """Applies the stream until stopped; ready after store, topics and model were all reached.
 
     Two processes may work on one partition for a moment, if one was paused beyond its lease. That costs a Conflict:
-    each write compares the partition's watermark, and readers deduplicate by position.
+    writes compare the watermark, and readers deduplicate by position.
     """
 
     def __init__(
@@ -99,7 +97,7 @@ class Consumer(Follower):
         on_stall: Callable[[], None] = lambda: None,
         turns: TurnClock | None = None,
     ) -> None:
-        """leases: this process's partitions of the stream; None for all."""
+        """leases: this process's partitions; None for all."""
         super().__init__(
             "interactions-consumer",
             on_ready=on_ready,
@@ -112,19 +110,19 @@ class Consumer(Follower):
         self._stream, self._shared = stream, _Shared(stream, leases)
         self._handler, self._forgets, self._metrics, self._limits = handler, forgets, metrics, limits
         metrics.watch_turns(self.turns)
-        # False while the poll position may differ from the store's, also after an error: the next turn then resyncs.
+        # False while poll position and store may differ, also after an error: the next turn then resyncs.
         self._in_step = False
-        # During an import only the import writes users.
+        # An import writes users alone.
         self._is_paused = False
         self._poll_records = limits.min_records
         self._committed: dict[int, int] = {}
         self._commit_due, self._check_due = Due(limits.commit_every_s), Due(limits.check_every_s)
         self._look_due = Due(limits.look_for_lost_every_s)
-        # Per partition, so that a partition with rare records is also checked before they are applied.
+        # Per partition, so that one with rare records is also checked before they are applied.
         self._next_log_check: dict[int, float] = {}
 
     def finish(self) -> None:
-        """Write histories, commit, release the partitions. Unfinished work is read again."""
+        """Write histories, commit, release partitions. Unfinished work is read again."""
         try:
             if self._in_step:
                 if not self._is_paused:
@@ -189,7 +187,7 @@ class Consumer(Follower):
         self._metrics.tails_lost.inc(progress.tails_lost - lost_before)
         self._is_paused = progress.is_paused()
         if not self._is_paused:
-            # `resync` found the same log, but it may have lost records that a forget names.
+            # The same log may have lost records that a forget names.
             ends = progress.unknown_logs(self._stream.end_offsets())
             self._metrics.forgets.inc(self._forgets.resync(progress.epoch, ends, progress.watermarks.keys()))
         self._in_step = True
@@ -220,7 +218,7 @@ class Consumer(Follower):
         return total
 
     def _check_store(self, now: float) -> None:
-        """Detect an emptied store, lost users and an import. During an import the stream is not polled."""
+        """Detect an emptied store, lost users and an import, which pauses polling."""
         was_paused, progress = self._is_paused, self._handler.progress
         with self._stepping():
             self._is_paused = progress.is_paused()
@@ -235,7 +233,7 @@ class Consumer(Follower):
             log.info("stream_held" if self._is_paused else "stream_released", watermarks=progress.watermarks)
 
     def _check_log(self, now: float, records: Sequence[SourceRecord]) -> None:
-        """Check, before records are applied, that the topic was not recreated. An idle stream is not checked."""
+        """Check, before records are applied, that the topic was not recreated."""
         partitions = {record.partition for record in records}
         if all(now < self._next_log_check.get(partition, 0.0) for partition in partitions):
             return

@@ -17,10 +17,10 @@ from services.user_state.values import UserHistory
 class EncodeJob:
     """One sequence for the model. Shapes: item_index (n,), event_time (n,) in seconds, oldest first.
 
-    item_index: dense indices; combined with the actions if the model reads them (`algorithms.encoding.actions`).
+    item_index: dense indices; with actions if the model reads them (`algorithms.encoding.actions`).
 
-    positions: the M positions (increasing, below n) whose states are wanted. user_index: -1 if unknown to training.
-    cache_key: 0 or more if the user's next sequence will likely begin like this one; None: do not cache.
+    positions: the M wanted ones (increasing, below n). user_index: -1 if unknown to training. cache_key: 0 or more if
+    the user's next sequence will likely begin alike; None: do not cache.
     """
 
     item_index: npt.NDArray[np.int64]
@@ -32,7 +32,7 @@ class EncodeJob:
 
 @dataclass(frozen=True, slots=True)
 class EncodedStates:
-    """The states of one job. Shapes: components (M, P_q, d), gate (M, P) or None for a plain dot product."""
+    """One job's states. Shapes: components (M, P_q, d), gate (M, P) or None for a plain dot product."""
 
     components: npt.NDArray[np.float32]
     gate: npt.NDArray[np.float32] | None
@@ -40,9 +40,9 @@ class EncodedStates:
 
 @dataclass(slots=True)
 class UserWork:
-    """One user in a batch: arrivals, their merge, and the wanted states (sequence number -> prefix lengths).
+    """One user in a batch: arrivals, their merge, and wanted states (sequence number -> prefix lengths).
 
-    attributed: numbers of the arrivals whose attributions are published. is_traced: an arrival has a trace.
+    attributed: numbers of arrivals to attribute. is_traced: an arrival has a trace.
     """
 
     arrivals: list[Arrival]

@@ -1,6 +1,6 @@
 """Convert histories to encode jobs, and the model's arrays to stored states.
 
-The model uses dense indices, everything else string ids. An item that the model does not know is left out.
+Items unknown to the model are left out.
 
 Letters: M states wanted of one sequence, P_q query components, P component pairs, d component width.
 """
@@ -28,9 +28,9 @@ UNKNOWN = -1
 class Vocabulary:
     """The model's indices of items and users, and its sequence length.
 
-    untrained: items of `item_index` that training did not see. schema: the meaning of event types. actions: rows of the
-    model's action embedding, if any. aversion: moves states away from rejected items; None: off. absence: the model's
-    absence rows, if any.
+    untrained: items of `item_index` unknown to training. schema: the meaning of event types. actions: rows of the
+    action embedding, if any. aversion: moves states away from rejected items; None: off. absence: the absence rows, if
+    any.
     """
 
     model_version: str
@@ -45,7 +45,7 @@ class Vocabulary:
 
 
 def rows_of(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> npt.NDArray[np.int64]:
-    """Return each event's row (n,), which combines item and action; UNKNOWN if the encoder ignores either."""
+    """Each event's row (n,), of item and action; UNKNOWN if the encoder ignores either."""
     get = vocabulary.item_index.get
     rows = np.array([get(event[4], UNKNOWN) for event in events], dtype=np.int64)
     if vocabulary.actions is not None:
@@ -59,8 +59,8 @@ def rows_of(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> npt.NDArra
 
 
 def cache_key(user_id: str) -> int:
-    """Return a user's key in the encoders' caches, 63 bits. The cache compares an entry with the job, so a collision
-    costs time, but never results in a wrong state.
+    """A user's key in the encoders' caches, 63 bits. The cache compares entry and job, so a collision only costs
+    time.
     """
     return int.from_bytes(blake2b(user_id.encode(), digest_size=8, person=b"encoder-cache").digest(), "little") >> 1
 
@@ -73,10 +73,10 @@ def encode_job(
     *,
     cached: bool = False,
 ) -> tuple[EncodeJob | None, dict[int, int]]:
-    """Return a job for the states after the first n events, for each n in `wanted`.
+    """A job for the states after the first n events, for each n in `wanted`.
 
-    cached: the user's next job will likely begin like this one, as in the stream. The job is None if no wanted prefix
-    has an item that the encoder reads. The dictionary gives, for each n with a state, its row in the job's answer.
+    cached: the user's next job will likely begin alike, as in the stream. The job is None if no wanted prefix has an
+    item that the encoder reads. The dictionary gives, for each n with a state, its row in the job's answer.
     """
     lengths = sorted(set(wanted))
     longest = lengths[-1] if lengths else 0
@@ -108,7 +108,7 @@ def encode_job(
 def user_state(
     vocabulary: Vocabulary, states: EncodedStates, row: int, events: Sequence[StoredEvent]
 ) -> PackedQueryState:
-    """Return the state after `events` for retrieval: the encoder's state, moved away from rejected items."""
+    """The state after `events` for retrieval, moved away from rejected items."""
     against = _turned_down(vocabulary, events) if vocabulary.aversion is not None else {}
     if vocabulary.aversion is not None and against:
         gate = None if states.gate is None else states.gate[row]
@@ -121,7 +121,7 @@ def user_state(
 def attributed_state(
     vocabulary: Vocabulary, states: EncodedStates, row: int, last_event_ms: int, at_ms: int
 ) -> PackedQueryState:
-    """Return the state before an event at `at_ms`, after the absence since `last_event_ms` (Unix milliseconds)."""
+    """The state before an event at `at_ms`, after the absence since `last_event_ms` (Unix milliseconds)."""
     state, _ = after_absence(
         pack_state(states, row, vocabulary.model_version), vocabulary.absence, last_event_ms, at_ms
     )
@@ -129,7 +129,7 @@ def attributed_state(
 
 
 def _turned_down(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> dict[int, float]:
-    """Return the rows of items that recent events reject, with weights. Only an item's newest event counts."""
+    """Rows of items that recent events reject, with weights. An item's newest event counts."""
     schema, found, spoken = vocabulary.schema, dict[int, float](), set[str]()
     if not any(event.type in schema.can_speak_against for event in events[-WINDOW:]):
         return found
@@ -145,7 +145,7 @@ def _turned_down(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> dict[
 
 
 def pack_state(states: EncodedStates, row: int, model_version: str) -> PackedQueryState:
-    """Return one state in half precision, as stored and sent."""
+    """One state in half precision, as stored and sent."""
     components = states.components[row]
     return PackedQueryState(
         model_version=model_version,

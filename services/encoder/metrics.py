@@ -1,4 +1,4 @@
-"""The encoder's metrics: records by outcome, lag, freshness, batches, encode time, cache."""
+"""The encoder's metrics."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -22,7 +22,7 @@ class _CacheCollector(Collector):
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics. Hit rate = hit / (hit + miss); remaining work = encoded / (reused + encoded)."""
+        """Hit rate = hit / (hit + miss); remaining work = encoded / (reused + encoded)."""
         counts = self._counts()
         for name, text, outcomes in (
             (
@@ -44,7 +44,7 @@ class _CacheCollector(Collector):
 
 
 class EncoderMetrics:
-    """Labels have few, fixed values, except partitions and the first event types that the schema does not name."""
+    """Few, fixed label values, except partitions and the first event types unknown to the schema."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._figures = figures = Figures(registry)
@@ -109,11 +109,11 @@ class EncoderMetrics:
         self._figures.registry.register(_CacheCollector(counts))
 
     def watch_turns(self, turns: TurnClock) -> None:
-        """Export the age of the loop's last good turn, computed at scrape time."""
+        """Export the age of the last good turn at scrape time."""
         self._figures.turn_age("freshet_encoder_turn_age_seconds", turns)
 
     def progress(self, watermarks: Mapping[int, int], ends: Mapping[int, int]) -> None:
-        """Set watermarks and lag of this process's partitions. ends: one past each partition's last known record."""
+        """Set this process's watermarks and lag. ends: one past each partition's last known record."""
         self._held.set(len(watermarks))
         self._watermark.clear()
         self._lag.clear()

@@ -1,4 +1,4 @@
-"""The models of one process: its own, and those of other version sets, which may change."""
+"""The models of one process: its own, and other version sets', which may change."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Model:
 
 
 class Models:
-    """own: the process's model. open_model: opens another one from its bundle's folder.
+    """own: the process's model. open_model: opens another from its bundle's folder.
 
     changed: called with the other models after a change. `apply` belongs to one thread; the rest is thread-safe.
     """
@@ -43,13 +43,13 @@ class Models:
 
     def drop(self, cache_keys: Sequence[int]) -> None:
         """Drop these cache keys in all models. Raises: as the own encoder, which comes last so that the others drop
-        theirs even if the inference server is unavailable.
+        theirs even without the inference server.
         """
         for model in (*self.others, self.own):
             model.encoder.drop(cache_keys)
 
     def apply(self, sets: VersionSets) -> None:
-        """Open the models of these sets and close all others. A model that fails to open is left out and logged."""
+        """Open these sets' models and close all others. A failing one is logged."""
         current = {one.vocabulary.model_version: one for one in self.others}
         wanted = {one.model_version: one for one in sets.sets.values()}
         wanted.pop(self.own.vocabulary.model_version, None)
@@ -58,7 +58,7 @@ class Models:
             try:
                 others.append(current.get(version) or self._opened(one))
             except Exception as exc:
-                # Any error: the stream and the other models continue.
+                # Any error: the stream and other models continue.
                 log.error("version_set_not_held", set=one.name, reason=str(exc), error=type(exc).__name__)
         gone = [one for version, one in current.items() if version not in wanted]
         self.others = tuple(others)
@@ -67,7 +67,7 @@ class Models:
             self._close(left)
 
     def _opened(self, one: VersionSet) -> Model:
-        """Open a set's model. Raises: BundleError; ValueError for a model that does not fit the own one."""
+        """Raises: BundleError; ValueError for a model that does not fit the own one."""
         model, own = self._open(Path(one.bundle)), self.own.vocabulary
         found = model.vocabulary
         for what, theirs, wanted in (
@@ -91,7 +91,7 @@ class ServedModels:
         self._add(own)
 
     async def take(self, others: tuple[Model, ...]) -> None:
-        """Serve these models and no others, apart from the own one."""
+        """Serve the own model and these."""
         versions = {one.vocabulary.model_version: one for one in others}
         for version in versions.keys() - self.handlers.keys():
             self._add(versions[version])

@@ -1,4 +1,4 @@
-"""Compute a batch's changes of item popularity per partition from users' events before and after it. Pure functions."""
+"""A batch's changes of item popularity per partition from users' events before and after it. Pure functions."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,15 +12,15 @@ from services.platform.stream.position import Position
 from services.user_state.merging import Outcome
 from services.user_state.values import PopularityStep
 
-# Outcomes that change popularity. A late event does not: the user's earlier events with the item are unknown.
+# Not late events: the user's earlier ones with the item are unknown.
 _TAKEN = (Outcome.APPLIED, Outcome.KEPT_OUT, Outcome.KEPT_OUT_UNSEEN)
 
 
 def popularity_steps(work: Iterable[UserWork], schema: EventSchema, half_life_s: float) -> dict[int, PopularityStep]:
-    """Return each partition's added and removed levels.
+    """Each partition's added and removed levels.
 
-    Of a user's events with an item, only the strongest one in the window and the recent ids counts. An undone event is
-    subtracted if the window still had it; otherwise it stays and decays.
+    Of a user's events with an item, the strongest in the window and the recent ids counts. An undone event is
+    subtracted if the window still had it; otherwise it decays.
     """
     made: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
     for user in work:
@@ -34,7 +34,7 @@ def popularity_steps(work: Iterable[UserWork], schema: EventSchema, half_life_s:
 def _add_user(
     made: dict[int, tuple[dict[str, float], dict[str, float]]], user: UserWork, schema: EventSchema, half_life_s: float
 ) -> None:
-    # The history may include redelivered records: only events with lower offsets were there before the batch.
+    # The history may include redelivered records: only lower offsets were there before the batch.
     first = {arrival.partition: arrival.offset for arrival in reversed(user.arrivals)}
     items = {arrival.interaction.item_id for arrival in user.arrivals}
     items.update(undone.item_id for undone in user.merged.undone.values())
@@ -43,7 +43,7 @@ def _add_user(
         for event in user.history.events
         if event.item_id in items and event.offset < first.get(event.partition, math.inf)
     }
-    # Events outside the window, whose weights are unknown.
+    # Events outside the window, of unknown weight.
     others = {
         (one.item_id, one.outcome == Outcome.APPLIED)
         for one in user.history.recent
@@ -73,7 +73,7 @@ def _add_user(
 def _strongest(
     item_id: str, events: Mapping[Position, Interaction | StoredEvent], schema: EventSchema, half_life_s: float
 ) -> float:
-    """Return the highest level of these events with the item; -inf if none is positive."""
+    """These events' highest level; -inf if none is positive."""
     weighed = (
         (schema.weight_for(event.type, event.value), event.event_time_ms)
         for event in events.values()

@@ -1,7 +1,7 @@
-"""Ports of the encoder process: other topics, the model. Topic readers and the state store have their own ports.
+"""Ports of the encoder process: other topics, the model.
 
-Each has a real and an in-memory adapter. All raise the errors of `services.platform.errors`. All are synchronous,
-except `UserReader`: the consumer has its own thread, and on-demand encoding runs in the batcher's worker thread.
+Each has a real and an in-memory adapter and raises the errors of `services.platform.errors`. All are synchronous,
+except `UserReader`: the consumer and on-demand encoding have their own threads.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from services.user_state.values import Popularity, UserKeys
 
 
 class Outbox(Protocol):
-    """Writes to other topics. Returns after all acknowledgements. A failure may leave some records written, so readers
+    """Writes to other topics; returns after all acknowledgements. A failure may leave some records written, so readers
     deduplicate by source position.
     """
 
@@ -26,7 +26,7 @@ class Outbox(Protocol):
         clicks: Sequence[ClickRecord] = (),
     ) -> None:
         """Write all records: attributions in order per item, a forget (`ForgetUpTo`) to every partition of
-        `attributions`, and clicks in the order given.
+        `attributions`, and clicks in order.
         """
 
     def close(self) -> None:
@@ -37,10 +37,10 @@ class UserReader(Protocol):
     """Reads what is stored of a user, in an event loop (`services.user_state.reader`)."""
 
     async def read_keys(self, user_id: str) -> UserKeys:
-        """Return what is stored of the user. Raises: DependencyUnavailable."""
+        """What is stored of the user. Raises: DependencyUnavailable."""
 
     async def read_popular(self) -> Sequence[Popularity]:
-        """Return the popular items of each partition with progress. Raises: DependencyUnavailable."""
+        """The popular items of each partition with progress. Raises: DependencyUnavailable."""
 
 
 class Keeper(Protocol):
@@ -57,4 +57,4 @@ class SequenceEncoder(Keeper, Protocol):
         """Return when the model is ready. Raises: DependencyUnavailable, PreconditionFailed."""
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[EncodedStates]:
-        """Return the wanted states of each job, in order."""
+        """The wanted states of each job, in order."""

@@ -1,4 +1,4 @@
-"""EncoderService over gRPC. Only this module of the process converts its Protobuf messages."""
+"""EncoderService over gRPC. Protobuf stops here."""
 
 from collections.abc import Mapping
 

@@ -1,6 +1,6 @@
-"""Assemble the generator process. Only this module names concrete encoders and topics.
+"""Assemble the generator process; names concrete encoders and topics.
 
-Sources load separately. A missing or unreadable part of the text bundle is reported, and the other sources serve.
+Sources load separately: an unusable part of the text bundle is reported, and the other sources serve.
 """
 
 import asyncio
@@ -53,7 +53,6 @@ from services.platform.rpc.server import HealthState, RpcServer, serve
 
 log = structlog.get_logger()
 
-# The generated stubs have no types.
 _add_servicer: Any = generator_pb2_grpc.add_GeneratorServiceServicer_to_server
 
 
@@ -61,7 +60,7 @@ Answer = TypeVar("Answer", bound=Scored)
 
 
 def load_sources(settings: GeneratorSettings, metrics: GeneratorMetrics) -> tuple[Sources, list[TextEncoder]]:
-    """Load all available sources; return them and the encoders to close. Raises: BundleError without a model bundle."""
+    """All loadable sources, and the encoders to close. Raises: BundleError without a model bundle."""
     bundle = load_bundle(settings.bundle)
     text_bundle, reason = open_text_bundle(settings.text)
     documents = () if text_bundle is None else text_bundle.item_index
@@ -82,16 +81,16 @@ def load_sources(settings: GeneratorSettings, metrics: GeneratorMetrics) -> tupl
 
 
 class _Loading:
-    """Loads the sources of a text bundle. encoders: those loaded; the caller closes them."""
+    """Loads a text bundle's sources. encoders: the caller closes them."""
 
     def __init__(self, settings: GeneratorSettings, metrics: GeneratorMetrics, bundle: TextBundle) -> None:
         self._settings, self._metrics, self._bundle = settings, metrics, bundle
-        self._shared: dict[tuple[Path, int], SharedText] = {}  # graphs of more than one source, by file and threads
+        self._shared: dict[tuple[Path, int], SharedText] = {}  # graphs of several sources, by file and threads
         self.encoders: list[TextEncoder] = []
 
     @contextlib.contextmanager
     def or_reason(self, name: str, reasons: dict[str, str]) -> Iterator[None]:
-        """Put the reason into `reasons` if a source fails to load."""
+        """Put a failing source's reason into `reasons`."""
         try:
             yield
         except (BundleError, ValueError, PreconditionFailed) as exc:
@@ -100,14 +99,14 @@ class _Loading:
             log.log(level, "source_not_loaded", source=name, reason=str(exc))
 
     def text(self, categories: Categories, attributes: AttributeTable) -> TextMol:
-        """Load the text source. categories, attributes: those of the documents' items, in the same order.
+        """Load the text source. categories, attributes: of the documents' items, in the same order.
 
         Raises: BundleError, ValueError, PreconditionFailed, like every source that fails to load.
         """
         settings = self._settings
         queries, graph = text_queries(self._bundle)
         base = documents_catalogue(self._bundle, categories, attributes)
-        # One thread encodes clicks: their sums are compared bit for bit with another process's.
+        # Clicks on one thread: sums are compared bit for bit between processes.
         own = self._encoder(queries, graph, threads=1)
         threads = settings.compute_threads
         asked = own if threads == 1 else self._encoder(queries, graph, threads=threads)
@@ -133,7 +132,7 @@ class _Loading:
         )
 
     def _encoder(self, queries: Queries, graph: Graph, *, threads: int) -> TextEncoder:
-        """Return an encoder after one call, which loads the graph. The first search has a deadline.
+        """An encoder after one call, which loads the graph: the first search has a deadline.
 
         Raises: PreconditionFailed for an unusable graph.
         """
@@ -155,9 +154,9 @@ def make_servicer(
     next_item: Callable[[], int],
     is_ready: Callable[[], bool],
 ) -> GeneratorServicer:
-    """Return the service over the loaded sources.
+    """The service over the loaded sources.
 
-    next_item: returns the next offset of topic `items`. is_ready: whether the service may answer.
+    next_item: returns the next offset of topic `items`. is_ready: whether it may answer.
     """
 
     def match(name: str, source: TextSource[Answer] | None) -> Match[Answer]:
@@ -173,7 +172,7 @@ def make_servicer(
 
 
 def make_watch(sources: Sources, servicer: GeneratorServicer, metrics: GeneratorMetrics) -> Callable[[], None]:
-    """Return a callback for each change. It exports what is loaded, and reports failed merges."""
+    """A callback for each change: it exports what is loaded, and reports failed merges."""
     merges = MergeReports(() if sources.text is None else sources.text.merges)
     metrics.watch_merges(merges)
 
@@ -185,7 +184,7 @@ def make_watch(sources: Sources, servicer: GeneratorServicer, metrics: Generator
 
 
 class Ready:
-    """Ready after all named topics were read. Before that, answers could contain withdrawn items and undone clicks."""
+    """Ready after all named topics were read: answers before could contain withdrawn items and undone clicks."""
 
     def __init__(self, names: set[str], health: HealthState) -> None:
         self._waiting, self._health = names, health
@@ -201,7 +200,7 @@ class Ready:
 
 
 async def run(settings: GeneratorSettings) -> None:
-    """Serve until a signal; ready after both topics were read to their ends. Raises: BundleError, PortTaken."""
+    """Serve until a signal; ready after both topics were read. Raises: BundleError, PortTaken."""
     logging.getLogger("bm25s").setLevel(logging.WARNING)  # the library sets its own debug level
     metrics = GeneratorMetrics()
     set_compute_threads(settings.compute_threads)
@@ -250,7 +249,7 @@ async def run(settings: GeneratorSettings) -> None:
         if clicks is not None:
             await asyncio.to_thread(clicks.stop)
         if sources.text is not None:
-            with contextlib.suppress(Exception):  # its failure was reported already
+            with contextlib.suppress(Exception):  # already reported
                 await asyncio.to_thread(sources.text.close)
         for encoder in encoders:
             encoder.close()

@@ -1,4 +1,4 @@
-"""Apply changes from topic `items`, in the follower's thread."""
+"""Apply changes of topic `items`, in the follower's thread."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,12 +23,12 @@ class ItemChanges:
         self._on_change()
 
     def apply(self, batch: Batch, *, is_live: bool) -> bool:
-        """Ignore refreshed states of the user model, which have no words."""
+        """Ignore refreshed states, which have no words."""
         del batch, is_live
         return True
 
     def reset(self) -> None:
-        """Do nothing: no state comes from `index-deltas`."""
+        """No state comes from `index-deltas`."""
 
     def counted(self, kind: str, records: int) -> None:
         """Count records that the follower could not use."""

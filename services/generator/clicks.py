@@ -1,7 +1,7 @@
 """Follow `search-clicks` from its beginning: the text source's learnt state is stored nowhere else.
 
-A thread decodes a poll's records and applies them as one change. Unreadable and poison records are set aside and
-counted. While Kafka is unavailable it retries, and answers use the last state. `TextMol` defines the effect of a click.
+A thread applies a poll's records as one change; `TextMol` defines their effect. Unreadable and poison records are set
+aside. While Kafka is unavailable, answers use the last state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ _Click = tuple[SourceRecord, ClickRecord]
 
 
 def clicks_reader(bootstrap: Brokers, replicas: Replicas) -> TopicReader:
-    """Return a reader of `search-clicks`. Unreadable records are dead-lettered, once for all generators."""
+    """A reader of `search-clicks`. Unreadable records are dead-lettered, once for all generators."""
     return TopicReader(
         bootstrap,
         SEARCH_CLICKS,
@@ -45,7 +45,7 @@ def clicks_reader(bootstrap: Brokers, replicas: Replicas) -> TopicReader:
 
 
 class ClicksFollower(TopicFollower):
-    """Follows the topic. Unreadable and poison records are set aside."""
+    """Follows the topic."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ClicksFollower(TopicFollower):
         self._taught, self._metrics, self._on_change = taught, metrics, on_change
 
     def take(self, records: Sequence[SourceRecord], ends: Mapping[str, int]) -> None:
-        """Apply these clicks as one change."""
+        """Apply clicks as one change."""
         readable: list[_Click] = []
         for record in records:
             try:
@@ -88,7 +88,7 @@ class ClicksFollower(TopicFollower):
                 key=lambda one: one[0].offset,
                 apply=lambda one: self._apply([one], one[0].offset + 1),
                 set_aside=self._set_aside,
-                # Clicks may come in any order and repeatedly, so repeating the neighbours changes nothing.
+                # Clicks may repeat in any order, so repeating the neighbours changes nothing.
                 rehearse=lambda one: self._taught.apply([one[1]], next_offset=self._next[SEARCH_CLICKS]),
             )
             readable = []

@@ -1,4 +1,4 @@
-"""Settings of the generator process: shared ones and the text bundle."""
+"""Settings of the generator process."""
 
 from pathlib import Path
 
@@ -11,5 +11,5 @@ class GeneratorSettings(ProcessSettings):
     """Each field names its variable."""
 
     port: int = Field(default=50055, ge=0, le=65535, validation_alias="FRESHET_GENERATOR_PORT")
-    # Without a text bundle, words are searched only in the catalogue's titles.
+    # Without a text bundle, only titles are searched.
     text: Path = Field(default=Path(".freshet/text"), validation_alias="FRESHET_TEXT")

@@ -1,4 +1,4 @@
-"""The generator's metrics: seconds and batches per source, answers, sizes, progress of topics."""
+"""The generator's metrics."""
 
 import time
 from collections.abc import Iterator
@@ -94,12 +94,12 @@ class GeneratorMetrics:
         self._answers.labels(source).observe(num_items)
 
     def watch_turns(self, topic: str, turns: TurnClock) -> None:
-        """Export the age of a follower's last good turn, computed at scrape time."""
+        """Export the age of a follower's last good turn at scrape time."""
         self._turn_age.labels(topic).set_function(lambda: turns.age_s)
         self._turn_failures.labels(topic).set_function(lambda: turns.failures)
 
     def watch_merges(self, merges: MergeReports) -> None:
-        """Export whether a merge fails, computed at scrape time."""
+        """Export whether a merge fails at scrape time."""
         self._merge_failed.set_function(lambda: merges.is_failing)
 
     def counted(self, kind: str, records: int = 1) -> None:

@@ -1,1 +1,1 @@
-"""The refresher process: folds attributions into refreshed item states (PEFA)."""
+"""The refresher process: folds attributions into item states (PEFA)."""

@@ -1,4 +1,4 @@
-"""Assemble the refresher process. Only this module names concrete adapters."""
+"""Assemble the refresher process; names concrete adapters."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -40,23 +40,22 @@ from services.user_state.leases import RedisLeases
 
 log = structlog.get_logger()
 
-# The generated stubs have no types.
 _add_servicer: Any = refresher_pb2_grpc.add_RefresherServiceServicer_to_server
 
 _GROUP = "freshet-refresher"
 # Interactions of unknown items, per partition of `attributions`.
 _MAX_PENDING = 65_536
-# Longer than it takes to send a publication. So a publication is one request, and each reader gets it in one answer.
+# Longer than sending a publication takes, so that it is one request, and one answer to each reader.
 _LINGER_MS = 50
 _MAX_GATHER_MS = 1_000
-# Bytes of checkpoint parts per fetch, each part at most a megabyte; and the time that a fetch waits for records. At the
-# log's end the client prefetches, and the next read waits for that fetch.
+# Bytes of checkpoint parts (of up to a megabyte) per fetch, and a fetch's wait for records: at the log's end the client
+# prefetches, and the next read waits for that.
 _READ_TOGETHER, _PARTS_WAIT_MS = 16 << 20, 10
 _AGAIN_WAIT_MS = 20  # short, because a caller waits for the records
 
 
 def model_items(bundle: Bundle) -> ModelItems:
-    """Return the bundle's items in the refresher's form."""
+    """The bundle's items for the refresher."""
     encoder = bundle.manifest.encoder
     uses_users = encoder is not None and encoder.uses_user_index
     return ModelItems(
@@ -71,7 +70,7 @@ def model_items(bundle: Bundle) -> ModelItems:
 
 
 def fold_rules(settings: RefresherSettings, bundle: Bundle) -> Rules:
-    """Return the fold rules from the settings."""
+    """The fold rules."""
     return Rules(
         items=model_items(bundle),
         feedback=bundle.event_schema.feedback,
@@ -82,7 +81,7 @@ def fold_rules(settings: RefresherSettings, bundle: Bundle) -> Rules:
 
 
 def new_item_policy(settings: RefresherSettings, bundle: Bundle) -> SharePolicy | None:
-    """Return the policy for new items: the setting's, else the one measured in training, else None."""
+    """The policy for new items: the setting's, else training's, else None."""
     if settings.new_item_model_weight:
         return SharePolicy.parse(settings.new_item_model_weight)
     length = bundle.manifest.new_item_length
@@ -90,7 +89,7 @@ def new_item_policy(settings: RefresherSettings, bundle: Bundle) -> SharePolicy 
 
 
 def kafka_log(settings: RefresherSettings, bundle: Bundle, tracing: Tracing = OFF) -> KafkaLog:
-    """Return the log on Kafka. The first read creates missing topics."""
+    """The log on Kafka. The first read creates missing topics."""
     head = bundle.manifest.head
 
     def reader(client_id: str, window_ms: int, *topics: str) -> TopicReader:
@@ -105,7 +104,7 @@ def kafka_log(settings: RefresherSettings, bundle: Bundle, tracing: Tracing = OF
         )
 
     return KafkaLog(
-        # Reading more often than publishing would only cost extra turns.
+        # Reading more often than publishing is useless.
         reader("freshet-refresher", min(settings.publish_ms, _MAX_GATHER_MS), ATTRIBUTIONS, ITEMS),
         reader("freshet-refresher-again", _AGAIN_WAIT_MS, ATTRIBUTIONS),
         QueryShape(
@@ -119,7 +118,7 @@ def kafka_log(settings: RefresherSettings, bundle: Bundle, tracing: Tracing = OF
 
 
 def content_states(settings: RefresherSettings, bundle: Bundle) -> ContentStates | None:
-    """Return states from texts, fitted on the bundle's items; None without a text encoder.
+    """States from texts, fitted on the bundle's items; None without a text encoder.
 
     Raises: ConfigError if the encoder's weights are not installed.
     """
@@ -149,7 +148,7 @@ def content_states(settings: RefresherSettings, bundle: Bundle) -> ContentStates
 
 
 def checkpoint_topic(settings: RefresherSettings, model_version: str) -> CheckpointTopic:
-    """Return a model's checkpoints: those in the topic, and restored ones in a folder. Models share no checkpoint."""
+    """A model's checkpoints: in the topic, and restored ones in a folder. Models share none."""
     return CheckpointTopic(
         TopicReader(
             settings.kafka,
@@ -169,8 +168,8 @@ def checkpoint_topic(settings: RefresherSettings, model_version: str) -> Checkpo
 async def run(settings: RefresherSettings) -> None:
     """Serve and fold until a signal.
 
-    Raises: BundleError for an unusable bundle, PortTaken for a taken port. Kafka and Redis may be unavailable at start:
-    the process is NOT_SERVING until each was reached once.
+    Raises: BundleError, PortTaken. Kafka and Redis may be unavailable at start: the process is NOT_SERVING until each
+    was reached once.
     """
     bundle = await asyncio.to_thread(load_bundle, settings.bundle)
     rules = await asyncio.to_thread(fold_rules, settings, bundle)

@@ -1,8 +1,7 @@
-"""Encode a checkpoint: its parts (`squeeze`), and a complete one as a file under one checksum, which detects torn
-files.
+"""Encode a checkpoint: its parts (`squeeze`), and a complete one as a file under one checksum.
 
-Layout of a file: magic, SHA-256 of the rest, header length, a JSON header (values, and each array's type, shape and
-bounds), the arrays. No pickle. This module does not interpret the arrays.
+A file: magic, SHA-256 of the rest, header length, a JSON header (values, and each array's type, shape and bounds), the
+arrays. No pickle.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ _SHA_BYTES = 32
 _PREFIX = len(MAGIC) + _SHA_BYTES
 _ALIGNMENT = 8
 
-# Exceptions from reading intact bytes of another program.
+# From reading intact bytes of another program.
 MALFORMED = (KeyError, ValueError, IndexError, TypeError, AttributeError, OverflowError, RecursionError)
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -49,7 +48,7 @@ def pack(values: Mapping[str, Any], arrays: Arrays) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Return values and arrays (read-only views of `data`). Raises: CheckpointError with the defect."""
+    """Values and arrays (read-only views of `data`). Raises: CheckpointError with the defect."""
     if not data.startswith(MAGIC) or len(data) < _PREFIX + 8:
         raise CheckpointError(f"no checkpoint of this format: {len(data)} bytes that begin with {data[:8]!r}")
     body = memoryview(data)[_PREFIX:]
@@ -80,7 +79,7 @@ def _array(data: bytes, start: int, dtype: str, shape: list[int], begin: int, en
 
 
 def to_file(values: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
-    """Encode all parts of a checkpoint as one file."""
+    """Encode a checkpoint's parts as one file."""
     return pack(values, {name: np.frombuffer(data, np.uint8) for name, data in parts.items()})
 
 
@@ -91,7 +90,7 @@ def from_file(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def squeeze(arrays: Arrays) -> bytes:
-    """Encode arrays without a checksum; integers take the bytes that the range of values or differences needs."""
+    """Encode arrays without a checksum; integers take the bytes that their values' or differences' range needs."""
     where: dict[str, Any] = {}
     pieces: list[bytes] = []
     end = 0
@@ -122,7 +121,7 @@ def unsqueeze(data: bytes) -> dict[str, npt.NDArray[Any]]:
 
 
 def _squeezed(array: npt.NDArray[np.int64]) -> tuple[int, int | None, npt.NDArray[Any]]:
-    """Return (base, first value or None, small numbers). The array is base + small, or its running sum from the first
+    """(base, first value or None, small numbers): the array is base + small, or its running sum from the first
     value.
     """
     best: tuple[int, int | None, npt.NDArray[Any]] = (0, None, array)

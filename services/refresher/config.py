@@ -1,4 +1,4 @@
-"""Settings of the refresher process: shared ones, feedback, memory, intervals."""
+"""Settings of the refresher process."""
 
 from pathlib import Path
 from typing import Literal
@@ -13,19 +13,19 @@ class RefresherSettings(ProcessSettings):
     """Each field names its variable. Times are milliseconds unless the name says otherwise."""
 
     port: int = Field(default=50054, ge=0, le=65535, validation_alias="FRESHET_REFRESHER_PORT")
-    # Folder of checkpoints that `freshet restore` writes. It is read if the topic has no checkpoint.
+    # Folder that `freshet restore` writes, read if the topic has no checkpoint.
     checkpoints: Path = Field(default=Path(".freshet/data/refresher"), validation_alias="FRESHET_REFRESHER_CHECKPOINTS")
     # Model weight (lambda) of known items, applied when publishing.
     model_weight: str = Field(default=DEFAULT_SHARE.text, validation_alias="FRESHET_REFRESHER_SHARE")
-    # Model weight of new items. "": from the bundle; if it has none, from the sums of each partition's known items.
+    # Model weight of new items. "": from the bundle, else from the sums of each partition's known items.
     new_item_model_weight: str = Field(default="", validation_alias="FRESHET_REFRESHER_NEW_ITEM_SHARE")
-    # A new item is published once this many distinct users interacted with it.
+    # A new item is published from this many distinct users on.
     min_users: int = Field(default=3, ge=1, le=1000, validation_alias="FRESHET_REFRESHER_MIN_USERS")
     # Remembered interactions (PEFA-XL), per partition of `attributions`.
     max_remembered: int = Field(default=4096, ge=1, le=10_000_000, validation_alias="FRESHET_REFRESHER_MAX_REMEMBERED")
     # Encodes titles and categories of new items until they have enough users. "": off.
     text_encoder: Literal["", "minilm"] = Field(default="", validation_alias="FRESHET_REFRESHER_TEXT_ENCODER")
-    # Time between two publications; changes are gathered meanwhile.
+    # Time between two publications.
     publish_ms: int = Field(default=200, ge=10, le=60_000, validation_alias="FRESHET_REFRESHER_PUBLISH_MS")
     checkpoint_seconds: float = Field(
         default=30.0, ge=0.1, le=3600, validation_alias="FRESHET_REFRESHER_CHECKPOINT_SECONDS"

@@ -1,8 +1,6 @@
 """The thread that keeps the index fresh: acquire partitions, poll, fold, publish, save checkpoints.
 
-It is separate from the event loop and locks the registry during changes, so that gRPC reads consistent states.
-`handlers/fold.py` folds a record, `handlers/publish.py` decides the deltas, `handlers/publication.py` decides when they
-are published.
+It locks the registry during changes, so that gRPC reads consistent states.
 """
 
 import time
@@ -34,7 +32,7 @@ from services.refresher.ports import Checkpoints, Log, Outbox
 
 log = structlog.get_logger()
 
-# The longest wait between two slices of a forget.
+# The longest wait between slices of a forget.
 _SLICE_MS = 100
 
 
@@ -45,11 +43,11 @@ class RefresherLimits:
     publish_s: float = 0.2
     checkpoint_s: float = 30.0
     snapshot_s: float = 3600.0
-    # The longest poll; it returns as soon as records arrive. Other work of a turn, such as leases, waits for its end.
+    # The longest poll; it returns once records arrive. Other work, such as leases, waits for its end.
     poll_ms: int = 500
     # Changes per publication, all partitions together.
     max_changes: int = 2_000
-    # The largest share of time for publication while records wait to be folded.
+    # Largest share of time for publication while records wait.
     publish_share: float = 0.2
     house_s: float = 1.0
     backoff_s: float = 0.05
@@ -59,7 +57,7 @@ class RefresherLimits:
 class Refresher(Follower):
     """Folds and publishes until stopped; ready after log, leases and outbox were all reached.
 
-    An unexpected exception may leave a partly applied change. Then all partitions return to their checkpoints and are
+    An unexpected exception may leave a partly applied change. All partitions then return to their checkpoints and are
     folded record by record up to the failure (`handlers/careful_fold.py`).
     """
 
@@ -82,8 +80,8 @@ class Refresher(Follower):
         turns: TurnClock | None = None,
         tracing: Tracing = OFF,
     ) -> None:
-        """withdrawn: filled here from topic `items`; `publisher` reads the same mapping. keeper: saves checkpoints in
-        the background; None: folding waits for them.
+        """withdrawn: filled from topic `items`; `publisher` reads it. keeper: saves checkpoints in the background;
+        None: folding waits for them.
         """
         super().__init__(
             "attributions-consumer",
@@ -122,14 +120,14 @@ class Refresher(Follower):
         self._fold = CarefulFold(self._records, self._opener, registry, self._publication, self.poison)
         self._num_partitions = 0
         self._terms: dict[int, int] = {}
-        # False if polled and folded records may differ, or the partitions changed: assign again.
+        # False if polled and folded records may differ, or partitions changed: assign again.
         self._is_assigned = False
         # Partitions reset to their beginning in this turn.
         self._rebuilding: set[int] = set()
         self._snapshot_due = Due(limits.snapshot_s, after_s=limits.snapshot_s)
 
     def finish(self) -> None:
-        """Publish, save checkpoints, release all partitions."""
+        """Publish, save checkpoints, release all."""
         try:
             self._release(list(self._registry.partitions))
         except FreshetError as exc:
@@ -142,8 +140,7 @@ class Refresher(Follower):
     def turn(self) -> int:
         """Poll, fold, publish. Returns the number of records folded.
 
-        Raises: errors of handlers and ports. The states stay correct for their positions; the next turn continues
-        there.
+        Raises: errors of handlers and ports; states stay correct for their positions.
         """
         if not self._num_partitions:
             self._begin()
@@ -166,7 +163,7 @@ class Refresher(Follower):
         return folded
 
     def _wait_ms(self) -> int:
-        """Return how long to wait for records: at most until the next publication."""
+        """How long to wait for records: at most until the next publication."""
         if not self._publication.has_news:
             goes_on = any(state.leaving or state.returning for state in self._registry.partitions.values())
             return min(self._limits.poll_ms, _SLICE_MS) if goes_on else self._limits.poll_ms
@@ -304,7 +301,7 @@ class Refresher(Follower):
         self._checkpoints.look()
 
     def report_lag(self, *, asks: bool) -> None:
-        """Report the partitions and their lag."""
+        """Report partitions and their lag."""
         states = self._registry.partitions
         ends = self._log.known_ends()
         if asks and states:
@@ -314,7 +311,7 @@ class Refresher(Follower):
             self._metrics.holds(states, self._registry.ends)
 
     def lost(self, exc: Exception) -> None:
-        """Assign again in the next turn; after an unexpected exception, restart from the checkpoints."""
+        """Assign again; after an unexpected exception, restart from the checkpoints."""
         self._is_assigned = False
         if not isinstance(exc, FreshetError):
             self._drop(list(self._registry.partitions))

@@ -1,4 +1,4 @@
-"""The refresher's metrics: records by outcome, lag, freshness, bytes, publications."""
+"""The refresher's metrics."""
 
 from collections.abc import Iterable, Mapping
 
@@ -10,7 +10,7 @@ from services.refresher.domain.partition import COUNTS, Partition
 
 
 class RefresherMetrics:
-    """Label values are few and known, apart from partitions."""
+    """Few, known label values, apart from partitions."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._figures = figures = Figures(registry)
@@ -66,12 +66,12 @@ class RefresherMetrics:
         self._publish_seconds.observe(seconds)
 
     def fresh(self, lags_seconds: Iterable[float]) -> None:
-        """Record the seconds from the broker to the index's topic."""
+        """Record the seconds from broker to index topic."""
         for lag in lags_seconds:
             self._freshness.observe(lag)
 
     def holds(self, states: Mapping[int, Partition], ends: Mapping[int, int]) -> None:
-        """Set the gauges of the state. ends: one past each partition's last known record."""
+        """Set the state's gauges. ends: one past each partition's last known record."""
         self._held.set(len(states))
         self._folded.clear()
         self._lag.clear()
@@ -86,9 +86,9 @@ class RefresherMetrics:
         self._per_entry.set(0 if first is None else first.remembered.memory.bytes_per_entry)
 
     def watch_turns(self, turns: TurnClock) -> None:
-        """Export the age of the loop's last good turn, computed at scrape time."""
+        """Export the age of the last good turn at scrape time."""
         self._figures.turn_age("freshet_refresher_turn_age_seconds", turns)
 
     def rebuilt(self, reason: str) -> None:
-        """Count a rebuild by reason: "no checkpoint", "torn checkpoint", "other rules", "other topic", ..."""
+        """Count a rebuild by reason: "no checkpoint", "torn checkpoint", ..."""
         self._rebuilt.labels(reason).inc()

@@ -1,7 +1,7 @@
-"""Ports of the refresher: the log, the topics it writes, and checkpoints. Leases are in `services.platform.leases`.
+"""Ports of the refresher: the log, the topics it writes, and checkpoints.
 
-Each has a real and an in-memory adapter. All raise the errors of `services.platform.errors`. All are synchronous,
-because the refresher has its own thread.
+Each has a real and an in-memory adapter, raises the errors of `services.platform.errors`, and is synchronous, because
+the refresher has its own thread.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,9 +15,9 @@ from services.refresher.domain.records import Entry, Interaction, Listing
 
 @dataclass(slots=True)
 class Polled:
-    """The result of one poll: entries per partition of `attributions`, in order, and listings of `items`.
+    """One poll: entries per partition of `attributions`, in order, and listings of `items`.
 
-    traceparents: of the spans in which the records were written, if they were traced.
+    traceparents: of the spans that wrote the records, if traced.
     """
 
     entries: dict[int, list[Entry]] = field(default_factory=dict)
@@ -29,25 +29,25 @@ class Log(Protocol):
     """`attributions` and `items`. Not thread-safe."""
 
     def partitions(self) -> Sequence[int]:
-        """Return all partitions of `attributions`."""
+        """All partitions of `attributions`."""
 
     def listings(self) -> Sequence[Listing]:
-        """Return all items in `items`; polls continue after them."""
+        """All of `items`; polls continue after them."""
 
     def assign(self, offsets: Mapping[int, int]) -> None:
-        """Poll only these partitions from now on, each from its offset; polling of `items` continues."""
+        """Poll only these partitions, each from its offset, and `items`."""
 
     def poll(self, timeout_ms: int) -> Polled:
-        """Return the next records; an empty result if none arrives before the timeout. Skips what retention deleted."""
+        """The next records, none after the timeout. Skips what retention deleted."""
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, tuple[int, int]]:
-        """Return each partition's first offset and end offset (one past its last record)."""
+        """Each partition's first offset and end offset (one past its last record)."""
 
     def known_ends(self) -> Mapping[int, int]:
-        """Return the end offset (one past the last record) of each assigned partition, as known from polling."""
+        """Each assigned partition's end offset (one past its last record), as polled."""
 
     def read_again(self, partition: int, offsets: Sequence[int]) -> Mapping[int, Interaction]:
-        """Return the interactions at these offsets.
+        """The interactions at these offsets.
 
         Raises: PreconditionFailed if one is gone or is not an interaction; DependencyUnavailable.
         """
@@ -57,12 +57,12 @@ class Log(Protocol):
 
 
 class Outbox(Protocol):
-    """Writes the refresher's topics. Returns after all acknowledgements. A failure may leave some records written."""
+    """Writes the refresher's topics; returns after all acknowledgements. A failure may leave some records written."""
 
     def publish(
         self, deltas: Sequence[IndexDelta], unreadable: Sequence[DeadLetter], tombstones: Sequence[bytes] = ()
     ) -> None:
-        """Write the tombstones of these keys, then deltas in order, then dead letters."""
+        """Write tombstones of these keys, then deltas in order, then dead letters."""
 
     def close(self) -> None:
         """Close the connections; the next call connects again."""
@@ -70,9 +70,8 @@ class Outbox(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A stored checkpoint. name: for messages. read: returns its values and parts; raises CheckpointError with the
-    defect and its place, or DependencyUnavailable. is_base: after `read`, `Checkpoints.save` may refer to its parts
-    instead of storing them again.
+    """name: for messages. read: returns values and parts; raises CheckpointError with the defect and its place, or
+    DependencyUnavailable. is_base: after `read`, `Checkpoints.save` may refer to its parts.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""RefresherService: the gRPC edge. Protobuf stops here. Handlers run in a thread and lock the registry."""
+"""RefresherService: the gRPC edge. Handlers run in a thread and lock the registry."""
 
 import asyncio
 from dataclasses import asdict
@@ -21,7 +21,7 @@ class RefresherServicer(refresher_pb2_grpc.RefresherServiceServicer):
         self._describe = describe
 
     async def GetStatus(self, request: refresher_pb2.GetStatusRequest, context: Any) -> refresher_pb2.GetStatusResponse:
-        """Return the folded partitions with digests."""
+        """This process's partitions with digests."""
         status = await asyncio.to_thread(self._describe.status)
         return refresher_pb2.GetStatusResponse(
             model_version=status.model_version,
@@ -34,7 +34,7 @@ class RefresherServicer(refresher_pb2_grpc.RefresherServiceServicer):
     async def DescribeItem(
         self, request: refresher_pb2.DescribeItemRequest, context: Any
     ) -> refresher_pb2.DescribeItemResponse:
-        """Return one item's evidence."""
+        """One item's evidence."""
         validate_id("item_id", request.item_id)
         found = await asyncio.to_thread(self._describe.item, request.item_id)
         return refresher_pb2.DescribeItemResponse(**asdict(found))
@@ -42,7 +42,7 @@ class RefresherServicer(refresher_pb2_grpc.RefresherServiceServicer):
     async def DescribeContributions(
         self, request: refresher_pb2.DescribeContributionsRequest, context: Any
     ) -> refresher_pb2.DescribeContributionsResponse:
-        """Return a user's contributions to this process's partitions."""
+        """A user's contributions to this process's partitions."""
         validate_id("user_pseudonym", request.user_pseudonym)
         found = await asyncio.to_thread(self._describe.user, request.user_pseudonym)
         response = refresher_pb2.DescribeContributionsResponse(

@@ -1,1 +1,1 @@
-"""The reranker process: scores a pool with the full Mixture of Logits, then applies rules and diversity."""
+"""The reranker process: scores a pool in full, then applies rules and diversity."""

@@ -1,4 +1,4 @@
-"""Assemble the reranker: bundle, live catalogue, handler, the stream's follower, server."""
+"""Assemble the reranker."""
 
 import asyncio
 import contextlib
@@ -37,14 +37,13 @@ from services.reranker.server import SERVICE, RerankerServicer
 
 log = structlog.get_logger()
 
-# The generated stubs have no types.
 _add_servicer: Any = reranker_pb2_grpc.add_RerankerServiceServicer_to_server
 
 
 def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, CatalogueSnapshots | None]:
-    """Load the bundle's items, or the newest snapshot's if the settings name a folder.
+    """The bundle's items, or the newest snapshot's if the settings name a folder.
 
-    Raises: BundleError for an unusable bundle; MemoryError with the required memory and the limit if it does not fit.
+    Raises: BundleError for an unusable bundle; MemoryError with required memory and limit.
     """
     bundle = load_bundle(settings.bundle)
     require_memory(
@@ -63,7 +62,7 @@ def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, Catalogue
 
 
 def make_live(base: Catalogue, limit_mb: int, snapshot: Snapshot | None = None) -> LiveCatalogue:
-    """Return the catalogue, which retains its last versions. It has no algorithms, since items are looked up by id."""
+    """The catalogue with its last versions; it has no algorithms, since items are looked up by id."""
     limit = limit_mb << 20 if limit_mb else available_bytes()
     return LiveCatalogue(base, build=_no_algorithm, max_bytes=limit, max_versions=MAX_VERSIONS, snapshot=snapshot)
 
@@ -100,7 +99,7 @@ async def run(settings: RerankerSettings) -> None:
     async def close() -> None:
         await rerank.close()
         await asyncio.to_thread(follower.stop)
-        with contextlib.suppress(Exception):  # its failure was reported already
+        with contextlib.suppress(Exception):  # already reported
             await asyncio.to_thread(merge.close)
 
     server = RpcServer(

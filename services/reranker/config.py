@@ -1,4 +1,4 @@
-"""Settings of the reranker: shared ones, memory, snapshots."""
+"""Settings of the reranker."""
 
 from pydantic import Field
 
@@ -11,7 +11,7 @@ class RerankerSettings(ProcessSettings):
     """Each field names its variable."""
 
     port: int = Field(default=50053, ge=0, le=65535, validation_alias="FRESHET_RERANKER_PORT")
-    # Memory limit of the items; 0: what the machine has left.
+    # Items' memory limit; 0: what the machine has left.
     max_memory_mb: int = Field(default=0, ge=0, validation_alias=MEMORY_VARIABLE)
-    # Folder of snapshots of the stream's changes, which shorten the start. "": none.
+    # Folder of snapshots of the stream's changes, which shorten the start.
     snapshots: str = Field(default="", validation_alias="FRESHET_RERANKER_SNAPSHOTS")

@@ -1,4 +1,4 @@
-"""Requests and answers of the reranker as dataclasses: no Protobuf, no scoring."""
+"""Requests and answers of the reranker as dataclasses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +12,12 @@ from services.algorithms.scoring.states import QueryStates
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RerankQuery:
-    """One request to rerank a pool. query: one state.
+    """One request to rerank a pool.
 
-    bound: no allowed item outside the pool has a higher s; -inf if nothing was left out, None without proof.
-    max_per_category: 0 means no limit. diversity: weight of dissimilarity, 0-1. index_version: the version that made
-    the pool and the bound; "" if unknown. position: that version's position, None if unknown. votes: the first stage's
-    votes, one per item of the pool, or empty. model_share: lambda of the votes. discounts: what is subtracted from the
-    final scores, 0 or more, one per item of the pool, or empty.
+    bound: no allowed item outside the pool has a higher s; -inf if none was left out, None without proof.
+    max_per_category: 0 is no limit. diversity: weight of dissimilarity, 0-1. index_version: of pool and bound; "" if
+    unknown. position: that version's, None if unknown. votes: the first stage's, one per item of the pool, or empty.
+    model_share: lambda of the votes. discounts: subtracted from final scores, 0 or more, one per item, or empty.
     """
 
     query: QueryStates
@@ -39,9 +38,8 @@ class RerankQuery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranked:
-    """The chosen items in display order with final scores. A score is s, or with votes model_share * s +
-    (1 - model_share) * vote, less the discount, plus what rules add.
-    The certificate applies to the ranking before rules and diversity.
+    """The chosen items in display order. A score is s, or with votes model_share * s + (1 - model_share) * vote, less
+    the discount, plus what rules add. The certificate is of the ranking before rules and diversity.
     """
 
     item_ids: list[str]
@@ -50,13 +48,13 @@ class Ranked:
     dropped_items: int
     rerank_s: float
     index_version: str
-    # Per item, the names of the rules that changed its score or position.
+    # Per item, the rules that changed its score or position.
     rules: list[list[str]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainQuery:
-    """A request to explain an item's score for one query state. max_pairs: 0 means all pairs."""
+    """A request to explain a score. max_pairs: 0 means all."""
 
     query: QueryStates
     model_version: str

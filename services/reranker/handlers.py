@@ -1,7 +1,7 @@
 """Rerank: score a pool in full, certify the result, then apply rules and diversity. Also explains scores.
 
-The event loop only validates and queues; one worker thread scores. Pools are small, so every score is float64 over the
-stored states, which is exact. A pool is scored with the version that made it, while that version is retained.
+The event loop only validates and queues; one worker thread scores, exactly: in float64 over the stored states. A pool
+is scored with the version that made it, while that is retained.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ from services.platform.validation import validate_id
 from services.reranker.domain import ExplainQuery, Ranked, RerankerInfo, RerankQuery
 from services.reranker.metrics import RerankerMetrics
 
-# Each rule with the rows that it matches.
+# Each rule with its rows.
 Ruled = Sequence[tuple[Rule, Mask]]
 MAX_K = 1_000
 MAX_POOL = 10_000
-# At most MAX_BATCH pools per turn of the worker thread. At most MAX_QUEUE wait; further ones are rejected.
+# At most MAX_BATCH pools per turn of the worker thread; at most MAX_QUEUE wait, further ones are rejected.
 MAX_BATCH, MAX_QUEUE = 32, 256
-# How long a pool waits for its version. Both processes apply the same log, some milliseconds apart.
+# A pool's wait for its version: both processes apply the same log, some milliseconds apart.
 _VERSION_WAIT_S = 0.01
 _VERSION_CHECK_S = 0.002
 
@@ -60,7 +60,7 @@ class Rerank:
         )
 
     async def __call__(self, request: RerankQuery) -> tuple[Ranked, float]:
-        """Rank one pool; return the answer and the seconds in the queue.
+        """Rank one pool; return the answer and the queue's seconds.
 
         Raises: InvalidRequest with the field, PreconditionFailed for a state of another model, Overloaded.
         """
@@ -174,10 +174,10 @@ class Rerank:
             raise InvalidRequest(f"query_state: {exc}") from exc
 
     async def _wait_for(self, request: RerankQuery) -> None:
-        """Wait a moment for a version that this process has not applied yet."""
+        """Wait a moment for a later version."""
         name, position = request.index_version, request.position
         deadline = time.perf_counter() + _VERSION_WAIT_S
-        # It polls, at most five times, because the thread that applies changes does not notify the event loop.
+        # At most five polls: the thread that applies changes does not notify the event loop.
         while name and self._catalogue.may_come(name, position) and time.perf_counter() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_VERSION_CHECK_S)
 
@@ -207,7 +207,7 @@ class Rerank:
         chosen = self._chosen(request, items, order, scores, ruled)
         proof = ESTIMATE
         if is_the_pools:
-            # Limits may choose below the pool's k best; a pinned item stays at its position whatever its score.
+            # Limits may choose below the pool's k best; a pinned item stays at its position.
             shown = dict(enumerate(chosen.tolist(), start=1))
             pinned = {shown[rule.pin] for rule, mask in ruled if rule.pin in shown and mask[shown[rule.pin]]}
             rows = list({*shown.values()} - pinned | {request.k - 1})
@@ -228,14 +228,14 @@ class Rerank:
         )
 
     def _version(self, request: RerankQuery) -> tuple[Served, bool]:
-        """Return the version to score with, and whether it made the pool and its bound."""
+        """The version to score with, and whether it made the pool and its bound."""
         if request.index_version:
             return self._catalogue.version_named(request.index_version, request.position)
         served = self._catalogue.served
         return served, served.position == NO_CHANGE
 
     def _verified(self, served: Served, wanted: ItemFilter, item_ids: Sequence[str]) -> FoundItems:
-        """Return the pool's items that have a state, are served now and pass the filter."""
+        """The pool's items that have a state, are served now and pass the filter."""
         catalogue = self._catalogue
         visible = [item_id for item_id in item_ids if not catalogue.is_hidden(item_id)]
         if not wanted.is_open:
@@ -246,7 +246,7 @@ class Rerank:
     def _chosen(
         self, request: RerankQuery, items: FoundItems, order: np.ndarray, scores: Scores, ruled: Ruled
     ) -> np.ndarray:
-        """Return indices into `order` in display order."""
+        """Indices into `order` in display order."""
         categories = None
         if request.max_per_category:
             categories = self._catalogue.categories_of([items.item_ids[row] for row in order.tolist()])
@@ -264,7 +264,7 @@ class Rerank:
 
 
 def _names(ruled: Ruled, chosen: np.ndarray) -> list[list[str]]:
-    """Return, per item of the answer, the rules that changed its score or pinned it."""
+    """Per item of the answer, the rules that changed its score or pinned it."""
     return [
         [rule.name for rule, mask in ruled if mask[row] and (rule.adds or rule.pin == position + 1)]
         for position, row in enumerate(chosen.tolist())
@@ -272,7 +272,7 @@ def _names(ruled: Ruled, chosen: np.ndarray) -> list[list[str]]:
 
 
 def _scaled(bound: float | None, model_weight: float) -> float | None:
-    """Convert a bound on s to one on model_weight * s, since left-out items have no vote."""
+    """A bound on s as one on model_weight * s, since left-out items have no vote."""
     if bound is None or math.isinf(bound):
         return bound
     return bound if model_weight == 1.0 else math.nextafter(model_weight * bound, math.inf)

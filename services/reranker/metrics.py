@@ -1,4 +1,4 @@
-"""The reranker's metrics: seconds per stage, batches, dropped candidates, certificates, freshness."""
+"""The reranker's metrics."""
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -8,7 +8,7 @@ from services.platform.metrics import BATCH_BUCKETS, Figures
 
 
 class RerankerMetrics:
-    """Histograms with few labels, looked up once."""
+    """Histograms with few labels."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         figures = Figures(registry)

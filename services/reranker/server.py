@@ -1,4 +1,4 @@
-"""Convert messages to dataclasses, call the handler, convert the answer. Protobuf stops here."""
+"""Convert messages to dataclasses and back. Protobuf stops here."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ SERVICE = "freshet.v1.RerankerService"
 
 
 class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
-    """RerankerService over the handler. check_ready: raises before the index is ready."""
+    """check_ready: raises before the index is ready."""
 
     def __init__(self, rerank: Rerank, *, check_ready: Callable[[], None] = lambda: None) -> None:
         self._rerank, self._check_ready = rerank, check_ready
@@ -46,7 +46,7 @@ class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
     async def GetRerankerInfo(
         self, request: reranker_pb2.GetRerankerInfoRequest, context: Any
     ) -> reranker_pb2.GetRerankerInfoResponse:
-        """Return the loaded index and its freshness."""
+        """The loaded index and its freshness."""
         info = self._rerank.info
         served = info.served
         return reranker_pb2.GetRerankerInfoResponse(

@@ -1,1 +1,1 @@
-"""A user's data in Redis: keys, scripts, the store, sessions, and the leases on partitions."""
+"""A user's data in Redis: keys, scripts, store, sessions, and leases on partitions."""

@@ -1,4 +1,4 @@
-"""Read the topic `forgets` in an encoder process: first the whole topic, then new records as they arrive.
+"""Read the topic `forgets` in an encoder process: first all of it, then new records.
 
 A forget's positions are compared with the end of `interactions`. The caller tracks progress.
 """
@@ -23,7 +23,7 @@ _PARTITION = 0
 
 @dataclass(frozen=True, slots=True)
 class ForgetRecord:
-    """One record of `forgets`: its content, or the reason why it cannot be read."""
+    """A record's content, or why it cannot be read."""
 
     record: SourceRecord
     forget: Forget | None
@@ -39,16 +39,15 @@ class ForgetTopic:
         self._is_whole = False
 
     def read(self) -> list[ForgetRecord]:
-        """Return the records since the last call; the first call returns the whole topic. Does not wait for new
-        records.
+        """The records since the last call; first the whole topic. Does not wait.
 
-        Raises: DependencyUnavailable; the next call then reads the same records again.
+        Raises: DependencyUnavailable; the next call then reads the same records.
         """
         found = self._reader.poll(0) if self._is_whole else self._read_whole()
         return [_decoded(record) for record in found]
 
     def close(self) -> None:
-        """Close the connection. The next read continues after the last record."""
+        """Close the connection. The next read continues."""
         self._reader.close()
 
     def _read_whole(self) -> list[SourceRecord]:
@@ -65,11 +64,10 @@ class ForgetTopic:
 
 @dataclass(kw_only=True, eq=False)
 class KnownForgets:
-    """All forgets read so far.
+    """All forgets so far.
 
     forgotten: per user, the last forgotten positions. ends: one past the last record of each partition of
-    `interactions`.
-    unreadable: unreadable records that are not dead letters yet. named: per partition the highest offset in any forget.
+    `interactions`. unreadable: not dead letters yet. named: per partition the highest offset in any forget.
     """
 
     topic: ForgetTopic
@@ -77,17 +75,17 @@ class KnownForgets:
     ends: Callable[[], Offsets] = dict
     unreadable: list[ForgetRecord] = field(default_factory=list, init=False)
     named: Mapping[int, int] = field(default_factory=dict, init=False)
-    # The latest forget of each user; compaction retains only that one.
+    # Each user's latest forget, the one that compaction retains.
     _latest: dict[str, ForgetRecord] = field(default_factory=dict, init=False)
-    # Records that are read, but not yet compared with the log's ends.
+    # Not yet compared with the log's ends.
     _compared_next: list[ForgetRecord] = field(default_factory=list, init=False)
-    # Whether the last comparison found positions beyond the log's ends.
+    # The last comparison found positions beyond the log's ends.
     _was_ahead: bool = field(default=False, init=False)
     # Guards what `of` reads.
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def read(self) -> list[ForgetRecord]:
-        """Return the readable records since the last call.
+        """The readable records since the last call.
 
         Raises: DependencyUnavailable, also the first time that a forget names a position beyond the log's end: a newly
         elected leader may not know its end yet.
@@ -117,14 +115,12 @@ class KnownForgets:
         return readable
 
     def behind(self, offset: int) -> list[ForgetRecord]:
-        """Return the latest forget of each user that lies after this offset; drop unreadable records up to it."""
+        """Each user's latest forget after this offset; drop unreadable records up to it."""
         self.unreadable = [one for one in self.unreadable if one.record.offset > offset]
         return [one for one in self._latest.values() if one.record.offset > offset]
 
     def of(self, user_id: str) -> tuple[int, Mapping[int, int]] | None:
-        """Return the offset of the user's latest forget and the forgotten positions; None without a forget.
-        Thread-safe.
-        """
+        """The offset of the user's latest forget and the forgotten positions. Thread-safe."""
         with self._lock:
             latest = self._latest.get(user_id)
             return None if latest is None else (latest.record.offset, self.forgotten.up_to(user_id))
@@ -138,7 +134,7 @@ def _decoded(record: SourceRecord) -> ForgetRecord:
 
 
 def _within(ends: Offsets, record: ForgetRecord) -> ForgetRecord:
-    """Return the record with positions limited to the log's present end, so that later events of the user count."""
+    """The record with positions limited to the log's present end, so that later events count."""
     if record.forget is None:
         return record
     named = record.forget.up_to

@@ -1,7 +1,7 @@
-"""Which users are forgotten, up to which positions, and what remains of them: pure functions and values.
+"""Which users are forgotten, up to which positions, and what remains: pure functions and values.
 
-A forget names positions of `interactions`. Records at or below them have no effect, even after redelivery, a rebuild
-or an import. Later records count. This module uses neither Kafka nor Redis.
+A forget names positions of `interactions`. Records at or below them have no effect, even after redelivery, a rebuild or
+an import.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,23 +16,23 @@ from services.user_state.values import UserHistory, UserUpdate
 
 
 class Forgotten:
-    """Per user, the forgotten positions from all forgets so far. Positions only increase."""
+    """Per user, the forgotten positions from all forgets so far. They only increase."""
 
     def __init__(self) -> None:
         self._up_to: dict[str, Mapping[int, int]] = {}
 
     def add(self, forget: Forget) -> None:
-        """Forget the user up to these positions, in addition to earlier forgets."""
+        """Forget the user up to these positions, too."""
         before = self._up_to.get(forget.user_id)
-        # Returned mappings never change. Most users have one forget and share its mapping.
+        # Returned mappings never change; most users share their only forget's.
         self._up_to[forget.user_id] = forget.up_to if before is None else furthest(before, forget.up_to)
 
     def up_to(self, user_id: str) -> Mapping[int, int]:
-        """Return the last forgotten offset per partition; empty if the user was never forgotten."""
+        """The last forgotten offset per partition; empty if never forgotten."""
         return self._up_to.get(user_id, {})
 
     def last(self) -> Mapping[int, int]:
-        """Return the highest offset per partition in any forget."""
+        """The highest offset per partition in any forget."""
         highest: Mapping[int, int] = {}
         for up_to in self._up_to.values():
             highest = furthest(highest, up_to)
@@ -43,7 +43,7 @@ def check_same_log(named: Mapping[int, int], ends: Mapping[int, int]) -> None:
     """Check that the forgets belong to this log.
 
     named: per partition the highest offset in any forget. ends: one past the last record of each partition to check.
-    Raises: PreconditionFailed if a forget names an offset at or after the end of its partition.
+    Raises: PreconditionFailed if a forget names an offset at or after its partition's end.
     """
     for partition, offset in named.items():
         if offset >= ends.get(partition, offset + 1):
@@ -54,14 +54,14 @@ def check_same_log(named: Mapping[int, int], ends: Mapping[int, int]) -> None:
 
 
 def pseudonyms_of(user_id: str, keys: Sequence[bytes]) -> list[str]:
-    """Return the user's pseudonym for each key, in the order of the keys."""
+    """The user's pseudonym for each key, in order."""
     return [pseudonym_of(user_id, key) for key in keys]
 
 
 def erase(history: UserHistory, up_to: Mapping[int, int]) -> UserHistory:
-    """Return the history without the events up to these positions, and with the positions added to `forgotten`.
+    """The history without the events up to these positions, which are added to `forgotten`.
 
-    All `positions` remain. The hashes and outcomes of recent event ids also remain, because they identify a redelivery.
+    All `positions` remain, and hashes and outcomes of recent event ids, which identify a redelivery.
     """
     forgotten = furthest(history.forgotten, up_to)
     return UserHistory(
@@ -85,7 +85,7 @@ def whole_update(
     *,
     expected: bytes,
 ) -> UserUpdate:
-    """Return an update that replaces everything stored of a user. It contains no query state."""
+    """An update that replaces everything stored of a user, without query state."""
     return UserUpdate(
         user_id=user_id,
         model_version=model_version,
@@ -100,12 +100,12 @@ def whole_update(
 
 
 def turned_down(schema: EventSchema, events: Sequence[StoredEvent]) -> list[str]:
-    """Return the recently rejected items of a history. events: oldest first."""
+    """A history's recently rejected items. events: oldest first."""
     return schema.turned_down([(one.item_id, (one.type, one.value)) for one in events[-TURNED_DOWN_EVENTS:]])
 
 
 def seen_in(events: Iterable[StoredEvent]) -> dict[str, int]:
-    """Return the items of a history with the newest time of each."""
+    """A history's items with the newest time of each."""
     seen: dict[str, int] = {}
     for event in events:
         seen[event.item_id] = max(event.event_time_ms, seen.get(event.item_id, 0))
@@ -113,5 +113,5 @@ def seen_in(events: Iterable[StoredEvent]) -> dict[str, int]:
 
 
 def packed(history: UserHistory, seen: Mapping[str, int]) -> PackedHistory:
-    """Return the user in the format of `histories`."""
+    """The user in the format of `histories`."""
     return pack_history(history.positions, history.forgotten, history.events, history.recent, seen)

@@ -1,19 +1,19 @@
 """The position of each user's newest record in `histories`: 64 bits of hash and 64 bits of position, in memory.
 
-If two users share a hash, the index has only the position of one. The reader compares the record's key, and reads the
-log for the other user.
+Of two users with one hash, it has one's position: the reader compares the record's key, and reads the log for the
+other.
 """
 
 import numpy as np
 
 from services.platform.stream.position import Position, pack_position, unpack_position
 
-# Entries since the last merge. A dictionary needs some hundred bytes per entry, so their number is limited.
+# Entries since the last merge: a dictionary needs some hundred bytes each.
 _FEW = 65_536
 
 
 class HistoryIndex:
-    """Maps a key's hash to its highest offset. Each key lies in one partition."""
+    """Maps a key's hash to its highest offset, in one partition."""
 
     def __init__(self) -> None:
         self._hashes = np.zeros(0, dtype=np.int64)
@@ -21,14 +21,14 @@ class HistoryIndex:
         self._new: dict[int, int] = {}
 
     def put(self, key: bytes, partition: int, offset: int) -> None:
-        """Add a record of this key. Records may come in any order."""
+        """Add a record of this key, in any order."""
         name, place = hash(key), pack_position(partition, offset)
         self._new[name] = max(place, self._new.get(name, -1))
         if len(self._new) > _FEW + len(self._hashes) // 4:
             self._merge()
 
     def get(self, key: bytes) -> Position | None:
-        """Return the position of the newest record with this key, or with another key of the same hash."""
+        """The position of the newest record with this key, or another key of its hash."""
         name = hash(key)
         place = self._new.get(name, -1)
         at = int(np.searchsorted(self._hashes, name))

@@ -1,6 +1,6 @@
 """The compacted topic `histories` as its writer uses it: marks, newest records and their positions.
 
-It serves this process's partitions. `write_histories.py` decides whose history is written, and when.
+`write_histories.py` decides whose history is written, and when.
 """
 
 from collections import Counter
@@ -29,37 +29,36 @@ from services.user_state.ports import HistoryOutbox
 
 log = structlog.get_logger()
 
-# Each round ends with a mark. Without a mark among this many last records, the whole partition is read.
+# Rounds end with a mark; without one among these last records, the whole partition is read.
 _TAIL_RECORDS = 500
 _POLL_RECORDS = 2_000
 _POLL_MS = 50
 
 
 class HistoryTopic:
-    """Reads and writes the assigned partitions of `histories`.
+    """Reads and writes the assigned partitions.
 
-    topic: a reader of `histories`. kept: called with the number of users written. marks: the newest mark of each
-    assigned partition. is_another: the topic was recreated while this process ran; the caller has to call `take_over`
-    again.
+    kept: called with the number of users written. marks: the newest of each assigned partition. is_another: the topic
+    was recreated meanwhile; the caller has to call `take_over` again.
     """
 
     def __init__(self, topic: Reader, outbox: HistoryOutbox, kept: Callable[[int], None] = lambda users: None) -> None:
         self._topic, self._outbox, self._kept = topic, outbox, kept
         self.marks: dict[int, Mark] = {}
         self.is_another = False
-        # Number of user records read or written since each partition was assigned.
+        # User records seen per partition since its assignment.
         self._records: Counter[int] = Counter()
         self._last_offsets: dict[int, int] = {}
         self._index = HistoryIndex()
-        # Partitions that are not fully indexed, and the iterator that indexes them.
+        # Partitions not fully indexed, and the iterator that indexes them.
         self._unindexed: set[int] = set()
         self._indexing: Iterator[object] | None = None
 
     def take(self, partitions: Sequence[int], num_partitions: int) -> dict[int, Mark]:
-        """Add partitions and return the newest mark of each that has one. `marks` gets empty marks for them.
+        """Add partitions and return the newest mark of each that has one. `marks` gets empty ones.
 
-        num_partitions: that of `interactions`. Raises: PreconditionFailed if the topic has another number of
-        partitions; DependencyUnavailable.
+        num_partitions: of `interactions`. Raises: PreconditionFailed if the topic has another number of partitions;
+        DependencyUnavailable.
         """
         if (found_partitions := self._topic.num_partitions()) != num_partitions:
             raise PreconditionFailed(
@@ -90,11 +89,11 @@ class HistoryTopic:
             self._index = HistoryIndex()
 
     def void(self) -> None:
-        """Forget the last offsets: the next record may have any offset."""
+        """Forget the last offsets: any may follow."""
         self._last_offsets = {}
 
     def write_marks(self, marks: Mapping[int, Mark]) -> None:
-        """Write the marks; they become the newest. Raises: DependencyUnavailable, Conflict."""
+        """Write the newest marks. Raises: DependencyUnavailable, Conflict."""
         if not marks:
             return
         offsets = self._outbox.keep([EncodedHistory(p, MARK_KEY, encode_mark(mark)) for p, mark in marks.items()])
@@ -104,7 +103,7 @@ class HistoryTopic:
             self.marks[partition] = mark
 
     def write(self, histories: Mapping[str, PackedHistory | None], homes: Mapping[str, int]) -> list[str]:
-        """Write each user to its home partition, if that is assigned; None writes a tombstone.
+        """Write each user to its home partition, if assigned; None writes a tombstone.
 
         Returns the users whose record was acknowledged without an offset.
 
@@ -129,7 +128,7 @@ class HistoryTopic:
         return unknown
 
     def find(self, user_ids: Collection[str]) -> dict[str, HistoryRecord]:
-        """Return the newest record of each of these users, if it exists and is usable."""
+        """These users' newest usable records."""
         while self.index():
             pass
         wanted: dict[int, list[tuple[int, str]]] = {}
@@ -152,15 +151,15 @@ class HistoryTopic:
 
     @property
     def num_records(self) -> int:
-        """Number of user records in the assigned partitions, as far as the topic was read."""
+        """User records in the assigned partitions, as far as read."""
         return self._records.total()
 
     def has_record(self, user_id: str) -> bool:
-        """Return whether the user has a record, as far as the topic was read."""
+        """Whether the user has a record, as far as read."""
         return self._index.get(user_id.encode()) is not None
 
     def read(self, record: SourceRecord) -> HistoryRecord | None:
-        """Decode a record's history. Return None, and log the reason, if it cannot be used."""
+        """A record's history; None, with the reason logged, if it cannot be used."""
         if record.value is None or record.key is None:
             return None
         try:
@@ -177,11 +176,11 @@ class HistoryTopic:
         return history if history.reading == self.marks[record.partition].reading else None
 
     def is_newest(self, record: SourceRecord) -> bool:
-        """Return whether no later record of the same user is known."""
+        """Whether no later record of the user is known."""
         return self._index.get(record.key or b"") == (record.partition, record.offset)
 
     def index(self) -> bool:
-        """Index the next records; return False at the end of the topic. Raises: DependencyUnavailable."""
+        """Index the next records; False at the topic's end. Raises: DependencyUnavailable."""
         if self._indexing is not None and next(self._indexing, None) is None:
             self._indexing = None
             self._unindexed.clear()
@@ -198,8 +197,7 @@ class HistoryTopic:
         self._unindexed.clear()
 
     def scan(self, partitions: Collection[int] | None = None) -> Iterator[Sequence[SourceRecord]]:
-        """Read partitions from their beginning to their present end, in batches. partitions: None reads all assigned
-        ones.
+        """Read partitions (None: all assigned) from beginning to present end, in batches.
 
         Raises: DependencyUnavailable.
         """

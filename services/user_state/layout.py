@@ -1,15 +1,15 @@
-"""Redis keys and packed values of user states, histories and stream progress. `scripts.py` changes them.
+"""Redis keys and packed values of user states, histories and stream progress.
 
-A user's home is the partition that Kafka's partitioner gives to the user id. All keys of a home partition (users,
-their table, the partition's progress) share one hash slot: they lie on one node, fail over together, and one script
-can change them. Values have a bounded size, and user keys have a TTL.
+A user's home is the partition that Kafka's partitioner gives to the user id. All keys of a home partition (users, their
+table, progress) share one hash slot: they lie on one node, fail over together, and one script can change them. Values
+are bounded, and user keys have a TTL.
 
-A user's position is written as `epoch|partition:offset,...|partition:offset,...`. A value of an earlier epoch reads as
-absent. The second list has the forgotten offsets. Every write compares the whole text, so a write prepared before a
-forget cannot restore forgotten data.
+A user's position is `epoch|partition:offset,...|partition:offset,...`; the second list has the forgotten offsets. A
+value of an earlier epoch reads as absent. Every write compares the whole text, so one prepared before a forget cannot
+restore forgotten data.
 
-The table of users has, per user, the last applied offset of the home partition and the expiry of the user's keys. A
-user is lost, not new, if the keys are missing or have a lower offset than the table.
+The table of users has each one's last applied offset of the home partition and the keys' expiry. A user is lost, not
+new, if the keys are missing or have a lower offset than the table.
 """
 
 import secrets
@@ -19,13 +19,13 @@ from typing import NamedTuple
 from services.platform.errors import PreconditionFailed
 from services.platform.stream.kafka import partition_for
 
-# `random-N`, set when the store is first filled. N is the number of partitions that homes are computed with.
+# `random-N`, set when the store is first filled; homes are computed with N partitions.
 EPOCH_KEY = "stream:epoch"
-# Exists, with a TTL, while an import fills the store; the consumer waits meanwhile.
+# Exists, with a TTL, while an import fills the store and the consumer waits.
 PAUSE_KEY = "stream:hold"
-# All model versions with stored states. A writer adds its version before it stores a state.
+# Model versions with stored states, added before the first state.
 MODELS_KEY = "stream:models"
-# All keys of a partition: users, their table, progress.
+# A partition's keys: users, their table, progress.
 USER_KEYS = "{p[0-9]*}:*"
 COUNT_FIELDS = ("applied", "duplicates", "dead_lettered", "unknown_items", "undone", "late", "forgotten", "kept_out")
 STATE_FIELDS = (
@@ -38,14 +38,14 @@ STATE_FIELDS = (
     "event_time_ms",
     "applied_ms",
 )
-# The most popular items of a partition. An item that drops out loses its level and starts again with its next event,
-# which has more weight than its old ones.
+# A partition's most popular items. One that drops out loses its level and restarts with its next event, which outweighs
+# its old ones.
 MAX_POPULAR = 2_000
-# Stored with the state: the `position` of the history that the state reflects. A write that leaves the history
-# unchanged (a duplicate) advances it too. It does not advance while a process with another model writes.
+# The `position` of the history that the state reflects. A write that leaves the history unchanged (a duplicate)
+# advances it too, unless a process with another model writes.
 STATE_POSITION = "history_position"
-# Only for a state made by a traced event: `partition:offset traceparent`. A later write without a trace leaves it in
-# place, where its position no longer matches.
+# Only of a state made by a traced event: `partition:offset traceparent`. A later write without a trace leaves it, where
+# its position no longer matches.
 STATE_TRACE = "trace"
 
 
@@ -57,12 +57,12 @@ class Home(NamedTuple):
 
 
 def home_of(user_id: str, epoch: str) -> Home:
-    """Return the user's home in this epoch. Raises: as `num_partitions_of`."""
+    """The user's home in this epoch. Raises: as `num_partitions_of`."""
     return Home(partition_for(user_id.encode(), num_partitions_of(epoch)), user_id)
 
 
 def num_partitions_of(epoch: str) -> int:
-    """Return the number of partitions in the epoch. Raises: PreconditionFailed for an epoch of another version."""
+    """The epoch's number of partitions. Raises: PreconditionFailed for another version's epoch."""
     _, dash, number = epoch.rpartition("-")
     if not dash or not number.isdecimal():
         raise PreconditionFailed(
@@ -73,12 +73,12 @@ def num_partitions_of(epoch: str) -> int:
 
 
 def new_epoch(num_partitions: int) -> str:
-    """Return a new random epoch."""
+    """A new random epoch."""
     return f"{secrets.token_hex(8)}-{num_partitions}"
 
 
 def check_epoch(epoch: str, num_partitions: int) -> None:
-    """Raises: PreconditionFailed if the store has another layout or was filled from another number of partitions."""
+    """Raises: PreconditionFailed if the store has another layout or number of partitions."""
     stored = num_partitions_of(epoch)
     if stored != num_partitions:
         raise PreconditionFailed(
@@ -100,13 +100,13 @@ def state_key(home: Home, model_version: str) -> str:
     return f"{{p{home.partition}}}:state:{model_version}:{home.user_id}"
 
 
-# Lists that a gateway stores for a limited time (`sessions.py`).
+# A gateway's lists with a limited life (`sessions.py`).
 PAGES, ANSWERS, IMPRESSIONS = "pages", "answers", "impressions"
 SESSION_KINDS = (PAGES, ANSWERS, IMPRESSIONS)
 
 
 def session_key(home: Home, kind: str) -> str:
-    """Key of a list of one of the kinds above."""
+    """Key of one kind's list."""
     return f"{{p{home.partition}}}:{kind}:{home.user_id}"
 
 
@@ -124,19 +124,19 @@ def progress_key(partition: int) -> str:
 
 
 def popular_key(partition: int) -> str:
-    """Key of a partition's popular items by level (`algorithms.items.popularity`), at most MAX_POPULAR items of 100
-    bytes each.
+    """Key of a partition's popular items by level (`algorithms.items.popularity`), at most MAX_POPULAR of 100 bytes
+    each.
     """
     return f"{{p{partition}}}:popular"
 
 
 def forgets_key(partition: int) -> str:
-    """Key of a hash with `forgets_text` per reader of `forgets`."""
+    """Key of a hash with `forgets_text` per reader."""
     return f"{{p{partition}}}:forgets"
 
 
 def forgets_text(epoch: str, offset: int, rewritten: int = 0) -> str:
-    """Pack the offset up to which `forgets` is applied to a partition, and the number of users rewritten after it."""
+    """Pack the offset up to which `forgets` is applied to a partition, and the users rewritten after it."""
     return f"{epoch}|{offset}|{rewritten}" if rewritten else f"{epoch}|{offset}"
 
 
@@ -147,19 +147,17 @@ def unpack_forgets(epoch: str, text: str) -> tuple[int, int]:
     return offset, rewritten
 
 
-# Field of the table of users that has the table's epoch. No user id is empty.
+# The field with the table's epoch; no user id is empty.
 TABLE_EPOCH = ""
 
 
 def pack_entry(offset: int, expires_s: int) -> str:
-    """Pack a table entry: the last applied offset of the home partition (-1: none) and the keys' expiry in Unix
-    seconds.
-    """
+    """Pack a table entry: the home partition's last applied offset (-1: none) and the keys' expiry in Unix seconds."""
     return f"{offset}:{expires_s}"
 
 
 def unpack_entry(entry: bytes | None, now_s: float) -> int | None:
-    """Return an entry's offset; None without an entry or after its expiry."""
+    """An entry's offset; None without one or after its expiry."""
     if not entry:
         return None
     offset, expires_s = entry.split(b":")
@@ -182,7 +180,7 @@ def pack_positions(epoch: str, positions: Mapping[int, int], forgotten: Mapping[
 
 
 def unpack_positions(epoch: str, text: bytes | None) -> tuple[dict[int, int], dict[int, int]] | None:
-    """Return (positions, forgotten); None without a value of this epoch."""
+    """(positions, forgotten); None without a value of this epoch."""
     if not text:
         return None
     written, positions, *forgotten = text.decode().split("|")
@@ -192,7 +190,7 @@ def unpack_positions(epoch: str, text: bytes | None) -> tuple[dict[int, int], di
 
 
 def trace_text(partition: int, offset: int, traceparent: str) -> str:
-    """Return the value of STATE_TRACE for the state of this position."""
+    """The value of STATE_TRACE for this position's state."""
     return f"{partition}:{offset} {traceparent}"
 
 
@@ -203,7 +201,7 @@ def traceparent_of(trace: bytes, partition: int, offset: int) -> str:
 
 
 def reaches(state_position: bytes | None, history_position: bytes | None) -> bool:
-    """Return whether a state reflects the whole history. A state that is read after the history may be ahead of it."""
+    """Whether a state, possibly read later, reflects the whole history."""
     if not history_position or not state_position:
         return False
     if state_position == history_position:

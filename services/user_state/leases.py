@@ -1,11 +1,9 @@
-"""The leases port over Redis. Every member of a group runs one script a few times a second, and the script assigns the
-partitions.
+"""The leases port over Redis. A group's members run one script a few times a second, which assigns the partitions.
 
-A member that dies stops renewing. Its partitions and its seat are free when the lease ends, and other members take
-them. A member whose working loop hangs stops renewing after a minute. A new member gets its share when others release
-their surplus. While Redis is unavailable each member retains its partitions, since nobody else can acquire them. Two
-members may still work on one partition for a moment (a paused process does not know that its lease ended), so their
-writes have to tolerate that.
+A member that dies stops renewing: its partitions and seat are free when the lease ends. One whose working loop hangs
+stops renewing after a minute. A new member gets its share when others release their surplus. While Redis is unavailable
+each member retains its partitions, since nobody else can acquire them. Two members may work on one partition for a
+moment (a paused process does not know that its lease ended), so writes have to tolerate that.
 """
 
 import os
@@ -26,7 +24,7 @@ from services.user_state.values import redis_errors
 log = structlog.get_logger()
 
 RENEWALS_PER_LEASE = 5
-# A released partition is acquired within this time, independent of the lease's length.
+# A released partition is acquired within this time.
 _MAX_PAUSE_S = 0.2
 
 # KEYS: members, then each partition's lease and term. ARGV: owner, lease in ms.
@@ -74,16 +72,16 @@ return 1
 
 
 class RedisLeases:
-    """Leases on partitions for one group of processes. A separate thread renews them."""
+    """One group's leases on partitions, renewed by a thread."""
 
     def __init__(
         self, url: str, *, process: str, group: str, lease_ms: int, timeout_s: float = 1.0, stuck_s: float = STUCK_S
     ) -> None:
-        """process, group: the prefix of the keys. stuck_s: the member counts as hung if it does not call `holding` this
-        long.
+        """process, group: prefix of the keys. stuck_s: without a call of `holding` for this long, the member counts as
+        hung.
         """
         self._redis = open_client(url, timeout_s=timeout_s)
-        # The hash tag puts a group's keys into one cluster slot, so that one script can touch them.
+        # The hash tag puts a group's keys into one cluster slot, for one script.
         self._prefix = f"{process}:{{{group}}}:"
         self._lease_ms, self._stuck_s, self._asked_s = lease_ms, stuck_s, time.monotonic()
         self._owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -91,9 +89,9 @@ class RedisLeases:
         self._release = self._redis.register_script(_RELEASE)
         self._partitions: list[int] = []
         self._holding = Holding({})
-        # Releases begun plus releases ended: odd while one is in flight.
+        # Releases begun plus ended: odd while one is in flight.
         self._releases = 0
-        # Guards the two fields above. Not locked during Redis calls, because the working loop takes it each turn.
+        # Guards the two fields above, but not during Redis calls, because the working loop takes it each turn.
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -162,7 +160,7 @@ class RedisLeases:
         fair, pairs = int(answer[0]), [int(number) for number in answer[1:]]
         terms = {self._partitions[place]: term for place, term in zip(pairs[::2], pairs[1::2], strict=True)}
         with self._lock:
-            # An answer that overlaps a release may count a released partition. The next answer follows soon.
+            # An answer that overlaps a release may count a released partition; the next follows soon.
             if releases == self._releases and not releases % 2:
                 self._holding = Holding(terms, max(0, len(terms) - fair))
 

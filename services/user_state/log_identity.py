@@ -1,10 +1,9 @@
 """Check that a partition of `interactions` is still the log whose records were applied.
 
-Offsets alone cannot show this: a recreated topic may be longer than the first one. kafka-python does not identify
-topics by id. So the progress stores three anchors of each partition; an anchor is a record's offset and digest. `first`
-is the first record of this epoch, `newest` the newest one. `last` is at or shortly before `newest`. It advances only
-after a check found it in place, so it always belongs to the same log as the records before it. `newest` shows whether
-the log lost its end and was overwritten. This module uses neither Kafka nor Redis.
+Offsets alone cannot show this: a recreated topic may be longer. kafka-python has no topic ids. So the progress stores
+three anchors (offset and digest of a record) of each partition. `first` is this epoch's first record, `newest` its
+newest, which shows whether the log lost its end and was overwritten. `last`, at or shortly before `newest`, advances
+only after a check found it in place, so it is of the same log as the records before it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -29,7 +28,7 @@ class Anchor(NamedTuple):
 
     @classmethod
     def of(cls, record: SourceRecord) -> Self:
-        """Return the record's anchor."""
+        """The record's anchor."""
         digest = blake2b(digest_size=8)
         for part in (str(record.written_ms).encode(), record.key or b"", record.value or b""):
             digest.update(len(part).to_bytes(4, "little") + part)
@@ -58,7 +57,7 @@ class Anchors(NamedTuple):
 
 
 class LostTail(Exception):
-    """A log lost applied records at its end. ends: the present ends of these partitions."""
+    """A log lost applied records at its end. ends: these partitions' present ends."""
 
     def __init__(self, ends: Mapping[int, int]) -> None:
         super().__init__(f"the log lost its end: partitions end at {dict(ends)}")
@@ -70,9 +69,9 @@ class LogIdentity:
     """The anchors of one process's partitions."""
 
     _anchors: dict[int, Anchors] = field(default_factory=dict)
-    # The last record read of each partition; it becomes the next `last` anchor.
+    # Each partition's last record read: the next `last` anchor.
     _latest: dict[int, SourceRecord] = field(default_factory=dict)
-    # Anchors from before the store was emptied. The progress in the new epoch has no anchors yet.
+    # From before the store was emptied; the new epoch's progress has no anchors yet.
     _kept: dict[int, Anchors] = field(default_factory=dict)
 
     @property
@@ -81,14 +80,12 @@ class LogIdentity:
         return self._anchors.keys()
 
     def text(self, partition: int) -> str:
-        """Return the text to store with the partition's progress; "" without anchors."""
+        """The text to store with the partition's progress; "" without anchors."""
         found = self._anchors.get(partition)
         return "" if found is None else found.text
 
     def came(self, records: Sequence[SourceRecord]) -> None:
-        """Update the anchors by the records read, in order within each partition. For partitions with anchors, call
-        `check` first.
-        """
+        """Update the anchors by the records read, in order within each partition, after `check`."""
         latest = {record.partition: record for record in records}
         for partition in latest.keys() - self._anchors.keys():
             first = next(record for record in records if record.partition == partition)
@@ -101,7 +98,7 @@ class LogIdentity:
     def check(self, stream: Reader, partitions: Collection[int]) -> None:
         """Check that `last` and `newest` are in place, then move `last` to the last record read.
 
-        Raises: Conflict if one is not in place (`resync` finds the cause); DependencyUnavailable.
+        Raises: Conflict if one is not (`resync` finds the cause); DependencyUnavailable.
         """
         known = {partition: self._anchors[partition] for partition in partitions if partition in self._anchors}
         same = _found_last(stream, known)
@@ -111,7 +108,7 @@ class LogIdentity:
             self._anchors[partition] = self._anchors[partition]._replace(last=Anchor.of(self._latest[partition]))
 
     def resync(self, stream: Reader, watermarks: Offsets, stored: Mapping[int, str]) -> None:
-        """Restart from the anchors in the state store. stored: `text` by partition, "" without anchors.
+        """Restart from the state store's anchors. stored: `text` by partition, "" without anchors.
 
         Raises: LostTail if the same log lost applied records at its end; PreconditionFailed if it is another log;
         DependencyUnavailable.
@@ -133,7 +130,7 @@ class LogIdentity:
             if anchors is None or (partition not in first_found and partition not in last_found):
                 raise PreconditionFailed(_another_log(partition, watermark, end, has_anchors=anchors is not None))
             lost[partition] = end
-        # Anchors that retention deleted, or that never existed, are made from present records.
+        # Missing anchors are made from present records.
         wanted = {p: watermark for p, watermark in watermarks.items() if watermark >= 0 and p not in lost}
         lasts = stream.records_at({p: watermark for p, watermark in wanted.items() if p not in last_found})
         firsts = stream.records_at(
@@ -156,7 +153,7 @@ class LogIdentity:
             raise LostTail(lost)
 
     def keep(self) -> None:
-        """Call it after `LostTail`. The next `resync`, with an empty store, identifies each log by its first record."""
+        """Call it after `LostTail`: the next `resync`, with an empty store, identifies each log by its first record."""
         self._kept = {p: Anchors(*[anchors.first] * 3) for p, anchors in self._anchors.items()}
 
 
@@ -165,13 +162,13 @@ def _anchor(record: SourceRecord | None) -> Anchor | None:
 
 
 def _found(stream: Reader, anchors: Mapping[int, Anchor]) -> set[int]:
-    """Return the partitions whose anchor is in place."""
+    """Partitions whose anchor is in place."""
     records = stream.records_at({partition: anchor.offset for partition, anchor in anchors.items()})
     return {p for p, anchor in anchors.items() if (record := records.get(p)) and Anchor.of(record) == anchor}
 
 
 def _found_last(stream: Reader, known: Mapping[int, Anchors]) -> set[int]:
-    """Return the partitions whose last and newest anchors are in place."""
+    """Partitions whose last and newest anchors are in place."""
     found = _found(stream, {partition: anchors.last for partition, anchors in known.items()})
     return found & _found(stream, {partition: anchors.newest for partition, anchors in known.items()})
 
@@ -189,10 +186,10 @@ def _another_log(partition: int, watermark: int, end: int, *, has_anchors: bool)
 
 
 def same_logs(stream: Reader, remembered: Mapping[int, tuple[int, str]]) -> set[int]:
-    """Return the partitions that are still the remembered log. remembered: last offset and `LogIdentity.text`.
+    """The partitions that are still the remembered log. remembered: last offset and `LogIdentity.text`.
 
-    Anchors that retention deleted cannot be compared and are accepted. A partition at offset -1 is accepted only while
-    it is empty. Raises: DependencyUnavailable.
+    Anchors that retention deleted are accepted. A partition at offset -1 is accepted only while empty. Raises:
+    DependencyUnavailable.
     """
     bounds = stream.bounds(list(remembered))
     known = {p: anchors.last for p, (_, text) in remembered.items() if (anchors := Anchors.parse(text))}

@@ -15,7 +15,7 @@ from services.user_state.values import UserHistory
 
 @dataclass(slots=True)
 class ReplayedUser:
-    """A user as far as the log was read: the history, all seen items, and records not merged yet."""
+    """A user as far as the log was read: history, seen items, and records not merged yet."""
 
     history: UserHistory = field(default_factory=UserHistory)
     seen: dict[str, int] = field(default_factory=dict)
@@ -24,8 +24,8 @@ class ReplayedUser:
 
 @dataclass(kw_only=True, eq=False)
 class LogReplay:
-    """log: a separate reader of `interactions`. letters: a reader of its dead letters; a readable record among them is
-    left out; None leaves out nothing. max_history, schema: as in the stream's merges.
+    """log: a separate reader of `interactions`. letters: of its dead letters; a readable record among them is left out.
+    max_history, schema: as in the stream's merges.
     """
 
     log: Reader
@@ -35,7 +35,7 @@ class LogReplay:
     letters: Reader | None = None
 
     def __call__(self, users: Mapping[str, ReplayedUser], ranges: Mapping[int, tuple[int, int]]) -> None:
-        """Add the records between the first and the last offset of each partition to these users."""
+        """Add the records between each partition's first and last offset to these users."""
         if not users:
             return
         wanted = {user_id.encode() for user_id in users}
@@ -58,8 +58,8 @@ class LogReplay:
             self.letters.close()
 
     def _set_aside(self, keys: Collection[bytes]) -> Mapping[tuple[int, int], bytes]:
-        """Return the values of these keys' dead letters by position. Callers compare the value too, since another log
-        may have a good record at the position.
+        """These keys' dead letters by position. Callers compare the value too, since another log may have a good record
+        there.
         """
         if self.letters is None:
             return {}

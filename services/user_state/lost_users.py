@@ -1,4 +1,4 @@
-"""Find users whose keys the state store lost, in slices, and have them restored."""
+"""Find users whose keys the state store lost, in slices, and restore them."""
 
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -8,7 +8,7 @@ from services.user_state.restore_users import RestoreUsers
 from services.user_state.stream_progress import StreamProgress
 from services.user_state.values import StoreUsage
 
-# Limit of the seconds that a turn spends on finding lost users.
+# Seconds of a turn for finding lost users.
 _LOOK_S = 0.05
 
 
@@ -21,16 +21,15 @@ class LostUsers:
         self._store, self._progress, self.restore, self._clock_ms = store, progress, restore, clock_ms
         # The partitions when the progress was last read.
         self._partitions: Collection[int] = ()
-        # The present scan, its start, the earliest start of the next scan, and the store's count of removed keys when
-        # the last scan started.
+        # The present scan, its start, the earliest next start, and the store's count of removed keys at the last start.
         self._looking: Iterator[Collection[str]] | None = None
         self._began_ms = self._next_ms = 0
         self._removed = -1
 
     def resynced(self, *, is_new_epoch: bool) -> None:
-        """Call it after reading the progress from the store again. A running scan stops.
+        """Call it after reading the store's progress; a scan stops.
 
-        The next `find` begins a new scan if one was running, the partitions changed, or the epoch is new.
+        The next `find` begins a new one if one was running, the partitions changed, or the epoch is new.
         """
         has_others = self._partitions != set(self._progress.watermarks)
         self._partitions = set(self._progress.watermarks)
@@ -42,11 +41,10 @@ class LostUsers:
             self._looking, self._removed = None, -1
 
     def find(self, *, look: bool) -> StoreUsage:
-        """Return the store's usage. Begin a scan if the store removed keys since the last scan began.
+        """The store's usage. Begin a scan if the store removed keys since the last began.
 
-        No scan begins during another or in the pause after it. look: begin a scan even if the store removed no keys,
-        since the store does not count keys that a client deleted.
-        Raises: DependencyUnavailable.
+        None begins during another or in the pause after it. look: begin one even if no keys were removed, since the
+        store does not count those that a client deleted. Raises: DependencyUnavailable.
         """
         usage = self._store.usage()
         if self.restore is None or self._looking is not None or self._clock_ms() < self._next_ms:
@@ -62,13 +60,13 @@ class LostUsers:
         return self.restore is not None and (self._looking is not None or self.restore.is_busy)
 
     def turn(self) -> int:
-        """Scan and restore a slice; return the amount of work done. Raises: as `RestoreUsers.turn`."""
+        """Scan and restore a slice; return the work done. Raises: as `RestoreUsers.turn`."""
         if self.restore is None:
             return 0
         return self._look(self.restore) + self.restore.turn(self._progress.watermarks, self._progress.epoch)
 
     def _look(self, restore: RestoreUsers) -> int:
-        """Return the number of lost users found, at least 1 while the scan continues."""
+        """The number of lost users found, at least 1 while the scan continues."""
         if self._looking is None:
             return 0
         until, num_lost = time.monotonic() + _LOOK_S, 0
@@ -78,6 +76,6 @@ class LostUsers:
             if time.monotonic() > until:
                 return max(1, num_lost)
         self._looking = None
-        # A full store removes keys all the time, so the pause is as long as the scan was.
+        # A full store removes keys all the time, so the pause is as long as the scan.
         self._next_ms = 2 * self._clock_ms() - self._began_ms
         return num_lost

@@ -1,4 +1,4 @@
-"""Merge one user's new records into the user's history: pure functions without Kafka, Redis or a model.
+"""Merge one user's new records into the user's history: pure functions.
 
 The rules:
 - A position is applied once.
@@ -33,32 +33,32 @@ from services.platform.stream.position import Position
 from services.platform.stream.record import DeadLetter, SourceRecord
 from services.user_state.values import UserHistory
 
-# The event ids of a user's last records are stored. At most half as many records of a user are applied together, so
-# that a redelivery is recognised in full.
+# Event ids of a user's last records. At most half as many records of a user are applied together, so that a redelivery
+# is recognised in full.
 RECENT_IDS = 128
 MAX_RECORDS_PER_USER = RECENT_IDS // 2
 
 
 class Outcome(IntEnum):
-    """The effect of a record. The numbers are stored."""
+    """A record's effect. The numbers are stored."""
 
     APPLIED = 0
     DUPLICATE = 1
-    # Older than everything in the window: noted as seen, not inserted.
+    # Older than the window: noted as seen.
     LATE = 2
     UNDONE = 3
-    # An undo whose event is neither in the history nor among the recent ids.
+    # Its event is neither in the history nor among the recent ids.
     UNDO_WITHOUT_EVENT = 4
     # At or below the user's forgotten position.
     FORGOTTEN = 5
-    # Of a type that the schema excludes from histories; the item is noted as seen or not.
+    # Of a type that the schema excludes from histories.
     KEPT_OUT = 6
     KEPT_OUT_UNSEEN = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A valid interaction with an event id, its position, and the broker's time of the record."""
+    """A valid interaction with an event id, its position, and the broker's time."""
 
     partition: int
     offset: int
@@ -66,7 +66,7 @@ class Arrival:
     interaction: Interaction
 
     def fields(self, user_pseudonym: str) -> dict[str, Any]:
-        """Return the fields of `OfInteraction`."""
+        """Fields of `OfInteraction`."""
         return {
             "event_id": self.interaction.event_id,
             "item_id": self.interaction.item_id,
@@ -79,10 +79,10 @@ class Arrival:
 
 
 def read_arrival(record: SourceRecord) -> Arrival | DeadLetter:
-    """Return the record's validated interaction, or a dead letter with the reason."""
+    """The record's validated interaction, or a dead letter."""
     try:
         interaction = decode_interaction(record.value, record.headers, record.key, missing_time_ms=record.written_ms)
-        # Validation uses the record's time at the broker, so a second reading gives the same result.
+        # With the broker's time, a second reading gives the same result.
         validate(interaction, record.written_ms)
     except InvalidRequest as exc:
         return DeadLetter(record, exc.message)
@@ -93,7 +93,7 @@ def read_arrival(record: SourceRecord) -> Arrival | DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The first `num_events` events of the merge's sequence number `sequence`."""
+    """The first `num_events` events of the merge's sequence `sequence`."""
 
     sequence: int
     num_events: int
@@ -101,7 +101,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """An undone event: its item and position, and the event itself if the window still had it."""
+    """An undone event: item, position, and the event if the window still had it."""
 
     item_id: str
     position: Position
@@ -112,12 +112,11 @@ class Undone:
 class Merge:
     """A user after some arrivals.
 
-    outcomes: one per arrival, in the order given.
-    sequences: the histories that any prefix below refers to, each oldest event first; the last is the new history.
-    preceding: by arrival number, the history before an event that was inserted or only attributed.
-    undone: by arrival number, the event that the arrival undid.
-    seen_times: newest event time of each item to note as seen. unseen: items no longer seen, removed first.
-    changed_by: number of the last arrival that changed the history; its state has to be recomputed.
+    outcomes: one per arrival, in order. sequences: the histories that prefixes refer to, each oldest event first; the
+    last is the new history. preceding: by arrival number, the history before an event that was inserted or only
+    attributed. undone: by arrival number, the undone event. seen_times: newest event time of each item to note as seen.
+    unseen: items no longer seen, removed first. changed_by: number of the last arrival that changed the history; its
+    state has to be recomputed.
     """
 
     recent: list[RecentId]
@@ -142,7 +141,7 @@ class Merge:
         return self.sequences[-1]
 
     def replace_events(self, events: list[StoredEvent]) -> None:
-        """Replace the history; the old list stays if a prefix refers to it."""
+        """Replace the history; a prefix may refer to the old list."""
         if any(prefix.sequence == len(self.sequences) - 1 for prefix in self.preceding.values()):
             self.sequences.append(events)
         else:
@@ -158,14 +157,13 @@ def merge(
 ) -> Merge:
     """Apply arrivals (in stream order per partition, at most MAX_RECORDS_PER_USER) to a user's history.
 
-    forgotten: the last forgotten offset per partition. `news` is False if every arrival had been applied before; then
-    there is nothing to write.
-    Cost: O(len(arrivals) + L); a late event adds O(L).
+    forgotten: the last forgotten offset per partition. `news` is False if every arrival had been applied before. Cost:
+    O(len(arrivals) + L); a late event adds O(L).
     """
     void = forgotten or {}
     result = Merge(recent=list(history.recent), positions=dict(history.positions), sequences=[list(history.events)])
     # The last index of each id in `recent`, which grows here and is cut at the end. Ids before its last RECENT_IDS are
-    # ignored, as if every record had been merged alone.
+    # ignored, as in single merges.
     last_at = {entry.id_hash: at for at, entry in enumerate(history.recent)}
     before: dict[tuple[int, int], int] | None = None
     for number, arrival in enumerate(arrivals):
@@ -218,7 +216,7 @@ def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_hist
         events.append(event)
     else:
         at = bisect_right(events, event[:3], key=_order)
-        # A window that never moved has the whole history: no event precedes its first one.
+        # A window that never moved has the whole history: nothing precedes it.
         if at == 0 and len(events) >= max_history - max_history // 4:
             return Outcome.LATE
         result.preceding[number] = Prefix(len(result.sequences) - 1, at)
@@ -230,7 +228,7 @@ def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_hist
 
 
 def _keep_out(result: Merge, number: int, event: StoredEvent, max_history: int, kind: EventType) -> Outcome:
-    """Store the history before the event in `preceding` if the event is attributed. The history does not change."""
+    """Store the history before an attributed event in `preceding`; it does not change."""
     if kind.is_attributed:
         at = bisect_right(result.events, event[:3], key=_order)
         if at == 0 and len(result.events) >= max_history - max_history // 4:
@@ -240,7 +238,7 @@ def _keep_out(result: Merge, number: int, event: StoredEvent, max_history: int, 
 
 
 def _undo(result: Merge, number: int, id_hash: int) -> Outcome:
-    """Remove an event from the history. If the window no longer has it, but its id is recent, mark it as undone."""
+    """Remove an event from the history. If only its recent id is left, mark it as undone."""
     undone = None
     events = result.events
     at = next((i for i, event in enumerate(events) if event.id_hash == id_hash), None)
@@ -265,7 +263,7 @@ def _undo(result: Merge, number: int, id_hash: int) -> Outcome:
     again = max((event.event_time_ms for event in result.events if event.item_id == item_id), default=None)
     others = (entry for entry in result.recent[first:] if entry.outcome != Outcome.KEPT_OUT_UNSEEN)
     if again is None and any(entry.item_id == item_id for entry in others):
-        return Outcome.UNDONE  # another event outside the window also made it seen
+        return Outcome.UNDONE  # an event outside the window also made it seen
     result.unseen.add(item_id)
     result.seen_times.pop(item_id, None)
     if again is not None:
@@ -280,7 +278,7 @@ def _order(event: StoredEvent) -> tuple[int, int, int]:
 def rounds(places: Sequence[tuple[int, str]], limit: int = MAX_RECORDS_PER_USER) -> list[list[int]]:
     """Split records, given each one's partition and user ("": none), into parts with at most `limit` records of a user.
 
-    Each part takes as many records of each partition as possible, so that a partition with few records does not wait.
+    Each takes as many of each partition as possible, so that one with few records does not wait.
     """
     parts: list[list[int]] = []
     reached: dict[int, int] = {}

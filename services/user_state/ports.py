@@ -1,6 +1,6 @@
-"""Ports of the state store and of `histories`, as the encoder's thread uses them.
+"""Ports of the state store and of `histories`, for the encoder's thread.
 
-Each has a real and an in-memory adapter. All raise the errors of `services.platform.errors`. Not thread-safe.
+Each has a real and an in-memory adapter and raises the errors of `services.platform.errors`. Not thread-safe.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,62 +20,62 @@ from services.user_state.values import (
 
 
 class HistoryOutbox(Protocol):
-    """Writes the topic `histories`. `services.platform.stream.ports.Reader` reads it."""
+    """Writes the topic `histories`."""
 
     def keep(self, records: Sequence[EncodedHistory]) -> Sequence[int]:
-        """Write records, in the order given within a partition, and return their offsets (-1: unknown).
+        """Write records, in order within a partition, and return their offsets (-1: unknown).
 
-        Returns after all are acknowledged. A failure may leave some of them written.
+        Returns after all are acknowledged. A failure may leave some written.
         """
 
 
 class Store(Protocol):
-    """User states and progress. `services.user_state.writer` is the implementation over Redis."""
+    """User states and progress."""
 
     def epoch(self) -> str | None:
-        """Return the current epoch; None if the store is new or was emptied."""
+        """The current epoch; None if the store is new or emptied."""
 
     def ensure_epoch(self, num_partitions: int) -> tuple[str, bool]:
-        """Return the current epoch, and whether this call created it. num_partitions: that of `interactions`.
+        """The current epoch, and whether this call created it. num_partitions: of `interactions`.
 
-        Raises: PreconditionFailed if another version, or another number of partitions, filled the store.
+        Raises: PreconditionFailed if another version, or number of partitions, filled the store.
         """
 
     def start_new_epoch(self, epoch: str) -> None:
-        """Erase all users and progress, then replace `epoch` by a new epoch. Do nothing if `epoch` is not current."""
+        """Erase all users and progress, then replace `epoch`, if it is current."""
 
     def add_model(self, model_version: str) -> None:
         """Add a model version before its first state is stored, so that a forget finds its states."""
 
     def pause_consumer(self, seconds: int) -> None:
-        """Ask the stream's consumer to wait for this long. A new call restarts the wait."""
+        """Ask the stream's consumer to wait; a new call restarts the wait."""
 
     def release(self) -> None:
         """End `pause_consumer`."""
 
     def is_paused(self) -> bool:
-        """Return whether the stream's consumer has to wait."""
+        """Whether the stream's consumer has to wait."""
 
     def progress(self, partitions: Collection[int], epoch: str) -> Mapping[int, Progress]:
-        """Return each partition's progress in this epoch."""
+        """Each partition's progress in this epoch."""
 
     def begin(self, partitions: Sequence[int], epoch: str) -> Mapping[int, Progress]:
-        """Return each partition's progress. Store an empty one for a partition without progress in this epoch.
+        """Each partition's progress; a missing one is stored as empty.
 
         Raises: Conflict if `epoch` is not current.
         """
 
     def load_users(self, user_ids: Collection[str], epoch: str) -> Mapping[str, UserHistory]:
-        """Return the users' histories: empty for an unknown user, marked `is_lost` for a lost one."""
+        """The users' histories: empty for an unknown user, marked `is_lost` for a lost one."""
 
     def find_lost(self, partitions: Collection[int], epoch: str) -> Iterator[Collection[str]]:
-        """Scan the users of these home partitions and yield the lost ones. A user may be yielded more than once.
+        """Scan these home partitions and yield lost users, possibly repeatedly.
 
-        Each item covers about a thousand users. Other processes may write between two items.
+        Each item covers about a thousand users; other processes may write in between.
         """
 
     def usage(self) -> StoreUsage:
-        """Return the memory share and the number of removed keys. If the latter grows, users may be lost."""
+        """Memory share and number of removed keys. If that grows, users may be lost."""
 
     def apply(
         self,
@@ -84,42 +84,42 @@ class Store(Protocol):
         watermarks: Mapping[int, int],
         beside: Sequence[ModelState] = (),
     ) -> None:
-        """Write every update whose `expected` position is the stored one. Then write `beside` as `store_states` does.
+        """Write every update whose `expected` position is the stored one, then `beside` as `store_states` does.
 
         watermarks: of this writer's partitions. A user whose home is one of them is written only if the stored
-        watermark is the same. Raises: Conflict if some updates were not written.
+        watermark is equal. Raises: Conflict if some updates were not written.
         """
 
     def store_states(self, states: Sequence[ModelState], epoch: str) -> int:
-        """Write states of other models; skip a state if its history changed. Return the number written."""
+        """Write states of other models whose history is unchanged; return their number."""
 
     def rewrite(self, updates: Sequence[UserUpdate], epoch: str, forgets: ForgetsApplied | None = None) -> None:
         """Replace everything stored of each user, including states of every model version, atomically per user.
 
-        A user is only erased if neither the store nor the update has positions. forgets: the progress in the topic
-        `forgets`; it advances with each user.
-        Raises: Conflict if some users changed meanwhile, or the stored progress is not `forgets`.
+        A user is only erased if neither the store nor the update has positions. forgets: the progress in `forgets`; it
+        advances with each user. Raises: Conflict if some users changed meanwhile, or the stored progress is not
+        `forgets`.
         """
 
     def dump(self, user_ids: Collection[str], partitions: Collection[int], epoch: str) -> Dump:
-        """Return these users without states, and these partitions' progress. Read the progress after the users."""
+        """These users without states, then these partitions' progress."""
 
     def user_ids(self, partition: int, epoch: str) -> Sequence[str]:
-        """Return all users whose home is this partition."""
+        """All users whose home is this partition."""
 
     def seed(self, partition: int, user_ids: Collection[str], epoch: str) -> None:
-        """Add users to the table of their home partition. An added user without other keys counts as lost.
+        """Add users to their home partition's table; without other keys they count as lost.
 
-        The entries of users already in the table do not change.
+        Existing entries do not change.
         """
 
     def forgets_applied(self, reader: str, epoch: str) -> ForgetsApplied:
-        """Return `reader`'s progress in `forgets` per home partition in this epoch."""
+        """`reader`'s progress in `forgets` per home partition in this epoch."""
 
     def note_forgets(self, forgets: ForgetsApplied, offset: int, epoch: str) -> None:
-        """Store that the topic `forgets` is applied up to this offset in the home partitions listed by the argument.
+        """Store that `forgets` is applied up to this offset in the argument's home partitions.
 
-        Raises: Conflict if the stored progress is not that of the argument.
+        Raises: Conflict if the stored progress is not the argument's.
         """
 
     def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:

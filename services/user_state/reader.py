@@ -17,9 +17,9 @@ from services.user_state.values import Popularity, Progress, UserKeys, UserView,
 
 
 class StateReader:
-    """Reads users for an asyncio process. Connects on first use.
+    """Reads users for an asyncio process; connects on first use.
 
-    Every method raises DependencyUnavailable if Redis fails, and PreconditionFailed for the store of another version.
+    Every method raises DependencyUnavailable if Redis fails, and PreconditionFailed for another version's store.
     """
 
     def __init__(
@@ -27,9 +27,9 @@ class StateReader:
     ) -> None:
         """with_traces: states include the span that made them."""
         self._redis = open_async_client(url, timeout_s=timeout_s, max_connections=max_connections)
-        # The epoch of the last answer. It determines the homes and rarely changes.
+        # The last answer's epoch, which determines homes and rarely changes.
         self._epoch = ""
-        # Home partitions that had progress at an earlier read. If the progress is missing later, the store lost it.
+        # Home partitions that had progress. If it is missing later, the store lost it.
         self._applied = set[int]()
         self._script = ""
         self._read_popular = self._redis.register_script(scripts.READ_POPULAR)
@@ -42,11 +42,11 @@ class StateReader:
     async def read_user(
         self, user_id: str, model_version: str, *, with_seen: bool = True, partition: int | None = None
     ) -> UserView:
-        """Return state, seen items, epoch and a watermark. partition: that of the watermark (None: the user's home).
+        """State, seen items, epoch and a watermark. partition: of the watermark (None: the user's home).
 
-        One round trip; the watermark of a partition other than the home needs one more.
+        One round trip; a watermark outside the home needs one more.
         """
-        # A local copy: a concurrent call may set a new epoch while this call waits for an answer in the old one.
+        # A local copy: a concurrent call may set a new epoch while this one waits for an answer in the old one.
         epoch = self._epoch or await self._current_epoch()
         while epoch:
             view, found = await self._read_user(user_id, model_version, with_seen, partition, epoch)
@@ -62,7 +62,7 @@ class StateReader:
     async def _read_user(
         self, user_id: str, model_version: str, with_seen: bool, partition: int | None, read_in: str
     ) -> tuple[UserView, str]:
-        """Return the view in the epoch `read_in`, and the current epoch. If they differ, the view is invalid."""
+        """The view in the epoch `read_in`, and the current epoch. If they differ, the view is invalid."""
         home = layout.home_of(user_id, read_in)
         asked = home.partition if partition is None else partition
         keys = (
@@ -76,8 +76,8 @@ class StateReader:
         elsewhere: list[bytes | None] | None = None
         with redis_errors():
             if asked != home.partition:
-                # The watermark is read before the state: a watermark read later could cover an event that the state
-                # lacks. The script cannot read this watermark: its key has another hash slot, perhaps on another node.
+                # The watermark is read before the state: read later, it could cover an event that the state lacks. The
+                # script cannot read it: its key has another hash slot, perhaps on another node.
                 progress = self._redis.hmget(layout.progress_key(asked), ["epoch", "watermark"])
                 elsewhere = await cast(Awaitable[list[bytes | None]], progress)
             for attempt in (1, 2):
@@ -118,13 +118,13 @@ class StateReader:
         return view, epoch
 
     async def _current_epoch(self) -> str:
-        """Return the epoch, "" without one."""
+        """The epoch, "" without one."""
         with redis_errors():
             found = cast(bytes | None, await self._redis.get(layout.EPOCH_KEY))
         return _checked((found or b"").decode())
 
     async def last_epoch(self) -> str:
-        """Return the epoch of the last answer. If there is none, read it from Redis; "" if Redis has none."""
+        """The last answer's epoch, else Redis'; "" without one."""
         if not self._epoch:
             self._epoch = await self._current_epoch()
         return self._epoch
@@ -134,11 +134,11 @@ class StateReader:
         return layout.home_of(user_id, epoch) if epoch else None
 
     async def epoch(self) -> str | None:
-        """Return the current epoch; None if the store is new or was emptied."""
+        """The current epoch; None if the store is new or emptied."""
         return await self._current_epoch() or None
 
     async def read_progress(self) -> tuple[str | None, dict[int, Progress]]:
-        """Return the epoch and every partition's progress."""
+        """The epoch and every partition's progress."""
         epoch = await self._current_epoch()
         pipeline = self._redis.pipeline(transaction=False)
         for partition in range(layout.num_partitions_of(epoch) if epoch else 0):
@@ -148,7 +148,7 @@ class StateReader:
         return epoch or None, {partition: progress_of(row, epoch.encode()) for partition, row in enumerate(rows)}
 
     async def read_events(self, user_id: str) -> list[StoredEvent]:
-        """Return the user's history, oldest event first."""
+        """The user's history, oldest event first."""
         home = await self._home(user_id)
         if home is None:
             return []
@@ -157,7 +157,7 @@ class StateReader:
         return stored_history.unpack_events(blob)
 
     async def read_keys(self, user_id: str) -> UserKeys:
-        """Return the user's numbers of events and seen items, and the models with a state, in three round trips."""
+        """The user's numbers of events and seen items, and the models with a state, in three round trips."""
         home = await self._home(user_id)
         if home is None:
             return UserKeys(history_events=0, seen_items=0, state_model_versions=())
@@ -179,12 +179,12 @@ class StateReader:
         )
 
     async def read_popular(self) -> list[Popularity]:
-        """Return the popular items of each partition with progress."""
+        """The popular items of each partition with progress."""
         epoch = await self._current_epoch()
         found = []
         for partition in range(layout.num_partitions_of(epoch) if epoch else 0):
             keys = (layout.progress_key(partition), layout.popular_key(partition))
-            # One partition at a time, so that other tasks run in between.
+            # One partition at a time: other tasks run in between.
             with redis_errors():
                 half_life, text = await cast(
                     Awaitable[list[bytes]], self._read_popular(keys=keys, args=[epoch], client=self._redis)
@@ -206,7 +206,7 @@ class StateReader:
 
 
 def _checked(epoch: str) -> str:
-    """Return the epoch, "" for none. Raises: PreconditionFailed if another version wrote it."""
+    """The epoch, "" for none. Raises: PreconditionFailed if another version wrote it."""
     if epoch:
         layout.num_partitions_of(epoch)
     return epoch

@@ -1,11 +1,10 @@
 """Restore users whose keys the state store lost, from `histories` or from their records in the log.
 
-The store's table of users has each user's progress, so a user whose keys were evicted, deleted or reset is known to be
-lost, not new. A record in `histories` that is up to date suffices. If the history changed since the last round of
-`write_histories.py`, the log after that round's marks is read too. A user without a usable record is read from the
-beginning of the log, or after the marks if the user is newer. The result is the user's history at the
-watermark. Attributions and clicks were published when the records were first applied and are not published again.
-`turn` works between two polls: first on users with records, then on the others, then on states.
+The store's table of users has each user's progress, so a user with missing keys is known to be lost, not new. A current
+record in `histories` suffices. If the history changed since the last round of `write_histories.py`, the log after its
+marks is read too. A user without a usable record is read from the beginning of the log, or after the marks if newer.
+The result is the history at the watermark. Attributions and clicks are not published again. `turn` works between two
+polls: first on users with records, then on the others, then on states.
 """
 
 import time
@@ -30,13 +29,12 @@ from services.user_state.write_histories import WriteHistories
 
 log = structlog.get_logger()
 
-# At most this many users are restored by one scan of the log, because their histories are in memory meanwhile.
+# Most users restored by one scan of the log; their histories are in memory meanwhile.
 MAX_TOGETHER = 10_000
-# SLICE_USERS: users looked up together (in a tenth of a second), and states computed together. SLICE_S: seconds of work
-# between two polls.
+# SLICE_USERS: looked up, or states computed, together (in a tenth of a second). SLICE_S: seconds between two polls.
 SLICE_USERS = 32
 SLICE_S = 0.1
-# One record lookup costs as much as reading this many records in sequence (2.3 ms against 50 us each).
+# A record lookup costs as much as reading this many in sequence (2.3 ms against 50 us each).
 _LOOKUP_RECORDS = 50
 _WRITE_USERS = 1_000
 
@@ -46,8 +44,8 @@ class RestoreUsers:
     """Restores lost users.
 
     replay: merges records of the log again. keep: writes and reads `histories`. make_states: computes states of model
-    `model_version` from histories in an epoch; it leaves out a history that has no state. restored: called with the
-    number of restored users.
+    `model_version` from histories in an epoch, without histories that have none. restored: called with the number of
+    restored users.
     """
 
     store: Store
@@ -56,11 +54,11 @@ class RestoreUsers:
     model_version: str
     make_states: Callable[[Mapping[str, UserHistory], str], Mapping[str, StoredState]]
     restored: Callable[[int], None] = lambda users: None
-    # Lost users in order of arrival; lost users without a record; restored users without a state.
+    # Lost users by arrival; lost users without a record; restored users without a state.
     _waiting: dict[str, None] = field(default_factory=dict, init=False)
     _without_record: list[str] = field(default_factory=list, init=False)
     _stateless: deque[str] = field(default_factory=deque, init=False)
-    # Number of users restored since the last `lost_users_restored` event, and how many of them came from the log.
+    # Users restored since the last `lost_users_restored` event, and how many of them from the log.
     _num_restored: int = field(default=0, init=False)
     _from_log: int = field(default=0, init=False)
     _scan: Iterator[Sequence[SourceRecord]] | None = field(default=None, init=False)
@@ -86,20 +84,18 @@ class RestoreUsers:
         self._stateless.clear()
 
     def look_again(self) -> None:
-        """Empty the queues of lost users, because the assigned partitions changed; a new scan finds them again."""
+        """Empty the queues of lost users, because the partitions changed; a new scan finds them again."""
         self._waiting.clear()
         self._without_record.clear()
         self._scan = None
 
     @property
     def is_busy(self) -> bool:
-        """Whether any user waits for a history or a state."""
+        """Whether a user waits for history or state."""
         return bool(self._waiting or self._without_record or self._stateless)
 
     def turn(self, watermarks: Offsets, epoch: str) -> int:
-        """Restore for a tenth of a second; return the amount of work done. Raises: as `__call__`, and the model's
-        errors.
-        """
+        """Restore for a tenth of a second; return the work done. Raises: as `__call__`, and the model's errors."""
         until, done = time.monotonic() + SLICE_S, 0
         while self.is_busy and (not done or time.monotonic() < until):
             done += self._slice(watermarks, epoch)
@@ -134,8 +130,8 @@ class RestoreUsers:
                 if user_id in self._waiting and topic.is_newest(record)
             }
         else:
-            # No scan is needed, or it is over: the users still in the queue had no record in it or were added later.
-            # Their records are looked up.
+            # No scan is needed, or it is over: users left had no record in it or came later. Their records are looked
+            # up.
             self._scan, some = None, list(islice(self._waiting, SLICE_USERS))
             histories = dict.fromkeys(some) | topic.find(some)
         found = {user_id: history for user_id, history in histories.items() if history is not None}
@@ -154,7 +150,7 @@ class RestoreUsers:
     def _restore(
         self, user_ids: Sequence[str], histories: Mapping[str, HistoryRecord], watermarks: Offsets, epoch: str
     ) -> None:
-        # The store is read before the log, so that the write below fails if a user changes meanwhile.
+        # Before the log, so that the write below fails if a user changes meanwhile.
         stored = self.store.load_users(user_ids, epoch)
         user_ids = [user_id for user_id in user_ids if stored[user_id].is_lost]
         users: dict[str, ReplayedUser] = {}

@@ -1,4 +1,4 @@
-"""The Lua scripts that read and change the keys of `layout.py`, each in one hash slot, and their runner."""
+"""The Lua scripts that read and change the keys of `layout.py`, each in one hash slot."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,10 +10,10 @@ from services.user_state.values import redis_errors
 # KEYS history, seen, state, users, progress. ARGV: expected position, position, TTL in seconds, events, recent ids,
 # most seen items, state operation (set, drop or keep), user id, table entry, epoch, the writer's watermark of the home
 # partition (empty: another process's partition), rejected items (joined with NUL), number of items no longer seen,
-# those items, number of seen items, (time, item) each, number of words of the state, its fields and values.
-# A writer that missed a failover has another watermark than the store and writes nothing. `unfinished` counts the users
-# written since the watermark moved; ADVANCE checks the count. Another process also writes nothing if the progress has
-# another epoch: a store that went back to an old epoch has another table of users.
+# those items, number of seen items, (time, item) each, number of words of the state, its fields and values. A writer
+# that missed a failover has another watermark and writes nothing. `unfinished` counts the users written since the
+# watermark moved; ADVANCE checks the count. Another process also writes nothing if the progress has another epoch: a
+# store that went back has another table of users.
 _EXPECT = """
 local current = redis.call('HGET', KEYS[1], 'position') or ''
 if current ~= ARGV[1] then return 0 end
@@ -59,7 +59,7 @@ end
 return 1
 """
 
-# If seen items were lost since the user was loaded, nothing is written: one new seen item would hide the loss.
+# If seen items were lost since loading, nothing is written: one new item would hide the loss.
 APPLY = (
     _EXPECT
     + """
@@ -114,7 +114,7 @@ return 1
 # KEYS progress, popular. ARGV: epoch, expected watermark, new watermark, users written since the last move (empty:
 # unknown), anchors (empty: unchanged), number of words of counts, (field, increment) each. With popular items also: the
 # half-life (a new one clears the items), most items, TTL in seconds, number of words of added items, (item, level)
-# each, then the removed ones. After a failover, a node that lacks one of the written users also lacks its count.
+# each, then the removed ones. A failover node that lacks a written user also lacks its count.
 ADVANCE = """
 local found = redis.call('HMGET', KEYS[1], 'epoch', 'watermark', 'unfinished')
 if found[1] ~= ARGV[1] or found[2] ~= ARGV[2] then return 0 end
@@ -206,7 +206,7 @@ found[5] = table.concat(redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), '\\0
 return found
 """
 
-# Mark users without a table entry as lost. KEYS users, progress. ARGV: epoch, table entry, user ids.
+# Mark users without table entry as lost. KEYS users, progress. ARGV: epoch, table entry, user ids.
 SEED = """
 if redis.call('HGET', KEYS[2], 'epoch') ~= ARGV[1] then return 0 end
 if redis.call('HGET', KEYS[1], '') ~= ARGV[1] then
@@ -217,9 +217,8 @@ for i = 3, #ARGV do redis.call('HSETNX', KEYS[1], ARGV[i], ARGV[2]) end
 return 1
 """
 
-# Find users in the table without keys, or with events and no seen items. KEYS users. ARGV: cursor, approximate number
-# of users to scan, epoch, prefixes of history and seen keys. Returns the next cursor, then user ids and entries in
-# turn.
+# Find the table's users without keys, or with events and no seen items. KEYS users. ARGV: cursor, approximate number of
+# users to scan, epoch, prefixes of history and seen keys. Returns the next cursor, then user ids and entries in turn.
 FIND_LOST = """
 if redis.call('HGET', KEYS[1], '') ~= ARGV[3] then return {'0'} end
 local page = redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', ARGV[2])
@@ -249,7 +248,7 @@ class Scripts:
         self._hashes: dict[str, str] = {}
 
     def run(self, redis: Any, scripts: Sequence[str], queue: Callable[..., None]) -> list[Any]:
-        """Run a pipeline of calls of these scripts. A restarted Redis lost its scripts; they are loaded again.
+        """Run a pipeline of these scripts; load them again into a restarted Redis.
 
         queue: called with the pipeline and each script's hash. Raises: DependencyUnavailable.
         """

@@ -1,8 +1,7 @@
 """Short-lived lists of bytes per user for the gateway, newest entry first, bounded in number and time.
 
-They lie in the hash slot of the user's other keys. A forget, or emptying the store, removes them too. Only a user with
-a history has lists. All lists together use at most a tenth of Redis' memory (`maxmemory`, else the machine's), so that
-histories have the rest. Losing a list costs one more request. This module does not interpret the bytes.
+They lie in the user's hash slot; a forget, or emptying the store, removes them. Only a user with a history has lists.
+All lists use at most a tenth of Redis' memory (`maxmemory`, else the machine's). Losing a list costs one more request.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,9 +12,8 @@ from services.user_state.layout import history_key, home_of, num_partitions_of, 
 from services.user_state.values import redis_errors
 
 # KEYS list, history, sizes. ARGV: entry, most entries, TTL in seconds, number of partitions. Returns 1, 0 without a
-# history, or -1 if the partition's lists exceed their memory.
-# sizes: bytes of all lists of the partition by expiry, in steps of a sixteenth of a list's TTL. A list expires at the
-# end of a step, so its remaining TTL determines its step.
+# history, or -1 if the partition's lists exceed their memory. sizes: bytes of all lists of the partition by expiry, in
+# steps of a sixteenth of a list's TTL. A list expires at a step's end, so its remaining TTL determines its step.
 _PUSH = """
 if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
 local now, step, total = tonumber(redis.call('TIME')[1]), math.ceil(ARGV[3] / 16), #ARGV[1]
@@ -41,7 +39,7 @@ return 1
 
 
 class SessionStore:
-    """Stores lists from an asyncio process. Connects on first use."""
+    """Stores lists from an asyncio process; connects on first use."""
 
     def __init__(
         self,
@@ -77,7 +75,7 @@ class SessionStore:
         return bool(num_stored)
 
     async def read(self, user_id: str, wanted: Mapping[str, int]) -> Mapping[str, list[bytes]]:
-        """Return the newest entries by kind, at most the wanted number, newest first. Raises: DependencyUnavailable."""
+        """The newest entries by kind, at most the wanted number, newest first. Raises: DependencyUnavailable."""
         epoch = await self._epoch()
         if not epoch:
             return {kind: [] for kind in wanted}

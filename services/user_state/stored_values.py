@@ -1,4 +1,4 @@
-"""Convert between Redis' bytes and the values of `values.py`; build the arguments of scripts."""
+"""Convert between Redis' bytes and `values.py`; build scripts' arguments."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ PROGRESS_FIELDS = ("epoch", "watermark", "unfinished", "anchors", *layout.COUNT_
 
 
 def progress_of(values: Sequence[bytes | None], epoch: bytes | None) -> Progress:
-    """Return the progress, or an empty one if its epoch is not `epoch`. values: the values of PROGRESS_FIELDS."""
+    """The progress, empty if its epoch is not `epoch`. values: of PROGRESS_FIELDS."""
     if epoch is None or values[0] != epoch:
         return Progress()
     counts = {name: int(value or 0) for name, value in zip(layout.COUNT_FIELDS, values[4:], strict=True)}
@@ -31,7 +31,7 @@ def progress_of(values: Sequence[bytes | None], epoch: bytes | None) -> Progress
 def is_lost_user(
     epoch: str, home: Home, entry: bytes | None, position: bytes | None, *, events: bool, seen: bool
 ) -> bool:
-    """Return whether the user's keys are missing, are behind the table of users, or have events but no seen items.
+    """Whether the user's keys are missing, are behind the table of users, or have events but no seen items.
 
     events, seen: whether the user has any.
     """
@@ -45,7 +45,7 @@ def is_lost_user(
 def history_of(
     epoch: str, home: Home, entry: bytes | None, row: Sequence[bytes | None], *, has_seen: bool
 ) -> UserHistory:
-    """Return the history. entry: the user's entry in the table of users. row: the values of HISTORY_FIELDS."""
+    """The history. entry: the user's in the table of users. row: the values of HISTORY_FIELDS."""
     position, events, ids = row
     is_lost = is_lost_user(epoch, home, entry, position, events=bool(events), seen=has_seen)
     found = layout.unpack_positions(epoch, position)
@@ -67,7 +67,7 @@ def history_of(
 def dumped_history(
     epoch: str, position: bytes | None, events: bytes | None, ids: bytes | None, seen: bytes | None
 ) -> PackedHistory | None:
-    """Return a user from the answer of the script DUMP; None without data of this epoch."""
+    """A user from the script DUMP; None without data of this epoch."""
     found = layout.unpack_positions(epoch, position)
     if found is None:
         return None
@@ -82,7 +82,7 @@ def dumped_history(
 
 
 def state_of(values: Sequence[bytes | None], model_version: str, trace: bytes | None = None) -> StoredState | None:
-    """Return the state; None if a value is missing. values, trace: the values of STATE_FIELDS and of STATE_TRACE."""
+    """The state; None if a value is missing. values, trace: of STATE_FIELDS and STATE_TRACE."""
     if None in values:
         return None
     components, gate, *texts = cast(list[bytes], values)
@@ -104,7 +104,7 @@ def state_of(values: Sequence[bytes | None], model_version: str, trace: bytes | 
 
 
 def state_words(state: StoredState) -> list[Any]:
-    """Return fields and values of a state's hash in turn: the inverse of `state_of`."""
+    """Fields and values of a state's hash in turn: the inverse of `state_of`."""
     packed = state.query_state
     values: tuple[Any, ...] = (packed.components, packed.gate, packed.num_components, packed.component_width)
     values += (state.partition, state.offset, state.event_time_ms, state.applied_ms)
@@ -117,7 +117,7 @@ def state_words(state: StoredState) -> list[Any]:
 def apply_words(
     update: UserUpdate, epoch: str, watermarks: Mapping[int, int], *, ttl_seconds: int, max_seen: int
 ) -> tuple[list[str], list[Any]]:
-    """Return the keys and arguments of the script APPLY. Those of REWRITE begin with the same ones."""
+    """Keys and arguments of the script APPLY, with which REWRITE's begin."""
     state, home = update.state, layout.home_of(update.user_id, epoch)
     keys = [
         layout.history_key(home),
@@ -154,9 +154,9 @@ def apply_words(
 def forget_moves(
     forgets: ForgetsApplied | None, homes: Sequence[Home], epoch: str
 ) -> tuple[list[tuple[str, str, str]], dict[int, str]]:
-    """Return the last three arguments of the script REWRITE for each user, and the progress texts after the last user.
+    """REWRITE's last three arguments for each user, and the progress texts after the last.
 
-    forgets: None for a writer that does not apply the topic `forgets`; the arguments are then empty.
+    forgets: None for a writer that does not apply the topic; the arguments are then empty.
     """
     if forgets is None:
         return [("", "", "")] * len(homes), {}
@@ -170,7 +170,7 @@ def forget_moves(
 
 
 def popularity_words(step: PopularityStep | None, ttl_seconds: int) -> list[Any]:
-    """Return the last arguments of the script ADVANCE; none if no popular item changes."""
+    """ADVANCE's last arguments; none if no popular item changes."""
     if step is None or not (step.joins or step.goes):
         return []
     joins, goes = ([word for pair in some.items() for word in pair] for some in (step.joins, step.goes))

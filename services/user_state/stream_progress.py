@@ -1,7 +1,7 @@
 """This process's progress in `interactions`, from the state store: epoch, watermarks, and the identity of the log.
 
-Only the state store has the progress. Kafka's committed offsets serve lag monitoring. They also show which attributions
-were published before the state store was lost. This module does not decode records.
+Kafka's committed offsets only serve lag monitoring, and show which attributions were published before the state store
+was lost.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -31,9 +31,8 @@ class Advance(NamedTuple):
 class StreamProgress:
     """Caches the state store's progress; `resync` reads it again.
 
-    epoch: the store's epoch. watermarks: by assigned partition. tails_lost: number of new epochs because a log had lost
-    its end. model_version: that of the process's own model. keep: the durable histories; None if the store cannot lose
-    users.
+    watermarks: by assigned partition. tails_lost: new epochs because a log lost its end. model_version: the own
+    model's. keep: the durable histories; None if the store cannot lose users.
     """
 
     def __init__(self, store: Store, keep: WriteHistories | None, model_version: str) -> None:
@@ -41,22 +40,21 @@ class StreamProgress:
         self.epoch = ""
         self.watermarks: dict[int, int] = {}
         self.tails_lost = 0
-        # By home partition: number of users written since its watermark moved.
+        # By home partition: users written since its watermark moved.
         self._unfinished: dict[int, int] = {}
         self._committed: dict[int, int] = {}
         self._identity = LogIdentity()
         self._may_have_lost = False
-        # Model versions already added to the store.
+        # Model versions in the store.
         self._named: set[str] = set()
 
     def resync(self, stream: Reader) -> bool:
         """Read epoch and watermarks from the store and seek the stream there. Return True if the epoch changed.
 
-        From now on the stream's present partitions are applied. A store without an epoch gets one, and everything is
-        read from the beginning; records below the committed offsets yield no attributions again. If a log lost its end,
-        the store is emptied and gets a new epoch too; attributions of that partition are published again (readers
-        deduplicate by position).
-        Raises: PreconditionFailed if the topic is not the one whose records were applied.
+        The stream's present partitions are then applied. A store without an epoch gets one, and everything is read from
+        the beginning; records below the committed offsets yield no attributions again. If a log lost its end, the store
+        is emptied and gets a new epoch too; that partition's attributions are published again (readers deduplicate by
+        position). Raises: PreconditionFailed if the topic is not the one whose records were applied.
         """
         partitions = stream.partitions()
         epoch, _ = self._store.ensure_epoch(stream.num_partitions())
@@ -82,67 +80,65 @@ class StreamProgress:
         return changed
 
     def is_paused(self) -> bool:
-        """Return whether an import fills the store, so that the stream has to wait. Raises: DependencyUnavailable."""
+        """Whether the stream has to wait for an import. Raises: DependencyUnavailable."""
         return self._store.is_paused()
 
     def name_model(self, model_version: str) -> None:
-        """Add a model version to the store, before its first state is stored. Raises: DependencyUnavailable."""
+        """Add a model version before its first state is stored. Raises: DependencyUnavailable."""
         if model_version not in self._named:
             self._store.add_model(model_version)
             self._named.add(model_version)
 
     def is_new(self, record: SourceRecord) -> bool:
-        """Return whether the record lies after the watermark."""
+        """Whether the record lies after the watermark."""
         return record.offset > self.watermarks[record.partition]
 
     def yields_attributions(self, partition: int, offset: int) -> bool:
-        """Return whether this record's attributions were not all published in an earlier epoch."""
+        """Whether this record's attributions were not all published in an earlier epoch."""
         return offset >= self._committed.get(partition, 0)
 
     def came(self, records: Sequence[SourceRecord]) -> None:
-        """Identify the log by these records, which were read from it."""
+        """Identify the log by these records read from it."""
         self._identity.came(records)
 
     def check_log(self, stream: Reader, partitions: Collection[int]) -> None:
-        """Check, before applying records of these partitions, that the logs are the same.
+        """Check, before applying records, that the logs are the same.
 
         Raises: Conflict if one is not; DependencyUnavailable.
         """
         self._identity.check(stream, partitions)
 
     def unknown_logs(self, ends: Offsets) -> Offsets:
-        """Return the ends of the partitions without anchors, whose log could change unnoticed."""
+        """Ends of the partitions without anchors, whose log could change unnoticed."""
         return {partition: end for partition, end in ends.items() if partition not in self._identity.partitions}
 
     def check_epoch(self) -> None:
-        """Check the store's epoch and watermarks. Raises: Conflict if they differ from this process's;
-        DependencyUnavailable.
-        """
+        """Raises: Conflict if the store's epoch and watermarks differ from this process's; DependencyUnavailable."""
         epoch = self._store.epoch()
         if epoch != self.epoch:
             raise Conflict(f"the state store's epoch is {epoch}, not {self.epoch}")
         self.check_in_step()
-        # A cluster may lose only the list of models; a forget would then miss their states.
+        # A cluster may lose only the list of models; a forget would miss their states.
         self._named.clear()
         self.name_model(self._model_version)
 
     def check_in_step(self) -> None:
         """Check the watermarks after users were loaded: what is published from an older store cannot be taken back.
 
-        Raises: Conflict if the store's watermarks are not this writer's; DependencyUnavailable.
+        Raises: Conflict if they are not this writer's; DependencyUnavailable.
         """
         found = self._store.progress(self.watermarks.keys(), self.epoch)
         if other := sorted(number for number, at in self.watermarks.items() if found[number].watermark != at):
             raise Conflict(f"the state store's watermarks changed: partitions {other}")
 
     def wrote(self, homes: Collection[int]) -> None:
-        """Count written users by home partition. homes: one per user."""
+        """Count written users. homes: one per user."""
         for home in homes:
             if home in self._unfinished:
                 self._unfinished[home] += 1
 
     def advance(self, applied: Mapping[int, Advance]) -> None:
-        """Move watermarks, by partition.
+        """Move watermarks.
 
         Raises: Conflict if a watermark differs, or users written since the last move are missing;
         DependencyUnavailable.
@@ -163,7 +159,7 @@ class StreamProgress:
         )
 
     def pass_over(self, positions: Offsets) -> None:
-        """Move watermarks over offsets without readable records (aborted transactions and their markers, for example).
+        """Move watermarks over offsets without readable records (such as aborted transactions).
 
         Raises: as `advance`.
         """
@@ -182,7 +178,7 @@ class StreamProgress:
             self._move(steps)
 
     def committable(self) -> dict[int, int]:
-        """Return the offsets to commit: one past the watermark, never less than the last commit."""
+        """The offsets to commit: one past the watermark, never less than the last commit."""
         return {
             partition: watermark + 1
             for partition, watermark in self.watermarks.items()

@@ -1,4 +1,4 @@
-"""Values of the state store: views of a user, updates, progress. Also maps Redis' errors."""
+"""Values of the state store: views of a user, updates, progress; and Redis' errors."""
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,9 +19,9 @@ DEFAULT_MAX_SEEN = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredState:
-    """A user's query state, the newest applied position in it, and the newest event's time.
+    """A user's query state, its newest applied position, and the newest event's time.
 
-    traceparent: of the span that made it; "" if no event was traced, or the reader does not ask for traces.
+    traceparent: of the span that made it; "" if none was traced or asked for.
     """
 
     query_state: PackedQueryState
@@ -37,10 +37,9 @@ class UserView:
     """A user's data for a recommendation.
 
     seen: newest first. epoch: None before anything was applied. turned_down: seen items that their newest event
-    rejects.
-    watermark: of `partition`, which is the requested one or else the user's home.
-    reaches_history: the state reflects the whole history; false after the model's process was unavailable for a while.
-    is_lost: the store lost some of the user's data, and the encoder process has not restored it yet.
+    rejects. watermark: of `partition`, the requested one or the user's home. reaches_history: the state reflects the
+    whole history; false after the model's process was unavailable. is_lost: the store lost some of the user's data, not
+    restored yet.
     """
 
     state: StoredState | None
@@ -58,8 +57,8 @@ class UserView:
 class UserHistory:
     """A user's stored history for the writer. `expected` is the position text that `apply` compares.
 
-    forgotten: the last forgotten offset per partition, if any. is_lost: the store lost some of the user's data.
-    known: the last offset of the home partition in the table of users (-1: unknown).
+    forgotten: the last forgotten offset per partition, if any. is_lost: the store lost some data. known: the home
+    partition's last offset in the table of users (-1: unknown).
     """
 
     events: list[StoredEvent] = field(default_factory=list)
@@ -73,7 +72,7 @@ class UserHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserKeys:
-    """Numbers of stored events and seen items of a user, and the model versions with a state."""
+    """A user's numbers of events and seen items, and the model versions with a state."""
 
     history_events: int
     seen_items: int
@@ -84,8 +83,8 @@ class UserKeys:
 class UserUpdate:
     """One user's next history, seen items and state, written together.
 
-    turned_down: as in `UserView`; replaces the stored items.
-    state_change: "set" writes `state`, "drop" deletes the stored state of the model version, "keep" changes nothing.
+    turned_down: replaces the stored items. state_change: "set" writes `state`, "drop" deletes the model version's,
+    "keep" changes nothing.
     """
 
     user_id: str
@@ -104,11 +103,11 @@ class UserUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelState:
-    """A state of another model, computed from the history at these positions (as in `UserHistory`).
+    """A state of another model, from the history at these positions.
 
     change: as in `UserUpdate`. "keep" leaves the stored state; if it reflected the history position `before` (see
-    `UserUpdate.expected`), it now reflects `positions`. "set" without a state records that the history has no state of
-    this model.
+    `UserUpdate.expected`), it now reflects `positions`. "set" without a state records that the history has none of this
+    model.
     """
 
     user_id: str
@@ -122,10 +121,9 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A partition's last applied offset (-1: none), and the counts of its records' outcomes in this epoch.
+    """A partition's last applied offset (-1: none), and counts of its records' outcomes in this epoch.
 
-    anchors: the writer's text that identifies the partition's log; "" for none.
-    unfinished: users written since the watermark moved.
+    anchors: the writer's text that identifies the log, or "". unfinished: users written since the watermark moved.
     """
 
     watermark: int = -1
@@ -136,9 +134,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dump:
-    """Some users' data, and progress at the time of reading.
+    """Some users' data, and progress when read.
 
-    histories: of the users in the store. lost: lost users.
+    histories: of users in the store. lost: lost users.
     """
 
     histories: Mapping[str, PackedHistory]
@@ -148,7 +146,7 @@ class Dump:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Popularity:
-    """Items of a partition by level (`algorithms.items.popularity`), highest first."""
+    """A partition's items by level (`algorithms.items.popularity`), highest first."""
 
     half_life_s: float
     levels: Mapping[str, float]
@@ -156,7 +154,7 @@ class Popularity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PopularityStep:
-    """A change of popularity: added and removed levels of items (`algorithms.items.popularity`)."""
+    """Added and removed levels of items (`algorithms.items.popularity`)."""
 
     half_life_s: float
     joins: Mapping[str, float] = field(default_factory=dict)
@@ -167,8 +165,8 @@ class PopularityStep:
 class AdvanceStep:
     """Moves one partition's watermark, adds the counts of the records in between and their change of popularity.
 
-    unfinished: users with their home here that the writer wrote since the watermark moved; None if unknown.
-    anchors: see `Progress`.
+    unfinished: users with their home here that the writer wrote since the last move; None if unknown. anchors: see
+    `Progress`.
     """
 
     partition: int
@@ -182,7 +180,7 @@ class AdvanceStep:
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """removed: keys evicted or expired since the store started. memory_share: of the memory limit, 0 without one."""
+    """removed: keys evicted or expired since the store's start. memory_share: of the memory limit, 0 without one."""
 
     removed: int
     memory_share: float
@@ -192,8 +190,8 @@ class StoreUsage:
 class ForgetsApplied:
     """A reader's stored progress in `forgets`, one text per home partition.
 
-    Each write compares and advances the text, so a node that lost writes in a failover is detected.
-    offsets: per partition, the last record that is applied to all its users (-1: none).
+    Writes compare and advance the text, so a node that lost writes in a failover is detected. offsets: per partition,
+    the last record applied to all its users (-1: none).
     """
 
     reader: str
@@ -202,11 +200,11 @@ class ForgetsApplied:
 
     @property
     def offset(self) -> int:
-        """The last record that is applied in all of these partitions."""
+        """The last record applied in all these partitions."""
         return min(self.offsets.values(), default=-1)
 
     def of(self, partitions: Collection[int]) -> "ForgetsApplied":
-        """Return the progress of these partitions only."""
+        """These partitions' progress only."""
         return ForgetsApplied(
             self.reader, {p: self.offsets[p] for p in partitions}, {p: self.texts[p] for p in partitions}
         )
@@ -214,7 +212,7 @@ class ForgetsApplied:
 
 @contextmanager
 def redis_errors() -> Iterator[None]:
-    """Map the client's errors. Raises: DependencyUnavailable."""
+    """Raises: DependencyUnavailable for the client's errors."""
     try:
         yield
     except OutOfMemoryError as exc:
@@ -225,5 +223,5 @@ def redis_errors() -> Iterator[None]:
 
 
 def now_ms() -> int:
-    """Return this machine's time in Unix milliseconds."""
+    """This machine's time in Unix milliseconds."""
     return time.time_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""Measure the share of users with current states of a model. A promotion of the model requires `WARM`."""
+"""Measure the share of users with current states of a model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ _ASKED = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Warmth:
-    """active: users with a history. warm: those whose state of the model reflects the whole history. made: states that
-    `freshet model warm` wrote."""
+    """active: users with a history. warm: those whose state of the model reflects all of it. made: states that `freshet
+    model warm` wrote.
+    """
 
     active: int
     warm: int
@@ -24,12 +25,12 @@ class Warmth:
 
     @property
     def share(self) -> float:
-        """The share of active users that are warm; 1 if there are no active users."""
+        """The warm share of active users; 1 without any."""
         return self.warm / self.active if self.active else 1.0
 
 
 def measure(store: StateWriter, model_version: str) -> Warmth:
-    """Measure how many users have current states of a model.
+    """How many users have current states of a model.
 
     Raises: PreconditionFailed if nothing was applied to the store yet; DependencyUnavailable.
     """
@@ -40,7 +41,7 @@ def measure(store: StateWriter, model_version: str) -> Warmth:
 
 
 def current_epoch(store: StateWriter) -> str:
-    """Return the epoch. Raises: PreconditionFailed if nothing was applied to the store yet."""
+    """The epoch. Raises: PreconditionFailed if nothing was applied to the store yet."""
     epoch = store.epoch()
     if epoch is None:
         raise PreconditionFailed("nothing was applied to the state store yet")
@@ -48,7 +49,7 @@ def current_epoch(store: StateWriter) -> str:
 
 
 def stored_users(store: StateWriter, epoch: str) -> Iterator[list[str]]:
-    """Yield the users with a history, at most `_ASKED` at a time."""
+    """Users with a history, at most `_ASKED` at a time."""
     for partition in range(num_partitions_of(epoch)):
         users = store.user_ids(partition, epoch)
         for start in range(0, len(users), _ASKED):

@@ -1,10 +1,9 @@
 """Write every user's history to the compacted topic `histories`, in rounds.
 
-A round reads the users whose history changed since the last round from the state store and writes them. After all are
-acknowledged, it writes a mark to each partition: the offset up to which the topic reflects `interactions`. So a user's
-newest record plus the records of `interactions` after the mark give the whole history. A crash loses only the set of
-changed users; it is found again from the keys of the records after the marks. The marks lie in the topic itself, so
-they are lost together with it and outlive the store.
+A round writes the users whose history changed since the last one, then, once acknowledged, a mark to each partition:
+the offset up to which the topic reflects `interactions`. So a user's newest record plus the records of `interactions`
+after the mark give the whole history. A crash loses only the set of changed users, found again from the records after
+the marks. The marks lie in the topic itself: they are lost together with it and outlive the store.
 """
 
 import secrets
@@ -28,9 +27,9 @@ from services.user_state.values import DEFAULT_TTL_SECONDS, AdvanceStep, Progres
 
 log = structlog.get_logger()
 
-# Users written between two polls of the stream: about 50 ms.
+# Users written between two polls: about 50 ms.
 SLICE_USERS = 500
-# If more records than this follow the marks, every user is written again, not only the users in these records.
+# With more records after the marks, every user is written again.
 _MANY_RECORDS = 200_000
 _RETRY_S = 30.0
 
@@ -40,8 +39,8 @@ class ChangedUsers:
     """Users whose history changed after the marks.
 
     known_to: per partition, the offset up to which every changed user is in `users` or in the topic. foreign:
-    partitions with records of users whose home belongs to another process; the marks of these partitions do not
-    advance. elsewhere: per home partition, the other partitions in which its changed users have records.
+    partitions with records of users whose home another process has; their marks do not advance. elsewhere: per home
+    partition, the other partitions in which its changed users have records.
     """
 
     users: set[str] = field(default_factory=set)
@@ -50,9 +49,7 @@ class ChangedUsers:
     elsewhere: dict[int, set[int]] = field(default_factory=dict)
 
     def note(self, user_id: str, home: int, partitions: Collection[int], mine: Collection[int]) -> None:
-        """Record that a user has new records in these partitions. home: its home partition. mine: the partitions of
-        this process.
-        """
+        """Record a user's new records in these partitions. home: its home partition. mine: this process's."""
         if home in mine:
             self.users.add(user_id)
             if others := set(partitions) - {home}:
@@ -62,11 +59,10 @@ class ChangedUsers:
             log.warning("users_of_other_partitions", partitions=sorted(found))
 
     def leave(self, partitions: Collection[int], left: Collection[int], epoch: str) -> None:
-        """Remove partitions; their next owner finds the changed users in the log. left: the partitions that remain."""
+        """Remove partitions; their next owner finds the changed users in the log. left: the remaining ones."""
         for partition in partitions:
             self.known_to.pop(partition, None)
-            # This process no longer tracks the users of this home partition, so marks of other partitions with their
-            # records do not advance.
+            # This home's users are no longer tracked, so marks of other partitions with their records do not advance.
             self.foreign |= self.elsewhere.pop(partition, set())
         self.foreign &= set(left)
         self.users = {user_id for user_id in self.users if home_of(user_id, epoch).partition in left}
@@ -74,8 +70,8 @@ class ChangedUsers:
 
 @dataclass(slots=True)
 class _Round:
-    """pending: users still to be written. targets: the progress when the round began, for its marks. is_whole: every
-    user was written; otherwise the round writes no marks.
+    """pending: users to write. targets: the progress at the round's begin, for its marks. is_whole: every user was
+    written; else no marks are.
     """
 
     began_at: float
@@ -89,9 +85,9 @@ class WriteHistories:
     """Writes the histories of this process's partitions, which `take_over` sets. log: a separate reader of
     `interactions`.
 
-    every_s: the least pause between rounds. The pause is also at least ten times the duration of the last round, so
-    that writing takes at most a tenth of the time. anchors: returns the text that identifies a partition's log, for a
-    partition whose progress in the store has no anchors yet.
+    every_s: the least pause between rounds; at least ten times the last round's duration, so that writing takes at most
+    a tenth of the time. anchors: returns the text that identifies a partition's log, if its progress in the store has
+    none.
     """
 
     topic: HistoryTopic
@@ -109,10 +105,8 @@ class WriteHistories:
     def take_over(self, stream: Reader, epoch: str, progress: Mapping[int, Progress]) -> bool:
         """Synchronise with the state store. Return True if the store was empty and now has watermarks and lost users.
 
-        progress: of all partitions that this process now owns; marks and changed users of retained partitions are not
-        read again.
-        Raises: Conflict; DependencyUnavailable; PreconditionFailed if the topic and the log have different numbers of
-        partitions.
+        progress: of all partitions that this process now owns; retained ones are not read again. Raises: Conflict;
+        DependencyUnavailable; PreconditionFailed if topic and log have different numbers of partitions.
         """
         self._give_up_round()
         seeded, marks = False, self.topic.marks
@@ -123,7 +117,7 @@ class WriteHistories:
             gone = marks.keys() - watermarks.keys() if stays else list(marks)
             self.topic.leave(gone)
             self.changed.leave(gone, marks.keys(), epoch)
-            # If the code below fails, the next call reads everything again.
+            # After a failure below, the next call reads everything.
             self._epoch, self.topic.is_another = "", False
             new = sorted(watermarks.keys() - marks.keys())
             news = self._find_marks(stream, new, epoch) if new else {}
@@ -147,17 +141,16 @@ class WriteHistories:
         return seeded
 
     def void(self, partitions: Collection[int], num_partitions: int) -> None:
-        """Replace the marks of a log that lost records by empty ones; the next `take_over` reads everything again.
-        Raises: DependencyUnavailable."""
+        """Empty the marks of a log that lost records; the next `take_over` reads everything. Raises:
+        DependencyUnavailable.
+        """
         self._epoch = ""
         self.topic.void()
         mark = Mark(reading=0, covered=-1, num_partitions=num_partitions)
         self.topic.write_marks({partition: replace(mark, reading=_new_reading_id()) for partition in partitions})
 
     def changing(self, user_id: str, home: int, partitions: Collection[int]) -> None:
-        """Record that a user with records in these partitions is about to be written to the store. home: its home
-        partition.
-        """
+        """Record that a user with records in these partitions is about to be written. home: its home partition."""
         self.changed.note(user_id, home, partitions, self.topic.marks.keys())
 
     def applied(self, watermarks: Offsets) -> None:
@@ -165,11 +158,11 @@ class WriteHistories:
         self.changed.known_to.update(watermarks)
 
     def is_whole(self, user_id: str) -> bool:
-        """Return whether the user's newest record reflects everything that was applied."""
+        """Whether the user's newest record reflects everything applied."""
         return user_id not in self.changed.users and (self._round is None or user_id not in self._round.pending)
 
     def turn(self, watermarks: Offsets) -> bool:
-        """Continue the round, or begin one when due. Return whether the round continues.
+        """Continue the round, or begin a due one. Return whether it continues.
 
         Raises: Conflict if the store's watermarks differ from these.
         """
@@ -185,7 +178,7 @@ class WriteHistories:
 
     def finish(self, watermarks: Offsets) -> None:
         """Write everything now, at shutdown."""
-        for _ in range(2):  # the present round, and one for users that changed meanwhile
+        for _ in range(2):  # the present round, and one for later changes
             self._next_round = 0.0
             while self.turn(watermarks):
                 pass
@@ -204,7 +197,7 @@ class WriteHistories:
         self.log.close()
 
     def _give_up_round(self) -> None:
-        """Move the round's pending users to the next round."""
+        """Move the round's users to the next round."""
         if self._round is not None:
             self.changed.users |= self._round.pending
             self._round = None
@@ -218,7 +211,7 @@ class WriteHistories:
         at_hand = self._round
         if users := list(islice(at_hand.pending, SLICE_USERS)):
             found = self.store.dump(users, marks, self._epoch)
-            # Users are read before the progress: an unchanged watermark proves that they are current.
+            # Users first: an unchanged watermark proves that they are current.
             self._progress(found.progress, watermarks)
             self.changed.users.update(found.lost)
             at_hand.is_whole &= not found.lost
@@ -250,7 +243,7 @@ class WriteHistories:
         return found
 
     def _find_marks(self, stream: Reader, partitions: Sequence[int], epoch: str) -> dict[int, Mark]:
-        """Read the newest marks. Return the marks that replace unusable ones."""
+        """Read the newest marks. Return replacements of unusable ones."""
         num_partitions = num_partitions_of(epoch)
         found = self.topic.take(partitions, num_partitions)
         same = same_logs(stream, {p: (mark.covered, mark.anchors) for p, mark in found.items()})
@@ -266,17 +259,15 @@ class WriteHistories:
         return news
 
     def _is_empty(self, partition: int, epoch: str) -> bool:
-        """Return whether the store has no user of this home partition, except lost ones that an earlier `_seed` added
-        to the table of users.
-        """
+        """Whether the store has no user of this home partition, except lost ones of an earlier `_seed`."""
         lost = {user_id for found in self.store.find_lost([partition], epoch) for user_id in found}
         return len(lost) == len(self.store.user_ids(partition, epoch))
 
     def _seed(self, marks: Mapping[int, Mark], partitions: Sequence[int], epoch: str) -> None:
         """Fill the user tables and watermarks of a store that lost everything.
 
-        partitions: all those without progress in the store, also those without a mark to restore: such a partition can
-        be the home of users with records in other partitions.
+        partitions: all without progress in the store, also without a mark: they can be the home of users with records
+        elsewhere.
         """
         live: dict[int, dict[bytes, bool]] = {partition: {} for partition in partitions}
         oldest_ms = self.clock_ms() - 1000 * self.ttl_seconds
@@ -298,7 +289,7 @@ class WriteHistories:
         self.store.advance(steps, epoch)
 
     def _find_changed(self, watermarks: Offsets, epoch: str) -> None:
-        """Find users with records after the known offsets. If such records are too many or deleted, take all users."""
+        """Find users with records after the known offsets; all users if such records are too many or deleted."""
         known_to, mine = self.changed.known_to, self.topic.marks.keys()
         missing = {p: (known_to[p] + 1, last) for p, last in watermarks.items() if known_to[p] < last}
         if not missing:
@@ -308,7 +299,7 @@ class WriteHistories:
         if is_long or any(first < bounds[partition][0] for partition, (first, _) in missing.items()):
             for partition in mine:
                 self.changed.users.update(self.store.user_ids(partition, epoch))
-        # The tables do not list users whose home belongs to another process.
+        # The tables lack users whose home another process has.
         if not is_long or len(mine) < num_partitions_of(epoch):
             keys: dict[int, set[bytes]] = {partition: set() for partition in missing}
             for record in read_between(self.log, missing):

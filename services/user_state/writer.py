@@ -1,7 +1,4 @@
-"""The port `Store` over Redis, for the encoder's thread.
-
-`layout.py` defines the keys, `stored_values.py` the values. This module does not interpret the content of states.
-"""
+"""The port `Store` over Redis, for the encoder's thread."""
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -41,7 +38,7 @@ from services.user_state.values import (
 
 
 class StateWriter:
-    """Implements `Store`. Connects on first use. Not thread-safe. Every method raises DependencyUnavailable if Redis
+    """Implements `Store`; connects on first use. Not thread-safe. Every method raises DependencyUnavailable if Redis
     fails.
     """
 
@@ -59,7 +56,7 @@ class StateWriter:
         self._scripts = Scripts()
 
     def epoch(self) -> str | None:
-        """Return the current epoch, None without one."""
+        """The current epoch, None without one."""
         with redis_errors():
             found = cast(bytes | None, self._redis.get(layout.EPOCH_KEY))
         return found.decode() if found is not None else None
@@ -76,7 +73,7 @@ class StateWriter:
         return epoch, made
 
     def pause_consumer(self, seconds: int) -> None:
-        """Ask the stream's consumer to wait for this long. A new call restarts the wait."""
+        """See `Store.pause_consumer`."""
         with redis_errors():
             self._redis.set(layout.PAUSE_KEY, "1", ex=seconds)
 
@@ -86,22 +83,22 @@ class StateWriter:
             self._redis.delete(layout.PAUSE_KEY)
 
     def is_paused(self) -> bool:
-        """Return whether the stream's consumer has to wait."""
+        """Whether the stream's consumer has to wait."""
         with redis_errors():
             return bool(self._redis.exists(layout.PAUSE_KEY))
 
     def progress(self, partitions: Collection[int], epoch: str) -> dict[int, Progress]:
-        """Return the partitions' progress in this epoch."""
+        """The partitions' progress in this epoch."""
         rows = self._progress_rows(partitions)
         return {p: progress_of(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
 
     def begin(self, partitions: Sequence[int], epoch: str) -> dict[int, Progress]:
-        """Return the partitions' progress. Store an empty one for a partition without progress in this epoch.
+        """The partitions' progress; a missing one is stored as empty.
 
         Raises: Conflict if the epoch is not current, or another writer came first.
         """
         rows = self._progress_rows(partitions)
-        # The epoch is read after the progress, so BEGIN fails if another process began a newer epoch in between.
+        # The epoch is read after the progress, so BEGIN fails if another process began a newer one in between.
         if self.epoch() != epoch:
             raise Conflict(f"the state store's epoch is not {epoch} any more")
         others = {p: row[0] or b"" for p, row in zip(partitions, rows, strict=True) if row[0] != epoch.encode()}
@@ -116,9 +113,9 @@ class StateWriter:
         return {p: progress_of(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
 
     def start_new_epoch(self, epoch: str) -> None:
-        """Erase all users and progress, then replace `epoch` by a new epoch. Do nothing if `epoch` is not current.
+        """See `Store.start_new_epoch`.
 
-        The epoch is replaced last, so a call that failed can be repeated.
+        The epoch is replaced last, so a failed call can be repeated.
         """
         with redis_errors():
             if self._redis.get(layout.EPOCH_KEY) != epoch.encode():
@@ -133,7 +130,7 @@ class StateWriter:
             self._redis.eval(scripts.REPLACE_EPOCH, 1, layout.EPOCH_KEY, epoch, after)
 
     def load_users(self, user_ids: Collection[str], epoch: str) -> dict[str, UserHistory]:
-        """Return the users' histories in one round trip. The history of an unknown user is empty."""
+        """The users' histories in one round trip, empty for an unknown user."""
         if not user_ids:
             return {}
         homes = [layout.home_of(user_id, epoch) for user_id in user_ids]
@@ -159,7 +156,7 @@ class StateWriter:
         }
 
     def are_whole(self, user_ids: Sequence[str], model_version: str, epoch: str) -> dict[str, bool]:
-        """Return, for the users with events, whether their state of this model is complete or known not to exist."""
+        """For the users with events: whether their state of this model is complete or known not to exist."""
         pipeline = self._redis.pipeline(transaction=False)
         for user_id in user_ids:
             home = layout.home_of(user_id, epoch)
@@ -201,7 +198,7 @@ class StateWriter:
                 yield [user.decode() for user in users.keys() - gone]
 
     def usage(self) -> StoreUsage:
-        """Return the used share of Redis' memory limit, and the number of evicted and expired keys."""
+        """See `Store.usage`."""
         with redis_errors():
             found = cast(Mapping[str, int], self._redis.info())
         share = found["used_memory"] / found["maxmemory"] if found["maxmemory"] else 0.0
@@ -214,9 +211,9 @@ class StateWriter:
         watermarks: Mapping[int, int],
         beside: Sequence[ModelState] = (),
     ) -> None:
-        """See `Store.apply`. Each update is atomic; all updates take one round trip.
+        """See `Store.apply`. Each update is atomic; all take one round trip.
 
-        Raises: Conflict if another writer changed some users, or the store lost progress. The other users are written;
+        Raises: Conflict if another writer changed some users, or the store lost progress. The others are written;
         merging the same records again does not change them.
         """
 
@@ -232,7 +229,7 @@ class StateWriter:
         _check_written(replies[: len(updates)])
 
     def store_states(self, states: Sequence[ModelState], epoch: str) -> int:
-        """Write states of other models; skip a state if its history changed. Return the number written."""
+        """See `Store.store_states`."""
 
         def queue(pipeline: Any, sha: str) -> None:
             self._queue_states(pipeline, sha, states, epoch)
@@ -272,10 +269,7 @@ class StateWriter:
             forgets.texts = texts
 
     def dump(self, user_ids: Collection[str], partitions: Collection[int], epoch: str) -> Dump:
-        """Return the histories of these users, without states, and the progress of these partitions, in one round trip.
-
-        The progress is read after the histories.
-        """
+        """See `Store.dump`; one round trip."""
         homes = [layout.home_of(user_id, epoch) for user_id in user_ids]
 
         def queue(pipeline: Any, sha: str) -> None:
@@ -299,7 +293,7 @@ class StateWriter:
         return Dump(histories=histories, lost=lost, progress=progress)
 
     def user_ids(self, partition: int, epoch: str) -> list[str]:
-        """Return all users in the table of a partition."""
+        """All users in a partition's table."""
         with redis_errors():
             if self._redis.hget(layout.users_key(partition), layout.TABLE_EPOCH) != epoch.encode():
                 return []
@@ -307,7 +301,7 @@ class StateWriter:
             return sorted({user.decode() for user, _ in pages if user})
 
     def seed(self, partition: int, user_ids: Collection[str], epoch: str) -> None:
-        """Add users to the table of their home partition. A user without other keys then counts as lost, not as new.
+        """See `Store.seed`.
 
         Raises: Conflict if the partition's progress has another epoch.
         """
@@ -320,12 +314,12 @@ class StateWriter:
             raise Conflict(f"the progress of partition {partition} has another epoch")
 
     def add_model(self, model_version: str) -> None:
-        """Add a model version before its first state is stored, so that a forget finds its states. Idempotent."""
+        """See `Store.forgets_applied`."""
         with redis_errors():
             self._redis.sadd(layout.MODELS_KEY, model_version)
 
     def forgets_applied(self, reader: str, epoch: str) -> ForgetsApplied:
-        """Return `reader`'s progress in `forgets` per home partition in this epoch."""
+        """See `Store.note_forgets`."""
         pipeline = self._redis.pipeline(transaction=False)
         for partition in range(layout.num_partitions_of(epoch)):
             pipeline.hget(layout.forgets_key(partition), reader)
@@ -349,7 +343,7 @@ class StateWriter:
         forgets.offsets, forgets.texts = dict.fromkeys(forgets.texts, offset), dict.fromkeys(forgets.texts, after)
 
     def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:
-        """Move watermarks and add counts.
+        """See `Store.advance`.
 
         Raises: Conflict if some step was not applied, because the stored epoch, watermark or `unfinished` is another.
         """

@@ -80,7 +80,7 @@ class EventSchema:
     other: EventType
 
     def of(self, name: str) -> EventType:
-        """Return the meaning of an event type."""
+        """The meaning of an event type."""
         return self.types.get(name, self.other)
 
     def speaks_for(self, name: str, value: float) -> bool:

@@ -82,7 +82,7 @@ class _Cached:
         self.bytes = self.items.nbytes + sum(array.nbytes for array in self.feeds.values())
 
     def in_common(self, items: IntArray, times: IntArray) -> int:
-        """Return how many leading events are equal."""
+        """How many leading events are equal."""
         shorter = min(self.length, len(items))
         same = (self.items[:shorter] == items[:shorter]) & (self.feeds["past_time"][:shorter] == times[:shorter])
         return shorter if same.all() else int(same.argmin())

@@ -58,7 +58,7 @@ def decode(
     items: ItemRows | None = None,
     allowed: npt.NDArray[np.bool_] | None = None,
 ) -> Decoded:
-    """Return the `results` best identifiers whose tokens are all among `tokens`.
+    """The `results` best identifiers whose tokens are all among `tokens`.
 
     Shapes: scores (s, U) float32, tokens (U,) ascending, the first of them [PAD]; allowed (X,) over the rows of
     `items`: an identifier needs at least one allowed item.

@@ -16,7 +16,7 @@ _PADDING = 0
 
 
 def locality_order(centers: npt.NDArray[np.float32], sets: Tokens, *, num_tokens: int) -> Tokens:
-    """Return `token_rows` (V,), the new row of each token; [PAD] stays at 0.
+    """`token_rows` (V,), the new row of each token; [PAD] stays at 0.
 
     Shapes: centers (m, D), sets (m, r), most probable first. A token's home is the set with its best rank (the first of
     equals). Similar homes are near, tokens of a home by rank. Tokens in no set come last. Cost: m r operations.

@@ -106,7 +106,7 @@ class Words:
         return found
 
     def name(self, number: int) -> str:
-        """Return the word of a number."""
+        """The word of a number."""
         if self.known is not None:
             if number < len(self.known):
                 return self.known.name(number)

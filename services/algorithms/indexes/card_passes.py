@@ -150,7 +150,7 @@ class CardPasses:
         return Lists(rows=rows, scores=scores, following=following, seconds=0.0)
 
     def pool(self, request: CardRequest, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return pools (B, n), padded with -1."""
+        """Pools (B, n), padded with -1."""
         if len(rows) == 1 and rows[0].shape[1] == 1:
             return rows[0][:, 0]
         ordered = torch.sort(torch.cat([lists.flatten(1) for lists in rows], dim=1), dim=1).values

@@ -128,12 +128,12 @@ class AverageScan:
         return bounds
 
     def is_complete(self, size: int) -> npt.NDArray[np.bool_]:
-        """Return for each query whether its `size` best are all allowed items: (B,)."""
+        """For each query whether its `size` best are all allowed items: (B,)."""
         following = self._passes.fetch(self._lists.scores[:, 0, size : size + 1])
         return np.asarray((following == -np.inf).all(axis=1))
 
     def _witnessed(self, size: int) -> Scores:
-        """Return the largest reach among the items just beyond the pool: (B,), -inf without any."""
+        """The largest reach among the items just beyond the pool: (B,), -inf without any."""
         rows = self._passes.fetch(self._lists.rows[:, 0, size : size + _WITNESSES])
         means, radii = self._averages.items.at(np.maximum(rows, 0))
         components = self._request.queries.components
@@ -143,7 +143,7 @@ class AverageScan:
         return np.asarray(np.where(rows >= 0, best, -np.inf).max(axis=1, initial=-np.inf), dtype=np.float64)
 
     def _scanned(self, chosen: Indices, size: int) -> Scores:
-        """Return the largest reach of allowed items outside the pools of some queries, as computed in float32: (n,)."""
+        """The largest reach of allowed items outside the pools of some queries, as computed in float32: (n,)."""
         left_out = np.ones((len(chosen), self._passes.num_items), dtype=np.bool_)
         allowed = self._request.allowed
         if allowed is not None:
@@ -183,7 +183,7 @@ class _Averages:
         self._unit = (width + 9) * self.items.unit
 
     def farthest(self, apart: Scores, norms: Scores) -> Scores:
-        """Return an upper bound on max_x (apart ||g-bar_x|| + norm rho_x): (B,) each.
+        """An upper bound on max_x (apart ||g-bar_x|| + norm rho_x): (B,) each.
 
         That is a convex function of the direction, so between two directions of the fan the chord is above it.
         """
@@ -197,15 +197,15 @@ class _Averages:
         return np.asarray(chord * (1 + 1e-12))
 
     def error(self, norms: Scores) -> Scores:
-        """Return the rounding errors of a dot product of d + 1 terms, of the query's average and of the sum: (B,)."""
+        """The rounding errors of a dot product of d + 1 terms, of the query's average and of the sum: (B,)."""
         return np.asarray(self._unit * norms * (self._largest_mean + self._largest_radius))
 
 
 def _round_up(values: Scores) -> FloatArray:
-    """Return non-negative values as float32, rounded up by more than their float64 rounding error."""
+    """Non-negative values as float32, rounded up by more than their float64 rounding error."""
     return (values * (1 + 2.0**-23)).astype(np.float32)
 
 
 def _bfloat16_above(values: FloatArray) -> FloatArray:
-    """Return the least bfloat16 values that are not below the given non-negative ones."""
+    """The least bfloat16 values that are not below the given non-negative ones."""
     return ((values.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)

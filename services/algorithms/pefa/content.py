@@ -1,17 +1,14 @@
-"""States of items without interactions, predicted from their texts by ridge regression onto known items' states.
+"""States of items without interactions, by ridge regression from their texts onto known items' states.
 
-A linear map takes an item's content vector (its title's, from a sentence encoder) to the deviation of its components
-from the catalogue's mean. An item's weight in the fit is its number of training interactions, because states of rarely
-used items are mostly noise. Regression shrinks predictions towards the mean state, which scores below most items for
-every user. So the prediction gives only the direction; the length is that of known items.
+A linear map takes an item's content vector to its components' deviation from the catalogue's mean. An item weighs its
+training interactions, because states of rarely used items are mostly noise. Regression shrinks predictions towards the
+mean state, which scores below most items: so it gives only the direction, known items the length.
 
-The fit and its evaluation are in closed form: each known item is predicted by the fit without it, from the same
-decomposition, and the ridge with the best directions is chosen. If these are not better than chance, new items get the
-mean state. `TextStates` does all of it for titles and categories; the caller chooses the encoder. Decision 053 has the
-figures.
+In closed form, each known item is predicted by the fit without it; the ridge with the best directions is chosen. If
+these are not better than chance, new items get the mean state (decision 053).
 
-Letters: X known items, B new items, D content width, P_x item components, P pairs, d component width, R = P_x * d,
-M items of a block.
+Letters: X known items, B new items, D content width, P_x item components, P pairs, d component width, R = P_x * d, M
+items of a block.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,17 +25,17 @@ _Exact = npt.NDArray[np.float64]
 
 # In units of the contents' mean eigenvalue.
 _RIDGES = (1e-3, 1e-2, 1e-1, 0.3, 1.0, 3.0, 1e1, 1e2)
-# Standard errors by which directions must be better than chance.
+# Standard errors by which directions must beat chance.
 _BEYOND_CHANCE = 3.0
 _BLOCK = 4096
 _SMALLEST_EIGENVALUE = 1e-10  # relative to the largest; below it a direction is rounding
 
 
 class TextEncoder(Protocol):
-    """Turns texts into vectors, such as models/sentence_encoder.py's MiniLM."""
+    """Turns texts into vectors, as models/sentence_encoder.py's MiniLM."""
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
-        """Return vectors (B, D) of B texts, in order."""
+        """Vectors (B, D) of B texts, in order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +59,9 @@ class ContentMap:
     standard_error: float
 
     def states(self, contents: FloatArray) -> ItemStates:
-        """Return states of B items from content vectors (B, D): components of length 1, the catalogue's mean gate.
+        """B items' states from content vectors (B, D): components of length 1, the catalogue's mean gate.
 
-        Raises: ValueError for another width, or for values that are not finite.
+        Raises: ValueError for another width or non-finite values.
         """
         if contents.ndim != 2 or contents.shape[1] != len(self.weight):
             raise ValueError(f"contents has shape {contents.shape}; expected (B, {len(self.weight)})")
@@ -75,14 +72,14 @@ class ContentMap:
 
 
 def fit_content_map(contents: FloatArray, items: ItemStates, counts: npt.NDArray[np.integer]) -> ContentMap:
-    """Fit on X known items: contents (X, D), their states, and their counts in training (X,), in the same order.
+    """Fit on X known items: contents (X, D), states, and training counts (X,).
 
-    With w the counts (at least 1), C and G the centred contents and components, each row times the root of its w,
-    C = U S V^T: W = V (S^2 + r)^-1 S U^T G. Item i left out is g_i - (g_i - W^T c_i) / (1 - h_i),
-    h_i = w_i / sum w + sum_j U_ij^2 S_j^2 / (S_j^2 + r), the known identity of weighted least squares.
-    Cost: O(X D (D + R)) and O(D^3) per fit, O(X D R) per ridge; in blocks of 4,096 items.
+    With w the counts (at least 1), C and G the centred contents and components, each row times the root of its w, C = U
+    S V^T: W = V (S^2 + r)^-1 S U^T G. Item i left out is g_i - (g_i - W^T c_i) / (1 - h_i), h_i = w_i / sum w + sum_j
+    U_ij^2 S_j^2 / (S_j^2 + r), an identity of weighted least squares. Cost: O(X D (D + R)) and O(D^3) per fit, O(X D R)
+    per ridge; in blocks of 4,096 items.
 
-    Raises: ValueError if the rows disagree, for fewer than 3 items, or for contents that are not finite.
+    Raises: ValueError if rows disagree, for fewer than 3 items, or non-finite contents.
     """
     num_items, num_components, width = items.components.shape
     if contents.ndim != 2 or len(contents) != num_items:
@@ -112,7 +109,7 @@ def fit_content_map(contents: FloatArray, items: ItemStates, counts: npt.NDArray
 
 
 class TextStates:
-    """States of new items from titles and categories, fitted on a model's training catalogue."""
+    """New items' states from titles and categories, fitted on the training catalogue."""
 
     def __init__(
         self,
@@ -123,7 +120,7 @@ class TextStates:
         items: ItemStates,
         counts: npt.NDArray[np.integer],
     ) -> None:
-        """Encode X known items' texts and fit: about 500 texts a second with MiniLM on two cores.
+        """Encode X known items' texts (about 500 a second with MiniLM on two cores) and fit.
 
         Raises: ValueError as `fit_content_map`.
         """
@@ -131,17 +128,17 @@ class TextStates:
         self.map = fit_content_map(encoder.encode(_texts(titles, categories)), items, counts)
 
     def of(self, titles: Sequence[str], categories: Sequence[Sequence[str]]) -> ItemStates:
-        """Return states of B new items. Cost: one encoding per text (10 ms alone) and D P_x d multiply-adds."""
+        """B new items' states. Cost: one encoding per text (10 ms alone) and D P_x d multiply-adds."""
         return self.map.states(self._encoder.encode(_texts(titles, categories)))
 
 
 def _texts(titles: Sequence[str], categories: Sequence[Sequence[str]]) -> list[str]:
-    """Return the texts to encode: "Toy Story (1995). Animation, Comedy"."""
+    """Such as "Toy Story (1995). Animation, Comedy"."""
     return [f"{title}. {', '.join(names)}" if names else title for title, names in zip(titles, categories, strict=True)]
 
 
 class _Decomposition:
-    """Centred contents (X, D) in their principal directions, and targets (X, R) along them; in float64.
+    """Centred contents (X, D) in their principal directions, and targets (X, R) along them, in float64.
 
     Rows are weighted by `counts`; means and spreads are over interactions.
     """
@@ -161,23 +158,22 @@ class _Decomposition:
         kept = eigenvalues > _SMALLEST_EIGENVALUE * max(eigenvalues[-1], np.finfo(np.float64).tiny)
         self._eigenvalues, self._directions = eigenvalues[kept], directions[:, kept]
         self._along = self._directions.T @ cross
-        # Equal contents have no direction: then every ridge gives the mean.
+        # Equal contents have no direction: every ridge gives the mean.
         self._unit = float(self._eigenvalues.mean()) if kept.any() else 1.0
 
     def weight(self, ridge: float) -> _Exact:
-        """Return the weight (D, R)."""
         return np.asarray(self._directions @ (self._along / (self._eigenvalues + ridge * self._unit)[:, None]))
 
     def distance(self, num_components: int) -> _Exact:
-        """Return the distance of components from their mean: (P_x,)."""
+        """The components' distance from their mean: (P_x,)."""
         total = np.zeros(num_components)
         for share, _, target in self._blocks():
             total += share @ np.linalg.norm(target.reshape(len(target), num_components, -1), axis=-1)
         return total
 
     def left_out_cosine(self, ridge: float, num_components: int) -> tuple[float, float]:
-        """Return the mean over interactions and components of the cosine between a state's deviation from the mean and
-        its prediction without the item, about the mean without the item; and its standard error.
+        """The mean over interactions and components of the cosine between a state's deviation from the mean and its
+        prediction without the item, about the mean without it; and its standard error.
         """
         weight = self.weight(ridge)
         shrunk = 1.0 / (self._eigenvalues + ridge * self._unit)
@@ -185,7 +181,7 @@ class _Decomposition:
         start = 0
         for share, content, target in self._blocks():
             leverage = share * (1.0 + np.square(content @ self._directions) @ shrunk)
-            # Without a ridge, an item that alone spans a direction has leverage 1: no other item predicts it.
+            # Without a ridge, an item that alone spans a direction has leverage 1: no other predicts it.
             remaining = np.maximum(1.0 - leverage, 1e-9)[:, None]
             mean_without = -(share / np.maximum(1.0 - share, 1e-9))[:, None] * target
             left_out = target - (target - content @ weight) / remaining - mean_without
@@ -204,6 +200,6 @@ class _Decomposition:
 
 
 def _unit(vectors: _Exact) -> _Exact:
-    """Scale to length 1 along the last axis; zero stays zero."""
+    """Scale to length 1; zero stays zero."""
     norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(vectors / np.where(norms > 0, norms, 1.0))

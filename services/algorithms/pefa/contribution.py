@@ -1,8 +1,8 @@
 """An interaction's contribution to its item's sums, as integers independent of the batch.
 
-For a mixture of logits an item component gets w * sum_pq pi_(pq,px) f_pq(q), with pi the gate weights of the query
-state and the item's bundle state (the refreshed one would make sums depend on order). For one component it is w * q,
-the paper's Q^T Y (equation 7). refresh.py makes the refreshed states; policy.py turns types and values into weights.
+In a mixture of logits an item component gets w * sum_pq pi_(pq,px) f_pq(q), with pi the gate weights of the query state
+and the item's bundle state (with the refreshed one, sums would depend on order). One component gets w * q, the paper's
+Q^T Y (equation 7).
 
 Letters: n interactions, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -19,12 +19,12 @@ SCALE_BITS = 30
 """Fixed point: an integer i means i * 2**-30; a contribution's error is at most half of that (5e-10)."""
 SCALE = 2**SCALE_BITS
 
-# Limit of a component's values (normalised ones stay below 1.001 in half precision); weights have a limit, too. With
-# both, |contribution| <= 2 |w| 2**30, so sums of less than 2**31 in total weight stay below 2**62 (sums.py checks it).
+# Limit of a component's values (normalised ones stay below 1.001 in half precision). With the weights' limit,
+# |contribution| <= 2 |w| 2**30, so sums of less than 2**31 in total weight stay below 2**62 (sums.py checks it).
 MAX_COMPONENT = 2.0
 MAX_WEIGHT = 2.0**16
 
-_QUERY_BITS = 24  # half precision has only multiples of 2**-24, so rounding a stored state changes nothing
+_QUERY_BITS = 24  # half precision has multiples of 2**-24 only: no further rounding
 _COSINE_BITS = 24
 _HIDDEN_BITS = 20
 _SOFTMAX_BITS = 40  # 2**12 terms of at most 1 stay exact
@@ -32,18 +32,18 @@ _SHARE_BITS = 24
 
 
 class Contributions:
-    """Converts interactions of one model to fixed point. The gate network is rounded so that its sums are exact."""
+    """Converts one model's interactions to fixed point. The gate network is rounded so that its sums are exact."""
 
     def __init__(self, pair_gate: PairGate | None, *, leave_out: int | None = None) -> None:
         """leave_out: the query component that identifies the user (the last one of a model with users), if any.
 
-        It is zeroed, as for a user unknown to training: an item must not learn the ids of its users.
+        It is zeroed: an item must not learn its users' ids.
         """
         self.pair_gate, self.leave_out = pair_gate, leave_out
         self._network = None if pair_gate is None else _Network(pair_gate)
 
     def __call__(self, queries: QueryStates, weights: npt.NDArray[np.float64], items: ItemStates) -> FixedPoint:
-        """Return the contributions of n interactions to their items' sums, one row each.
+        """The contributions of n interactions to their items' sums, one row each.
 
         Shapes: queries (n, P_q, d) and (n, P), weights (n,), items (n, P_x, d) and (n, P): row i is the bundle state of
         interaction i's item, or `cold_start_items`'s -> (n, P_x, d) int64, in units of 2**-30.
@@ -62,7 +62,7 @@ class Contributions:
         return np.asarray(np.rint(per_item * (weights * SCALE)[:, None, None]).astype(np.int64))
 
     def shares(self, queries: QueryStates, items: ItemStates) -> Doubles:
-        """Return the gate weights pi of n pairs of query and item, (n, P_q, P_x). Raises: as a call."""
+        """Gate weights pi of n pairs of query and item, (n, P_q, P_x). Raises: as a call."""
         components, _ = self._checked(queries, np.ones(len(queries)), items)
         if components.shape[1] * items.components.shape[1] == 1:
             return np.ones((len(queries), 1, 1))
@@ -96,7 +96,7 @@ class Contributions:
         return components, weights
 
     def _pair_shares(self, query_gate: FloatArray | None, components: Doubles, items: ItemStates) -> Doubles:
-        """Return pi of each interaction and pair, (n, P_q, P_x), multiples of 2**-24."""
+        """pi of each interaction and pair, (n, P_q, P_x), multiples of 2**-24."""
         num_rows, num_query_components, _ = components.shape
         item_bits = spare_bits(components.shape[2] * MAX_COMPONENT**2, _QUERY_BITS)
         cosines = np.matmul(components, to_multiples(items.components, item_bits).transpose(0, 2, 1))
@@ -113,10 +113,10 @@ class Contributions:
 
 
 def cold_start_items(count: int, *, num_components: int, width: int, mean_gate: FloatArray | None) -> ItemStates:
-    """Return rows for items without a bundle state: zero components, the catalogue's mean gate.
+    """Rows for items without a bundle state: zero components, the catalogue's mean gate.
 
-    With zero components every cosine is 0, so pair weights depend on the query's part of the gate only.
-    Shapes: mean_gate (P,), None for a plain dot product -> components (count, P_x, d) of zeros, gate (count, P).
+    Every cosine is then 0, so pair weights depend on the query's gate only. Shapes: mean_gate (P,), None for a plain
+    dot product -> components (count, P_x, d) of zeros, gate (count, P).
     """
     return ItemStates(
         components=np.zeros((count, num_components, width), dtype=np.float32),
@@ -125,9 +125,9 @@ def cold_start_items(count: int, *, num_components: int, width: int, mean_gate: 
 
 
 def mean_gate(items: ItemStates) -> FloatArray | None:
-    """Return the catalogue's mean item gate (P,), the gate of new items until training; None without gates.
+    """The catalogue's mean item gate (P,), the gate of new items; None without gates.
 
-    Raises: ValueError for a catalogue without items.
+    Raises: ValueError without items.
     """
     if items.gate is None:
         return None
@@ -137,7 +137,7 @@ def mean_gate(items: ItemStates) -> FloatArray | None:
 
 
 class _Network:
-    """The gate's W2 SiLU(W1 c + b1) + b2, on numbers with so few bits that no sum is rounded."""
+    """The gate's W2 SiLU(W1 c + b1) + b2, with so few bits that no sum is rounded."""
 
     def __init__(self, pair_gate: PairGate) -> None:
         # |c| <= d MAX_COMPONENT^2 in theory, about 1 for normalised components; cosines are cut to 2.

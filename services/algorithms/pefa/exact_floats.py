@@ -1,9 +1,8 @@
 """Arithmetic whose bits depend only on the numbers: not on batch size, BLAS or instruction set.
 
-Sums in fixed point are exact only if an interaction always contributes the same integers. A float matrix product adds
-in an order that depends on shape and library, but the order is irrelevant if nothing is rounded: factors are multiples
-of powers of two, with so few bits that every partial sum fits float64's 53. The exponential here consists of single
-IEEE operations, which are equal everywhere; a library's may differ in the last bit between processors.
+A float matrix product adds in an order that depends on shape and library, which is irrelevant if nothing is rounded:
+factors are multiples of powers of two, with so few bits that every partial sum fits float64's 53. The exponential
+consists of single IEEE operations; a library's last bit may depend on the processor.
 """
 
 import math
@@ -27,15 +26,15 @@ def to_multiples(values: npt.NDArray[np.floating], bits: int) -> Doubles:
 
 
 def spare_bits(largest_sum: float, used: int) -> int:
-    """Return the most fractional bits that a factor may have so that sums stay exact.
+    """The most fractional bits of a factor with exact sums.
 
-    largest_sum: an upper bound on the sum of absolute products. used: the other factor's fractional bits.
+    largest_sum: bounds the sum of absolute products. used: the other factor's fractional bits.
     """
     return MANTISSA_BITS - 1 - used - max(0, math.ceil(math.log2(max(largest_sum, 1.0))))
 
 
 def exp_of_negative(x: Doubles) -> Doubles:
-    """e**x for x <= 0 within 2e-16 of the true value, from single IEEE operations; 0 for x below -700."""
+    """e**x for x <= 0 within 2e-16, from single IEEE operations; 0 for x below -700."""
     power = np.rint(x * _LOG2_E)
     rest = (x - power * _LN2_HIGH) - power * _LN2_LOW
     result = np.full_like(rest, _TAYLOR[0])

@@ -1,9 +1,9 @@
 """The interactions that PEFA-XL remembers: the survivors (not removed) whose ids have the smallest hashes.
 
-The content depends only on the set of survivors, not on the order of additions and removals: a bounded uniform sample.
-Besides the `capacity` visible entries there is a reserve; a removed visible entry is replaced from it. Rejected entries
-are not stored. When removals have used up the reserve, survivors are missing: `wants_refill` is true, and a second
-memory is filled from all survivors. Until then the memory has exactly the survivors whose hash is below a bound.
+So the content, a bounded uniform sample, depends only on the set of survivors. A reserve besides the `capacity` visible
+entries replaces removed ones; rejected entries are not stored. When the reserve is used up, survivors are missing:
+`wants_refill` is true, and a second memory is filled from all survivors. Until then exactly the survivors with a hash
+below a bound are here.
 
 Letters: P_q query components, d component width.
 """
@@ -28,8 +28,8 @@ _OBJECT_BYTES = 800  # the entry, its id, item, type and user, the array's head 
 class MemoryEntry:
     """One remembered interaction, immutable under its id.
 
-    components (P_q, d): the query state before the interaction, in half precision. user: a pseudonym; "" in entries
-    outside the refresher.
+    components (P_q, d): the query state before the interaction, in half precision. user: a pseudonym; "" outside the
+    refresher.
     """
 
     entry_id: str
@@ -53,17 +53,17 @@ class MemoryEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryChanges:
-    """Net changes of the visible entries since the last call."""
+    """Net changes of visible entries since the last call."""
 
     entered: tuple[MemoryEntry, ...] = ()
     left: tuple[str, ...] = ()
 
 
 class QueryMemory:
-    """At most `capacity` visible entries of one model. Not safe for concurrent writers."""
+    """One model's entries, at most `capacity` visible. Not safe for concurrent writers."""
 
     def __init__(self, *, capacity: int, num_components: int, width: int, reserve: int | None = None) -> None:
-        """reserve: number of invisible entries; default an eighth of `capacity`; 0 is allowed."""
+        """reserve: invisible entries; default an eighth of `capacity`; 0 is allowed."""
         for name, value in (("capacity", capacity), ("num_components", num_components), ("width", width)):
             if value < 1:
                 raise ValueError(f"{name}={value} allowed: at least 1")
@@ -76,40 +76,38 @@ class QueryMemory:
         self._order: list[tuple[int, str]] = []
         self._by_user: dict[str, set[str]] = {}
         self._bound = _NO_BOUND
-        # Changed entries as they were at the last `take_changes`; None: not visible then.
+        # Changed entries as at the last `take_changes`; None: not visible then.
         self._changed: dict[str, MemoryEntry | None] = {}
 
     def __len__(self) -> int:
-        """Number of visible entries."""
         return min(len(self._order), self.capacity)
 
     def __contains__(self, entry_id: object) -> bool:
-        """Whether an entry is here, visible or not."""
+        """Whether an entry is here, also if invisible."""
         return entry_id in self._entries
 
     def __iter__(self) -> Iterator[MemoryEntry]:
-        """Iterate over the visible entries in order of their hashes."""
+        """Visible entries in order of their hashes."""
         return (self._entries[entry_id] for _, entry_id in self._order[: self.capacity])
 
     @property
     def wants_refill(self) -> bool:
-        """Whether survivors may be missing: fewer than `capacity` are left after some were rejected."""
+        """Whether survivors may be missing: below `capacity` after rejections."""
         return self._bound < _NO_BOUND and len(self._order) < self.capacity
 
     @property
     def bytes_per_entry(self) -> int:
-        """Bytes of one entry: 2 P_q d, and 800 for its ids and its places in the tables."""
+        """2 P_q d, and 800 for ids and places in tables."""
         return 2 * self.num_components * self.width + _OBJECT_BYTES
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all entries, the reserve included."""
+        """Bytes of all entries, with the reserve."""
         return len(self._order) * self.bytes_per_entry
 
     def admits(self, entry_id: str) -> bool:
-        """Whether `add` would store this entry. Call it before building one, since most are rejected.
-
-        A rejection for lack of room lowers the bound, as in `add`, so that `wants_refill` counts the entry as missing.
+        """Whether `add` would store this entry; ask before building it, since most are rejected. As in `add`, a
+        rejection for lack of room lowers the bound, so that `wants_refill` counts it.
         """
         if entry_id in self._entries:
             return False
@@ -122,9 +120,9 @@ class QueryMemory:
         return True
 
     def add(self, entries: Iterable[MemoryEntry]) -> None:
-        """Offer entries; one that is here already is ignored.
+        """Offer entries; present ones are ignored.
 
-        Raises: ValueError with the entry whose components have another shape; the entries before it are added.
+        Raises: ValueError with the entry of another shape; the entries before it are added.
         """
         for entry in entries:
             if entry.components.shape != (self.num_components, self.width):
@@ -151,7 +149,7 @@ class QueryMemory:
                 self._end_at(self._order[-1][0])
 
     def remove(self, entry_ids: Iterable[str]) -> tuple[str, ...]:
-        """Remove entries; return the ids that were here. Other ids are ignored: most were never admitted."""
+        """Remove entries; return the ids that were here. Others are ignored: most were never admitted."""
         gone = []
         for entry_id in entry_ids:
             if entry_id in self._entries:
@@ -160,21 +158,21 @@ class QueryMemory:
         return tuple(gone)
 
     def entries_of(self, user: str) -> tuple[str, ...]:
-        """Return the ids of a user's entries (by pseudonym), sorted."""
+        """Sorted ids of a user's entries (by pseudonym)."""
         return tuple(sorted(self._by_user.get(user, ())))
 
     def forget(self, user: str) -> tuple[str, ...]:
-        """Remove all entries of a user; return their ids."""
+        """Remove a user's entries; return their ids."""
         return self.remove(self.entries_of(user))
 
     def emptied(self) -> "QueryMemory":
-        """Return an empty memory of the same sizes."""
+        """An empty memory of the same sizes."""
         return QueryMemory(
             capacity=self.capacity, reserve=self.reserve, num_components=self.num_components, width=self.width
         )
 
     def take_changes(self) -> MemoryChanges:
-        """Return the entries that became visible or invisible since the last call."""
+        """Entries that became visible or invisible since the last call."""
         visible = self._order[: self.capacity]
         edge = visible[-1] if visible else (-1, "")
         entered, left = [], []
@@ -190,7 +188,7 @@ class QueryMemory:
         return MemoryChanges(entered=tuple(entered), left=tuple(left))
 
     def digest(self) -> str:
-        """32 hex digits of the visible entries: equal sets of survivors have equal digests (unless `wants_refill`)."""
+        """32 hex digits of the visible entries: equal survivors have equal digests (unless `wants_refill`)."""
         digest = hashlib.blake2b(repr((self.capacity, self.num_components, self.width)).encode(), digest_size=16)
         for entry in self:
             for text in (entry.entry_id, entry.item_id, entry.interaction_type, entry.user):
@@ -202,12 +200,12 @@ class QueryMemory:
         return digest.hexdigest()
 
     def held(self) -> list[tuple[int, MemoryEntry]]:
-        """Return all entries with their hashes, the reserve included, in order of the hashes."""
+        """All entries with hashes, also of the reserve, in order of hashes."""
         return [(number, self._entries[entry_id]) for number, entry_id in self._order]
 
     @property
     def bound(self) -> int | None:
-        """All survivors whose hash is below this are here; None: all survivors are here."""
+        """All survivors with a hash below this are here; None: all."""
         return self._bound if self._bound < _NO_BOUND else None
 
     @classmethod
@@ -221,7 +219,7 @@ class QueryMemory:
         width: int,
         bound: int | None,
     ) -> "QueryMemory":
-        """Return a memory with these entries and no changes. Raises: ValueError for an entry of another shape."""
+        """A memory with these entries and no changes. Raises: ValueError for an entry of another shape."""
         out = cls(capacity=capacity, reserve=reserve, num_components=num_components, width=width)
         out.add(entries)
         out._bound = _NO_BOUND if bound is None else bound
@@ -229,7 +227,7 @@ class QueryMemory:
         return out
 
     def _end_at(self, bound: int) -> None:
-        """Remove all entries whose hash is at least `bound`, so that entries of equal hash are removed together."""
+        """Remove all entries from hash `bound` on, so that equal hashes are removed together."""
         self._bound = bound
         while self._order and self._order[-1][0] >= bound:
             self._take_out(len(self._order) - 1)
@@ -255,7 +253,6 @@ class QueryMemory:
 
 
 def arrays_of(entries: Sequence[MemoryEntry], num_components: int, width: int) -> Arrays:
-    """Convert entries to arrays."""
     texts = [
         text.encode()
         for entry in entries
@@ -302,12 +299,12 @@ def entries_of_arrays(arrays: Mapping[str, npt.NDArray[np.generic]]) -> list[Mem
 
 
 def hash_of(entry_id: str) -> int:
-    """64 bits of an entry id's BLAKE2b: they decide which entries are remembered, equally in every process."""
+    """64 bits of an entry id's BLAKE2b, equal in every process."""
     return int.from_bytes(hashlib.blake2b(entry_id.encode(), digest_size=8).digest(), "big")
 
 
 def offer_all(memory: QueryMemory, entries: Sequence[MemoryEntry]) -> QueryMemory:
-    """Return a memory like `memory` filled from all survivors: the result of a refill."""
+    """A memory like `memory` filled from all survivors, for a refill."""
     again = memory.emptied()
     again.add(entries)
     return again

@@ -1,8 +1,8 @@
 """The weight of feedback, and its share in an item's state.
 
-`FeedbackPolicy` turns an interaction's type and value into a weight. `SharePolicy` turns an item's evidence and
-coherence into lambda, the model's share (1 = model only). Both have a text form, so that a benchmark's row can be used
-as a setting. Offline evaluation compares policies on held-out time; share_choice.py has closed forms.
+`FeedbackPolicy` turns an interaction's type and value into a weight; `SharePolicy` an item's evidence and coherence
+into lambda, the model's share (1 = model only). A benchmark's text form is also a setting. Offline evaluation compares
+policies on held-out time.
 """
 
 import math
@@ -25,7 +25,7 @@ _SETTINGS = {"evidence": ("prior", "least"), "fixed": ("least",)}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TypeWeight:
-    """The weight of a value of one type: slope * (value - centre), clipped; or `slope` alone without a centre.
+    """A type's weight: slope * (value - centre), clipped; or `slope` without a centre.
 
     "rating:0.5@3" is 0.5 * (stars - 3): five stars weigh 1, one star -1.
     """
@@ -43,13 +43,13 @@ class TypeWeight:
 
 @dataclass(frozen=True, slots=True)
 class FeedbackPolicy:
-    """The weight of an interaction by type and value; `other` is for unnamed types."""
+    """An interaction's weight by type and value; `other` is for unnamed types."""
 
     types: Mapping[str, TypeWeight] = field(default_factory=lambda: MappingProxyType({}))
     other: TypeWeight = TypeWeight()
 
     def weight(self, interaction_type: str, value: float) -> float:
-        """Return one interaction's weight; weight 0 means it is not added to sums. Raises: ValueError for value NaN."""
+        """One interaction's weight; 0 is not added to sums. Raises: ValueError for NaN."""
         if math.isnan(value):
             raise ValueError("value=nan allowed: a number")
         rule = self.types.get(interaction_type, self.other)
@@ -57,12 +57,12 @@ class FeedbackPolicy:
         return min(max(raw, -rule.limit), rule.limit)
 
     def weights(self, types: Sequence[str], values: Sequence[float] | npt.NDArray[np.floating]) -> Floats:
-        """Return the weights (n,) of n interactions."""
+        """Weights (n,) of n interactions."""
         return np.array([self.weight(kind, float(value)) for kind, value in zip(types, values, strict=True)])
 
     @property
     def text(self) -> str:
-        """Return the text that `parse` reads."""
+        """The text that `parse` reads."""
         parts = [*sorted(self.types.items()), ("*", self.other)]
         return ",".join(f"{name}:{_rule_text(rule)}" for name, rule in parts)
 
@@ -88,11 +88,9 @@ class FeedbackPolicy:
 class SharePolicy:
     """lambda from an item's evidence.
 
-    "evidence": lambda = least + (1 - least) prior / (prior + m), with m = evidence * coherence:
-    the posterior mean direction under a von Mises-Fisher prior around the model's, with concentration `prior` in units
-    of weight. As m is the length of the sum, refreshed components are a smooth function of it, so feedback that nearly
-    cancels moves nothing.
-    "fixed": lambda = least, the paper's constant.
+    "evidence": lambda = least + (1 - least) prior / (prior + m), with m = evidence * coherence: the posterior mean
+    direction under a von Mises-Fisher prior around the model's, with concentration `prior` in units of weight. As m is
+    the length of the sum, feedback that nearly cancels moves nothing. "fixed": lambda = least, the paper's constant.
     """
 
     kind: Literal["evidence", "fixed"] = "evidence"
@@ -106,7 +104,7 @@ class SharePolicy:
             raise ValueError(f"prior={self.prior} allowed: more than 0")
 
     def model_share(self, evidence: npt.ArrayLike, coherence: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Return lambda in [0, 1], elementwise; 1 without evidence, or if the evidence cancels.
+        """lambda in [0, 1], elementwise; 1 without evidence, or if it cancels.
 
         Raises: ValueError with the argument that has NaN or negative values.
         """
@@ -123,7 +121,7 @@ class SharePolicy:
 
     @property
     def text(self) -> str:
-        """Return the text that `parse` reads: "evidence(prior=10,least=0)"."""
+        """The text that `parse` reads: "evidence(prior=10,least=0)"."""
         if self == FROZEN:
             return "frozen"
         if self.kind == "fixed":
@@ -159,20 +157,20 @@ FROZEN = SharePolicy(kind="fixed", least=1.0)
 PAPER = SharePolicy(kind="fixed", least=0.5)
 """Equation 8 with the paper's usually best lambda (its Table 4)."""
 DEFAULT_SHARE = SharePolicy(prior=3.0, least=0.9)
-"""For items known to the model: the model predicts better than the states of the items' users.
+"""For items known to the model, which predicts better than the states of the items' users.
 
-8x4x64 model of MovieLens-1M, 3,987 queries of other users, hit rate@10 and MRR: frozen .1710 and .0771, this .1737 and
-.0779, the paper's .5 .1540 and .0715, prior 10 without a floor .1542 and .0702. A weak model gains from lower floors.
+8x4x64 model of MovieLens-1M, 3,987 queries of other users, HR@10 and MRR: frozen .1710 and .0771, this .1737 and .0779,
+the paper's .5 .1540 and .0715, prior 10 without a floor .1542 and .0702. A weak model gains from lower floors.
 """
 NEW_ITEM_SHARE = SharePolicy(prior=0.2, least=0.5)
-"""For an item without a bundle state; its components are at most half as long as a trained item's.
+"""For an item without a bundle state: at most half as long as a trained item.
 
-At full length such items would be in every answer: query states are more similar to each other than to their items.
-With a tenth of the items hidden (8x4x64 model of MovieLens-1M, 3,987 queries of other users), hit rate@50 of the hidden
-ones from their 3rd interaction and MRR of all: without states .000 and .0730, lambda 0 .739 and .0305, this .370 and
-.0731 (after exactly 3 interactions .172), their trained states .423 and .0773, popularity .129. The best length depends
-on the model (.8 to .9 at 4x2x32, where half is useless): share_choice.new_item_share_from_sums finds it; this default
-is safe for every model.
+Full-length ones would be in every answer: query states are more similar to each other than to their items. With a tenth
+of the items hidden (8x4x64 model of MovieLens-1M, 3,987 queries of other users), HR@50 of the hidden ones from their
+3rd interaction and MRR of all: without states .000 and .0730, lambda 0 .739 and .0305, this .370 and .0731 (after
+exactly 3 interactions .172), their trained states .423 and .0773, popularity .129. The best length depends on the model
+(.8 to .9 at 4x2x32, where half is useless): share_choice.new_item_share_from_sums finds it; this default is safe for
+all.
 """
 NAMED_SHARES: Mapping[str, SharePolicy] = MappingProxyType(
     {"frozen": FROZEN, "paper": PAPER, "default": DEFAULT_SHARE, "new_item": NEW_ITEM_SHARE}

@@ -148,7 +148,7 @@ class QueryFeedback:
         self._take_out({at for at in self._by_user.get(user, ()) if at[1] <= up_to.get(at[0], -1)})
 
     def take_changes(self) -> FeedbackChanges:
-        """Return the changes since the last call."""
+        """The changes since the last call."""
         changed, self._changed = tuple(sorted(self._changed)), {}
         if self._memory.wants_refill:
             self._refill()
@@ -167,11 +167,11 @@ class QueryFeedback:
         return FeedbackChanges(item_ids=changed, memory=memory)
 
     def sums_of(self, item_ids: Sequence[str]) -> SumsOf:
-        """Return the sums of these items (n,), known or not."""
+        """The sums of these items (n,), known or not."""
         return self._sums.of(item_ids)
 
     def states_of(self, item_ids: Sequence[str], *, share: SharePolicy, new_share: SharePolicy) -> ItemStates:
-        """Return refreshed states (n, P_x, d): `share` for items of the model, `new_share` for others.
+        """Refreshed states (n, P_x, d): `share` for items of the model, `new_share` for others.
 
         An item without clicks has the model's state, or zero components. Source: arXiv:2312.02429, equation 8.
         """
@@ -181,7 +181,7 @@ class QueryFeedback:
         return refreshed(self._rows(item_ids), sums.sums, np.where(known, *shares))
 
     def digest(self) -> str:
-        """Return a hash (32 hex digits) of clicks, sums and visible memory; equal surviving clicks give equal ones."""
+        """A hash (32 hex digits) of clicks, sums and visible memory; equal surviving clicks give equal ones."""
         digest = hashlib.blake2b((self._sum_of_click_hashes % (1 << 128)).to_bytes(16, "little"), digest_size=16)
         digest.update(self._sums.digest().encode())
         if self._memory.wants_refill:
@@ -233,7 +233,7 @@ class QueryFeedback:
         return [(click, self._state(click.query)) for click in clicks]
 
     def _state(self, query: str) -> FloatArray | None:
-        """Return the query's components, rounded to half precision as in the memory."""
+        """The query's components, rounded to half precision as in the memory."""
         if query in self._cached:
             self._cached.move_to_end(query)
             return self._cached[query]

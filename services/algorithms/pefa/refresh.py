@@ -1,7 +1,7 @@
 """Item states as served: the model's, moved towards the states of the item's users (PEFA-XS).
 
 g' = lambda g + (1 - lambda) Pi(sum), per component, with Pi(v) = v / ||v||; a zero sum has Pi(0) = 0 and lambda = 1. g'
-is not renormalised, and the gate stays the item's own, so that the shares of model and memory stay defined.
+is not renormalised and the gate stays, so that the shares of model and memory stay defined.
 
 Letters: n items, P_x item components, P pairs, d component width.
 """
@@ -14,12 +14,11 @@ from services.algorithms.scoring.states import ItemStates
 
 
 def refreshed(base: ItemStates, sums: Doubles, share: npt.NDArray[np.floating]) -> ItemStates:
-    """Return the states of n items from bundle states, sums and lambda.
+    """The states of n items from bundle states, sums and lambda.
 
-    Shapes: base (n, P_x, d) and (n, P), sums (n, P_x, d), share (n,) or (n, P_x) in [0, 1] -> as `base`.
-    A component with a zero sum stays the model's, whatever the share. Items unknown to the model are given as
-    `contribution.cold_start_items` (zero components, the catalogue's mean gate) with `policy.NEW_ITEM_SHARE`'s share.
-    Raises: ValueError for shapes that disagree, a share outside [0, 1] and sums that are not finite.
+    Shapes: base (n, P_x, d) and (n, P), sums (n, P_x, d), share (n,) or (n, P_x) in [0, 1] -> as `base`. A component
+    with a zero sum stays the model's. Items unknown to the model are `contribution.cold_start_items` with
+    `policy.NEW_ITEM_SHARE`. Raises: ValueError for shapes that disagree, a share outside [0, 1] and non-finite sums.
     Source: arXiv:2312.02429, equation 8.
     """
     directions = unit(sums)
@@ -38,14 +37,14 @@ def refreshed(base: ItemStates, sums: Doubles, share: npt.NDArray[np.floating]) 
 
 
 def unit(vectors: npt.NDArray[np.floating]) -> Doubles:
-    """Return vectors along the last axis divided by their lengths, in float64; zero stays zero.
+    """Vectors along the last axis divided by their lengths, in float64; zero stays zero.
 
-    Raises: ValueError for NaN or infinite values.
+    Raises: ValueError for non-finite values.
     """
     values = np.asarray(vectors, dtype=np.float64)
     if not np.isfinite(values).all():
         raise ValueError("vectors hold NaN or infinite values; every value must be finite")
-    # Divide by the largest value first, so that lengths neither underflow nor overflow.
+    # Divided by the largest value first, so that lengths neither underflow nor overflow.
     largest = np.abs(values).max(axis=-1, keepdims=True, initial=0)
     scaled = values / np.where(largest > 0, largest, 1.0)
     lengths = np.sqrt((scaled * scaled).sum(axis=-1, keepdims=True))

@@ -1,7 +1,5 @@
-"""The length of new items' components, in closed form, from held-out scores or from the sums. Training computes it for
-its model and stores it in the bundle (services/offline/training/new_items.py).
-
-The caller chooses the held-out interactions and the measure of a ranking. Offline evaluation searches grids.
+"""The length of new items' components, in closed form, from held-out scores or from the sums. Training stores it in the
+bundle (services/offline/training/new_items.py).
 
 Letters: n interactions, or items; P_x item components, d their width.
 """
@@ -17,15 +15,14 @@ from services.algorithms.scoring.states import ItemStates
 
 _ENOUGH = 20  # interactions of an item
 _ITEMS = 20
-# In units of weight times coherence. Three interactions together have about 1.3: they reach nine tenths.
+# In units of weight times coherence: three interactions have about 1.3 and reach nine tenths.
 _PRIOR = 0.1
 
 
 def share_of_length(length: float) -> SharePolicy:
-    """Return the policy of new items whose components reach length `length`, nine tenths of it after three
-    interactions.
+    """The policy of new items whose components reach `length`, nine tenths of it after three interactions.
 
-    Raises: ValueError for a length that is not above 0 and at most 1.
+    Raises: ValueError unless 0 < length <= 1.
     """
     if not 0 < length <= 1:
         raise ValueError(f"length={length} allowed: more than 0, at most 1")
@@ -35,16 +32,16 @@ def share_of_length(length: float) -> SharePolicy:
 def new_item_share_from_sums(
     known: ItemStates, observed: SumsOf, *, prior: float = NEW_ITEM_SHARE.prior
 ) -> SharePolicy:
-    """Return the policy under which new items score like trained ones, in closed form from known items' sums.
+    """The policy under which new items score like trained ones, from known items' sums.
 
     <g, sum> adds up the similarities of an item's trained state to its users' states (the sum contains the pair
-    weights); ||sum|| adds up those of a new item's direction. Their ratio over all items is the length of a new item's
-    components. Measured: .46 to .49 for the 8x4x64 model of MovieLens-1M, where .5 to .55 is best; .78 to .85 for
-    4x2x32, where .8 to .9 is best. Items with few interactions are too similar to their own sums, so only items with at
-    least `_ENOUGH` count; with fewer than `_ITEMS` of them the result is `NEW_ITEM_SHARE`.
+    weights); ||sum|| adds up those of a new item's direction. Their ratio over all items is a new item's length.
+    Measured: .46 to .49 for the 8x4x64 model of MovieLens-1M, where .5 to .55 is best; .78 to .85 for 4x2x32, where .8
+    to .9 is best. Only items with at least `_ENOUGH` interactions count, because others are too similar to their sums;
+    with fewer than `_ITEMS` of them the result is `NEW_ITEM_SHARE`.
 
-    Shapes: known (n, P_x, d): bundle states of n items known to the model; observed: their sums.
-    Raises: ValueError for shapes that disagree.
+    Shapes: known (n, P_x, d): bundle states of n items known to the model; observed: their sums. Raises: ValueError for
+    shapes that disagree.
     """
     if known.components.shape != observed.sums.shape:
         raise ValueError(
@@ -60,12 +57,12 @@ def new_item_share_from_sums(
 
 
 def new_item_length(model: npt.NDArray[np.floating], memory: npt.NDArray[np.floating]) -> float:
-    """Return the length at which new items' components score like trained ones: the ratio of the means, 0 to 1.
+    """The length at which new items' components score like trained ones: the ratio of the means, 0 to 1.
 
     Shapes: model, memory (n,): the similarity of n held-out queries with the known items that followed, by the bundle's
     states and by Pi(sum) of other users' interactions without the model. On MovieLens-1M .52 (8x4x64), where .5 to .55
-    is best, and .96 (4x2x32).
-    Raises: ValueError for shapes that disagree, no rows, values that are not finite, or a memory of opposite direction.
+    is best, and .96 (4x2x32). Raises: ValueError for shapes that disagree, no rows, non-finite values, or a memory of
+    opposite direction.
     """
     by_model, by_memory = np.asarray(model, dtype=np.float64), np.asarray(memory, dtype=np.float64)
     if by_model.shape != by_memory.shape or by_model.ndim != 1 or not len(by_model):

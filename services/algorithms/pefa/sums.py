@@ -1,8 +1,7 @@
 """Each item's sum of contributions, in integers: any order of additions and removals gives the same bits.
 
-So a fold equals the batch computation over the surviving interactions, a forgotten user leaves no trace, and two
-processes can compare 16 bytes. The caller computes contributions and weights, and rejects interactions that arrive
-after their removal.
+So a fold equals the batch computation, a forgotten user leaves no trace, and two processes can compare 16 bytes. The
+caller rejects interactions that arrive after their removal.
 
 Letters: n interactions or requested items, P_x item components, d component width.
 """
@@ -30,7 +29,7 @@ _MOST = 1 << 62  # a weight, or a batch's sum, as an integer: twice the limit
 
 @dataclass(slots=True)
 class _Item:
-    """An item's row. hash: the item's part of the digest as last computed, 0 before that."""
+    """hash: the item's part of the digest as last computed, 0 before."""
 
     row: int
     hash: int = 0
@@ -55,7 +54,7 @@ class SumsOf:
 
 @dataclass(frozen=True, slots=True)
 class _Delta:
-    """A batch by row: distinct rows (r,), and the additions to each, (r, P_x, d), (r,) and (r,)."""
+    """A batch by row: distinct rows (r,), and additions to each, (r, P_x, d), (r,) and (r,)."""
 
     rows: FixedPoint
     sums: FixedPoint
@@ -64,14 +63,14 @@ class _Delta:
 
     @classmethod
     def of(cls, rows: FixedPoint, contributions: FixedPoint, weights: FixedPoint) -> "_Delta":
-        """Add up the interactions of each row; `rows` (n,) may repeat."""
+        """Add up each row's interactions; `rows` (n,) may repeat."""
         if not len(rows):
             return cls(rows, contributions, weights, np.zeros(0, dtype=np.int64))
         order = np.argsort(rows, kind="stable")
         distinct, starts = np.unique(rows[order], return_index=True)
         sums = np.add.reduceat(contributions[order], starts, axis=0)
         totals = np.add.reduceat(weights[order], starts)
-        # These totals may have wrapped; `_MOST` is above every allowed total.
+        # These totals may have wrapped; `_MOST` is above every allowed one.
         totals[np.add.reduceat(weights[order].astype(np.float64), starts) > _MOST] = _MOST
         return cls(distinct, sums, totals, np.diff(np.append(starts, len(rows))))
 
@@ -90,7 +89,7 @@ class ItemSums:
         self._counts = np.zeros(_FIRST_ROWS, dtype=np.int64)
         self._free: list[int] = []
         self._used = 0
-        # The sum of the items' hashes, and the items that changed since their hash was computed.
+        # The sum of the items' hashes, and the items to hash again.
         self._mix = 0
         self._unhashed: set[str] = set()
 
@@ -109,20 +108,20 @@ class ItemSums:
 
     @property
     def bytes_per_item(self) -> int:
-        """Bytes of one item: 8 P_x d + 232."""
+        """An item's bytes: 8 P_x d + 232."""
         return 8 * self.num_components * self.width + 16 + _ROW_OBJECT_BYTES
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all items, free rows included."""
+        """Bytes of all items and free rows."""
         arrays = self._sums.nbytes + self._weights.nbytes + self._counts.nbytes
         return arrays + self._used * _ROW_OBJECT_BYTES
 
     def add(self, item_ids: Sequence[str], contributions: FixedPoint, weights: npt.NDArray[np.float64]) -> None:
         """Add n interactions, all or none.
 
-        contributions (n, P_x, d): made by `contributions(...)` with these weights (n,).
-        Raises: ValueError for shapes that disagree, or an item whose total weight would exceed `MAX_TOTAL_WEIGHT`.
+        contributions (n, P_x, d): made by `contributions(...)` with these weights (n,). Raises: ValueError for shapes
+        that disagree, or an item whose total weight would exceed `MAX_TOTAL_WEIGHT`.
         """
         fixed = self._checked(item_ids, contributions, weights)
         rows = np.fromiter(map(self._row, item_ids), np.int64, len(item_ids))
@@ -138,7 +137,7 @@ class ItemSums:
         self._unhashed.update(item_ids)
 
     def remove(self, item_ids: Sequence[str], contributions: FixedPoint, weights: npt.NDArray[np.float64]) -> None:
-        """Remove n interactions, given exactly as added; all or none.
+        """Remove n interactions, exactly as added; all or none.
 
         Raises: ValueError for shapes that disagree, for more interactions of an item than are here, and if the last
         ones leave something over. The caller ensures the rest.
@@ -163,13 +162,13 @@ class ItemSums:
         self._release(item_ids)
 
     def drop(self, item_id: str) -> None:
-        """Remove everything of an item, as if it had never been seen."""
+        """Remove an item, as if it had never been seen."""
         row = self._items[item_id].row
         self._counts[row] = self._sums[row] = self._weights[row] = 0
         self._release([item_id])
 
     def of(self, item_ids: Sequence[str]) -> SumsOf:
-        """Return the sums of these items (n,), known or not."""
+        """The sums of these items (n,), known or not."""
         num = len(item_ids)
         sums, weights = np.zeros((num, self.num_components, self.width)), np.zeros(num)
         counts = np.zeros(num, dtype=np.int64)
@@ -187,13 +186,13 @@ class ItemSums:
         return SumsOf(sums=sums, evidence=weights, coherence=np.minimum(coherence, 1), counts=counts)
 
     def counts(self, item_ids: Sequence[str]) -> list[int]:
-        """Return the interactions of each of these items, all of which are here."""
+        """The interactions of each of these items, which must be here."""
         return [int(self._counts[self._items[item_id].row]) for item_id in item_ids]
 
     def digest(self) -> str:
-        """32 hex digits of the content, whatever the order of additions.
+        """32 hex digits of the content, independent of order.
 
-        Cost: a hash over the items that changed since `hash_some` or the last digest.
+        Cost: hashing the items that changed since `hash_some` or the last digest.
         """
         while not self.hash_some():
             pass
@@ -222,7 +221,7 @@ class ItemSums:
         return int.from_bytes(digest.digest(), "little")
 
     def pick(self, item_ids: Sequence[str]) -> Arrays:
-        """Return copies of some items, all of which are here, without ids, for a checkpoint of parts."""
+        """Copies of items that are here, without ids, for a checkpoint of parts."""
         rows = [self._items[item_id].row for item_id in item_ids]
         return {"sums": self._sums[rows], "weights": self._weights[rows], "counts": self._counts[rows]}
 
@@ -258,7 +257,7 @@ class ItemSums:
         return np.asarray(np.rint(np.minimum(np.abs(weights), _MOST / SCALE) * SCALE).astype(np.int64))
 
     def _row(self, item_id: str) -> int:
-        """Return the row of an item, a new one if it has none."""
+        """An item's row, possibly new."""
         item = self._items.get(item_id)
         if item is None:
             if not self._free:
@@ -278,7 +277,7 @@ class ItemSums:
             setattr(self, name, new)
 
     def _release(self, item_ids: Sequence[str]) -> None:
-        """Drop items without interactions, so that they leave no trace."""
+        """Drop items without interactions."""
         for item_id in dict.fromkeys(item_ids):
             item = self._items[item_id]
             if not self._counts[item.row]:

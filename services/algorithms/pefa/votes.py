@@ -1,8 +1,8 @@
 """PEFA-XL: the remembered interactions nearest to a query vote for their items, while the memory changes.
 
-The similarity of two query states is the mean of their components' cosines without the user-id component: a dot product
-of the concatenated components. So the memory is a mutable index of plain vectors, and a search reads one version of it.
-A vote names its interaction, for explanations.
+Two query states' similarity is the mean of their components' cosines without the user-id component: a dot product of
+the concatenated components. So the memory is a mutable index of plain vectors. A vote names its interaction, for
+explanations.
 
 Letters: B queries, k neighbours, P_q query components, d component width, n entries.
 """
@@ -25,12 +25,12 @@ from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.refresh import unit
 from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
 
-# Codes of all coordinates in 8 bits and few cells. On 33,000 states of the 8x4x64 model of MovieLens-1M (width 448), k
-# 64, one core of a busy machine: 0.9 ms a query and 0.3 s to build; the library's defaults (4 bits of half the width,
-# 227 cells) 14 ms and 5 s; all vectors 23 ms. On 4,000: 0.13 ms.
+# 8-bit codes of all coordinates in few cells. On 33,000 states of the 8x4x64 model of MovieLens-1M (width 448), k 64,
+# one core of a busy machine: 0.9 ms a query and 0.3 s to build; the defaults (4 bits of half the width, 227 cells) 14
+# ms and 5 s; all vectors 23 ms. On 4,000: 0.13 ms.
 _CELLS = 64
-_SCANNED = 512  # for up to this many vectors, scanning all of them is as fast
-_OBJECT_BYTES = 340  # an entry's id, numbers and entries in tables as Python objects, measured 320
+_SCANNED = 512  # up to this many vectors, scanning all is as fast
+_OBJECT_BYTES = 340  # an entry's id, numbers and places in tables as Python objects, measured 320
 _ATTEMPTS = 100
 
 
@@ -48,7 +48,7 @@ class Voter:
 
 
 class VotingIndex:
-    """The memory's search index. One writer at a time; any number of readers."""
+    """The memory's index. One writer at a time; any number of readers."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class VotingIndex:
         leave_out: int | None = None,
         max_bytes: int | None = None,
     ) -> None:
-        """Make an empty index for states of P_q components of width d.
+        """An empty index for states of P_q components of width d.
 
-        leave_out: the user-id component, if the model has one. max_bytes: limit of the vectors; a change beyond it
-        raises IndexFullError and changes nothing.
+        leave_out: the user-id component, if any. max_bytes: limit of the vectors; a change beyond it raises
+        IndexFullError and changes nothing.
         """
         if leave_out is not None and not 0 <= leave_out < num_components:
             raise ValueError(f"leave_out={leave_out} allowed: 0 to {num_components - 1}, or None")
@@ -85,17 +85,17 @@ class VotingIndex:
 
     @property
     def version(self) -> str:
-        """The version of its answers: model version, number of changes and their digest."""
+        """Its answers' version: model version, number of changes and their digest."""
         return self.index.version.name
 
     @property
     def memory(self) -> Memory:
-        """Memory of the vectors. `bytes_per_entry` also counts the other data of an entry."""
+        """The vectors' memory. `bytes_per_entry` also counts other data."""
         return self.index.memory
 
     @property
     def bytes_per_entry(self) -> int:
-        """Bytes of one remembered query: its vector in float32 and as 8-bit codes, and 340 for ids, item and time."""
+        """A remembered query's bytes: its vector in float32 and 8-bit codes, and 340 for ids, item and time."""
         return 5 * len(self._kept) * self.width + _OBJECT_BYTES
 
     def apply(self, *, upserts: Sequence[MemoryEntry] = (), removals: Sequence[str] = ()) -> str:
@@ -115,7 +115,7 @@ class VotingIndex:
             batch = ItemBatch(
                 item_ids=[entry.entry_id for entry in upserts], states=ItemStates(components=vectors[:, None])
             )
-        # A voter is added before its vector can be found, and removed after its vector; `_nearest` handles the rest.
+        # A voter is added before its vector, and removed after it; `_nearest` handles the rest.
         before = {entry.entry_id: self._voters.get(entry.entry_id) for entry in upserts}
         self._voters.update({entry.entry_id: _voter(entry) for entry in upserts})
         try:
@@ -132,10 +132,10 @@ class VotingIndex:
         return change.version
 
     def neighbours(self, queries: QueryStates, k: int) -> list[list[Voter]]:
-        """Return the k nearest entries of each query, nearest first, ties by entry id; fewer if the memory has fewer.
+        """Each query's k nearest entries, nearest first, ties by entry id.
 
-        vote: the entry's part of equation 6, divided by k even if fewer were found.
-        Raises: ValueError for k below 1 or queries of another shape.
+        vote: the entry's part of equation 6, divided by k even if fewer were found. Raises: ValueError for k below 1 or
+        queries of another shape.
         """
         return [
             [replace(voter, similarity=score, vote=voter.weight * score / k) for voter, score in found]
@@ -143,7 +143,7 @@ class VotingIndex:
         ]
 
     def votes(self, queries: QueryStates, k: int) -> list[dict[str, float]]:
-        """Return the votes of each query's k nearest entries: (1/k) sum of weight * similarity, in similarity units.
+        """Each query's votes of its k nearest entries: (1/k) sum of weight * similarity, in similarity units.
 
         Raises: as `neighbours`. Source: arXiv:2312.02429, equation 6 with D_ii = 1/k (section 3.1).
         """
@@ -156,7 +156,6 @@ class VotingIndex:
         return votes
 
     def _nearest(self, queries: QueryStates, k: int) -> list[list[tuple[Voter, float]]]:
-        """Return the k nearest entries and their similarities."""
         if k < 1:
             raise ValueError(f"k={k} allowed: at least 1")
         _, num_components, width = queries.components.shape
@@ -178,7 +177,7 @@ class VotingIndex:
             ]
             if sum(map(len, found)) == sum(map(len, answer.item_ids)):
                 break
-            # An entry was removed after the search began: search again in the newest version.
+            # An entry was removed since: search the newest version.
         return found
 
     def _vectors(self, components: npt.NDArray[np.floating]) -> FloatArray:
@@ -190,7 +189,7 @@ class VotingIndex:
 def with_votes(
     scores: npt.NDArray[np.floating], item_ids: Sequence[str], votes: Mapping[str, float], share: float
 ) -> npt.NDArray[np.float64]:
-    """Return final scores (n,) of n items from the model's (n,) and one query's votes: share * s + (1 - share) * vote.
+    """Final scores (n,) of n items from the model's (n,) and one query's votes: share * s + (1 - share) * vote.
 
     Raises: ValueError for a share outside [0, 1]. Source: arXiv:2312.02429, equation 6.
     """
@@ -201,7 +200,7 @@ def with_votes(
 
 
 def _voter(entry: MemoryEntry) -> Voter:
-    # Many entries have few types and items: share one string of each.
+    # Many entries share few types and items: one string of each.
     return Voter(
         entry_id=entry.entry_id,
         item_id=sys.intern(entry.item_id),
@@ -212,7 +211,7 @@ def _voter(entry: MemoryEntry) -> Voter:
 
 
 def _build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
-    """Build an exact index: a scan of every vector, or codes with a proven bound, and float64 for undecided vectors."""
+    """An exact index: a scan of every vector, or codes with a proven bound, and float64 for undecided ones."""
     del pair_gate
     if items.num_items <= _SCANNED:
         return {"nearest": BruteForce(items)}

@@ -1,1 +1,1 @@
-"""Content and order of an answer: filters, boosts, pins, caps, diversity, reserved positions."""
+"""Content and order of an answer."""

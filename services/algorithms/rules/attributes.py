@@ -1,8 +1,8 @@
 """Typed attributes of items: numbers, times and tags, and conditions on them in filters.
 
-The bundle declares the attributes and their kinds; a value of another kind is rejected everywhere. The Python type of a
-value gives its kind: float a number, int a time in Unix milliseconds, str a tag. Columns are float64, int64 and, for
-tags' codes, int32; NaN or the least number of the type marks an item without the attribute.
+The bundle declares attributes and kinds; values of another kind are rejected. A value's Python type gives its kind:
+float a number, int a time in Unix milliseconds, str a tag. Columns are float64, int64 and, for tags' codes, int32; NaN
+or the type's least number marks a missing value.
 
 Letters: n items.
 """
@@ -29,12 +29,10 @@ Mask = npt.NDArray[np.bool_]
 MAX_ATTRIBUTES = 32
 MAX_CONDITIONS = 32
 MAX_CONDITION_VALUES = 1_000
-_FEW = 8  # up to this many values are compared one by one
+_FEW = 8  # values compared one by one
 
 
 class Kind(StrEnum):
-    """The kind of an attribute's values."""
-
     NUMBER = "number"
     TIME = "time"
     TAG = "tag"
@@ -54,7 +52,7 @@ _KIND_OF = {float: Kind.NUMBER, int: Kind.TIME, str: Kind.TAG}
 
 
 def kind_of(value: Value) -> Kind:
-    """Return a value's kind. Raises: ValueError for other types, NaN and infinity."""
+    """A value's kind. Raises: ValueError for other types, NaN and infinity."""
     kind = _KIND_OF.get(type(value))
     if kind is None or (kind is Kind.NUMBER and not math.isfinite(value)):  # type: ignore[arg-type]
         raise ValueError(f"{value!r} allowed: a finite number (float), a time (int, Unix milliseconds) or a tag (str)")
@@ -71,12 +69,12 @@ def check_values(values: Values, kinds: Kinds) -> None:
 
 
 def described(kinds: Kinds) -> str:
-    """Describe the declared attributes, for messages."""
+    """The declared attributes, for messages."""
     return ", ".join(f"{name} ({kind})" for name, kind in kinds.items()) or "none, the bundle declares no attribute"
 
 
 class Comparison(StrEnum):
-    """How a condition compares. Only NONE_OF and ABSENT are true for an item without the attribute."""
+    """How a condition compares. Without the attribute, only NONE_OF and ABSENT are true."""
 
     AT_MOST = "at most"
     AT_LEAST = "at least"
@@ -124,7 +122,7 @@ class Condition:
             raise ValueError(f"{self.name!r} {comparison} {self.values[0]!r}: a tag; allowed: one of, none of")
 
     def check(self, kinds: Kinds) -> None:
-        """Raises: ValueError with the attribute and what is allowed if it is undeclared or of another kind."""
+        """Raises: ValueError with the attribute and what is allowed if undeclared or of another kind."""
         if self.name not in kinds:
             raise ValueError(f"name={self.name!r} allowed: {described(kinds)}")
         if self.values and (found := kind_of(self.values[0])) is not kinds[self.name]:
@@ -133,7 +131,7 @@ class Condition:
             )
 
     def holds(self, value: Value | None) -> bool:
-        """Whether the condition is true for one item; None: the item lacks the attribute."""
+        """Whether the condition is true for one item; None: no such attribute."""
         if value is None:
             return self.comparison in (Comparison.NONE_OF, Comparison.ABSENT)
         match self.comparison:
@@ -146,7 +144,7 @@ class Condition:
         return bool(_ORDERED[self.comparison](value, self.values[0]))
 
     def mask(self, column: Column, codes: Mapping[str, int]) -> Mask:
-        """Return where the condition is true in a column (n,) whose tags have these codes: (n,)."""
+        """Where the condition is true in a column (n,) whose tags have these codes: (n,)."""
         match self.comparison:
             case Comparison.ONE_OF | Comparison.NONE_OF:
                 known = [codes.get(value, -1) if isinstance(value, str) else value for value in self.values]
@@ -163,17 +161,17 @@ class Condition:
 
 
 def absent(dtype: np.dtype[Any]) -> float:
-    """Return the column entry of an item without the attribute."""
+    """The entry of an item without the attribute."""
     return math.nan if dtype.kind == "f" else int(np.iinfo(dtype).min)
 
 
 def is_absent(column: Column) -> Mask:
-    """Return which items of a column (n,) lack the attribute: (n,)."""
+    """Which items of a column (n,) lack the attribute: (n,)."""
     return np.asarray(np.isnan(column) if column.dtype.kind == "f" else column == absent(column.dtype))
 
 
 def mask_of(where: Sequence[Condition], columns: Columns | npt.NDArray[np.void], codes: Codes) -> Mask:
-    """Return which of n items meet all conditions: (n,). There is at least one, and `Condition.check` accepts each."""
+    """Which of n items meet all conditions: (n,). At least one, and `Condition.check` accepts each."""
     passes, *others = (one.mask(columns[one.name], codes.get(one.name, {})) for one in where)
     for mask in others:
         passes &= mask
@@ -181,7 +179,7 @@ def mask_of(where: Sequence[Condition], columns: Columns | npt.NDArray[np.void],
 
 
 def arrow_kinds(schema: pa.Schema) -> dict[str, Kind]:
-    """Return the declared kinds of table columns. Raises: ValueError for names or types that are not allowed."""
+    """Table columns' declared kinds. Raises: ValueError for invalid names or types."""
     if len(schema.names) > MAX_ATTRIBUTES:
         raise ValueError(f"{len(schema.names)} attributes; allowed: at most {MAX_ATTRIBUTES}")
     kinds = {}

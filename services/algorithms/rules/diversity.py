@@ -1,8 +1,8 @@
 """Choose K of a ranked pool with pins, category limits, caps and maximal marginal relevance (MMR).
 
 MMR (Carbonell and Goldstein, 1998) takes, one by one, the item with the largest (1 - w) * s - w * (largest likeness to
-the chosen items). The likeness of two items is the mean cosine of their components, so both terms have the same units.
-Items beyond a limit are skipped without an error. Pinned items are chosen first, so that every limit counts them.
+the chosen items). Two items' likeness is the mean cosine of their components, in the units of s. Items beyond a limit
+are skipped. Pinned items are chosen first: every limit counts them.
 
 Letters: n pool size, P_x item components, d component width, K results.
 """
@@ -18,8 +18,8 @@ Positions = npt.NDArray[np.int64]
 
 
 def likeness_vectors(components: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
-    """Return vectors (n, P_x * d) whose dot products are the mean cosine of components (n, P_x, d). Zero vectors have
-    likeness 0.
+    """Vectors (n, P_x * d) whose dot products are the mean cosine of components (n, P_x, d). Zero vectors have likeness
+    0.
     """
     norms = np.linalg.norm(components, axis=-1, keepdims=True)
     unit = np.divide(components, norms, out=np.zeros_like(components), where=norms > 0)
@@ -39,13 +39,12 @@ def select(
     caps: Sequence[tuple[Mask, int]] = (),
     pins: Sequence[tuple[Mask, int]] = (),
 ) -> Positions:
-    """Return the positions of at most `k` chosen items, in display order.
+    """The positions of at most `k` chosen items, in display order.
 
     scores (n,): best first; ties keep the pool's order. components (n, P_x, d): required if `diversity`, the weight w
-    in [0, 1], is above 0. categories: of each item; max_per_category: 0 is no limit. caps: a mask of items (n,), and
-    how many of them may be chosen. pins: a mask of items (n,), and the position, from 1, of the first of them that the
-    limits admit; of two pins at one position the first counts.
-    Raises: ValueError with the field that is out of range or missing.
+    in [0, 1], is above 0. categories: of each item; max_per_category: 0 is no limit. caps: masks of items (n,), and how
+    many of each may be chosen. pins: masks of items (n,), and the position, from 1, of the first that the limits admit;
+    of two pins at one position the first counts. Raises: ValueError with the field that is out of range or missing.
     Cost: O(K n P_x d) with diversity, O(n) without.
     """
     if k < 1:
@@ -75,7 +74,7 @@ def select(
 
 
 class _Limits:
-    """The remaining room of each group of items: categories and caps."""
+    """Remaining room of each category and cap."""
 
     def __init__(
         self,

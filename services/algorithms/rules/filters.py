@@ -1,8 +1,7 @@
 """Filters of answers: allow and deny lists, categories, attributes, seen items.
 
-`passing` defines what a filter means, over masks of the items' ids, categories and conditions. Unknown ids and
-categories match nothing. They are not errors, since a caller's list may be newer or older than the catalogue.
-Attributes are declared, so an unknown one is an error.
+`passing` defines a filter's meaning. Unknown ids and categories match nothing, since a caller's list may be newer or
+older than the catalogue. An undeclared attribute is an error.
 
 Letters: n items.
 """
@@ -25,10 +24,9 @@ MAX_CATEGORIES = 1_000
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemFilter:
     """Rules over item ids, categories and attributes. An empty allow list allows everything; all of `where` must be
-    true.
-    Validated by `check` only.
+    true. Only `check` validates.
 
-    seen_item_ids: with `exclude_seen` these items do not pass; without it the list has no effect.
+    seen_item_ids: excluded with `exclude_seen`, else without effect.
     """
 
     allow_item_ids: Sequence[str] = ()
@@ -57,7 +55,7 @@ class ItemFilter:
 
     @property
     def denied_ids(self) -> Sequence[str]:
-        """Return the denied ids, and with `exclude_seen` also the seen ones."""
+        """Denied ids, and with `exclude_seen` seen ones."""
         return [*self.deny_item_ids, *(self.seen_item_ids if self.exclude_seen else ())]
 
     @property
@@ -74,7 +72,7 @@ class ItemFilter:
 
 
 class Filterable(Protocol):
-    """n items to filter; each mask is (n,) and owned by the caller."""
+    """n items to filter; the caller owns each mask (n,)."""
 
     def __len__(self) -> int: ...
     def named(self, item_ids: Sequence[str]) -> Mask: ...
@@ -83,7 +81,7 @@ class Filterable(Protocol):
 
 
 def passing(wanted: ItemFilter, items: Filterable) -> Mask:
-    """Return which of n items pass: (n,)."""
+    """Which of n items pass: (n,)."""
     passes = np.ones(len(items), dtype=bool)
     if wanted.allow_item_ids:
         passes &= items.named(wanted.allow_item_ids)
@@ -100,7 +98,7 @@ def passing(wanted: ItemFilter, items: Filterable) -> Mask:
 
 @dataclass(frozen=True, slots=True)
 class ListedItems:
-    """n items with their categories, and attributes if there are conditions."""
+    """n items with categories, and attributes if there are conditions."""
 
     item_ids: Sequence[str]
     categories: Sequence[Sequence[str]] = ()

@@ -1,11 +1,11 @@
-"""Reserve positions of an answer for new items, at random, with a known chance of every slot.
+"""Reserve positions of an answer for new items, at random, with known chances.
 
-Of k positions R are reserved: the share of k, rounded up or down at random so that its mean is right, and at most the
-number of new items. The reserved positions, and the m new items at them, are drawn uniformly. So learners can weigh
-each exposure by its chance.
+Of k positions R are reserved: the share of k, rounded at random so that its mean is right, and at most the number of
+new items. Reserved positions, and the m new items at them, are drawn uniformly. Learners can weigh each exposure by its
+chance.
 
-A new item is at a position with the chance E[R] / (k m). The ordinary item of rank r is at position j if j - r
-positions before it are reserved and j is not: C(j-1, j-r) C(k-j, R-j+r) / C(k, R), the mean over R.
+A new item is at a position with chance E[R] / (k m). The ordinary item of rank r is at position j if j - r positions
+before it are reserved and j is not: C(j-1, j-r) C(k-j, R-j+r) / C(k, R), the mean over R.
 
 Letters: k positions, m new items, R reserved positions.
 """
@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-# Beyond this, chances are too small to learn from, and binomials too large.
+# Beyond, chances are too small to learn from, and binomials too large.
 MAX_POSITIONS = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slots:
-    """rows: by position, the rank (from 0) of an ordinary item, or -1 - n for new item n. propensities: the chance of
-    this item at this position.
+    """rows: by position, an ordinary item's rank (from 0), or -1 - n for new item n. propensities: the chance of this
+    item at this position.
     """
 
     rows: Sequence[int]
@@ -30,7 +30,7 @@ class Slots:
 
 
 def draw_slots(k: int, num_new: int, share: float, rng: Random) -> Slots:
-    """Fill k positions; new items can only get the first `MAX_POSITIONS` of them."""
+    """Fill k positions; only the first `MAX_POSITIONS` may get new items."""
     taking = min(k, MAX_POSITIONS)
     chances = _counts(taking, num_new, share)
     drawn = rng.choices(list(chances), weights=list(chances.values()))[0]
@@ -52,7 +52,7 @@ def draw_slots(k: int, num_new: int, share: float, rng: Random) -> Slots:
 
 
 def _counts(taking: int, num_new: int, share: float) -> dict[int, float]:
-    """Return the chance of each number of reserved positions."""
+    """Each number of reserved positions' chance."""
     wanted = share * taking
     least = math.floor(wanted)
     chances: dict[int, float] = {}
@@ -64,7 +64,7 @@ def _counts(taking: int, num_new: int, share: float) -> dict[int, float]:
 
 
 def _chance(position: int, rank: int, taking: int, chances: dict[int, float]) -> float:
-    """Return the chance of the ordinary item of a rank at a position, both from 0."""
+    """The chance of a rank's ordinary item at a position, both from 0."""
     if position >= taking:
         return chances.get(position - rank, 0.0)
     before = position - rank

@@ -1,11 +1,11 @@
 """Interleave two rankings, so that one user compares them in one answer.
 
-Each ranking names its best item that is not in the answer yet. If both name the same item, it belongs to both and says
-nothing. Otherwise both items follow, in an order that a coin decides. So the items do not depend on the coins, and a
-user who chooses by position alone prefers neither ranking.
+Each ranking names its best item not yet in the answer. An item that both name belongs to both and says nothing.
+Otherwise both follow, in an order that a coin decides. So the items do not depend on coins, and a user who chooses by
+position prefers neither ranking.
 
 Source: Radlinski, Kurup and Joachims, "How does clickthrough data reflect retrieval quality?", CIKM 2008, section 3.2.
-We differ: there a coin gives an item that both name to one of the rankings.
+There a coin gives an item that both name to one ranking.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ BOTH = 2
 
 
 def team_draft(first: Sequence[str], second: Sequence[str], k: int, rng: Random) -> tuple[list[str], list[int]]:
-    """Return at most k items and the team of each: 0 the first ranking, 1 the second, `BOTH`. When one ranking has no
-    more items, those of the other belong to both.
+    """At most k items and each one's team: 0 the first ranking, 1 the second, `BOTH`. When one ranking ends, the
+    other's items belong to both.
     """
     rankings, at = (first, second), [0, 0]
     items: list[str] = []

@@ -1,8 +1,7 @@
-"""Explain one item's score for one query: component pairs, gate weights, and the model's share.
+"""Explain one item's score for one query: component pairs, gate weights, the model's share.
 
 s = sum_p pi_p c_p. A refreshed component is lambda * g + (1 - lambda) * Pi with g the bundle's, so each cosine splits
-into the part of the model's own component and the part of interactions. Gates use the original item state, so the
-weights are the model's.
+into the model's part and that of interactions. Gate weights are the model's, from the original item state.
 
 Letters: P_q, P_x query and item components, P = P_q * P_x (pair p = p_q * P_x + p_x).
 """
@@ -31,7 +30,7 @@ class ScoreParts:
         return self.weights * self.cosines
 
     def largest(self, count: int) -> list[int]:
-        """Return the pairs of the `count` largest contributions by size, largest first; all of them for 0."""
+        """Pairs of the `count` largest contributions by size, largest first; 0: all."""
         order: list[int] = np.argsort(-np.abs(self.contributions), kind="stable").tolist()
         return order[:count] if count else order
 
@@ -39,10 +38,10 @@ class ScoreParts:
 def score_parts(
     query: QueryStates, item: ItemStates, pair_gate: PairGate | None, *, base: ItemStates | None, model_share: float
 ) -> ScoreParts:
-    """Split one query's score of one item into its parts, in float64.
+    """Split one query's score of one item, in float64.
 
-    base: the bundle's state of the item, None without one; model_share: lambda of the item's state.
-    Raises: ValueError if shapes disagree or `model_share` is outside [0, 1].
+    base: the item's bundle state, if any; model_share: its lambda. Raises: ValueError if shapes disagree or
+    `model_share` is outside [0, 1].
     """
     check_shapes(query, item, pair_gate)
     if not 0 <= model_share <= 1:
@@ -66,7 +65,7 @@ def score_parts(
 
 
 def _own(query: QueryStates, item: ItemStates, base: ItemStates | None, model_share: float) -> Doubles:
-    """Return the model's part of each cosine (P,); for a component equal to the bundle's, that is the whole cosine."""
+    """The model's part of each cosine (P,), the whole one for a component equal to the bundle's."""
     if base is None:
         return np.zeros(query.components.shape[1] * item.components.shape[1])
     untouched = (item.components[0] == base.components[0]).all(axis=1)
@@ -79,5 +78,5 @@ def _cosines(query: QueryStates, item: ItemStates) -> Doubles:
 
 
 def _silu(x: Doubles) -> Doubles:
-    with np.errstate(over="ignore"):  # far below zero the exponential is infinite, and the quotient correct
+    with np.errstate(over="ignore"):  # far below zero the exponential is infinite, the quotient correct
         return np.asarray(x / (1 + np.exp(-x)))

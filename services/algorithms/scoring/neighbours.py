@@ -1,8 +1,7 @@
-"""Item neighbours: items that are close to each other in users' histories vote for a user's next item.
+"""Item neighbours: items close to each other in users' histories vote for a user's next item.
 
-A bundle may have them in addition to its model (`voted_answers.py` merges votes and preserves certificates). A click
-changes the votes at once: each request computes them from the user's last items. Training learns the neighbours; this
-module works on rows, not on item ids.
+`voted_answers.py` merges their votes with the model and preserves certificates. Each request computes them from the
+user's last items, so a click counts at once. Training learns the neighbours.
 
 Letters: X items, N neighbours of an item, n voted items.
 """
@@ -18,9 +17,9 @@ from services.algorithms.scoring.states import FloatArray
 
 Rows = npt.NDArray[np.int64]
 
-# At decay 0.7 the 31st last item would weigh 2e-5.
+# At decay 0.7 the 31st last item weighs 2e-5.
 WINDOW = 30
-# Only the strongest votes: on ml-latest-small and Amazon Beauty the same HR@200 as all votes, 1,200 on average.
+# The strongest votes: on ml-latest-small and Amazon Beauty the HR@200 of all votes, 1,200 on average.
 MAX_VOTED = 200
 
 
@@ -33,7 +32,6 @@ class ItemNeighbours:
     weights: FloatArray
 
     def __post_init__(self) -> None:
-        """Raises: ValueError with the array and what is allowed."""
         wanted = (len(self.items), self.shape.num_neighbours)
         for name, array in (("items", self.items), ("weights", self.weights)):
             if array.shape != wanted:
@@ -50,11 +48,11 @@ class ItemNeighbours:
         return int(self.items.nbytes + self.weights.nbytes)
 
     def votes(self, recent: Sequence[int] | Rows, left_out: Sequence[int] | Rows) -> tuple[Rows, FloatArray]:
-        """Return the votes of a user's last items: rows (n,) and votes (n,) in (0, 1], best first, at most MAX_VOTED.
+        """A user's votes: rows (n,) and votes (n,) in (0, 1], best first, at most MAX_VOTED.
 
-        recent: distinct rows, newest first; WINDOW of them count. The neighbours of the item at index r get
-        decay^r times their weights; sums are divided by the largest. Rows in `left_out` get no vote.
-        Cost: WINDOW * N weights, sorted by item.
+        recent: distinct rows, newest first; WINDOW of them count. The item at index r gives its neighbours decay^r
+        times their weights; sums are divided by the largest. Rows in `left_out` get no vote. Cost: WINDOW * N weights,
+        sorted by item.
         """
         recent = np.asarray(recent[:WINDOW], dtype=np.int64)
         rows, places = np.unique(self.items[recent], return_inverse=True)

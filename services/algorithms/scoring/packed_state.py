@@ -1,7 +1,7 @@
 """A query state as bytes, on the wire and in Redis: half precision, little-endian, row-major.
 
-Half precision halves the state (about a kilobyte at 8x64) and is part of a score's definition: *exact* refers to the
-stored state. Letters: P_q query components, P pairs, d component width.
+Half precision halves the state (about a kilobyte at 8x64); *exact* refers to the stored state. Letters: P_q query
+components, P pairs, d component width.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from services.algorithms.scoring.states import QueryStates
 
 
 class Packed(Protocol):
-    """A state like `services.contracts.query_state`'s (this package may not import it), a dataclass."""
+    """Like `services.contracts.query_state`'s state (this package may not import it), a dataclass."""
 
     @property
     def components(self) -> bytes: ...
@@ -30,9 +30,9 @@ S = TypeVar("S", bound=Packed)
 
 
 def unpack_query_state(components: bytes, gate: bytes, *, num_components: int, component_width: int) -> QueryStates:
-    """Read one state: components (1, P_q, d), gate (1, P) or None if `gate` is empty, both float32.
+    """One state: components (1, P_q, d), gate (1, P) or None if `gate` is empty, both float32.
 
-    Raises: ValueError with the field if a size disagrees or a value is NaN or infinite.
+    Raises: ValueError with the field for another size, NaN or infinity.
     """
     if num_components < 1:
         raise ValueError(f"num_components={num_components} allowed: at least 1")
@@ -52,17 +52,17 @@ def unpack_query_state(components: bytes, gate: bytes, *, num_components: int, c
 
 
 def pack_query_state(queries: QueryStates, query: int = 0) -> tuple[bytes, bytes]:
-    """Return one state's components and gate (empty without one) as half-precision bytes."""
+    """One state's components and gate (empty without one) as half-precision bytes."""
     gate = b"" if queries.gate is None else queries.gate[query].astype(HALF).tobytes()
     return queries.components[query].astype(HALF).tobytes(), gate
 
 
 def after_absence(state: S, rows: AbsenceRows | None, last_event_ms: int, at_ms: int) -> tuple[S, int]:
-    """Return the state for a request at `at_ms`, given the last event's time (both Unix milliseconds), and the bucket.
+    """The state for a request at `at_ms`, given the last event's time (both Unix milliseconds), and the bucket.
 
-    The state is unchanged within a session, before the event, and for a model without rows. Attribution, which records
-    the state that a request would have had, calls this too, with the same bytes.
-    Values are not checked. Raises: ValueError if a size disagrees.
+    It is unchanged within a session, before the event, and for a model without rows. Attribution calls this too, with
+    the same bytes, for the state that a request would have had. Values are not checked. Raises: ValueError if a size
+    disagrees.
     """
     bucket = 0 if rows is None else rows.bucket_of((at_ms - last_event_ms) // 1000)
     if rows is None or not bucket:

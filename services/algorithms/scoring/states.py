@@ -1,7 +1,6 @@
 """The inputs of a Mixture-of-Logits score: query states, item states, and the gate's pair network.
 
-A plain two-tower dot product has P_q = P_x = 1 and no gates. Everything here is NumPy, so that a process that only
-passes states on (such as the gateway) never loads PyTorch.
+A two-tower dot product has P_q = P_x = 1 and no gates. Only NumPy: a process that passes states on never loads PyTorch.
 
 Letters: B batch, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -15,10 +14,10 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 
-# Components have length 1, 0 if absent, or less than 1 for refreshed items; after rounding to half precision and
-# float32 a length of 1 is at most MAX_LENGTH. Imported embeddings may have any length up to half precision's limit.
+# Components have length 1, 0 if absent, or less for refreshed items; after rounding to half precision and float32, 1 is
+# at most MAX_LENGTH. Imported embeddings may have any length up to half precision's limit.
 MAX_LENGTH, MAX_OWN_LENGTH = 1.001, 65_504.0
-# Limit of gate values of queries and items: half precision's largest number.
+# Limit of query and item gates: half precision's largest number.
 MAX_GATE = 65_504.0
 
 
@@ -29,7 +28,7 @@ def _check_finite(name: str, array: npt.NDArray[np.floating]) -> None:
 
 def check_sizes(components: FloatArray, gate: FloatArray | None = None, *, longest: float = MAX_LENGTH) -> None:
     """Raises: ValueError with the row unless every vector of components (n, P, d) has at most length `longest`, and
-    every value of gate (n, P) at most size MAX_GATE; NaN also raises. Longer vectors would be first in every answer.
+    every value of gate (n, P) at most size MAX_GATE; NaN also raises. Longer vectors would lead every answer.
     """
     lengths = np.sqrt(np.einsum("npd,npd->np", components, components))
     if not (lengths <= longest).all():
@@ -61,7 +60,7 @@ class _States:
         return len(self.components)
 
     def take(self, rows: slice | Sequence[int] | npt.NDArray[np.integer]) -> Self:
-        """Return some states, in this order."""
+        """Some states, in this order."""
         return type(self)(components=self.components[rows], gate=None if self.gate is None else self.gate[rows])
 
 
@@ -88,17 +87,17 @@ class ItemStates(_States):
 
     @property
     def bytes_per_item(self) -> float:
-        """Bytes of one item's components and gate."""
+        """Bytes of one item's states."""
         total = self.components.nbytes + (0 if self.gate is None else self.gate.nbytes)
         return total / max(1, len(self))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PairGate:
-    """The gate's network on a pair's P cosines c = tau * l: W2 SiLU(W1 c + b1) + b2. Equal only to itself.
+    """The gate's network on a pair's P cosines c = tau * l: W2 SiLU(W1 c + b1) + b2. Compared by identity.
 
-    The gate weights are pi = softmax(SiLU(query gate * item gate + this)), as in arXiv:2407.15462, appendix A.3
-    (GLU-SiLU). It reads cosines, not logits: the same class of functions, since W1 absorbs 1 / tau.
+    Gate weights are pi = softmax(SiLU(query gate * item gate + this)), as in arXiv:2407.15462, appendix A.3 (GLU-SiLU).
+    It reads cosines, not logits: the same class of functions, since W1 absorbs 1 / tau.
 
     Shapes: hidden_weight (G, P), hidden_bias (G,), out_weight (P, G), out_bias (P,).
     """
@@ -125,7 +124,7 @@ class PairGate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemShape:
-    """The shape of every item of one model: P_x, d, P, and whether items have a gate of their own."""
+    """A model's item shape: P_x, d, P, and whether items have a gate."""
 
     num_components: int
     width: int
@@ -142,7 +141,7 @@ class ItemShape:
         return 4 * (self.num_components * self.width + (self.num_pairs if self.gated else 0))
 
     def check_items(self, states: ItemStates) -> None:
-        """Raises: ValueError with both values unless these states fit the index."""
+        """Raises: ValueError with both values unless these states fit."""
         _, num_components, width = states.components.shape
         if (num_components, width) != (self.num_components, self.width):
             raise ValueError(
@@ -158,7 +157,7 @@ class ItemShape:
             raise ValueError(f"items.gate has {states.gate.shape[1]} pairs; the index holds {self.num_pairs}")
 
     def check_queries(self, queries: QueryStates) -> None:
-        """Raises: ValueError with the field and both values if these queries cannot be scored with such items."""
+        """Raises: ValueError with field and both values if these queries do not fit such items."""
         _, num_query_components, width = queries.components.shape
         if width != self.width:
             raise ValueError(f"query components have width {width} but item components have width {self.width}")
@@ -177,7 +176,7 @@ class ItemShape:
 
 
 def shape_of(items: ItemStates, pair_gate: PairGate | None) -> ItemShape:
-    """Return the shape given by item states and the pair gate, also for zero items.
+    """The shape given by item states and pair gate, also for zero items.
 
     Raises: ValueError with both values if pair counts disagree, P is not a multiple of P_x, or more than one pair has
     no gate.
@@ -202,7 +201,7 @@ def shape_of(items: ItemStates, pair_gate: PairGate | None) -> ItemShape:
 
 
 def check_shapes(queries: QueryStates, items: ItemStates, pair_gate: PairGate | None) -> None:
-    """Raises: ValueError, as the checks above, unless all three match."""
+    """Raises: ValueError, as above, unless all three match."""
     shape_of(items, pair_gate).check_queries(queries)
 
 

@@ -1,8 +1,7 @@
 """Answers and pools with votes (of PEFA-XL's memory or item neighbours), and their certificates.
 
 final = share * s + (1 - share) * vote. Every voted item that passes the filter joins with its own s. So an omitted item
-has no vote, and its final score is at most share * U if its s is at most U: certificates and bounds stay valid.
-`pefa/votes.py` and `neighbours.py` make the votes.
+scores at most share * U if its s is at most U: certificates and bounds stay valid.
 
 Letters: n items, K results.
 """
@@ -25,7 +24,7 @@ Votes = Mapping[str, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredItems:
-    """Item ids with scores (n,), best first, ties by id; the certificate of an answer, None for a pool."""
+    """Item ids with scores (n,), best first, ties by id; an answer's certificate, None for a pool."""
 
     item_ids: list[str]
     scores: Scores
@@ -44,10 +43,10 @@ def joined_answer(
     wanted: ItemFilter,
     model_share: float,
 ) -> ScoredItems:
-    """Return the top `k` of the final scores, from the top of s (n' items with scores and certificate) and the votes.
+    """The top `k` of the final scores, from the top of s (n' items with scores and certificate) and the votes.
 
-    The top of s must have `k` items without a negative vote, or all allowed items. If it is exact, no item that it
-    omits can then belong to the answer, except voted ones.
+    The top of s must have `k` items without a negative vote, or all allowed items. If that is exact, the answer misses
+    no item.
     """
     ids, scores, proof = found
     joining = _joining(catalogue, served, queries, query, ids, votes, wanted)
@@ -72,7 +71,7 @@ def joined_pool(
     *,
     wanted: ItemFilter,
 ) -> ScoredItems:
-    """Return a first-stage pool plus the voted items that pass, with s; so it may exceed the requested size."""
+    """A first-stage pool and the voted items that pass, with s; it may exceed the requested size."""
     ids, scores = found
     joining = _joining(catalogue, served, queries, query, ids, votes, wanted)
     all_ids = [*ids, *joining.item_ids]
@@ -81,7 +80,7 @@ def joined_pool(
 
 
 def num_negative(votes: Iterable[Votes]) -> int:
-    """Return the number of extra items that an answer needs because of negative votes."""
+    """The extra items an answer needs because of negative votes."""
     return max((sum(vote < 0 for vote in one.values()) for one in votes), default=0)
 
 
@@ -94,7 +93,7 @@ def _joining(
     votes: Votes,
     wanted: ItemFilter,
 ) -> ScoredItems:
-    """Return the voted items outside `ids` that pass and have a state in this version, with s."""
+    """The voted items outside `ids` that pass and have a state in this version, with s."""
     there = frozenset(ids)
     others = [item_id for item_id in votes if item_id not in there]
     if not wanted.is_open:
@@ -105,7 +104,7 @@ def _joining(
 
 
 def id_ranks(item_ids: Sequence[str]) -> np.ndarray:
-    """Return each item's rank in id order."""
+    """Each item's rank in id order."""
     ranks = np.empty(len(item_ids), dtype=np.int64)
     ranks[sorted(range(len(item_ids)), key=item_ids.__getitem__)] = np.arange(len(item_ids))
     return ranks

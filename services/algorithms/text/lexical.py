@@ -1,13 +1,11 @@
-"""BM25 over the items' words: a bm25s index, and a small delta of later changes.
+"""BM25 over items' words: a bm25s index, and a small delta of later changes.
 
-It is the baseline that finds an item by its exact words, and the first source to have a new item, since it needs no
-model. Each row is an item; the caller decides whether it is served.
+The baseline finds an item by its exact words, and a new item first, since it needs no model. Each row is an item.
 
-A put or withdrawn row is masked out in the bm25s index; a put row is added to the delta. Scores of the delta use the
-index's statistics (mean length, document frequencies), so that scores of both are comparable; the frequency of a word
-unknown to the index comes from the delta. When the delta has more than half as many slots as the index has rows, and
-more than 256, one new index replaces both. So adding n rows costs three times one build of an index of n rows,
-for any batch sizes.
+A put or withdrawn row is masked out in the index; a put row is added to the delta. The delta uses the index's
+statistics (mean length, document frequencies), so that scores are comparable; a word unknown to the index has its
+frequency in the delta. When the delta's slots exceed 256 and half the index's rows, one new index replaces both. So
+adding n rows costs three builds of an index of n rows, for any batch sizes.
 
 Letters: R rows, T words of a query, n slots of the delta.
 """
@@ -27,21 +25,20 @@ Rows = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 
-# Lucene's defaults and formula, the baseline of the papers on BM25 and bm25s.
+# Lucene's defaults and formula, the papers' baseline (BM25, bm25s).
 _K1, _B = 1.2, 0.75
 _MERGE_ROWS, _MERGE_SHARE = 256, 2
-_WORD_BYTES = 160  # a word's string and its two dictionary entries, measured 131 on MovieLens-1M's titles
-# Scripts without spaces are cut into characters; \w includes digits and underscores, since titles contain years and
-# code names.
+_WORD_BYTES = 160  # a word and its two dictionary entries, measured 131 on MovieLens-1M's titles
+# Scripts without spaces are cut into characters; \w keeps digits and underscores, for years and code names in titles.
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0e7f"
 _WORDS = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 _ACCENTS = re.compile("[\u0300-\u036f]")
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text, in order: case and accents folded, punctuation and symbols (emoji, too) dropped.
+    """A text's words, in order, without case, accents, punctuation and symbols (emoji, too).
 
-    Frequent words stay: BM25 gives them almost no weight, and "It" or "The Who" are names.
+    Frequent words stay: BM25 gives them little weight, and "It" or "The Who" are names.
     """
     folded = _ACCENTS.sub("", unicodedata.normalize("NFKD", text.casefold()))
     return _WORDS.findall(unicodedata.normalize("NFKC", folded))
@@ -59,7 +56,7 @@ class _Index:
 
     @classmethod
     def of(cls, tokens: Sequence[npt.NDArray[np.int32]], vocabulary: Mapping[str, int]) -> "_Index":
-        """Build from one array of word numbers per row."""
+        """Build from each row's word numbers."""
         lengths = np.array([len(row) for row in tokens])
         if not lengths.any():
             return cls(None, vocabulary, tokens, 1.0, np.zeros(len(vocabulary), dtype=np.int64))
@@ -69,7 +66,7 @@ class _Index:
         return cls(model, vocabulary, tokens, float(lengths.mean()), frequencies.astype(np.int64))
 
     def scores(self, words: Sequence[str]) -> Scores:
-        """Return the scores of all rows (R,); 0 where no word occurs."""
+        """Scores of all rows (R,); 0 where no word occurs."""
         known = [self.vocabulary[word] for word in words if word in self.vocabulary]
         if self.model is None or not known:
             return np.zeros(len(self.tokens), dtype=np.float32)
@@ -87,8 +84,8 @@ class _Index:
 class _Delta:
     """Rows put after the index was built.
 
-    documents: their words. postings: each word's slots (positions in `rows`) and its weight's factor in each.
-    is_dead (n,): slots whose row changed again.
+    documents: their words. postings: each word's slots (positions in `rows`) and its weight's factor in each. is_dead
+    (n,): slots whose row changed since.
     """
 
     rows: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -97,7 +94,7 @@ class _Delta:
     postings: Mapping[str, tuple[Rows, npt.NDArray[np.float64]]] = field(default_factory=dict)
 
     def changed(self, put: Mapping[int, Sequence[str]], withdrawn: Sequence[int], mean_length: float) -> "_Delta":
-        """Return the delta after one more batch. mean_length: mean number of words of the index's documents."""
+        """The delta after one more batch. mean_length: mean words of the index's documents."""
         rows = np.fromiter(put, dtype=np.int64, count=len(put))
         is_dead = self.is_dead | np.isin(self.rows, [*put, *withdrawn])
         found: dict[str, list[tuple[int, float]]] = {}
@@ -118,7 +115,7 @@ class _Delta:
         )
 
     def scores(self, words: Sequence[str], index: _Index) -> Scores:
-        """Return scores (n,) in the order of `rows`, by the index's statistics."""
+        """Scores (n,) in the order of `rows`, by the index's statistics."""
         out = np.zeros(len(self.rows), dtype=np.float32)
         for word in words:
             if word in self.postings:
@@ -145,28 +142,28 @@ class LexicalIndex:
     """Finds rows by words. Any number of threads may search while one changes the index; a search reads one version."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        """Row i has the words of text i; no query finds a text without words.
+        """Row i has the words of text i.
 
-        Cost: 50 to 60 microseconds per title (two shared cores): 0.2 s for MovieLens-1M's 3,706 and 6 s for 100,000.
+        Cost: 50 to 60 microseconds per title (two shared cores).
         """
         self._serving = _built(words_of(text) for text in texts)
 
     @property
     def num_documents(self) -> int:
-        """Number of rows with at least one word."""
+        """Number of rows with a word."""
         serving = self._serving
         live = sum(bool(len(row)) for row, dead in zip(serving.index.tokens, serving.is_dead, strict=True) if not dead)
         return live + sum(bool(words) for words in serving.delta.documents.values())
 
     @property
     def nbytes(self) -> int:
-        """Bytes of postings, words, and the index's word numbers for the next build; without the delta's documents."""
+        """Bytes of postings, words, and word numbers for the next build; without the delta's documents."""
         serving = self._serving
         delta = sum(found.nbytes + values.nbytes + _WORD_BYTES for found, values in serving.delta.postings.values())
         return serving.index.nbytes + serving.is_dead.nbytes + delta
 
     def change(self, put: Mapping[int, str], withdrawn: Sequence[int] = ()) -> None:
-        """Replace texts of rows (rows beyond the last are new) and withdraw rows. Later searches use the change.
+        """Replace texts of rows (those beyond the last are new) and withdraw rows, for later searches.
 
         Raises: ValueError for a negative row, or one that is both put and withdrawn.
         Cost:   30 microseconds for each row put; sometimes also a full build.
@@ -187,10 +184,10 @@ class LexicalIndex:
             self._serving = _Serving(before.index, delta, is_dead)
 
     def search(self, query: str, k: int, allowed: Mask | None = None) -> tuple[Rows, Scores]:
-        """Return the k rows of largest BM25 score above 0, best first, ties by row; fewer if fewer have such a score.
+        """The k rows of largest BM25 score above 0, best first, ties by row.
 
-        allowed (R or longer): rows that may be returned, default all; rows beyond its end are not returned.
-        Raises: ValueError for k below 1.
+        allowed (R or longer): rows that may be returned, default all; none beyond its end. Raises: ValueError for k
+        below 1.
         """
         if k < 1:
             raise ValueError(f"k={k} allowed: at least 1")
@@ -223,7 +220,7 @@ def _built(documents: Iterable[Sequence[str]]) -> _Serving:
 
 
 def _merged(index: _Index, is_dead: Mask, documents: Mapping[int, Sequence[str]]) -> _Serving:
-    """Return one index of the living rows of `index` and the delta's documents; words of dead rows are dropped."""
+    """One index of the living rows of `index` and the delta's documents, without words of dead rows only."""
     by_number = list(index.vocabulary)
     everything: list[Sequence[str]] = [
         () if dead else [by_number[number] for number in row.tolist()]

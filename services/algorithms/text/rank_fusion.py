@@ -1,7 +1,7 @@
 """Reciprocal rank fusion: combine several rankings by ranks alone.
 
-Sources of different kinds (log probabilities, cosines, BM25) have incomparable scores, and a source may be missing;
-ranks are always comparable. This module does not know what the sources are, or why one is missing.
+Scores of different sources (log probabilities, cosines, BM25) are incomparable; ranks are not, and a source may be
+missing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 CONSTANT = 10.0
-"""Cormack et al. used 60 for rankings of 1000 items. In short rankings, 60 lets two low ranks beat one first rank.
+"""Cormack et al. used 60 for rankings of 1000 items. In short ones, 60 lets two low ranks beat one first rank.
 
-10 was chosen by MRR@10 of Search on 500 pseudo queries over MovieLens-1M's titles, with 30 items from each source:
-.825 with 60, .872 with 10.
+10 was chosen by MRR@10 on 500 pseudo queries over MovieLens-1M's titles, with 30 items from each source: .825 with 60,
+.872 with 10.
 """
 
 _RANK_FIRST = itemgetter(1, 0)
@@ -20,7 +20,7 @@ _RANK_FIRST = itemgetter(1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """An item with its fused score and its rank, from 1, in each source that found it, best rank first."""
+    """An item with its fused score and each source's rank, from 1, best first."""
 
     item_id: str
     score: float
@@ -30,11 +30,9 @@ class Fused:
 def reciprocal_rank_fusion(rankings: Mapping[str, Sequence[str]], *, constant: float = CONSTANT) -> list[Fused]:
     """Fuse rankings of item ids (best first) by source: an item's score is the sum of 1 / (constant + rank).
 
-    The result is sorted best first; ties are broken by the best single rank, then by item id, so the order of sources
-    is irrelevant. If a source repeats an id, its first rank counts.
-    Raises: ValueError for a constant that is negative or not finite.
-    Source: Cormack, Clarke, Buettcher, "Reciprocal Rank Fusion outperforms Condorcet and individual rank learning
-    methods", SIGIR 2009, section 1.
+    Best first; ties by best rank, then item id, so the order of sources is irrelevant. Of a repeated id, the first rank
+    counts. Raises: ValueError for a negative or non-finite constant. Source: Cormack, Clarke, Buettcher, "Reciprocal
+    Rank Fusion outperforms Condorcet and individual rank learning methods", SIGIR 2009, section 1.
     """
     if not 0 <= constant < float("inf"):
         raise ValueError(f"constant={constant} allowed: 0 or more, finite")
@@ -47,6 +45,6 @@ def reciprocal_rank_fusion(rankings: Mapping[str, Sequence[str]], *, constant: f
         ranks = list(found.items())
         if len(ranks) > 1:
             ranks.sort(key=_RANK_FIRST)
-        # Largest term first, so that the sum's last bit is independent of the order of sources.
+        # Largest term first: the sum's last bit is independent of the order of sources.
         fused.append(Fused(item_id, sum([1 / (constant + rank) for _, rank in ranks]), tuple(ranks)))
     return sorted(fused, key=lambda one: (-one.score, one.ranks[0][1], one.item_id))

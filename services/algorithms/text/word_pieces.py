@@ -1,8 +1,7 @@
 """BERT's uncased word pieces without PyTorch: from a query to the input of the text encoders.
 
-The text is lower-cased, stripped of accents and split at punctuation; each word is split into the longest known pieces.
-Both encoders of a text bundle read these ids. The fingerprint shows whether a model was trained with this word list.
-This module knows no models and no files except `vocab.txt`.
+The text is lower-cased, stripped of accents and split at punctuation; words are split into the longest known pieces.
+Both encoders of a text bundle read these ids. The fingerprint shows a model's word list.
 
 Letters: B texts, L tokens of the longest of them.
 """
@@ -20,19 +19,19 @@ Tokens = npt.NDArray[np.int64]
 
 MAX_TOKENS = 256
 _LONGEST_WORD = 100
-# New words arrive as long as a process runs: when the cache has this many, it is cleared.
+# New words never cease: at this many, the cache is cleared.
 _REMEMBERED_WORDS = 200_000
-# A text is cut to this many characters per token, so a huge text costs no more than its beginning. No word piece of
-# BERT's lists is longer than this, and a run of white space rarely is.
+# A text is cut to this many characters per token, to bound a huge one. No word piece of BERT's lists is longer, and a
+# run of white space rarely is.
 _CHARACTERS_PER_TOKEN = 64
 _SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
 
 
 class WordPieces:
-    """A tokenizer over a word list: one word per row, the row is the id; [PAD] is row 0."""
+    """A tokenizer over a word list: the row is the id; [PAD] is row 0."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        """Raises: ValueError if a special token is missing, or [PAD] is not the first row."""
+        """Raises: ValueError if a special token is missing, or [PAD] is not first."""
         self._ids = {word: row for row, word in enumerate(words)}
         missing = [token for token in _SPECIAL if token not in self._ids]
         if missing:
@@ -50,14 +49,14 @@ class WordPieces:
             return cls(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
         except FileNotFoundError as exc:
             raise ValueError(f"{path} is missing; it holds one word piece per line") from exc
-        except ValueError as exc:  # includes a text that is not UTF-8
+        except ValueError as exc:  # also a text that is not UTF-8
             raise ValueError(f"{path}: {exc}") from exc
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def token_ids(self, text: str, *, max_tokens: int = MAX_TOKENS) -> list[int]:
-        """Return the ids of [CLS], the text's pieces and [SEP]: at most `max_tokens`, and at least [CLS] and [SEP]."""
+        """Ids of [CLS], the text's pieces and [SEP]: at most `max_tokens`."""
         wanted = max_tokens - 2
         pieces: list[int] = []
         for word in _words(text[: _CHARACTERS_PER_TOKEN * max_tokens]):
@@ -71,7 +70,7 @@ class WordPieces:
         return [self._ids["[CLS]"], *pieces[:wanted], self._ids["[SEP]"]]
 
     def batch(self, texts: Sequence[str], *, max_tokens: int = MAX_TOKENS) -> tuple[Tokens, Tokens]:
-        """Return input ids (B, L), zero at padding, and attention mask (B, L), 1 at tokens."""
+        """Input ids (B, L), zero at padding, and attention mask (B, L), 1 at tokens."""
         return padded([self.token_ids(text, max_tokens=max_tokens) for text in texts])
 
     def _pieces(self, word: str) -> list[int]:
@@ -92,7 +91,7 @@ class WordPieces:
 
 
 def padded(rows: Sequence[Sequence[int]]) -> tuple[Tokens, Tokens]:
-    """Return B rows of ids as ids (B, L), zero at padding, and mask (B, L), 1 at tokens. L: the longest row."""
+    """B rows of ids as ids (B, L), zero at padding, and mask (B, L), 1 at tokens."""
     longest = max((len(row) for row in rows), default=0)
     ids = np.zeros((len(rows), longest), dtype=np.int64)
     mask = np.zeros((len(rows), longest), dtype=np.int64)
@@ -103,7 +102,7 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[Tokens, Tokens]:
 
 
 def _words(text: str) -> list[str]:
-    """Return lower-cased words without accents; every punctuation mark and CJK character is a separate word."""
+    """Lower-cased words without accents; punctuation marks and CJK characters are separate words."""
     spaced = []
     for char in unicodedata.normalize("NFD", text.lower()):
         kind = unicodedata.category(char)
@@ -117,7 +116,7 @@ def _words(text: str) -> list[str]:
 
 
 def _is_punctuation(char: str, kind: str) -> bool:
-    # BERT treats every ASCII mark as punctuation, also those that Unicode classifies as symbols ("$", "+").
+    # BERT treats every ASCII mark as punctuation, also Unicode's symbols ("$", "+").
     return kind.startswith("P") or (char.isascii() and char.isprintable() and not char.isalnum() and char != " ")
 
 

@@ -1,6 +1,6 @@
 """Batch jobs for the model: few padded shapes, bounded calls, similar lengths together.
 
-A long history must not pad many short ones, and no call may occupy the model for long. Both model adapters use this.
+A long history must not pad many short ones, and no call may occupy the model for long.
 
 Letters: B batch, L padded length, M positions wanted.
 """
@@ -21,13 +21,13 @@ IntArray = npt.NDArray[np.int64]
 
 
 def length_buckets(max_history: int) -> list[int]:
-    """Return the lengths to pad sequences to: few shapes, less than a third more work than unpadded."""
+    """Lengths to pad sequences to: less than a third more work."""
     quarter = max_history // 4
     return sorted({max(4, quarter // 2), max(4, quarter), 2 * quarter, 3 * quarter, max_history})
 
 
 def pad_jobs(jobs: Sequence[EncodeJob], buckets: Sequence[int]) -> dict[str, IntArray]:
-    """Return the model's inputs for some jobs: left-aligned, padded at the end.
+    """The model's inputs for some jobs: left-aligned, padded at the end.
 
     Shapes: item_index (B, L), event_time (B, L), user_index (B, 1), position (B, M).
     """
@@ -50,7 +50,7 @@ def pad_jobs(jobs: Sequence[EncodeJob], buckets: Sequence[int]) -> dict[str, Int
 
 
 def calls(jobs: Sequence[EncodeJob], numbers: Sequence[int], max_rows: int) -> Iterator[list[int]]:
-    """Split the jobs with these numbers into calls of at most `max_rows`, shortest first if there are many."""
+    """Split the jobs with these numbers into calls of at most `max_rows`, many shortest first."""
     ordered = list(numbers)
     if len(ordered) > _TOGETHER:
         ordered.sort(key=lambda number: len(jobs[number].item_index))

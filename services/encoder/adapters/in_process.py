@@ -1,7 +1,7 @@
 """The model port in this process: ONNX Runtime over the bundle's graphs, on one thread, without PyTorch.
 
-A job with a cache key costs one step of the step graph per new event. Other jobs are encoded in full, in batches; all
-jobs are if the bundle has no step graph (SASRec, or an old export). Thread-safe; sessions load on first use.
+A job with a cache key costs one step of the step graph per new event. Other jobs, and all without a step graph
+(SASRec), are encoded in full, in batches. Thread-safe; sessions load on first use.
 
 Letters: B batch, L padded length, M positions wanted, P_q query components, P component pairs, d component width.
 """
@@ -21,7 +21,7 @@ from services.platform.errors import PreconditionFailed
 
 
 class InProcessEncoder:
-    """Encodes with the files of one bundle: `encoder_onnx`, and `step_onnx` if it has one.
+    """Encodes with one bundle's `encoder_onnx`, and `step_onnx` if it has one.
 
     cache_bytes: limit of cached keys and values. max_rows: sequences per run of the full graph.
     """
@@ -44,8 +44,8 @@ class InProcessEncoder:
         self.encode([EncodeJob(item_index=one, event_time=one, user_index=-1, positions=[0])])
 
     def encode(self, jobs: Sequence[EncodeJob]) -> list[EncodedStates]:
-        """Return the wanted states of each job, in order. Raises: PreconditionFailed."""
-        # Local references, because another thread may close the encoder meanwhile.
+        """The wanted states of each job, in order. Raises: PreconditionFailed."""
+        # Local: another thread may close the encoder meanwhile.
         session, incremental = self._load()
         results: list[EncodedStates | None] = [None] * len(jobs)
         whole = []
@@ -66,19 +66,19 @@ class InProcessEncoder:
         return found
 
     def drop(self, cache_keys: Sequence[int]) -> None:
-        """Drop the cache entries of these keys."""
+        """Drop these keys' cache entries."""
         incremental = self._incremental
         if incremental is not None:
             for key in cache_keys:
                 incremental.drop(key)
 
     def cache_counts(self) -> CacheCounts:
-        """Return cache hits, misses and size."""
+        """Cache hits, misses and size."""
         incremental = self._incremental
         return CacheCounts() if incremental is None else incremental.counts()
 
     def close(self) -> None:
-        """Free the memory after running calls end. The next call loads the graphs again."""
+        """Free the memory after running calls. The next call loads the graphs again."""
         with self._loading:
             self._session = self._incremental = None
 

@@ -1,7 +1,7 @@
-"""The model port over the inference server (model "encoder"). Sends padded batches and translates errors. Thread-safe.
+"""The model port over the inference server (model "encoder"). Thread-safe.
 
-A model with a cache (the Python backend's) gets each job's cache key and encodes only new events. A model without one
-(the native backend's) gets the job without its key.
+A model with a cache (the Python backend's) gets each job's cache key and encodes only new events. The native backend's
+gets no key.
 
 Letters: B batch, L padded length, M positions wanted, P_q query components, P component pairs, d component width.
 """
@@ -33,10 +33,10 @@ KEPT = "kept"
 
 
 class InferenceServerEncoder:
-    """Encodes through the inference server. Connects on first use.
+    """Encodes through the inference server; connects on first use.
 
-    model_version, uses_user_index, has_gate: properties of the bundle's model. components_shape: the (P_q, d) that
-    answers must have.
+    model_version, uses_user_index, has_gate: of the bundle's model. components_shape: the (P_q, d) that answers must
+    have.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class InferenceServerEncoder:
         self._uses_user_index = uses_user_index
         self._max_rows = max_rows
         self._timeout_s = timeout_s
-        # Whether the server's model has a cache: asked on first use, and again after an error.
+        # Whether the server's model has a cache: asked on first use and after an error.
         self._keeps: bool | None = None
         self._counts = CacheCounts()
         self._counts_lock = threading.Lock()
@@ -76,7 +76,7 @@ class InferenceServerEncoder:
         )
 
     def check(self) -> None:
-        """Check connection, model version and shapes, so that no other model's states are stored under this version.
+        """Check connection, model version and shapes, so that no other model's states get this version.
 
         Raises: PreconditionFailed with both versions; as `encode`.
         """
@@ -91,7 +91,7 @@ class InferenceServerEncoder:
         self.encode([EncodeJob(item_index=one, event_time=one, user_index=-1, positions=[0])])
 
     def encode(self, jobs: Sequence[EncodeJob]) -> list[EncodedStates]:
-        """Return the wanted states of each job, in order.
+        """The wanted states of each job, in order.
 
         Raises: DependencyUnavailable, DeadlineExceeded; PreconditionFailed if the server has another model.
         """
@@ -103,7 +103,7 @@ class InferenceServerEncoder:
         for numbers in calls(jobs, plain, self._max_rows):
             for number, states in zip(numbers, self._call([jobs[n] for n in numbers], keyed=False), strict=True):
                 results[number] = states
-        # In the order given: a user's next job continues from the cache entry of the last one.
+        # In order: a user's next job continues from the last one's cache entry.
         for start in range(0, len(keyed), self._max_rows):
             numbers = keyed[start : start + self._max_rows]
             for number, states in zip(numbers, self._call([jobs[n] for n in numbers], keyed=True), strict=True):
@@ -111,7 +111,7 @@ class InferenceServerEncoder:
         return [states for states in results if states is not None]
 
     def drop(self, cache_keys: Sequence[int]) -> None:
-        """Drop the server's cache entries of these keys. Raises: as `encode`."""
+        """Drop these keys' cache entries on the server. Raises: as `encode`."""
         if not cache_keys or not self._model_keeps():
             return
         # An empty window replaces the cache entry.
@@ -121,7 +121,7 @@ class InferenceServerEncoder:
             list(self._call(jobs[start : start + self._max_rows], keyed=True))
 
     def cache_counts(self) -> CacheCounts:
-        """Return this process's cache hits and misses, and the size of the server's cache."""
+        """This process's cache hits and misses, and the size of the server's cache."""
         with self._counts_lock:
             return self._counts
 
@@ -188,10 +188,10 @@ class InferenceServerEncoder:
         return DependencyUnavailable(f"the connection to {self._address} is closed") if self._closed else exc
 
     def _count(self, jobs: Sequence[EncodeJob], cached: IntArray | None) -> None:
-        """Add to the cache counts. cached (B, 2): events not encoded again, and bytes in the model's cache after it."""
+        """Add to the cache counts. cached (B, 2): reused events, and bytes in the model's cache after it."""
         if cached is None:
             return
-        # Empty windows do not count: they only drop cache entries.
+        # Empty windows only drop cache entries.
         asked = [row for row, job in enumerate(jobs) if job.item_index[0] != PADDING_ITEM]
         lengths = [len(jobs[row].item_index) for row in asked]
         with self._counts_lock:

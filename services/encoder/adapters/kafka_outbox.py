@@ -1,7 +1,7 @@
 """The outbox port over Kafka.
 
-Attributions are keyed by item. A forget (`ForgetUpTo`) is written to every partition of `attributions`, a history to
-the user's home partition.
+Attributions are keyed by item; a forget (`ForgetUpTo`) goes to every partition of `attributions`, a history to the
+user's home partition.
 """
 
 from collections.abc import Iterator, Sequence

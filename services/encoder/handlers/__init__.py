@@ -1,1 +1,1 @@
-"""Handlers of the encoder process: apply the stream, encode a history on request."""
+"""Handlers of the encoder process."""

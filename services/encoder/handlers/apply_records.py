@@ -1,9 +1,9 @@
 """Apply records of `interactions` to user states, with exactly-once effect.
 
-The order within a batch makes a crash harmless at every point. First, attributions, search clicks (in the order of
-their records) and dead letters are published; readers deduplicate by source position. Then each user is written,
-unless another process changed it since it was read. Then the watermark advances, unless another process moved it. A
-redelivered record, whose position is stored already, is counted with the same outcome as the first time.
+The order makes a crash harmless at every point. First, attributions, search clicks (in record order) and dead letters
+are published; readers deduplicate by source position. Then each user is written, unless another process changed it
+since. Then the watermark advances, unless another process moved it. A redelivered record is counted with its first
+outcome.
 """
 
 from collections import Counter
@@ -56,8 +56,8 @@ _COUNTED_AS = {
 
 @dataclass(slots=True)
 class Applied:
-    """Result of a batch: stored counts, event types unknown to the schema, users encoded, seconds in the model, and the
-    broker's times of the records.
+    """A batch's stored counts, event types unknown to the schema, users encoded, seconds in the model, and the records'
+    broker times.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -76,7 +76,7 @@ class Applied:
 
 
 class ApplyRecords:
-    """Applies batches of records. progress: the stream's progress. lost: restores lost users between batches."""
+    """Applies batches of records. lost: restores lost users between batches."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class ApplyRecords:
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
         """forgotten: the forgotten positions; the follower of `forgets` adds to it. restore_users: None if the store
-        cannot lose users. stores_states: False if only attributions are wanted. attributes: False if no attributions
-        are wanted. records_per_user: most records of a user applied together. popularity_half_life_s: half-life of an
-        event in the popularity of items.
+        cannot lose users. stores_states: False if only attributions are wanted. attributes: False if none are.
+        records_per_user: most records of a user applied together. popularity_half_life_s: of an event in items'
+        popularity.
         """
         self.progress = StreamProgress(store, keep, vocabulary.model_version)
         self.lost = LostUsers(store, self.progress, restore_users, clock_ms)
@@ -116,7 +116,7 @@ class ApplyRecords:
         self._half_life_s = popularity_half_life_s
 
     def resync(self, stream: Reader) -> bool:
-        """Resynchronise with the store; see `StreamProgress.resync`."""
+        """See `StreamProgress.resync`."""
         is_new_epoch = self.progress.resync(stream)
         self.lost.resynced(is_new_epoch=is_new_epoch)
         return is_new_epoch
@@ -126,7 +126,7 @@ class ApplyRecords:
         self.encode_batch.own.encoder.check()
 
     def turn(self) -> int:
-        """Do a slice of the work between two polls: restore lost users, write histories. Return the amount done."""
+        """A slice of work between polls: restore lost users, write histories. Return the amount done."""
         done = 0
         if self.lost.is_busy:
             done = self.lost.turn()
@@ -152,7 +152,7 @@ class ApplyRecords:
     def apply(self, records: Sequence[SourceRecord]) -> Applied:
         """Apply records in stream order; skip those at or below the watermark.
 
-        Raises: Conflict (resync, then continue), DependencyUnavailable and DeadlineExceeded (back off, resync). Neither
+        Raises: Conflict (resync, then continue), DependencyUnavailable and DeadlineExceeded (back off, resync); neither
         loses a record or applies it twice.
         """
         records = [record for record in records if self.progress.is_new(record)]
@@ -171,13 +171,13 @@ class ApplyRecords:
         return total
 
     def rehearse(self, record: SourceRecord) -> None:
-        """Process a record like `apply`, without writing. Raises: as `apply`."""
+        """Process a record without writing. Raises: as `apply`."""
         arrival = read_arrival(record)
         if isinstance(arrival, DeadLetter):
             return
         user_id = arrival.interaction.user_id
         history = self._store.load_users([user_id], self.progress.epoch)[user_id]
-        # Without the stored positions, a record that was applied already is processed too.
+        # Without positions, an applied record is processed too.
         history = replace(history, positions={}, recent=[])
         events = self._merged(user_id, history, [arrival]).events
         if events:
@@ -192,7 +192,7 @@ class ApplyRecords:
     def _apply_together(
         self, entries: Sequence[Arrival | DeadLetter], traced: Collection[tuple[int, int]] = (), span: str = ""
     ) -> Applied:
-        """traced: positions of entries with a trace. span: the traceparent for their states."""
+        """traced: positions of entries with a trace. span: the states' traceparent."""
         arrivals = [entry for entry in entries if isinstance(entry, Arrival)]
         work = self._merge(arrivals, traced)
         own, beside = self.encode_batch(work, span)
@@ -239,7 +239,7 @@ class ApplyRecords:
         return work
 
     def _load(self, user_ids: Collection[str]) -> Mapping[str, UserHistory]:
-        """Return the users' histories; restore lost users first."""
+        """The users' histories; lost users are restored first."""
         progress = self.progress
         histories = self._store.load_users(user_ids, progress.epoch)
         lost = [user_id for user_id, history in histories.items() if history.is_lost]
@@ -250,7 +250,7 @@ class ApplyRecords:
 
     def _merged(self, user_id: str, history: UserHistory, arrivals: Sequence[Arrival]) -> Merge:
         words, void = self._words, self._forgotten.up_to(user_id)
-        # The store may have a newer forget from another process.
+        # The store may have another process's newer forget.
         if history.forgotten:
             void = furthest(void, history.forgotten)
         return merge(history, arrivals, words.max_history, words.schema, void)
@@ -272,7 +272,7 @@ class ApplyRecords:
                 self._outbox.publish(attributions, dead_letters, clicks)
 
     def _clicks(self, user_id: str, user: UserWork) -> Iterator[SearchClick]:
-        """Yield the clicks to publish. A late click is left out, since it could not be undone."""
+        """Clicks to publish. A late click is left out, since it could not be undone."""
         chosen = [n for n in user.merged.preceding if user.arrivals[n].interaction.type == SEARCH_CLICK]
         if not chosen:
             return
@@ -284,7 +284,7 @@ class ApplyRecords:
                 yield SearchClick(query=interaction.query, value=interaction.value, **fields)
 
     def _undos(self, user_id: str, user: UserWork) -> Iterator[Undo]:
-        """Yield an undo per undone event. The event's type is unknown, so attributions and clicks both get it."""
+        """An undo per undone event. Its type is unknown, so attributions and clicks both get it."""
         if not user.merged.undone:
             return
         pseudonym = pseudonym_of(user_id, self.encode_batch.pseudonym_key)
@@ -294,7 +294,7 @@ class ApplyRecords:
                 yield Undo(undoes=undone.position, **fields)
 
     def _write(self, work: Mapping[str, UserWork], own: Made, beside: Mapping[str, Made | None]) -> int:
-        """Write the users with new records; return their number."""
+        """Write users with new records; return their number."""
         progress = self.progress
         updates = [
             self._update(user_id, user, own.states.get(user_id)) for user_id, user in work.items() if user.merged.news
@@ -374,7 +374,7 @@ class ApplyRecords:
 
 
 def _state_beside(update: UserUpdate, model_version: str, made: Made | None) -> ModelState:
-    """Return the change of another model's state that follows from an update."""
+    """The change of another model's state that follows from an update."""
     state = None if made is None else made.states.get(update.user_id)
     return ModelState(
         user_id=update.user_id,

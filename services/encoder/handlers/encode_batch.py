@@ -1,7 +1,7 @@
 """Encode a batch with each model: all wanted states in one call, then attributions and stored states.
 
-Histories do not depend on the model, so one process serves several models: its own, which the stream waits for, and
-those of other version sets, whose failures cost only their own states and attributions.
+Histories do not depend on the model: one process serves its own, which the stream waits for, and those of other version
+sets, whose failures cost only their own states and attributions.
 """
 
 import threading
@@ -26,13 +26,13 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A model's answer to a batch. found: by user and sequence number, the states, and each prefix length's row."""
+    """A model's answer. found: by user and sequence number, the states, and each prefix length's row."""
 
     vocabulary: Vocabulary
     found: Mapping[tuple[str, int], tuple[EncodedStates, Mapping[int, int]]]
 
     def after(self, user_id: str, prefix: Prefix) -> tuple[EncodedStates, int] | None:
-        """Return the state after a prefix as states and a row, if any."""
+        """The state after a prefix as states and a row, if any."""
         states, rows = self.found.get((user_id, prefix.sequence), (None, {}))
         row = rows.get(prefix.num_events)
         return None if states is None or row is None else (states, row)
@@ -41,7 +41,7 @@ class _Encoded:
 @dataclass(slots=True)
 class Made:
     """A model's result for a batch. states: by user whose history changed and has an item known to the model.
-    encode_seconds: 0 if there was nothing to encode.
+    encode_seconds: 0 without work.
     """
 
     attributions: list[Attribution] = field(default_factory=list)
@@ -51,9 +51,8 @@ class Made:
 
 @dataclass(kw_only=True, eq=False)
 class EncodeBatch:
-    """own: the process's model. others: models of other version sets; `set_others` replaces them. cached: a user's next
-    job will likely begin like this one. failed: called when another model fails in a batch. running: locked while a
-    batch uses the models.
+    """own: the process's model. others: of other version sets. cached: a user's next job will likely begin alike.
+    failed: called when another model fails. running: locked while a batch uses the models.
     """
 
     own: Model
@@ -68,15 +67,14 @@ class EncodeBatch:
     _logged: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     def set_others(self, others: tuple[Model, ...]) -> None:
-        """Replace the other models from the next batch on. Returns after the present batch. Thread-safe."""
+        """Replace the other models from the next batch on. Returns after the present one. Thread-safe."""
         with self.running:
             self.others = others
 
     def __call__(self, work: Mapping[str, UserWork], span: str) -> tuple[Made, dict[str, Made | None]]:
-        """Return the own model's result, and the others' results by version. None means that the model failed; requests
-        then compute its states.
+        """The own model's result, and the others' by version: None if it failed; requests then compute its states.
 
-        span: the traceparent for the states. Raises: as the own encoder.
+        span: the states' traceparent. Raises: as the own encoder.
         """
         own = self._make(self.own, work, span)
         return own, {model.vocabulary.model_version: self._beside(model, work, span) for model in self.others}
@@ -85,7 +83,7 @@ class EncodeBatch:
         try:
             return self._make(model, work, span)
         except Exception as exc:
-            # Any error, because the own model must not wait for it.
+            # Any error: the own model must not wait for it.
             kind = (model.vocabulary.model_version, type(exc).__name__)
             if kind not in self._logged:
                 self._logged.add(kind)
@@ -137,7 +135,7 @@ class EncodeBatch:
 
 
 def _state(user_id: str, user: UserWork, encoded: _Encoded, applied_ms: int, traceparent: str) -> StoredState | None:
-    """Return the new state of a user whose history changed."""
+    """The new state of a user whose history changed."""
     merged = user.merged
     if merged.changed_by is None:
         return None
@@ -158,7 +156,7 @@ def _state(user_id: str, user: UserWork, encoded: _Encoded, applied_ms: int, tra
 def states_of(
     model: Model, histories: Mapping[str, UserHistory], epoch: str, clock_ms: Callable[[], int] = now_ms
 ) -> dict[str, StoredState]:
-    """Return each user's state after the whole history, if it has a known item. Raises: as its encoder."""
+    """Each user's state after the whole history, if it has a known item. Raises: as its encoder."""
     jobs: list[EncodeJob] = []
     row_of: dict[str, int] = {}
     for user_id, history in histories.items():

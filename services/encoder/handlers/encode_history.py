@@ -1,6 +1,6 @@
 """Encode a history from a request, with the stream's window rule, vocabulary and model.
 
-Concurrent requests share one call of the model through the batcher. This module reads and writes no stored state.
+Concurrent requests share one call of the model. No stored state is read or written.
 """
 
 import math
@@ -34,7 +34,7 @@ class RequestEvent:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """state: None if the model reads no item of it. queue_seconds, encode_seconds: time in the queue and the model."""
+    """state: None if the model reads no item of it. queue_seconds, encode_seconds: in queue and model."""
 
     state: PackedQueryState | None
     unknown_items: int
@@ -55,7 +55,7 @@ class EncodeHistory:
         )
 
     async def encode(self, user_id: str, history: Sequence[RequestEvent]) -> Encoded:
-        """Return the state after `history`; only its newest window counts. history: oldest event first.
+        """The state after `history` (oldest event first); only its newest window counts.
 
         Raises: InvalidRequest with field, value and range; Overloaded; the model adapter's errors.
         """

@@ -1,7 +1,7 @@
 """Forget users: erase them from the state store and publish the forget to every partition of `attributions`.
 
-Each encoder process reads `forgets` in full before it applies records, and follows it. It erases the users of its home
-partitions and stores the progress per partition, from which the next owner continues. The order makes a crash harmless:
+Each encoder process reads `forgets` in full before it applies records. It erases the users of its home partitions and
+stores the progress per partition, where the next owner continues. The order makes a crash harmless:
 
 1. `Forgotten` prevents new results from void records.
 2. The forget is published; readers deduplicate by id.
@@ -42,8 +42,8 @@ log = structlog.get_logger()
 class ForgetUsers:
     """Applies `forgets`.
 
-    pseudonym_keys: the current one, then earlier ones that may still have data. reader: name of this group's progress.
-    keep: the durable histories. check_in_step: raises Conflict if the store's watermarks differ.
+    pseudonym_keys: the current one, then earlier ones that may still have data. reader: of this group's progress. keep:
+    the durable histories. check_in_step: raises Conflict if the store's watermarks differ.
     """
 
     known: KnownForgets
@@ -56,17 +56,16 @@ class ForgetUsers:
     keep: WriteHistories | None = None
     check_in_step: Callable[[], None] = lambda: None
     schema: EventSchema = field(default_factory=default_schema)
-    # Progress in this process's partitions.
+    # In this process's partitions.
     _progress: ForgetsApplied = field(default_factory=lambda: ForgetsApplied("", {}, {}), init=False)
-    # The epoch, and the last known progress of all partitions. Replaced as a whole, because other threads read it.
+    # The epoch, and all partitions' last known progress. Replaced as a whole, because other threads read it.
     _applied: tuple[str, Mapping[int, int]] = field(default=("", {}), init=False)
 
     def resync(self, epoch: str, ends: Offsets, partitions: Collection[int] | None = None) -> int:
         """Read the topic, apply the forgets that this store does not reflect, and return their number.
 
-        ends: one past the last record of each assigned partition of `interactions`. partitions: home partitions to
-        erase in; None for all.
-        Raises: PreconditionFailed if a forget names a position that the topic does not have.
+        ends: one past the last record of each assigned partition of `interactions`. partitions: homes to erase in; None
+        for all. Raises: PreconditionFailed if a forget names a position that the topic does not have.
         """
         self.known.read()
         check_same_log(self.known.named, ends)
@@ -80,7 +79,7 @@ class ForgetUsers:
         return self._apply(self.known.read())
 
     def check(self) -> None:
-        """Check that the store has all applied forgets. Raises: Conflict if it lost any; DependencyUnavailable."""
+        """Raises: Conflict if the store lost an applied forget; DependencyUnavailable."""
         epoch, _ = self._applied
         found = self.store.forgets_applied(self.reader, epoch)
         if found.of(self._progress.texts) != self._progress:
@@ -88,9 +87,9 @@ class ForgetUsers:
         self._applied = epoch, found.offsets
 
     def applied_up_to(self, user_id: str) -> Mapping[int, int]:
-        """Return the last forgotten offset per partition once the user is erased.
+        """The last forgotten offset per partition once the user is erased.
 
-        Progress of other processes is up to a second old. Thread-safe.
+        Other processes' progress is up to a second old. Thread-safe.
         """
         epoch, offsets = self._applied
         found = self.known.of(user_id)
@@ -110,7 +109,7 @@ class ForgetUsers:
         forgets = [record.forget for record in records if record.forget is not None and self._is_ours(record)]
         latest = {forget.user_id: forget for forget in forgets}
         histories = self.store.load_users(latest.keys(), epoch)
-        # Histories from an emptied or older store must not be written to `histories`.
+        # An emptied or older store's histories must not be written.
         self.check_in_step()
         voided = [one for forget in forgets for one in self._voided(forget)]
         messages: list[Attributed] = [*voided]
@@ -123,7 +122,7 @@ class ForgetUsers:
                 continue
             rest = erase(history, up_to)
             seen = seen_in(rest.events)
-            # Later events have no state until the next event or a request.
+            # Later events have no state until the next event or request.
             updates.append(whole_update(user_id, self.model_version, rest, seen, self.schema, expected=rest.expected))
             if not history.is_lost:  # a lost user is erased when restored
                 kept[user_id] = packed(rest, seen) if rest.positions else None
@@ -133,7 +132,7 @@ class ForgetUsers:
         if self.keep is not None:
             self.keep.write(kept)
         self.store.rewrite(updates, epoch, self._progress)
-        # Of all users, since the cache may contain users of a partition that this process lost just now.
+        # All users: a partition that this process lost just now may have cached ones.
         self._drop_cached({record.forget.user_id for record in records if record.forget is not None})
         offsets = [record.record.offset for record in (*records, *unreadable)]
         self.store.note_forgets(self._progress, max(offsets), epoch)
@@ -149,11 +148,11 @@ class ForgetUsers:
         try:
             self.encoder.drop([cache_key(user_id) for user_id in users])
         except FreshetError as exc:
-            # The cache is bounded, in memory, and never changes a state, so the forget continues.
+            # The cache is bounded and never changes a state, so the forget continues.
             log.warning("encoder_cache_not_dropped", users=len(users), reason=exc.message)
 
     def _voided(self, forget: Forget) -> list[ForgetUpTo]:
-        """Return the messages that void a forget's records, one per pseudonym of the user."""
+        """Messages that void a forget's records, one per pseudonym."""
         return [
             ForgetUpTo(
                 forget_id=forget.forget_id,
@@ -165,10 +164,10 @@ class ForgetUsers:
         ]
 
     def _tainted(self, forget: Forget, history: UserHistory, rest: UserHistory) -> list[Undo]:
-        """Return undos of the attributions of interactions that arrived while the forget was in flight.
+        """Undos of the attributions of interactions that arrived while the forget was in flight.
 
-        Their query states were computed from void records. The interactions stay in the user's history. Their search
-        clicks stay too, since a query's words do not depend on earlier events.
+        Their query states came from void records. The interactions stay, and so do search clicks, since a query's words
+        do not depend on earlier events.
         """
         void = any(is_covered(rest.forgotten, entry.partition, entry.offset) for entry in history.recent)
         if not void and len(rest.events) == len(history.events):

@@ -1,6 +1,6 @@
 """Query encoders over the text bundle's graphs, with ONNX Runtime in this process.
 
-All encode word pieces and return one output of a graph. Thread-safe.
+They encode word pieces and return one output of a graph. Thread-safe.
 
 Letters: B queries, L tokens of the longest of them.
 """
@@ -34,7 +34,7 @@ class InProcessText:
         self._session: Any = None
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
-        """Return the model's output for B texts (B >= 1), (B, rows, width) float32.
+        """The model's output for B texts (B >= 1), (B, rows, width) float32.
 
         Raises: PreconditionFailed for a graph that cannot be loaded, or an output of another shape or with NaN.
         """
@@ -44,11 +44,11 @@ class InProcessText:
 
     @property
     def owner(self) -> str:
-        """The encoder's name in errors."""
+        """Its name in errors."""
         return f"{self._graph.name} of the text bundle"
 
     def outputs(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Return every output of the graph for B texts by name, unchecked.
+        """Every output for B texts by name, unchecked.
 
         Raises: PreconditionFailed if the graph cannot be loaded.
         """
@@ -79,8 +79,8 @@ class InProcessText:
 
 
 class SharedText:
-    """One graph with an output per model. The first caller encodes a text; concurrent and later callers for another
-    output of the same text get its result. remembered: number of texts cached for this.
+    """One graph with an output per model: the first caller encodes a text; callers for another output of it get its
+    result. remembered: texts cached for this.
     """
 
     def __init__(self, graph: InProcessText, *, remembered: int = 64) -> None:
@@ -89,11 +89,11 @@ class SharedText:
         self._found: OrderedDict[str, Future[dict[str, Any]]] = OrderedDict()
 
     def of(self, output: str) -> "OneOutput":
-        """Return the encoder of this output."""
+        """The encoder of this output."""
         return OneOutput(self, output)
 
     def encode(self, text: str, output: str) -> FloatArray:
-        """Return (1, rows, width). Raises: as `InProcessText.encode`; PreconditionFailed for an unknown output."""
+        """(1, rows, width). Raises: as `InProcessText.encode`; PreconditionFailed for an unknown output."""
         with self._lock:
             future = self._found.get(text)
             is_first = future is None
@@ -111,7 +111,7 @@ class SharedText:
         found = future.result()
         if output not in found:
             raise PreconditionFailed(f"the graph of both models has no output {output!r}; it has {sorted(found)}")
-        # Each output separately, so that NaN of one model does not affect the other.
+        # Separately, so that NaN of one model does not affect the other.
         return checked(found[output], 1, f"{output} in {self._graph.owner}")
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ TextEncoder = InProcessText | OneOutput
 
 
 def checked(output: Any, num_texts: int, owner: str) -> FloatArray:
-    """Return the output as float32. Raises: PreconditionFailed for another shape or values that are not finite."""
+    """The output as float32. Raises: PreconditionFailed for another shape or non-finite values."""
     found = None if output is None else output.shape
     if output is None or len(output.shape) != 3 or len(output) != num_texts:
         raise PreconditionFailed(f"{owner} answers shape {found}; expected ({num_texts}, rows, width)")

@@ -1,6 +1,6 @@
 """The text bundle's parts for the sources. Each loads separately, and reports why it cannot.
 
-Only this module reads the bundle's files; the domain answers with their content.
+Only this module reads the bundle's files.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,12 +33,12 @@ from services.generator.adapters.text_encoders import TextEncoder
 
 log = structlog.get_logger()
 
-# A query of [CLS] and [SEP] only has no word for a model.
+# A query of [CLS] and [SEP] only has no word.
 _EMPTY_TOKENS = 2
 
 
 def open_text_bundle(path: Path) -> tuple[TextBundle | None, str]:
-    """Return the bundle; or None and the reason: it is absent, or damaged (logged as an error)."""
+    """The bundle; or None and the reason: absent, or damaged (logged as an error)."""
     if not (path / MANIFEST).exists():
         return None, f"there is no text bundle at {path}; freshet train-text makes one"
     try:
@@ -49,9 +49,9 @@ def open_text_bundle(path: Path) -> tuple[TextBundle | None, str]:
 
 
 def documents_catalogue(bundle: TextBundle, categories: Categories, attributes: AttributeTable) -> Catalogue:
-    """Return the text model's documents as a catalogue of their text version.
+    """The text model's documents as a catalogue of their text version.
 
-    categories, attributes: those of the documents' items, in the same order. Raises: BundleError without a text model.
+    categories, attributes: of the documents' items, in the same order. Raises: BundleError without a text model.
     """
     return Catalogue(
         model_version=bundle.text_version,
@@ -66,13 +66,13 @@ def documents_catalogue(bundle: TextBundle, categories: Categories, attributes: 
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Encodes queries, and finds those with a word in the vocabulary."""
+    """Encodes queries, and finds those with a known word."""
 
     word_pieces: WordPieces
     max_tokens: int
 
     def with_words(self, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Return which texts have a word, (B,)."""
+        """Which texts have a word, (B,)."""
         return np.array([self.has_words(text) for text in texts], dtype=bool)
 
     def has_words(self, text: str) -> bool:
@@ -81,7 +81,7 @@ class Queries:
     def all_at_once(
         self, encoder: TextEncoder, stage: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]:
-        """Return an encoder of B texts padded together, timed by `stage`."""
+        """An encoder of B texts padded together, timed by `stage`."""
 
         def encode(texts: Sequence[str]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
             with stage():
@@ -91,14 +91,14 @@ class Queries:
         return encode
 
     def alone(self, encoder: TextEncoder) -> Callable[[str], FloatArray | None]:
-        """Return an encoder of single texts. Other texts do not change its output. None for a text without a word."""
+        """An encoder of single texts, independent of other texts. None for a text without a word."""
         return lambda text: encoder.encode([text])[0] if self.has_words(text) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A query encoder's graph. alone: encode texts one by one, because an output depends on the other texts of a call.
-    output: the name of this part's output, if the graph has one output per part.
+    """alone: encode texts one by one, because an output depends on the call's other texts. output: this part's name, if
+    the graph has one output per part.
     """
 
     path: Path
@@ -107,19 +107,17 @@ class Graph:
 
 
 def text_queries(bundle: TextBundle) -> tuple[Queries, Graph]:
-    """Return the text model's queries and graph. Raises: BundleError without that part."""
+    """The text model's queries and graph. Raises: BundleError without that part."""
     return Queries(bundle.word_pieces, bundle.text_mol.max_tokens), _graph(bundle, TEXT_MOL, TEXT_ENCODER)
 
 
 def phrase_queries(bundle: TextBundle) -> tuple[Queries, Graph]:
-    """Return the phrase model's queries and graph. Raises: BundleError without that part."""
+    """The phrase model's queries and graph. Raises: BundleError without that part."""
     return Queries(bundle.word_pieces, bundle.phrases.max_tokens), _graph(bundle, PHRASES, PHRASE_ENCODER)
 
 
 def _graph(bundle: TextBundle, part: str, whole: str) -> Graph:
-    """Return the int8 graph if this processor multiplies bytes (VNNI); elsewhere it saves only a seventh
-    (docs/decisions/022).
-    """
+    """The int8 graph if this processor multiplies bytes (VNNI); elsewhere it saves only a seventh (decision 022)."""
     if instruction_set() == "avx512":
         if bundle.shared_int8_graph is not None:
             return Graph(bundle.shared_int8_graph, alone=True, output=part)

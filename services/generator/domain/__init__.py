@@ -1,1 +1,1 @@
-"""The items, and the three sources that find them by words."""
+"""The items, and the sources that find them by words."""

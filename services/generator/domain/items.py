@@ -1,7 +1,7 @@
 """The items by row: ids, words, categories, and which are served.
 
-Rows are the text bundle's documents, then the model bundle's other items, then new items of the topic `items`. A row
-never changes its item. The bundles' data stays in their columns. This module does not depend on sources or streams.
+Rows are the text bundle's documents, then the model bundle's other items, then new items of topic `items`. A row never
+changes its item; the bundles' data stays in their columns.
 
 Letters: R rows, n items of the model bundle.
 """
@@ -27,7 +27,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)
 class Changes:
-    """Rows with changed words, rows with a changed title, and rows that are not served."""
+    """Rows with changed words, with a changed title, and not served."""
 
     words: dict[int, str] = field(default_factory=dict)
     titles: dict[int, str] = field(default_factory=dict)
@@ -55,8 +55,8 @@ class ItemTable:
         texts: Iterable[str] = (),
         attributes: AttributeTable | None = None,
     ) -> None:
-        """item_ids, titles, categories, attributes: the model bundle's items. document_ids, texts: the text bundle's
-        documents, and the items that they describe. Columns are not copied.
+        """item_ids, titles, categories, attributes: the model bundle's. document_ids, texts: the text bundle's
+        documents, and their items. Columns are not copied.
         """
         ids = item_ids if isinstance(item_ids, ItemIds) else ItemIds.of(item_ids)
         self._items = _Columns(ids, Strings.of(titles), Categories.of(categories))
@@ -64,7 +64,7 @@ class ItemTable:
         self._texts = Strings.of(texts)
         described = ids.find(list(self._documents))
         others = np.setdiff1d(np.arange(len(ids)), described)
-        # The model bundle's item in each row (-1: none), and the row of each item.
+        # The model bundle's item in each row (-1: none), and each item's row.
         self._bundled = np.concatenate([described, others]).astype(np.int32)
         here = np.flatnonzero(self._bundled >= 0)
         self._row = np.empty(len(ids), np.int32)
@@ -84,11 +84,11 @@ class ItemTable:
         return self._attributes.kinds
 
     def words(self) -> Iterator[str]:
-        """Yield the words of each row's item, R texts."""
+        """Each row's words, R texts."""
         return (self._words(row, *self._now(row)) for row in range(len(self._is_served)))
 
     def ids(self, rows: Iterable[int]) -> list[str]:
-        """Return the items of these rows."""
+        """The items of these rows."""
         rows, first, end = list(rows), len(self._documents), len(self._bundled)
         documents = iter(self._documents.strings.take([row for row in rows if row < first]))
         others = iter(self._items.ids.strings.take(self._bundled[[row for row in rows if first <= row < end]]))
@@ -97,7 +97,7 @@ class ItemTable:
         ]
 
     def allowed(self, wanted: ItemFilter) -> Mask:
-        """Return which rows may be answered, (R,). Unknown ids and categories match nothing."""
+        """Which rows may be answered, (R,). Unknown ids and categories match nothing."""
         with self._lock:
             passes = passing(wanted, self)
             passes &= np.frombuffer(self._is_served, dtype=bool)
@@ -117,7 +117,7 @@ class ItemTable:
         return self._attributes.mask(where)
 
     def describe(self, items: Sequence[CatalogueItem]) -> Changes:
-        """Apply complete descriptions of items; the last one per item counts."""
+        """Apply complete descriptions; an item's last counts."""
         changes = Changes()
         with self._lock:
             for item in {item.item_id: item for item in items}.values():
@@ -150,16 +150,16 @@ class ItemTable:
         return row
 
     def _first(self, row: int) -> tuple[str, tuple[str, ...]]:
-        """Return title and categories in the model bundle."""
+        """Title and categories in the model bundle."""
         bundled = int(self._bundled[row]) if row < len(self._bundled) else -1
         return (self._items.titles[bundled], self._items.categories[bundled]) if bundled >= 0 else ("", ())
 
     def _now(self, row: int) -> tuple[str, tuple[str, ...]]:
-        """Return the present title and categories."""
+        """The present title and categories."""
         return self._described.get(row) or self._first(row)
 
     def _words(self, row: int, title: str, names: Sequence[str]) -> str:
-        """Return the title, or the text bundle's document if it has more than the title; and the categories."""
+        """The title, or the text bundle's document if it has more; and the categories."""
         first = self._first(row)[0]
         document = self._texts[row] if row < len(self._texts) else ""
         if document in ("", first):
@@ -169,7 +169,7 @@ class ItemTable:
         return " ".join([text, *(name for name in names if name not in text)])
 
     def _find(self, item_id: str) -> int:
-        """Return the row, -1 for an unknown item."""
+        """The row, -1 for an unknown item."""
         bundled = self._items.ids.get(item_id, -1)
         if bundled >= 0:
             return int(self._row[bundled])
@@ -177,7 +177,7 @@ class ItemTable:
         return row if row >= 0 else self._new_rows.get(item_id, -1)
 
     def _known(self, item_ids: Sequence[str]) -> list[int]:
-        """Return the rows of the known items."""
+        """The known items' rows."""
         bundled = self._items.ids.find(item_ids)
         rows = [
             self._find(item_id) if row < 0 else int(self._row[row])

@@ -1,4 +1,4 @@
-"""The lexical source: BM25 over titles, categories and documents. It has no model and finds new items at once."""
+"""The lexical source: BM25 over titles, categories and documents. It finds new items at once."""
 
 from collections.abc import Sequence
 

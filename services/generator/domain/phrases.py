@@ -1,7 +1,7 @@
 """The generating source: item identifiers that one parallel pass of the phrase model makes probable (PIXAR).
 
-Every answer is in the trie, and so in the catalogue. The search skips items that are not served. A new title is an
-identifier from the next query on. This module reads no stream and encodes no query.
+Answers are in the trie, and so in the catalogue. The search skips items not served. A new title is an identifier from
+the next query on.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 # Queries (B,) to the model's output (B, 1 + s, D), and which of them have a word (B,).
 EncodeAll = Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]
 
-# Several identifiers may name one item: the number of identifiers is doubled up to this often until there are k items.
+# Identifiers may name one item: their number is doubled this often until there are k items.
 _DOUBLINGS = 3
 
 
@@ -38,7 +38,7 @@ class Phrases:
         text_version: str,
         on_left_out: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_left_out: called for a title that no identifier can represent (more phrases than positions)."""
+        """on_left_out: called for a title with more phrases than positions."""
         self._generator, self._vocabulary, self._items = generator, vocabulary, items
         self._encode_all, self._text_version, self._on_left_out = encode_all, text_version, on_left_out
         self._inserted: dict[int, int] = {}  # identifiers inserted here, by row
@@ -58,7 +58,7 @@ class Phrases:
         return len(self._vocabulary)
 
     def find(self, asked: Sequence[Asked]) -> list[Generated]:
-        """Return the k items of the best identifiers, each with its best one; nothing for a query without a word."""
+        """The k items of the best identifiers, each with its best; nothing for a query without a word."""
         outputs, has_words = self._encode_all([one.query for one in asked])
         return [
             self._find(one, x if words else None)
@@ -66,7 +66,7 @@ class Phrases:
         ]
 
     def change(self, changes: Changes) -> None:
-        """Apply changed titles: insert the new identifier, and delete the one inserted here before."""
+        """Apply changed titles: insert the new identifier, delete the one inserted before."""
         for row, title in changes.titles.items():
             tokens = self._vocabulary.encode_all([title])[0]
             before = self._inserted.pop(row, None)
@@ -101,7 +101,7 @@ class Phrases:
 
 
 def _best_of_items(answers: Sequence[Answer], k: int) -> dict[int, Answer]:
-    """Return the first k items by row with their best identifiers, in order."""
+    """The first k items by row with their best identifiers, in order."""
     best: dict[int, Answer] = {}
     for answer in answers:
         for row in answer.item_rows.tolist():

@@ -1,7 +1,7 @@
 """Batch concurrent queries in words and answer each batch with one source.
 
 Each source has its own `Match`, so a slow one delays only its callers. The event loop only queues; encoding and search
-run in the source's thread. `match_all` asks several sources. `check` validates a query once, on entry.
+run in the source's thread. `match_all` asks several sources.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from services.platform.validation import validate_query
 
 A = TypeVar("A", bound=Scored)
 
-# At most MAX_BATCH queries are computed together. At most MAX_QUEUE wait; further ones are rejected.
+# At most MAX_BATCH queries are computed together; at most MAX_QUEUE wait, further ones are rejected.
 MAX_BATCH, MAX_QUEUE = 16, 256
-# The share of a call's time that a source may use; the rest is for sending the answer.
+# A source's share of a call's time; the rest is for sending the answer.
 _SHARE = 0.9
 
 
@@ -42,7 +42,7 @@ class Match(Generic[A]):
         metrics: GeneratorMetrics,
         is_ready: Callable[[], bool],
     ) -> None:
-        """reason: why `source` is None. is_ready: whether its topics were read to the end."""
+        """reason: why `source` is None. is_ready: whether its topics were read."""
         self.name, self.source, self.reason = name, source, reason
         self._metrics, self._is_ready = metrics, is_ready
         self._batcher: Batcher[Asked, A] | None = None
@@ -77,7 +77,7 @@ class Match(Generic[A]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceAnswer:
-    """The answer of one of several sources and its time. `answer` is None if there is an error."""
+    """One source's answer, None with an error, and its time."""
 
     source: str
     milliseconds: float
@@ -86,8 +86,8 @@ class SourceAnswer:
 
 
 async def match_all(matches: Sequence[Match[Any]], asked: Asked, *, within_s: float | None) -> list[SourceAnswer]:
-    """Return every source's answer to a validated query, or its error, in order. A source that takes more than nine
-    tenths of `within_s` has an error.
+    """Every source's answer to a validated query, or its error, in order. More than nine tenths of `within_s` is an
+    error.
 
     Raises: every error that is not a FreshetError.
     """

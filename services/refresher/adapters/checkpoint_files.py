@@ -1,6 +1,6 @@
 """Checkpoints in a folder, read only, as `freshet restore` writes them: `partition-3.checkpoint`.
 
-A refresher reads them last; its own lie in a topic (`checkpoint_topic.py`).
+A refresher reads them after the topic's (`checkpoint_topic.py`).
 """
 
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ from services.refresher.ports import StoredCheckpoint
 
 
 class CheckpointFiles:
-    """Reads the folder `root`, which may be absent."""
+    """Reads `root`, which may be absent."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def load(self, partition: int) -> Iterator[StoredCheckpoint]:
-        """Return the partition's checkpoint, if any."""
+        """The partition's checkpoint, if any."""
         path = self._root / f"partition-{partition}.checkpoint"
         if path.exists():
             yield StoredCheckpoint(str(path), partial(_read, path), is_base=False)

@@ -1,9 +1,9 @@
 """The checkpoint port over the topic `refresher-checkpoints`, so that any host can continue a partition.
 
-A checkpoint is a head and parts. The head is written after the parts are acknowledged, and makes the checkpoint valid.
-A refresher writes a claim before it reads a partition. Once it finds a later claim of another refresher, it stops
-saving. So only the owner of the latest claim deletes the parts of a head, and only when the partition has two later
-heads. Any complete checkpoint is correct for its position, whoever wrote it.
+A checkpoint is a head and parts; the head is written after the parts are acknowledged. A refresher writes a claim
+before it reads a partition, and stops saving once it finds a later claim of another one. So only the latest claim's
+owner deletes a head's parts, when the partition has two later heads. Any complete checkpoint is correct for its
+position.
 """
 
 import secrets
@@ -35,11 +35,11 @@ from services.refresher.ports import StoredCheckpoint
 _TOPIC = REFRESHER_CHECKPOINTS
 _CLAIM = "claim"
 _KEPT_HEADS = 2
-# Up to this many records between two wanted ones are read and skipped.
+# At most this many records between two wanted ones are read and skipped.
 _GAP_RECORDS = 8
 _WRITTEN_TOGETHER = 16
 _WRITE_S = 15.0
-# The largest number of parts without a head that a killed refresher may have left.
+# Most parts without a head that a killed refresher may have left.
 _ORPHANS = 256
 
 
@@ -47,8 +47,8 @@ _ORPHANS = 256
 class _OpenPartition:
     """A partition opened by this process.
 
-    base: the stored parts that `save` may refer to instead of writing them again. heads: the keys of valid heads,
-    oldest first, each with the keys of its pieces. orphans: pieces that no head names.
+    base: stored parts that `save` may refer to. heads: keys of valid heads, oldest first, each with its pieces' keys.
+    orphans: pieces without a head.
     """
 
     base: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class _OpenPartition:
 
 
 class CheckpointTopic:
-    """Checkpoints of one model. reader: of the topic. files: checkpoints in files, read after the topic."""
+    """Checkpoints of one model. files: read after the topic."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class CheckpointTopic:
         self._files = files
         self._owner = secrets.token_hex(8)
         self._next_piece = 0
-        # Guards everything below: the refresher's thread opens while another thread saves.
+        # Guards everything below: one thread opens while another saves.
         self._lock = threading.RLock()
         self._next_head = 0
         # Key -> offset and value of the newest record; partition -> last owner.
@@ -86,7 +86,7 @@ class CheckpointTopic:
             return iter(self._stored_checkpoints(partition, is_base=True))
 
     def look(self, partition: int) -> Iterator[StoredCheckpoint]:
-        """Return the checkpoints, newest first, without opening the partition."""
+        """The checkpoints, newest first, without opening the partition."""
         with self._lock:
             self._read_heads()
             return iter(self._stored_checkpoints(partition, is_base=False))
@@ -132,7 +132,7 @@ class CheckpointTopic:
             opened.orphans -= keys
 
     def _of(self, partition: int) -> list[tuple[str, tuple[int, bytes]]]:
-        """Return the keys and heads of a partition, newest first."""
+        """A partition's keys and heads, newest first."""
         prefix = prefix_of(self._model, partition)
         found = [(key, head) for key, head in self._heads.items() if key.startswith(prefix)]
         return sorted(found, key=lambda one: -one[1][0])
@@ -145,7 +145,6 @@ class CheckpointTopic:
         return found if self._files is None else [*found, *self._files.load(partition)]
 
     def _read_heads(self) -> None:
-        """Read new heads and claims."""
         prefix = f"{self._model}/"
         self._reader.assign({HEADS: self._next_head}, _TOPIC)
         records = self._reader.read_to_end(_TOPIC)
@@ -203,7 +202,7 @@ class CheckpointTopic:
         return [offset for _, offset in self._producer.send_many(records, _WRITE_S)]
 
     def _clean(self, partition: int, opened: _OpenPartition) -> None:
-        """Remove all but the last two heads, and the pieces that neither names."""
+        """Keep the last two heads and their pieces."""
         gone, opened.heads = opened.heads[:-_KEPT_HEADS], opened.heads[-_KEPT_HEADS:]
         if not gone:
             return

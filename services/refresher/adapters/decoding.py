@@ -1,7 +1,7 @@
 """Decode Kafka's records and check every limit. Only this module knows `Attribution` and `Item`.
 
-A record that breaks a limit becomes a `DeadLetter` with the field's name. Nothing here raises, so that one producer
-cannot stop the stream. Reasons do not contain ids, since they are logged.
+A record that breaks a limit becomes a `DeadLetter` with the field's name; nothing raises, so that one producer cannot
+stop the stream. Reasons are logged, so they contain no ids.
 """
 
 import math
@@ -27,7 +27,7 @@ _HALF_BYTES = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryShape:
-    """The shape of this model's query states. States of other models are not checked. num_pairs: P, 0 without gate."""
+    """The shape of this model's query states; others' are not checked. num_pairs: P, 0 without gate."""
 
     model_version: str
     num_components: int
@@ -36,7 +36,7 @@ class QueryShape:
 
 
 def decode_attribution(record: SourceRecord, shape: QueryShape) -> Entry:
-    """Decode one record of `attributions`."""
+    """Decode a record of `attributions`."""
     try:
         return _decode(record, shape)
     except InvalidRequest as exc:
@@ -44,7 +44,7 @@ def decode_attribution(record: SourceRecord, shape: QueryShape) -> Entry:
 
 
 def decode_listing(record: SourceRecord) -> Listing | DeadLetter:
-    """Decode one record of `items`."""
+    """Decode a record of `items`."""
     try:
         item = decode_item(record.key, record.value)
     except InvalidRequest as exc:

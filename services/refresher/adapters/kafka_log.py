@@ -1,7 +1,7 @@
-"""The log port over two topic readers. Checkpoints store the reading progress.
+"""The log port over two topic readers.
 
-One reader follows the stream. The other connects on first use and reads single records again, for example the records
-of a forgotten user. An unreadable record of `items` is only logged: the candidates process dead-letters it.
+One reader follows the stream. The other connects on first use and reads single records again, such as a forgotten
+user's. Unreadable `items` are only logged: the candidates process dead-letters them.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,12 +21,12 @@ from services.refresher.ports import Polled
 
 log = structlog.get_logger()
 
-# Up to this many records between two wanted ones are read and skipped, which is cheaper than another fetch.
+# At most this many records between two wanted ones are skipped, which is cheaper than another fetch.
 _GAP_RECORDS = 200
 
 
 class KafkaLog:
-    """reader: reads `attributions` and `items`. again: reads single records of `attributions`."""
+    """reader: of `attributions` and `items`. again: of single `attributions`."""
 
     def __init__(self, reader: Reader, again: Reader, shape: QueryShape, tracing: Tracing = OFF) -> None:
         self._reader, self._again, self._shape, self._tracing = reader, again, shape, tracing

@@ -1,4 +1,4 @@
-"""The outbox port over Kafka: index deltas in order, and dead letters of both topics."""
+"""The outbox port over Kafka: index deltas in order, and dead letters."""
 
 from collections.abc import Sequence
 

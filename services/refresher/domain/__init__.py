@@ -1,1 +1,1 @@
-"""The state of a partition of `attributions`: pure, without Kafka, Redis, files or Protobuf."""
+"""The pure state of a partition of `attributions`."""

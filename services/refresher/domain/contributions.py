@@ -1,4 +1,4 @@
-"""Compute what interactions add to their items' sums: weights by feedback, gates, contributions.
+"""What interactions add to their items' sums: weights by feedback, gates, contributions.
 
 Letters: n rows, P_x item components, d component width.
 """
@@ -28,7 +28,7 @@ class ContributionRows:
 
 
 def weights_of(rules: Rules, interactions: Sequence[Interaction]) -> list[float]:
-    """Return the weight of each interaction (n,); 0: no feedback."""
+    """Each interaction's weight (n,); 0: no feedback."""
     weight = rules.feedback.weight
     return [weight(interaction.type, interaction.value) for interaction in interactions]
 
@@ -36,7 +36,7 @@ def weights_of(rules: Rules, interactions: Sequence[Interaction]) -> list[float]
 def contributions_of(
     rules: Rules, interactions: Sequence[Interaction], weights: Sequence[float]
 ) -> list[ContributionRows]:
-    """Return the contributions of the interactions with a nonzero weight."""
+    """Contributions of interactions with a nonzero weight."""
     pairs = [(one, weight) for one, weight in zip(interactions, weights, strict=True) if weight]
     return [_rows_of(rules, pairs[start : start + _ROWS]) for start in range(0, len(pairs), _ROWS)]
 

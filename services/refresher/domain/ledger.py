@@ -1,9 +1,8 @@
 """The ledger records which interactions count, and which positions users have forgotten.
 
-The ledger makes folding exactly-once (a source position is folded once), forgetting exact (it has the offsets of the
-attributions to subtract), and a rebuild identical. Rows are stored in blocks of arrays in order of arrival, 28 bytes
-each. A row that no longer counts is blanked, so a checkpoint copies only changed blocks. No call loops over users. A
-row has 64 bits of the hash of the user's pseudonym, and the number of the item.
+It makes folding exactly-once, forgetting exact (it has the offsets of the attributions to subtract), and a rebuild
+identical. Rows are in blocks of arrays by arrival, 28 bytes each; a void one is blanked, so a checkpoint copies only
+changed blocks. No call loops over users. A row has 64 bits of the hash of the user's pseudonym, and the item's number.
 
 Letters: n rows.
 """
@@ -22,12 +21,12 @@ from services.refresher.domain.records import IntArray, hash_text
 
 UNDONE_CHUNK = 1 << 16
 FORGOTTEN_SHARDS = 64
-# Blocks with a sorted index of positions, for old duplicates: 12 bytes a row.
+# Blocks with a sorted index of positions (12 bytes a row), for old duplicates.
 _SORTED_BLOCKS = 32
 
 
 class Standing(Enum):
-    """The status of a position in the ledger."""
+    """A position's status."""
 
     NEW = "new"
     COUNTED = "counted"
@@ -44,8 +43,8 @@ class Ledger:
         self.undone: array[int] = array("q")
         self._undone: set[int] = set()
         self._num_positions = 0
-        # Rows of the last block by position, and the newest position of each partition of `interactions`. A newer
-        # position needs no search, and most positions are newer.
+        # Rows of the last block by position, and the newest position of each partition of `interactions`: most
+        # positions are newer and need no search.
         self._tail: dict[int, int] = {}
         self._newest: dict[int, int] = {}
         self._sorted: dict[int, tuple[IntArray, IntArray]] = {}
@@ -59,11 +58,11 @@ class Ledger:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows, including blank ones, and of the undone positions. The forgotten users are not counted."""
+        """Bytes of all rows and undone positions, without forgotten users."""
         return ROW_BYTES * BLOCK_ROWS * len(self.blocks) + 8 * len(self._undone)
 
     def standing(self, user: str, position: int) -> Standing:
-        """Return the status of a user's position. Cost: constant for a new one, else O(blocks) and a binary search."""
+        """The status of a user's position. Cost: constant for a new one, else O(blocks) and a binary search."""
         if position in self._undone:
             return Standing.VOID
         up_to = self._forgotten[hash_text(user) % FORGOTTEN_SHARDS].get(user)
@@ -72,7 +71,7 @@ class Ledger:
         return Standing.NEW if self._find(position) is None else Standing.COUNTED
 
     def add(self, user: str, position: int, offset: int, item: int = NO_ITEM) -> None:
-        """Count a NEW position. offset: the offset of its attribution. item: NO_ITEM if no sums contain it."""
+        """Count a NEW position. offset: of its attribution. item: NO_ITEM if no sums contain it."""
         if not self.blocks or self.blocks[-1].count == BLOCK_ROWS:
             self._mix_tail()
             self.blocks.append(Block.empty())
@@ -95,25 +94,25 @@ class Ledger:
         block.write(row, item=item)
 
     def offset_of(self, position: int) -> int | None:
-        """Return the attribution offset of a counted position; None if it does not count."""
+        """A counted position's attribution offset, else None."""
         found = self._find(position)
         return None if found is None else int(self.blocks[found[0]].offsets[found[1]])
 
     def undo(self, position: int) -> None:
-        """Void a position, also if it arrives later. If it counts, the caller strikes it first."""
+        """Void a position, also a later one. If it counts, the caller strikes it first."""
         if position not in self._undone:
             self._undone.add(position)
             self.undone.append(position)
             self._mix.add_one(0, position, 0)
 
     def user_of(self, position: int) -> int:
-        """Return the user's hash of a counted position."""
+        """The user's hash of a counted position."""
         block, row = self._at(position)
         return int(block.users[row])
 
     def release(self, item: int, first: int) -> tuple[int, list[int]]:
-        """Remove an item's rows from its sums, which are dropped. Attributions below the offset `first` cannot be read
-        again, so their rows are struck.
+        """Remove an item's rows from its sums, which are dropped. Rows whose attributions lie below the offset `first`
+        are struck, because the log lost them.
 
         Returns the number of struck rows, and the attribution offsets of the others, which still count.
         """
@@ -127,7 +126,7 @@ class Ledger:
         return len(rows["positions"]) - len(left), left
 
     def covered(self, user: str, up_to: Mapping[int, int]) -> list[tuple[int, int]]:
-        """Return (position, attribution offset) of the user's counted positions at or below these offsets."""
+        """(position, attribution offset) of the user's counted positions at or below these offsets."""
         return [
             (position, offset)
             for position, offset, _ in self._rows_of(user)
@@ -135,7 +134,7 @@ class Ledger:
         ]
 
     def give(self, position: int, user: str) -> int:
-        """Assign a counted position to another pseudonym of the same person. Returns the previous user's hash."""
+        """Assign a counted position to another pseudonym of the person. Returns the previous user's hash."""
         number, row = self._find_or_raise(position)
         block, after = self.blocks[number], hash_text(user)
         before = int(block.users[row])
@@ -147,7 +146,7 @@ class Ledger:
         return before
 
     def strike(self, position: int) -> tuple[int, int]:
-        """Blank a counted position's row. Returns the row's user hash and item."""
+        """Blank a counted position's row. Returns its user hash and item."""
         number, row = self._find_or_raise(position)
         block = self.blocks[number]
         user, item = int(block.users[row]), int(block.items[row])
@@ -159,7 +158,7 @@ class Ledger:
         return user, item
 
     def forget(self, user: str, up_to: Mapping[int, int]) -> None:
-        """Void positions of a user at or below these offsets that arrive later. The caller strikes the counted ones."""
+        """Void a user's positions at or below these offsets that arrive later. The caller strikes counted ones."""
         shard = hash_text(user) % FORGOTTEN_SHARDS
         before = self._forgotten[shard].get(user, {})
         after = furthest(before, up_to)
@@ -170,16 +169,16 @@ class Ledger:
         self.forgotten_versions[shard] += 1
 
     def forgotten_up_to(self, user: str) -> dict[int, int]:
-        """Return the user's forgotten offsets per partition of `interactions`; empty if never forgotten."""
+        """The user's forgotten offsets per partition of `interactions`, if any."""
         return dict(self._forgotten[hash_text(user) % FORGOTTEN_SHARDS].get(user, {}))
 
     def of_user(self, user: str) -> tuple[list[int], set[int]]:
-        """Return the user's counted positions, ascending, and the items whose sums contain the user."""
+        """The user's counted positions, ascending, and the items whose sums contain the user."""
         rows = list(self._rows_of(user))
         return sorted(position for position, _, _ in rows if position >= 0), {item for _, _, item in rows} - {NO_ITEM}
 
     def of_item(self, item: int) -> dict[str, npt.NDArray[np.generic]]:
-        """Return the rows in an item's sums, in order of arrival. Cost: O(n)."""
+        """The rows in an item's sums, by arrival. Cost: O(n)."""
         parts = [
             {name: values[rows] for name, values in block.rows().items()}
             for block in self.blocks
@@ -191,27 +190,27 @@ class Ledger:
         }
 
     def counted(self) -> tuple[IntArray, IntArray]:
-        """Return every counted position and its attribution's offset, both (n,), in order of arrival."""
+        """Every counted position and its attribution's offset, both (n,), by arrival."""
         positions = np.concatenate([np.empty(0, np.int64), *(block.positions[: block.count] for block in self.blocks)])
         offsets = np.concatenate([np.empty(0, np.int64), *(block.offsets[: block.count] for block in self.blocks)])
         return positions[positions >= 0], offsets[positions >= 0]
 
     def digest(self) -> bytes:
-        """Return a 16-byte hash of the content, independent of the order of arrival."""
+        """A 16-byte hash of the content, independent of arrival."""
         self._mix_tail()
         return b"".join(word.to_bytes(8, "little") for word in self._mix.words)
 
     def forgotten(self, shard: int) -> dict[str, Mapping[int, int]]:
-        """Return a copy of one shard: users and their forgotten offsets."""
+        """A copy of one shard: users and their forgotten offsets."""
         return dict(self._forgotten[shard])
 
     def share(self, number: int) -> dict[str, npt.NDArray[np.generic]]:
-        """Return views of a block's rows; later changes copy the block first."""
+        """Views of a block's rows; later changes copy the block first."""
         self.blocks[number].is_shared = True
         return self.blocks[number].rows()
 
     def mix(self) -> list[int]:
-        """Return the mix for `restored`."""
+        """The mix for `restored`."""
         self._mix_tail()
         return list(self._mix.words)
 
@@ -224,7 +223,7 @@ class Ledger:
         mix: Sequence[int],
         newest: Mapping[int, int],
     ) -> "Ledger":
-        """Return the ledger with these parts. Raises: ValueError if they do not fit each other."""
+        """The ledger with these parts. Raises: ValueError if they do not fit each other."""
         ledger = cls()
         for number, rows in enumerate(blocks):
             count = len(rows["positions"])
@@ -266,7 +265,6 @@ class Ledger:
             self._mixed = block.count
 
     def _rows_of(self, user: str) -> Iterator[tuple[int, int, int]]:
-        """Yield (position, offset, item) of a user's rows."""
         mark = np.uint64(hash_text(user))
         for block in self.blocks:
             rows = np.flatnonzero(block.users[: block.count] == mark)
@@ -289,7 +287,7 @@ class Ledger:
         return found
 
     def _find(self, position: int) -> tuple[int, int] | None:
-        """Return block and row of a counted position."""
+        """Block and row of a counted position."""
         source, at = unpack_position(position)
         if position > self._newest.get(source, -1):
             return None

@@ -1,4 +1,4 @@
-"""The ledger's rows as arrays, and a sum of row hashes, which identifies a ledger whatever the order of its rows.
+"""The ledger's rows as arrays, and a sum of row hashes that identifies a ledger whatever the order of rows.
 
 Letters: n rows.
 """
@@ -29,9 +29,9 @@ ROW_BYTES = 28
 
 @dataclass(slots=True)
 class Block:
-    """Up to `BLOCK_ROWS` rows. positions: packed, -1 in a blank row. items: NO_ITEM for rows that no sums contain.
+    """Up to `BLOCK_ROWS` rows. positions: packed, -1 in a blank row. items: NO_ITEM for rows outside sums.
 
-    changes: number of changes of existing rows. is_shared: a checkpoint reads the arrays.
+    changes: of existing rows. is_shared: a checkpoint reads the arrays.
     """
 
     users: npt.NDArray[np.uint64]
@@ -50,17 +50,17 @@ class Block:
 
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> "Block":
-        """Return a block with these arrays, each of `BLOCK_ROWS`."""
+        """A block with these arrays, each of `BLOCK_ROWS`."""
         users, positions, offsets, items = (np.ascontiguousarray(arrays[name], dtype) for name, dtype in DTYPES.items())
         return cls(users, positions, offsets, items)
 
     @property
     def version(self) -> tuple[int, int]:
-        """A value that differs after every change of the content."""
+        """A value that every change of the content changes."""
         return self.count, self.changes
 
     def rows(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Return views of the used rows."""
+        """Views of the used rows."""
         return {name: getattr(self, name)[: self.count] for name in DTYPES}
 
     def write(self, row: int, *, user: int | None = None, item: int = NO_ITEM, is_blank: bool = False) -> None:
@@ -79,7 +79,7 @@ class Block:
 
 @dataclass(slots=True)
 class Mix:
-    """The sum of a hash of every row. A digest of it does not depend on the order of rows."""
+    """The sum of every row's hash, independent of their order."""
 
     words: list[int] = field(default_factory=lambda: [0, 0])
 

@@ -1,4 +1,4 @@
-"""What a partition has published, and what it still has to publish."""
+"""What a partition has published, and what it has to publish."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 @dataclass(slots=True)
 class Outgoing:
     """dirty_items: items to publish; True if something was subtracted since the last publication. dirty_entries: memory
-    entries to publish. published: the published items, in order. dropped: keys of `index-deltas`
-    that the last batch dropped. quiet_until: nothing is published below this offset, because an earlier process may
-    have published up to it, and readers must not see an item go back.
+    entries to publish. published: the published items, in order. dropped: keys of `index-deltas` that the last batch
+    dropped. quiet_until: nothing is published below this offset, because an earlier process may have published up to
+    it, and readers must not see an item go back.
     """
 
     dirty_items: dict[str, bool] = field(default_factory=dict)
@@ -20,7 +20,7 @@ class Outgoing:
 
     @property
     def num_changes(self) -> int:
-        """Number of items and entries to publish."""
+        """Items and entries to publish."""
         return len(self.dirty_items) + len(self.dirty_entries)
 
     def touch(self, item_id: str, *, removed: bool = False) -> None:
@@ -28,6 +28,6 @@ class Outgoing:
         self.dirty_items[item_id] = removed or self.dirty_items.get(item_id, False)
 
     def touch_all(self, item_ids: Iterable[str]) -> None:
-        """Mark items as changed by additions only."""
+        """Mark items as changed by additions."""
         for item_id in item_ids:
             self.dirty_items.setdefault(item_id, False)

@@ -1,8 +1,8 @@
 """The folded state of one partition of `attributions`: sums, memory, ledger, and unpublished changes.
 
-The state depends only on the records up to `folded_offset` and the known items (in the bundle, or listed): it is the
-same after a crash, on another machine, or from zero. Interactions of unknown items are stored as offsets, 8 bytes each,
-and folded once the item is listed. Handlers read records again; nothing here blocks.
+It depends only on the records up to `folded_offset` and the known items (in the bundle, or listed): it is the same
+after a crash, on another machine, or from zero. Interactions of unknown items are stored as offsets, 8 bytes each, and
+folded once the item is listed. Nothing here blocks.
 """
 
 import hashlib
@@ -28,16 +28,16 @@ from services.refresher.domain.records import Interaction, hash_text
 from services.refresher.domain.remembered import Remembered, entry_id_of
 from services.refresher.domain.rules import Rules
 
-# The choice of the new items' model weight uses at most this many items, each with at least this many interactions.
+# The new items' model weight is chosen from at most this many items with at least this many interactions.
 _JUDGED = 1000
 _WELL_USED = 20
-# Items per checkpoint part; the part is written again if one of their sums changed.
+# Items per checkpoint part, written again if one's sums changed.
 SHARD_ITEMS = 64
 COUNTS = ("folded", "duplicates", "undone", "forgotten", "void", "other_model", "unknown_item", "dead_lettered")
 
 
 class ItemNumbers:
-    """Numbers of all items that ever had sums, for the ledger. shard_versions: changes per `SHARD_ITEMS` items."""
+    """Numbers of all items that ever had sums. shard_versions: changes per `SHARD_ITEMS` items."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -45,7 +45,7 @@ class ItemNumbers:
         self.shard_versions: list[int] = []
 
     def get(self, item_id: str) -> int:
-        """Return the item's number; assign one if it has none."""
+        """The item's number, possibly new."""
         number = self.of.get(item_id)
         if number is None:
             number = self.of[item_id] = len(self.ids)
@@ -61,8 +61,8 @@ class ItemNumbers:
 
 @dataclass(slots=True)
 class StreamTime:
-    """newest_recorded_ms: the broker's time of a partition's newest interaction, whatever its outcome. mark: offset and
-    source position of the last one, which identify the log.
+    """newest_recorded_ms: the broker's time of a partition's newest interaction. mark: offset and source position of
+    the last one, which identify the log.
     """
 
     newest_recorded_ms: int | None = None
@@ -77,8 +77,8 @@ class StreamTime:
 class Partition:
     """The state of one partition under `rules`. listed: the items of topic `items`; may grow.
 
-    leaving: forgotten users not subtracted completely yet, with their forgotten offsets.
-    returning: offsets of counted interactions to read again and add to the recomputed sums of their items.
+    leaving: forgotten users not yet subtracted, with forgotten offsets. returning: offsets of counted interactions to
+    read again for recomputed sums.
     """
 
     def __init__(self, number: int, rules: Rules, listed: Container[str]) -> None:
@@ -99,22 +99,22 @@ class Partition:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether more records have to be folded before anything is published."""
+        """Whether more records have to be folded before a publication."""
         return self.folded_offset < self.outgoing.quiet_until
 
     def is_known(self, item_id: str) -> bool:
-        """Return whether the item is in the bundle or listed."""
+        """Whether the item is in the bundle or listed."""
         return self.rules.items.row(item_id) >= 0 or item_id in self.listed
 
     def num_users(self, item_id: str) -> int:
-        """Return the number of distinct users in an item's sums. Cost: O(counted interactions) for a known item."""
+        """The distinct users in an item's sums. Cost: O(counted interactions) for a known item."""
         users = self.contributor_hashes.get(item_id)
         if users is None and item_id in self.sums:
             return len(np.unique(self.ledger.of_item(self.numbers.of[item_id])["users"]))
         return len(set(users or ()))
 
     def has_users(self, item_id: str, least: int) -> bool:
-        """Return whether a new item has at least this many distinct users; stops counting there."""
+        """Whether a new item has this many distinct users; stops counting there."""
         found: set[int] = set()
         for user in self.contributor_hashes.get(item_id, ()):
             found.add(user)
@@ -123,7 +123,7 @@ class Partition:
         return least <= 0
 
     def digest(self) -> str:
-        """Return a hash (32 hex digits) of position, sums, memory and ledger. A rebuild from zero gives the same.
+        """A hash (32 hex digits) of position, sums, memory and ledger, equal after a rebuild.
 
         Cost: a hash over the sums that changed since the last digest.
         """
@@ -141,7 +141,7 @@ class Partition:
         return contributors + sum(part.nbytes for part in parts)
 
     def fold(self, interactions: Sequence[Interaction]) -> None:
-        """Fold interactions in order. All or nothing."""
+        """Fold interactions in order, all or none."""
         accepted, again, counts, others = self._accept(interactions)
         weights = weights_of(self.rules, accepted)
         known = [self.is_known(interaction.item_id) for interaction in accepted]
@@ -168,7 +168,7 @@ class Partition:
         self.other_models.update(others)
 
     def take_back(self, interactions: Sequence[Interaction]) -> None:
-        """Subtract counted interactions, given as they were folded; their positions no longer count."""
+        """Subtract counted interactions, exactly as folded; their positions no longer count."""
         in_sums: list[Interaction] = []
         owners: dict[int, int] = {}
         for interaction in interactions:
@@ -176,7 +176,7 @@ class Partition:
             owners[interaction.source_position] = owner
             if self.pending.holds(interaction.item_id, interaction.offset):
                 self.pending.remove(interaction.item_id, interaction.offset)
-            # otherwise the sums do not contain it: it has no weight, or they are being recomputed
+            # otherwise it has no weight, or its sums are being recomputed
             elif item != NO_ITEM:
                 in_sums.append(interaction)
         for part in contributions_of(self.rules, in_sums, weights_of(self.rules, in_sums)):
@@ -191,11 +191,10 @@ class Partition:
         self.leave_memory([interaction.source_position for interaction in interactions])
 
     def lose(self, positions: Sequence[int], first: int) -> tuple[int, int]:
-        """Void counted positions whose attributions the log no longer has. first: the log's first offset.
+        """Void counted positions whose attributions the log lost. first: the log's first offset.
 
-        Their contributions cannot be recomputed, so the sums of their items are dropped and recomputed from the log.
-        Returns the number of items, and the number of other interactions that are lost with them; these no longer
-        count, and are folded again if attributed again.
+        Their contributions cannot be recomputed, so their items' sums are dropped and recomputed from the log. Returns
+        the number of items, and of other interactions lost with them, which are folded again if attributed again.
         """
         numbers: set[int] = set()
         for position in positions:
@@ -219,17 +218,17 @@ class Partition:
         return len(numbers), others
 
     def come_back(self, offsets: Sequence[int], found: Mapping[int, Interaction]) -> None:
-        """Add the found interactions that still count to the sums. `offsets`, the first of `returning`, are done."""
+        """Add the found interactions that still count to the sums; `offsets`, the first of `returning`, are done."""
         still = [one for one in found.values() if self.ledger.offset_of(one.source_position) == one.offset]
         self._settle(still)
         del self.returning[: len(offsets)]
 
     def leave_memory(self, positions: Sequence[int]) -> None:
-        """Remove the interactions at these positions from the memory only."""
+        """Remove these positions from the memory only."""
         self.outgoing.dirty_entries |= self.remembered.leave(positions)
 
     def adopt(self, item_id: str, interactions: Sequence[Interaction]) -> None:
-        """Fold the pending interactions of an item that became known."""
+        """Fold the pending interactions of a newly known item."""
         self._settle(interactions)
         self.pending.take(item_id)
 
@@ -241,8 +240,7 @@ class Partition:
                 self.ledger.settle(interaction.source_position, self.numbers.of[interaction.item_id])
 
     def lacks(self) -> list[tuple[int, int]]:
-        """Return (source position, attribution offset) of counted interactions not in the memory, in its order of
-        preference.
+        """(source position, attribution offset) of counted interactions not in the memory, in its order of preference.
 
         Cost: O(n log n) of the counted interactions.
         """
@@ -256,19 +254,18 @@ class Partition:
         return [(position, offset) for _, position, offset in sorted(found)]
 
     def is_remembered(self, interaction: Interaction) -> bool:
-        """Return whether the memory accepts the interaction: one without weight does not vote."""
+        """Whether the memory accepts the interaction: without weight it does not vote."""
         return bool(weights_of(self.rules, [interaction])[0])
 
     def refill(self, interactions: Sequence[Interaction]) -> None:
-        """Rebuild the memory from its entries and these interactions, which come next in the order of hashes."""
+        """Rebuild the memory from its entries and these interactions, which come next by hash."""
         weights = weights_of(self.rules, interactions)
         self.outgoing.dirty_entries |= self.remembered.refill(interactions, weights)
 
     def judge_new_items(self) -> None:
-        """Choose the model weight of new items from the sums of frequently used known items.
+        """Choose the model weight of new items from sums of frequently used known items.
 
-        It uses at most `_JUDGED` items, by the hash of their ids. If the weight changes, published new items are marked
-        as changed.
+        At most `_JUDGED`, by their ids' hash. If the weight changes, published new items are marked.
         """
         is_new = self.rules.items.is_new
         learnt = [item_id for item_id in self.sums if not is_new(item_id)]
@@ -290,7 +287,7 @@ class Partition:
     def _accept(
         self, interactions: Sequence[Interaction]
     ) -> tuple[list[Interaction], list[Interaction], Counter[str], Counter[str]]:
-        """Return the interactions to count, those that already count, and counts by outcome and by other model."""
+        """Interactions to count, those that already count, and counts by outcome and by other model."""
         again: list[Interaction] = []
         accepted: list[Interaction] = []
         counts: Counter[str] = Counter()
@@ -315,7 +312,7 @@ class Partition:
         return accepted, again, counts, others
 
     def _add_to_sums(self, part: ContributionRows, owner_of: Callable[[int], int] | None = None) -> None:
-        """owner_of: returns the user's hash of a counted position; another pseudonym may own the position by now."""
+        """owner_of: returns the user's hash of a counted position; another pseudonym may own it by now."""
         self.sums.add(part.item_ids, part.contributions, part.weights)
         for interaction in part.interactions:
             self._touch(interaction.item_id)
@@ -331,6 +328,5 @@ class Partition:
             users[users.index(before)] = hash_text(interaction.user)
 
     def _touch(self, item_id: str, *, removed: bool = False) -> None:
-        """Note that an item's sums changed."""
         self.numbers.changed(item_id)
         self.outgoing.touch(item_id, removed=removed)

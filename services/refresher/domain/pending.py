@@ -1,8 +1,8 @@
 """Offsets of interactions with unknown items, to read again once the item is listed.
 
-Bounded: beyond the limit, the item with the largest hash of its id is evicted with all its interactions, so that a
-flood of invented ids cannot choose what it evicts. From the smallest evicted hash on, no item is pending, so all
-pending items are complete. If an evicted item is listed later, the partition has to be rebuilt from its log.
+Beyond the limit, the item with the largest hash of its id is evicted, so that a flood of invented ids cannot choose
+what it evicts. Items from the smallest evicted hash on are not pending, the others complete. If an evicted item is
+listed later, the partition is rebuilt from its log.
 """
 
 from array import array
@@ -21,7 +21,7 @@ class Pending:
         self._most = most
         self._offsets: dict[str, array[int]] = {}
         self._total = 0
-        # The smallest hash of an evicted item; None without an eviction.
+        # The smallest evicted hash.
         self.evicted_from: int | None = None
 
     def __len__(self) -> int:
@@ -41,7 +41,7 @@ class Pending:
         return 8 * self._total
 
     def may_lack(self, item_id: str) -> bool:
-        """Return whether interactions of this item may have been evicted."""
+        """Whether interactions of this item may have been evicted."""
         return self.evicted_from is not None and hash_text(item_id) >= self.evicted_from
 
     def add(self, item_id: str, offset: int) -> None:
@@ -56,7 +56,7 @@ class Pending:
             self.take(last)
 
     def holds(self, item_id: str, offset: int) -> bool:
-        """Return whether this interaction is pending."""
+        """Whether this interaction is pending."""
         return offset in self._offsets.get(item_id, ())
 
     def remove(self, item_id: str, offset: int) -> None:
@@ -68,7 +68,7 @@ class Pending:
             del self._offsets[item_id]
 
     def offsets(self, item_id: str) -> Sequence[int]:
-        """Return the offsets of an item."""
+        """An item's offsets."""
         return self._offsets.get(item_id, array("q"))
 
     def take(self, item_id: str) -> None:
@@ -76,9 +76,7 @@ class Pending:
         self._total -= len(self._offsets.pop(item_id, ()))
 
     def to_arrays(self) -> tuple[list[str], dict[str, npt.NDArray[np.generic]]]:
-        """Return the items in order, and arrays of their numbers of offsets, the offsets, and the smallest evicted
-        hash.
-        """
+        """Items in order, and arrays of their numbers of offsets, the offsets, and the smallest evicted hash."""
         items = sorted(self._offsets)
         offsets = array("q")
         for item_id in items:

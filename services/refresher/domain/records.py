@@ -1,6 +1,6 @@
-"""Validated records of `attributions` and `items`, one class per kind, without Protobuf.
+"""Validated records of `attributions` and `items`, without Protobuf.
 
-A source position is that of a record of `interactions`, packed (see `pack_position`).
+A source position is of a record of `interactions`, packed (`pack_position`).
 
 Letters: P_q query components, P component pairs, d component width.
 """
@@ -19,17 +19,16 @@ IntArray = npt.NDArray[np.int64]
 
 
 def hash_text(text: str) -> int:
-    """Return 64 bits of an id's hash."""
+    """64 bits of an id's hash."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True)
 class Interaction:
-    """An interaction of a user with an item.
+    """A user's interaction with an item.
 
-    offset: the attribution's offset. source_position: the interaction's position. moment_ms: the producer's time, at
-    most the broker's, so that a producer's clock that runs ahead does not age other events. recorded_ms: the broker's
-    time.
+    offset: the attribution's. source_position: the interaction's. moment_ms: the producer's time, at most the broker's,
+    so that a fast clock does not age other events. recorded_ms: the broker's time.
     """
 
     offset: int
@@ -55,7 +54,7 @@ class Undo:
 
 @dataclass(frozen=True, slots=True)
 class Forgetting:
-    """All interactions of a user at or below these offsets, by partition, are void."""
+    """A user's interactions at or below these offsets, by partition, are void."""
 
     offset: int
     user: str

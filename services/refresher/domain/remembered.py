@@ -12,15 +12,13 @@ from services.refresher.domain.rules import Rules
 
 
 def entry_id_of(source_position: int) -> str:
-    """Return the memory's id of the interaction at a position."""
+    """The memory's id of an interaction's position."""
     partition, offset = unpack_position(source_position)
     return f"{partition}-{offset}"
 
 
 class Remembered:
-    """visible: the memory's entries to publish. Each change returns the ids of entries that may have changed for
-    readers.
-    """
+    """visible: the memory's entries to publish. Changes return the ids of entries that may have changed for readers."""
 
     def __init__(self, rules: Rules) -> None:
         items = rules.items
@@ -29,22 +27,22 @@ class Remembered:
             capacity=rules.max_remembered, num_components=items.num_query_components, width=items.width
         )
         self.visible: dict[str, MemoryEntry] = {}
-        # The sum of a hash of every visible entry; the memory's own digest would read all of it.
+        # The sum of every visible entry's hash; the memory's digest would read them all.
         self._mix = 0
 
     def digest(self) -> bytes:
-        """Return a 16-byte hash of the visible entries."""
+        """A 16-byte hash of the visible entries."""
         return (self._mix % (1 << 128)).to_bytes(16, "little")
 
     def add(self, interactions: Sequence[Interaction], weights: Sequence[float]) -> set[str]:
-        """Offer the interactions with a nonzero weight to the memory."""
+        """Offer interactions with a nonzero weight to the memory."""
         offered = [
             self._entry(interaction, weight)
             for interaction, weight in zip(interactions, weights, strict=True)
             if weight and self.memory.admits(entry_id_of(interaction.source_position))
         ]
         self.memory.add(offered)
-        # Also entries evicted at once: with other batch boundaries, readers may have seen them.
+        # Also those evicted at once: with other batch boundaries, readers may have seen them.
         return {entry.entry_id for entry in offered} | self._follow()
 
     def leave(self, positions: Iterable[int]) -> set[str]:
@@ -56,14 +54,14 @@ class Remembered:
 
     @property
     def refill_size(self) -> int:
-        """Number of interactions for a refill: one more than fits, which shows that others were left out."""
+        """Interactions for a refill: one more than fits, to show that others were left out."""
         return self.memory.capacity + self.memory.reserve + 1 - len(self.memory)
 
     def refill(self, interactions: Sequence[Interaction], weights: Sequence[float]) -> set[str]:
-        """Rebuild the memory from its entries and these interactions, which come next in the order of hashes."""
+        """Rebuild the memory from its entries and these interactions, which come next by hash."""
         before = set(self.visible)
         offered = [self._entry(one, weight) for one, weight in zip(interactions, weights, strict=True) if weight]
-        # A memory that needs a refill has used up its reserve, so all its entries are visible.
+        # A memory that needs a refill has no reserve, so all entries are visible.
         memory = offer_all(self.memory, [*self.memory, *offered])
         memory.take_changes()
         self.replace(memory)
@@ -88,7 +86,7 @@ class Remembered:
         query, leave_out = interaction.query, self._leave_out
         components = np.frombuffer(query.components, "<f2").reshape(query.num_components, query.component_width)
         if leave_out is not None:
-            # Entries leave this process, and this component identifies the user.
+            # Entries leave this process; this component identifies the user.
             components = components.copy()
             components[leave_out] = 0
         return MemoryEntry(
@@ -103,7 +101,7 @@ class Remembered:
 
 
 def _hash_entry(entry: MemoryEntry) -> int:
-    # The user is left out, because the pseudonym depends on the pseudonym key.
+    # Without the user: the pseudonym depends on the pseudonym key.
     names = f"{entry.entry_id}\0{entry.item_id}\0{entry.interaction_type}\0"
     numbers = f"{entry.weight!r}\0{entry.event_seconds}\0"
     digest = hashlib.blake2b((names + numbers).encode(), digest_size=16)

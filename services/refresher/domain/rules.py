@@ -1,7 +1,6 @@
-"""The rules of folding: the model's items and the weight of feedback. A partition's state depends on them and on its
-records.
+"""The rules of folding: the model's items and the weight of feedback.
 
-Two refreshers with equal rules text compute equal states from equal records. A checkpoint of other rules is rejected.
+Equal rules text and records make equal states; a checkpoint of other rules is rejected.
 
 Letters: X items, n rows asked for, P_x item components, P pairs, d component width.
 """
@@ -23,8 +22,8 @@ _ROWS_KEPT = 65_536  # some 10 MB, whatever the catalogue's size
 
 @dataclass(frozen=True, kw_only=True)
 class ModelItems:
-    """One model's X items. index: the row of each id. counts (X,): interactions in training, None if the bundle counts
-    none. leave_out: the query component that identifies the user, if any.
+    """One model's X items. index: rows by id. counts (X,): interactions in training, if known. leave_out: the query
+    component that identifies the user, if any.
     """
 
     model_version: str
@@ -37,12 +36,13 @@ class ModelItems:
 
     @cached_property
     def row(self) -> Callable[[str], int]:
-        """Return the row of an id, -1 for an unknown one. A record looks up its item up to eight times: the first takes
-        5 us, the others .2."""
+        """The row of an id, -1 for an unknown one. A record looks up its item up to eight times: the first takes 5 us,
+        the others .2.
+        """
         return lru_cache(_ROWS_KEPT)(lambda item_id: int(self.index.get(item_id, -1)))
 
     def is_new(self, item_id: str) -> bool:
-        """Return whether training did not see the item."""
+        """Whether the item is unknown to training."""
         row = self.row(item_id)
         return row < 0 or (self.counts is not None and not self.counts[row])
 
@@ -58,16 +58,16 @@ class ModelItems:
 
     @cached_property
     def mean_gate(self) -> FloatArray | None:
-        """The gate of a new item, (P,)."""
+        """A new item's gate, (P,)."""
         return mean_gate(self.states)
 
     @cached_property
     def contributions(self) -> Contributions:
-        """Computes what interactions add to their items' sums."""
+        """What interactions add to sums."""
         return Contributions(self.pair_gate, leave_out=self.leave_out)
 
     def rows(self, item_ids: Sequence[str]) -> ItemStates:
-        """Return the bundle's states of these items (n,), `cold_start_items` for unknown ones."""
+        """These items' bundle states (n,), `cold_start_items` for unknown ones."""
         rows = np.fromiter(map(self.row, item_ids), np.int64, len(item_ids))
         known = rows >= 0
         if known.all():
@@ -84,7 +84,7 @@ class ModelItems:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """How records become a state. max_remembered and max_pending are per partition of `attributions`."""
+    """max_remembered and max_pending are per partition of `attributions`."""
 
     items: ModelItems
     feedback: FeedbackPolicy
@@ -93,7 +93,7 @@ class Rules:
 
     @property
     def text(self) -> str:
-        """A text that identifies the rules."""
+        """Identifies the rules."""
         return (
             f"model={self.items.model_version} feedback={self.feedback.text} "
             f"remembered={self.max_remembered} parked={self.max_pending}"

@@ -1,1 +1,1 @@
-"""Handlers of the refresher: fold records, publish changes, describe the state."""
+"""Handlers of the refresher."""

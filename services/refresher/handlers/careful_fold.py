@@ -1,7 +1,6 @@
 """Fold record by record after an unexpected exception, and dead-letter poison records.
 
-The exception may leave half a change, so the partition returns to its checkpoint and is folded again. This module
-remembers which record failed.
+The exception may leave half a change, so the partition is folded again from its checkpoint.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from services.refresher.handlers.publication import Publication
 
 
 class CarefulFold:
-    """poison: judges a record that fails alone; it and its neighbours are tried in an empty partition."""
+    """poison: judges a record that fails alone, with its neighbours in an empty partition."""
 
     def __init__(
         self,
@@ -31,14 +30,14 @@ class CarefulFold:
     ) -> None:
         self._fold, self._opener, self._registry, self._publication = fold, opener, registry, publication
         self._policy = poison
-        # Per partition, the offset up to which records are folded one by one. Per poison record, the reason.
+        # Per partition, the offset up to which records are folded singly. Per poison record, the reason.
         self._careful_to: dict[int, int] = {}
         self._poison: dict[tuple[int, int], str] = {}
-        # Per partition, the offset up to which folded records were counted. Records folded again are not counted again.
+        # Per partition, the offset up to which folded records were counted.
         self._counted_to: dict[int, int] = {}
 
     def __call__(self, state: Partition, entries: Sequence[Entry]) -> None:
-        """Fold entries together, or one by one if they failed before. A poison record becomes a dead letter at the next
+        """Fold entries together, or singly if they failed before; a poison record becomes a dead letter at the next
         attempt.
 
         Raises: as `FoldRecords.fold`, and the unexpected exception.
@@ -66,7 +65,7 @@ class CarefulFold:
                 raise
 
     def counted(self, number: int, entries: Sequence[Entry]) -> None:
-        """Note that all of these were folded."""
+        """Note that these were folded."""
         counted_to = self._counted_to.get(number, -1)
         self._policy.applied([entry for entry in entries if entry.offset > counted_to])
         self._counted_to[number] = max(entries[-1].offset, counted_to)
@@ -83,5 +82,5 @@ class CarefulFold:
 
 
 def _dead_letter(number: int, entry: Entry, reason: str) -> DeadLetter:
-    """Return a dead letter with the record's position, without its bytes."""
+    """A dead letter with the record's position, without its bytes."""
     return DeadLetter(SourceRecord(ATTRIBUTIONS, number, entry.offset, 0, None, None), reason)

@@ -1,8 +1,8 @@
 """Convert a partition's state to a checkpoint's parts and back, completely or not at all.
 
-The position is part of the checkpoint, so it always matches the state. A part (a block of the ledger, the sums of some
-items, some entries of the memory) is written only if it changed. Its content is captured under the lock, without large
-copies (see `Ledger.share`), and encoded without the lock. This module does not store parts.
+A checkpoint contains its position. A part (a block of the ledger, the sums of some items, some entries of the memory)
+is written only if it changed. Its content is captured under the lock, without large copies (`Ledger.share`), and
+encoded without it.
 """
 
 import json
@@ -46,7 +46,7 @@ _MEMORY_BUCKETS = 64
 
 
 class OtherRulesError(CheckpointError):
-    """A complete checkpoint was made with other rules. items, entries: what its state has published."""
+    """A complete checkpoint of other rules. items, entries: what it has published."""
 
     def __init__(self, message: str, items: list[str], entries: list[str]) -> None:
         super().__init__(message)
@@ -55,7 +55,7 @@ class OtherRulesError(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state at one position. versions: the version of every part. changed: encoders of the changed parts."""
+    """A state at one position. versions: of every part. changed: encoders of changed parts."""
 
     number: int
     folded_offset: int
@@ -64,12 +64,12 @@ class Snapshot:
     changed: Mapping[str, Callable[[], bytes]]
 
     def parts(self) -> dict[str, bytes | None]:
-        """Return every part, None if unchanged. Slow; needs no lock."""
+        """Every part, None if unchanged. Slow; needs no lock."""
         return {name: self.changed[name]() if name in self.changed else None for name in self.versions}
 
 
 def versions(state: Partition) -> dict[str, object]:
-    """Return a version of every part. Equal versions of one state mean equal content. None: always written."""
+    """A version of every part: equal ones mean equal content. None: always written."""
     for item_id in (*state.outgoing.published, *state.outgoing.dirty_items):
         state.numbers.get(item_id)
     ledger = state.ledger
@@ -89,7 +89,7 @@ def versions(state: Partition) -> dict[str, object]:
 
 
 def _buckets(memory: QueryMemory) -> dict[int, dict[str, MemoryEntry]]:
-    """Return the memory's entries by id, in buckets, each a part."""
+    """The memory's entries by id, in buckets, each a part."""
     buckets: dict[int, dict[str, MemoryEntry]] = {}
     for number, entry in memory.held():
         buckets.setdefault(number % _MEMORY_BUCKETS, {})[entry.entry_id] = entry
@@ -97,7 +97,7 @@ def _buckets(memory: QueryMemory) -> dict[int, dict[str, MemoryEntry]]:
 
 
 def snapshot(state: Partition, saved: Versions) -> Snapshot:
-    """Capture a checkpoint of a state with its unpublished changes. saved: versions of the stored parts."""
+    """Capture a checkpoint with its unpublished changes. saved: versions of stored parts."""
     found = versions(state)
     ledger, memory = state.ledger, state.remembered.memory
     values = {
@@ -129,7 +129,7 @@ def snapshot(state: Partition, saved: Versions) -> Snapshot:
 def restore(
     values: Mapping[str, Any], parts: Mapping[str, bytes], number: int, rules: Rules, listed: Container[str]
 ) -> Partition:
-    """Return the state of this snapshot.
+    """The state of this snapshot.
 
     Raises: CheckpointError for a defect or another partition, OtherRulesError for other rules.
     """
@@ -150,7 +150,7 @@ def to_bytes(state: Partition) -> bytes:
 
 
 def from_bytes(data: bytes, number: int, rules: Rules, listed: Container[str]) -> Partition:
-    """Return the state of a file. Raises: as `restore`."""
+    """The state of a file. Raises: as `restore`."""
     return restore(*from_file(data), number, rules, listed)
 
 
@@ -289,7 +289,7 @@ def _restore(
 
 
 def _fitting(values: Mapping[str, Any], number: int, rules: Rules, listed: Container[str]) -> Partition:
-    """Return a partition with the plain values; rules are compared later."""
+    """A partition with the plain values; rules are compared later."""
     if values["partition"] != number:
         raise CheckpointError(f"it is of partition {values['partition']}, not {number}")
     for name in ("folded_offset", "newest_recorded_ms", "quiet_until"):
@@ -310,7 +310,7 @@ def _fitting(values: Mapping[str, Any], number: int, rules: Rules, listed: Conta
 
 
 def _find_contributors(state: Partition) -> None:
-    """Collect the users of new items from the ledger's rows."""
+    """Collect new items' users from the ledger."""
     new = [
         number
         for number, item_id in enumerate(state.numbers.ids)

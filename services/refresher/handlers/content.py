@@ -1,7 +1,6 @@
 """States of new items from their texts, until they have enough interactions.
 
-It stores the listings of topic `items` and the text encoder's states. Encoding a text takes about 10 ms, so each text
-is encoded once, and callers ask for few at a time. This module uses no interactions and publishes nothing.
+A text takes about 10 ms, so it is encoded once, and callers ask for few at a time.
 """
 
 from collections.abc import Sequence
@@ -14,14 +13,14 @@ from services.refresher.domain.records import Listing
 
 
 class Texts(Protocol):
-    """Converts titles and categories to item states: `services.algorithms.pefa.content.TextStates`."""
+    """Item states from titles and categories: `services.algorithms.pefa.content.TextStates`."""
 
     def of(self, titles: Sequence[str], categories: Sequence[Sequence[str]]) -> ItemStates:
-        """Return states of B items."""
+        """States of B items."""
 
 
 class ContentStates:
-    """The listed items' texts, and the states encoded so far."""
+    """The listed items' texts, and states so far."""
 
     def __init__(self, texts: Texts) -> None:
         self._texts = texts
@@ -35,12 +34,11 @@ class ContentStates:
             self._states.pop(listing.item_id, None)
 
     def __contains__(self, item_id: object) -> bool:
-        """Return whether an item has a text."""
         listing = self._listings.get(str(item_id))
         return listing is not None and bool(listing.title or listing.categories)
 
     def of(self, item_ids: Sequence[str]) -> ItemStates:
-        """Return the states of these items (one or more). Each must have a text."""
+        """The states of one or more items with texts."""
         new = [self._listings[item_id] for item_id in item_ids if item_id not in self._states]
         if new:
             made = self._texts.of([one.title for one in new], [one.categories for one in new])

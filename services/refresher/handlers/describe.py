@@ -1,7 +1,6 @@
 """Describe the state: status with digests, one item's evidence, one user's contributions.
 
-Handler threads answer while the refresher's thread folds, so both lock the registry. Long reads lock it in slices, so
-that folding waits for about a millisecond.
+Reads lock the registry in slices, so that folding waits for about a millisecond.
 """
 
 import time
@@ -15,13 +14,13 @@ from services.refresher.domain.remembered import entry_id_of
 from services.refresher.domain.rules import Rules
 from services.refresher.handlers.publish import NOTHING, UNKNOWN, Publisher
 
-# Pause between two slices: a thread that locks again at once would starve the waiting one.
+# Between slices: a thread that locks again at once would starve the waiting one.
 _PAUSE_S = 0.0001
 
 
 @dataclass(slots=True)
 class PartitionRegistry:
-    """The refresher thread's partitions, shared under `lock`."""
+    """The partitions, shared under `lock`."""
 
     lock: Lock = field(default_factory=Lock)
     partitions: dict[int, Partition] = field(default_factory=dict)
@@ -31,7 +30,7 @@ class PartitionRegistry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionStatus:
-    """One partition. end_offset: one past the last record. checkpoint_offset: -1 without a checkpoint."""
+    """One partition. end_offset: one past the last record. checkpoint_offset: -1 without one."""
 
     partition: int
     folded_offset: int
@@ -47,7 +46,7 @@ class PartitionStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """The partitions that this process folds."""
+    """This process's partitions."""
 
     model_version: str
     policy: str
@@ -58,8 +57,8 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemEvidence:
-    """An item's evidence. reason: why it is not published from interactions (its text may be published instead).
-    min_users: an item that training did not know is published once it has this many users.
+    """An item's evidence. reason: why it is not published from interactions (its text may be). min_users: an item
+    unknown to training is published from this many users on.
     """
 
     found: bool
@@ -91,7 +90,7 @@ class Describe:
         self._registry, self._publisher, self._rules = registry, publisher, rules
 
     def status(self) -> Status:
-        """Return every partition with its digest. Cost: a hash over the sums that changed since the last call."""
+        """Every partition with its digest. Cost: a hash over the sums that changed since the last call."""
         partitions = []
         with self._registry.lock:
             numbers = sorted(self._registry.partitions)
@@ -110,7 +109,7 @@ class Describe:
         )
 
     def item(self, item_id: str) -> ItemEvidence:
-        """Return the evidence of one item."""
+        """One item's evidence."""
         least = self._publisher.min_users
         with self._registry.lock:
             for state in self._registry.partitions.values():
@@ -122,7 +121,7 @@ class Describe:
         return ItemEvidence(found=False, min_users=least)
 
     def user(self, pseudonym: str) -> UserContributions:
-        """Return what a user contributed. pseudonym: one or several, joined with `PSEUDONYMS_BETWEEN`.
+        """What a user contributed. pseudonym: one or several, joined with `PSEUDONYMS_BETWEEN`.
 
         Cost: a comparison per counted interaction.
         """
@@ -138,11 +137,11 @@ class Describe:
                     positions, found = state.ledger.of_user(name)
                     interactions, numbers = interactions + len(positions), numbers | found
                     remembered += sum(entry_id_of(position) in state.remembered.visible for position in positions)
-                    # The sums still contain a part of a leaving user.
+                    # The sums still contain part of a leaving user.
                     forgotten.append({} if name in state.leaving else state.ledger.forgotten_up_to(name))
                 time.sleep(_PAUSE_S)
             items += len(numbers)
-        # Forgotten up to the least offset of all partitions here.
+        # The least forgotten offset of all partitions here.
         everywhere = set.intersection(*map(set, forgotten)) if forgotten else set()
         up_to = {partition: min(found[partition] for found in forgotten) for partition in sorted(everywhere)}
         return UserContributions(
@@ -154,7 +153,7 @@ class Describe:
         )
 
     def _status_in_slices(self, number: int) -> PartitionStatus | None:
-        """Return the status after hashing all changes in slices; None if the partition was released."""
+        """The status after hashing changes in slices; None if the partition was released."""
         while True:
             with self._registry.lock:
                 state = self._registry.partitions.get(number)
@@ -171,7 +170,7 @@ class Describe:
             end_offset=max(self._registry.ends.get(state.number, 0), state.folded_offset + 1),
             checkpoint_offset=self._registry.checkpoints.get(state.number, -1),
             newest_recorded_ms=state.time.newest_recorded_ms,
-            # During the subtraction of a forgotten user, the digest equals no other.
+            # While a forgotten user is subtracted, the digest equals no other.
             digest="" if state.leaving or state.returning else state.digest(),
             num_items=len(state.sums),
             num_remembered=len(state.remembered.memory),

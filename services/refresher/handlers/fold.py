@@ -1,8 +1,7 @@
 """Fold records into a partition's state, and read records again to subtract them.
 
-All reads precede all changes, and the position moves with each run of records. So after a failure the state is correct
-for its position, and the next attempt continues there. A forget that needs more than `_MOST` records or `_MOST_S`
-seconds continues in `go_on`, between polls.
+All reads precede all changes, and the position moves with each run of records, so after a failure the next attempt
+continues there. A forget beyond `_MOST` records or `_MOST_S` seconds continues in `go_on`, between polls.
 """
 
 import time
@@ -18,9 +17,9 @@ from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
 from services.refresher.ports import Log
 
-# New items are judged after every so many offsets, not after polls, so that publication depends only on the log.
+# New items are judged by offsets, not polls, so that publication depends only on the log.
 _JUDGE_EVERY = 2048
-# Records read again per slice; the most records, and the most seconds, per turn.
+# Records read again per slice; most records and seconds per turn.
 _SLICE = 32
 _MOST, _MOST_S = 256, 0.2
 
@@ -28,15 +27,15 @@ logger = structlog.get_logger()
 
 
 class FoldRecords:
-    """Folds a log's records, and reads from the same log again."""
+    """Folds and re-reads a log's records."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
 
     def fold(self, partition: Partition, entries: Sequence[Entry]) -> list[DeadLetter]:
-        """Fold entries in order, and skip those at or below the state's position. Returns the unreadable ones.
+        """Fold entries in order, skipping those at or below the state's position. Returns the unreadable ones.
 
-        Raises: DependencyUnavailable (try again), PreconditionFailed (the log lost records: rebuild). The state stays
+        Raises: DependencyUnavailable (try again), PreconditionFailed (the log lost records: rebuild); the state stays
         correct for its `folded_offset`.
         """
         entries = [entry for entry in entries if entry.offset > partition.folded_offset]
@@ -56,7 +55,7 @@ class FoldRecords:
         return unreadable
 
     def mend(self, partition: Partition) -> None:
-        """Fold pending interactions of items that became known, and refill the memory.
+        """Fold pending interactions of newly known items, and refill the memory.
 
         Raises: as `fold`.
         """
@@ -80,7 +79,7 @@ class FoldRecords:
         partition.refill(brought[:wanted])
 
     def go_on(self, partition: Partition) -> None:
-        """Continue forgets for a slice: subtract forgotten users, recompute dropped sums.
+        """Continue forgets for a slice: subtract users, recompute dropped sums.
 
         Raises: as `fold`.
         """
@@ -117,7 +116,7 @@ class FoldRecords:
             unreadable.append(entry)
             partition.counts["dead_lettered"] += 1
         if not isinstance(entry, DeadLetter):
-            # The record is folded. If the refill fails, the next attempt begins with the refill.
+            # The record is folded; if the refill fails, the next attempt begins with it.
             partition.folded_offset = entry.offset
             if not partition.leaving:
                 self.mend(partition)
@@ -137,9 +136,7 @@ class FoldRecords:
         return done
 
     def _void(self, partition: Partition, rows: Sequence[tuple[int, int]], recent: Mapping[int, Interaction]) -> None:
-        """Subtract the interactions at these positions and offsets. If the log lost one, recompute its item's sums from
-        the log.
-        """
+        """Subtract the interactions at these positions and offsets. If the log lost one, recompute its item's sums."""
         found = self._read(partition, [offset for _, offset in rows], recent)
         partition.take_back([found[offset] for _, offset in rows if offset in found])
         lost = [position for position, offset in rows if offset not in found]
@@ -158,7 +155,7 @@ class FoldRecords:
     def _read(
         self, partition: Partition, offsets: Sequence[int], recent: Mapping[int, Interaction]
     ) -> dict[int, Interaction]:
-        """Return the interactions at these offsets in this order, without those that retention deleted."""
+        """The interactions at these offsets in this order, without those that retention deleted."""
         absent = [offset for offset in offsets if offset not in recent]
         try:
             again = self._log.read_again(partition.number, absent) if absent else {}
@@ -176,6 +173,6 @@ class FoldRecords:
 
 
 def _runs(entries: Sequence[Entry]) -> Iterator[tuple[type[Entry], list[Entry]]]:
-    """Yield runs of entries of one kind, split where new items are judged."""
+    """Yield runs of one kind, split where new items are judged."""
     for (kind, _), run in groupby(entries, key=lambda entry: (type(entry), entry.offset // _JUDGE_EVERY)):
         yield kind, list(run)

@@ -1,8 +1,8 @@
 """Open a partition: restore the newest valid checkpoint, or fold its log from the beginning.
 
-A checkpoint is rejected, never repaired, if its bytes are torn or altered, if its model or policy differs, or if the
-topic does not reach its position. Unless it is torn, all that its state published is marked as changed, and is
-published again or dropped.
+A checkpoint is rejected if its bytes are torn or altered, if its model or policy differs, or if the topic does not
+reach its position. Unless it is torn, all that its state published is marked as changed, to be published again or
+dropped.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ _HOMES_LOOKED_AT = 64
 
 @dataclass(kw_only=True, eq=False)
 class OpenPartition:
-    """Opens, saves and rebuilds partitions. withdrawn: for every listed item, whether it is withdrawn; may grow."""
+    """Opens, saves and rebuilds partitions. withdrawn: of every listed item; may grow."""
 
     rules: Rules
     log: Log
@@ -41,15 +41,15 @@ class OpenPartition:
     _saved: dict[int, tuple[Partition, Versions]] = field(default_factory=dict, init=False)
 
     def open(self, number: int, bounds: tuple[int, int], num_partitions: int) -> Partition:
-        """Return the partition's state. bounds: the log's first offset, and one past the last.
+        """The partition's state. bounds: the log's first offset, and one past the last.
 
-        Raises: DependencyUnavailable if the checkpoints cannot be reached; PreconditionFailed if partitions were added.
+        Raises: DependencyUnavailable for unreachable checkpoints; PreconditionFailed if partitions were added.
         """
         first, end = bounds
         state, reason = self._restored(number, first, end)
         self._check_homes(state, num_partitions)
         if state.folded_offset + 1 < first:
-            # Retention deleted unfolded records. They are lost; the rest is folded.
+            # Retention deleted unfolded records; the rest is folded.
             logger.error("attributions_lost", partition=number, folded=state.folded_offset, first=first)
             state.folded_offset = first - 1
         if not reason and self._lacks_listed(state, num_partitions):
@@ -57,7 +57,7 @@ class OpenPartition:
         if reason:
             self.on_rebuild(reason)
             logger.info("partition_rebuilt", partition=number, reason=reason, records=end - first)
-        # Items may have been listed or withdrawn meanwhile; publication decides whether they changed.
+        # Items may have been listed or withdrawn since; publication decides whether they changed.
         for item_id in state.sums:
             if item_id not in state.outgoing.published or self.withdrawn.get(item_id, False):
                 state.outgoing.dirty_items.setdefault(item_id, False)
@@ -69,12 +69,12 @@ class OpenPartition:
         return state
 
     def snapshot(self, state: Partition) -> Snapshot:
-        """Capture a checkpoint of the state. Fast; call it under the lock."""
+        """Capture a checkpoint. Fast; call it under the lock."""
         saved = self._saved.get(state.number)
         return snapshot(state, saved[1] if saved is not None and saved[0] is state else {})
 
     def keep(self, state: Partition, taken: Snapshot) -> None:
-        """Save a snapshot of the state. Slow; call it without the lock. Raises: as `Checkpoints.save`."""
+        """Save a snapshot. Slow; call it without the lock. Raises: as `Checkpoints.save`."""
         try:
             self.checkpoints.save(state.number, taken.values, taken.parts())
         except Conflict:
@@ -83,7 +83,7 @@ class OpenPartition:
         self._saved[state.number] = (state, taken.versions)
 
     def rebuilt(self, old: Partition) -> Partition:
-        """Return an empty state in place of `old`, with everything published marked as changed."""
+        """An empty state in place of `old`, with everything published marked as changed."""
         state = Partition(old.number, self.rules, self.withdrawn)
         state.outgoing.dirty_items = dict.fromkeys((*old.outgoing.published, *old.outgoing.dirty_items), True)
         state.outgoing.dirty_entries = {*old.remembered.visible, *old.outgoing.dirty_entries}
@@ -92,7 +92,7 @@ class OpenPartition:
         return state
 
     def scratch(self, number: int) -> Partition:
-        """Return an empty partition of the same rules, to try records in."""
+        """An empty partition of the same rules, to try records."""
         return Partition(number, self.rules, self.withdrawn)
 
     def _restored(self, number: int, first: int, end: int) -> tuple[Partition, str]:
@@ -123,7 +123,7 @@ class OpenPartition:
         return fresh, reason
 
     def _is_log_of(self, state: Partition, first: int) -> bool:
-        """Return whether the log still has the state's last interaction; a recreated topic has another."""
+        """Whether the log still has the state's last interaction; a recreated topic has another."""
         if state.time.mark is None or state.time.mark[0] < first:
             return True
         offset, source_position = state.time.mark
@@ -133,7 +133,7 @@ class OpenPartition:
             return False
 
     def _lacks_listed(self, state: Partition, num_partitions: int) -> bool:
-        """Return whether an item was listed whose pending interactions were evicted."""
+        """Whether an item was listed whose pending interactions were evicted."""
         return state.pending.evicted_from is not None and any(
             state.pending.may_lack(item_id)
             and item_id not in state.sums
@@ -143,7 +143,7 @@ class OpenPartition:
         )
 
     def _check_homes(self, state: Partition, num_partitions: int) -> None:
-        """Check a few items: a topic that grew moves at least half of them to other partitions."""
+        """Check a few items: a topic that grew moves at least half of them."""
         for item_id in islice(state.sums, _HOMES_LOOKED_AT):
             home = self._home(item_id, num_partitions)
             if home != state.number:

@@ -11,16 +11,16 @@ from services.refresher.handlers.publish import Batch, Publisher
 from services.refresher.metrics import RefresherMetrics
 from services.refresher.ports import Outbox
 
-# Batch numbers per lease term; a later term's numbers are higher.
+# Batch numbers per lease term, which order terms.
 _BATCHES_PER_TERM = 1 << 32
 _MAX_WAITING = 10_000
 
 
 class Publication:
-    """Publishes batches. Not thread-safe; locks the registry while it makes batches.
+    """Publishes batches. Not thread-safe; locks the registry while it makes them.
 
-    max_changes: the most changes per publication, over all partitions. every_s: seconds between two publications; none
-    if changes are left and no records wait. share: largest share of time for publications while records wait.
+    max_changes: per publication, over all partitions. every_s: seconds between publications; none if changes are left
+    and no records wait. share: largest share of time for publications while records wait.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class Publication:
         self.at_s = 0.0
         self._sequence = self._turn = 0
         self._unreadable: list[DeadLetter] = []
-        # Traces of the records polled since the last publication.
+        # Traces of records polled since the last publication.
         self._traceparents: list[str] = []
-        # The broker's times of folded and unpublished interactions, by partition.
+        # Broker times of folded, unpublished interactions, by partition.
         self._waiting: dict[int, list[int]] = {}
 
     @property
     def has_news(self) -> bool:
-        """Whether anything changed since everything was published."""
+        """Whether anything is unpublished."""
         return (
             bool(self._unreadable)
             or any(self._waiting.values())
@@ -67,7 +67,7 @@ class Publication:
         waiting += [entry.recorded_ms for entry in entries if isinstance(entry, Interaction)][:room]
 
     def set_aside(self, unreadable: Collection[DeadLetter]) -> None:
-        """Queue dead letters for the next publication."""
+        """Queue dead letters."""
         self._unreadable += unreadable
 
     def forget(self, numbers: Collection[int]) -> None:
@@ -76,7 +76,7 @@ class Publication:
             self._waiting.pop(number, None)
 
     def write_unreadable(self) -> None:
-        """Write the dead letters now, so that no checkpoint includes a record whose dead letter is not written.
+        """Write the dead letters now, so that no checkpoint includes a record before its dead letter.
 
         Raises: as the outbox.
         """
@@ -85,7 +85,7 @@ class Publication:
             self._unreadable = []
 
     def look(self, terms: Mapping[int, int], *, idle: bool) -> None:
-        """Publish if due and there are changes. idle: no records wait to be folded. Raises: as `publish`."""
+        """Publish changes if due. idle: no records wait to be folded. Raises: as `publish`."""
         now = time.monotonic()
         if now >= self.at_s and self.has_news:
             left = self.publish(terms)
@@ -122,7 +122,7 @@ class Publication:
         room, batches = self._max_changes, list[Batch]()
         self._turn += 1
         for step in range(len(numbers)):
-            # The first partition rotates, so that a large backlog delays no other.
+            # The first partition rotates, so that a backlog delays no other.
             number = numbers[(step + self._turn) % len(numbers)]
             self._sequence += 1
             batch_number = terms.get(number, 0) * _BATCHES_PER_TERM + self._sequence
@@ -134,7 +134,7 @@ class Publication:
         return batches
 
     def _count_fresh(self, numbers: Sequence[int]) -> bool:
-        """Export the latency of published interactions; return whether changes are left."""
+        """Export published interactions' latency; return whether changes are left."""
         left, done_ms = False, time.time_ns() // 1_000_000
         for number in numbers:
             state = self._registry.partitions[number]

@@ -1,8 +1,7 @@
 """Make the deltas that readers of `index-deltas` need for a partition's state.
 
-The content depends only on the state, so a repetition after a crash is harmless, and a reader ignores older content.
-An item is published if it is known and not withdrawn, if the sum of its contributions is not zero, and, if it is new,
-if it has enough users.
+They depend only on the state, so a repetition is harmless, and readers ignore older content. An item is published if it
+is known and not withdrawn, if its sum is not zero, and, if new, if it has enough users.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,9 +26,9 @@ TOO_FEW = "too few users"
 NO_DIRECTION = "no direction"
 NOTHING = "no interactions"
 
-# Reasons for which a new item is published from its text instead of its interactions.
+# For these reasons a new item is published from its text.
 _TEXT_REASONS = (NOTHING, TOO_FEW, NO_DIRECTION)
-# Texts encoded per batch, about 10 ms each, while interactions wait.
+# Texts encoded per batch, while interactions wait.
 _MAX_TEXTS = 8
 
 
@@ -37,8 +36,8 @@ _MAX_TEXTS = 8
 class Batch:
     """Changes of one partition to publish together.
 
-    tombstones: keys dropped in the previous batch, written before this one. If compaction deletes that batch's last
-    record because of a tombstone, readers end the batch at the writer's next one, which is this batch.
+    tombstones: keys dropped in the previous batch, written before this one. If a tombstone makes compaction delete that
+    batch's last record, readers end the batch at the writer's next one: this batch.
     """
 
     partition: Partition
@@ -51,7 +50,7 @@ class Batch:
         return self.partition.outgoing.dropped if self.deltas else []
 
     def published(self) -> None:
-        """Record that all changes of the batch were acknowledged."""
+        """Record that the batch was acknowledged."""
         state = self.partition
         for item_id in self.items:
             state.outgoing.dirty_items.pop(item_id, None)
@@ -68,8 +67,8 @@ class Batch:
 class Publisher:
     """Makes batches. withdrawn: by listed item; may change.
 
-    content: states of listed items from their texts, if a text encoder is configured. new_item_policy: the weight
-    policy of new items; None: from each partition's sums.
+    content: states from texts, if a text encoder is configured. new_item_policy: of new items' weight; None: from each
+    partition's sums.
     """
 
     weight_policy: SharePolicy
@@ -79,7 +78,7 @@ class Publisher:
     new_item_policy: SharePolicy | None = None
 
     def reasons(self, state: Partition, item_ids: Sequence[str]) -> list[str]:
-        """Return why each item is not published; "" if it is."""
+        """Why each item is not published; "" if it is."""
         sums = state.sums.of(item_ids)
         reasons = []
         for row, item_id in enumerate(item_ids):
@@ -96,11 +95,11 @@ class Publisher:
         return reasons
 
     def model_weights(self, state: Partition, item_ids: Sequence[str]) -> Floats:
-        """Return lambda of each item (n,); 0 for an item unknown to training."""
+        """lambda of each item (n,); 0 if unknown to training."""
         return np.where(_in_model(state, item_ids), self._lambdas(state, item_ids, state.sums.of(item_ids)), 0.0)
 
     def batch(self, state: Partition, number: int, limit: int) -> Batch | None:
-        """Return at most `limit` changes under a batch number; None without changes."""
+        """At most `limit` changes under a batch number; None without changes."""
         item_ids = _first(state.outgoing.dirty_items, limit)
         entry_ids = _first(state.outgoing.dirty_entries, limit - len(item_ids))
         changes: list[ItemDelta | MemoryDelta] = [*self._items(state, item_ids), *_entries(state, entry_ids)]
@@ -110,7 +109,7 @@ class Publisher:
             IndexDelta(
                 model_version=state.rules.items.model_version,
                 partition=state.number,
-                # An empty partition has only items from texts, under offset 0.
+                # An empty partition has only items from texts, at offset 0.
                 offset=max(0, state.folded_offset),
                 batch=number,
                 last_of_batch=row == len(changes) - 1,
@@ -122,7 +121,7 @@ class Publisher:
         return Batch(state, deltas, item_ids, entry_ids)
 
     def _items(self, state: Partition, item_ids: list[str]) -> list[ItemDelta]:
-        """Return the deltas of these items. Items whose texts have to wait move to the end of the queue."""
+        """Deltas of these items. Items whose texts have to wait move to the queue's end."""
         reasons = dict(zip(item_ids, self.reasons(state, item_ids), strict=True))
         texts = [item_id for item_id in item_ids if self._is_published_from_text(state, item_id, reasons[item_id])]
         for item_id in texts[_MAX_TEXTS:]:
@@ -131,8 +130,8 @@ class Publisher:
         found = self._by_text(texts[:_MAX_TEXTS])
         for item_id in item_ids:
             reason = "" if item_id in texts else reasons[item_id]
-            # An earlier process may have published the item after its last checkpoint. So it is also dropped if
-            # something was subtracted from it, if it is withdrawn, or if its interactions cancel out.
+            # An earlier process may have published the item after its last checkpoint, so it is also dropped if
+            # something was subtracted, if it is withdrawn, or if its interactions cancel out.
             was_taken_out = state.outgoing.dirty_items[item_id]
             if reason and (item_id in state.outgoing.published or was_taken_out or reason in (WITHDRAWN, NO_DIRECTION)):
                 found.append(ItemDelta(item_id=item_id, dropped=True))
@@ -176,9 +175,7 @@ class Publisher:
         ]
 
     def _lambdas(self, state: Partition, item_ids: Sequence[str], sums: SumsOf) -> Floats:
-        """Return the model weight lambda of each item (n,). New items have a policy of their own, because their
-        components are shorter than those of trained items.
-        """
+        """lambda of each item (n,). New items' components are shorter, so they have their own policy."""
         known = self.weight_policy.model_share(sums.evidence, sums.coherence)
         new = (self.new_item_policy or state.new_item_policy).model_share(sums.evidence, sums.coherence)
         return np.where(_in_model(state, item_ids), known, new)

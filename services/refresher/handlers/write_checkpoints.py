@@ -1,4 +1,4 @@
-"""Save partitions' checkpoints one at a time, each at an interval, in the background if there is a keeper."""
+"""Save partitions' checkpoints one at a time, each at an interval."""
 
 import time
 from collections.abc import Collection
@@ -36,11 +36,11 @@ class WriteCheckpoints:
         self._keeping = Future[None]()
         self._keeping.set_result(None)
         self._at: dict[int, float] = {}
-        # The position and number of unpublished changes in a partition's last checkpoint.
+        # Position and number of unpublished changes in a partition's last checkpoint.
         self._kept: dict[int, tuple[int, int]] = {}
 
     def begin(self, number: int, part: float) -> None:
-        """Add a partition. part: part of the interval until its first checkpoint; different parts spread the work."""
+        """Add a partition. part: of the interval until its first checkpoint; different parts spread the work."""
         self._at[number] = time.monotonic() + self._every_s * part
 
     def forget(self, numbers: Collection[int]) -> None:
@@ -49,7 +49,7 @@ class WriteCheckpoints:
             self._kept.pop(number, None)
 
     def look(self) -> None:
-        """Save one checkpoint that is due, unless one is being saved."""
+        """Save one due checkpoint, unless one is being saved."""
         now = time.monotonic()
         due = [number for number in self._registry.partitions if now >= self._at[number]]
         if due and self._keeping.done():
@@ -57,7 +57,7 @@ class WriteCheckpoints:
             self.keep(self._registry.partitions[due[0]], waits=self._keeper is None)
 
     def keep(self, state: Partition, *, waits: bool = True) -> None:
-        """Save a checkpoint if anything changed since the last one. With `waits`, wait for it and raise its errors."""
+        """Save a checkpoint if anything changed. With `waits`, wait for it and raise its errors."""
         now = (state.folded_offset, state.outgoing.num_changes)
         if state.folded_offset < 0 or self._kept.get(state.number) == now:
             return
@@ -84,7 +84,7 @@ class WriteCheckpoints:
         try:
             self._save(state, taken, now)
         except Exception as exc:
-            # Nothing is lost: the changes are still known, and the next checkpoint has them.
+            # The next checkpoint has the changes.
             bug = None if isinstance(exc, FreshetError) else exc
             log.error("checkpoint_failed", partition=state.number, reason=str(exc), exc_info=bug)
             self._metrics.failures.labels(type(exc).__name__).inc()

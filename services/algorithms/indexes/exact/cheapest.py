@@ -110,7 +110,7 @@ class Exact(ScoredIndex):
     def _by_turn(
         self, queries: QueryStates, k: int, ask: Callable[[Index], _Found], max_gap: float = 0.0
     ) -> tuple[_Found, Pass]:
-        """Return the next strategy's result, and a pass with its name. Record its time."""
+        """The next strategy's result, and a pass with its name. Record its time."""
         kind = _kind(len(queries), k, max_gap)
         number = self._turn(kind)
         started = time.thread_time()

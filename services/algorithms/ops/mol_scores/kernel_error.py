@@ -15,8 +15,8 @@ For one query-item pair with cosines c, hidden values h = SiLU(z) and gating wei
   68 of 261 items per query).
 
 Assumed of the GPU: a matrix product of K terms errs by at most (K + 4) 2**-22 of the sum of magnitudes (float32 sums
-that truncate), tanh.approx by 2**-10.9 of its value (PTX: 2**-11), exp2 by 2**-20 of its value. Tests compare
-errors with the bound in float64, in the interpreter and on a GPU where there is one.
+that truncate), tanh.approx by 2**-10.9 of its value (PTX: 2**-11), exp2 by 2**-20 of its value. Tests compare errors
+with the bound in float64, in the interpreter and on a GPU.
 
 Letters: B queries, P_q, P_x query and item components, P = P_q * P_x (pair p_q * P_x + p_x), d width, G hidden width.
 """
@@ -37,12 +37,12 @@ _SUM = 2.0**-22
 _TANH = 2.0**-10.9
 _FLOAT32 = 2.0**-23
 _SLOPE, _SLOPE_CENTRE, _SLOPE_RADIUS = 1.1, 0.5, 0.6
-_SECOND_ORDER = 1.002  # products of two errors, and the float32 in which the kernel adds the numbers up
+_SECOND_ORDER = 1.002  # products of two errors, and the kernel's float32 sums of the numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredItems:
-    """The effect of storing a catalogue in half precision, as largest values over its items.
+    """The effect of storing a catalogue in half precision: largest values over its items.
 
     Shapes: norms and residual norms ||g - g'|| (P_x,); gates |x| and |x - x'| (P,), None without item gates.
     """
@@ -66,17 +66,17 @@ class KernelError:
 
 
 class KernelErrorModel:
-    """Error bounds for one catalogue and pair gate, for any queries."""
+    """Error bounds for one catalogue and pair gate."""
 
     def __init__(self, items: StoredItems, pair_gate: PairGate | None, *, precision: str) -> None:
-        """Precompute the part independent of queries. precision: "float16" or "bfloat16"."""
+        """precision: "float16" or "bfloat16"."""
         self._items, self._unit, self._smallest = items, UNIT[precision], _SMALLEST[precision]
         self._network = None if pair_gate is None else _Network(pair_gate, precision)
 
     def bounds(
         self, queries: QueryStates, stored: npt.NDArray[np.float32], *, also: DoubleArray | float = 0.0
     ) -> KernelError:
-        """Return the numbers for queries with components stored as `stored` (B, P_q, d). also (B,): added to base."""
+        """The numbers for queries with components stored as `stored` (B, P_q, d). also (B,): added to base."""
         items = self._items
         exact, half = queries.components.astype(np.float64), stored.astype(np.float64)
         cosine, cosine_error = self._cosines(exact, half)
@@ -90,7 +90,7 @@ class KernelErrorModel:
             query_gate = np.abs(queries.gate.astype(np.float64))
             gate = query_gate * (items.gates + items.gate_residuals)
             gate_error = query_gate * items.gate_residuals
-        # The error of SiLU(z) per |z|, with that of exp: its argument is rounded, which is an error of the logit too.
+        # SiLU(z)'s error per |z|, with that of exp, whose argument is rounded: an error of the logit too.
         function = _TANH / 2 + 16 * _FLOAT32
         if self._network is not None:
             network = self._network
@@ -99,7 +99,7 @@ class KernelErrorModel:
             read += np.linalg.norm(half, ord=2, axis=(1, 2)) * np.linalg.norm(items.residuals)
             read += sums * np.linalg.norm(cosine, axis=1) + self._smallest * np.sqrt(pairs[1])
             constant += _SLOPE * network.per_read * read + network.constant + function * network.largest_bias
-            # The first layer reads a cosine as the sum of two numbers in half precision.
+            # The first layer reads a cosine as two numbers in half precision.
             per_cosine += _SLOPE * network.per_read * self._unit**2 + network.per_cosine
             per_hidden = network.per_hidden + function * network.gate_per_hidden
             constant += per_hidden * network.hidden_constant
@@ -117,7 +117,7 @@ class KernelErrorModel:
         return self._cosines(queries.components.astype(np.float64), stored.astype(np.float64))[1] * _SECOND_ORDER
 
     def _cosines(self, exact: DoubleArray, half: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
-        """Return |cosine| as computed and its error: components exact and stored (B, P_q, d) -> (B, P) each."""
+        """|cosine| as computed and its error: components exact and stored (B, P_q, d) -> (B, P) each."""
         items = self._items
         norms = np.linalg.norm(half, axis=-1)[:, :, None]
         residuals = np.linalg.norm(exact - half, axis=-1)[:, :, None]
@@ -146,7 +146,7 @@ class _Network:
         largest_row = float(rows.max())
         product = np.linalg.norm(w2 @ w1, axis=1)
         self.per_read = float((_SLOPE_CENTRE * product + _SLOPE_RADIUS * rows * spectral).max())
-        # Measured: rounding errors of a matrix have a far smaller norm than the matrix times the unit.
+        # Measured: a matrix's rounding errors have a far smaller norm than the matrix times the unit.
         apart1, apart2 = _residual(pair_gate.hidden_weight, precision), _residual(pair_gate.out_weight, precision)
         largest_apart = float(np.linalg.norm(apart2, axis=1).max())
         first_sums, second_sums = (num_pairs + 6) * _SUM, (num_hidden + 6) * _SUM
@@ -169,13 +169,13 @@ class _Network:
         self._largest_weight = float(max(np.abs(w1).max(), np.abs(w2).max()))
 
     def largest_hidden(self, cosine: DoubleArray) -> DoubleArray:
-        """Return the largest |hidden value| or weight that is rounded to half precision: cosines (B, P) -> (B,)."""
+        """The largest |hidden value| or weight that is rounded to half precision: cosines (B, P) -> (B,)."""
         largest = (cosine @ self._w1.T + self._b1).max(axis=1) * 1.01 + 1
         return np.asarray(np.maximum(largest, self._largest_weight))
 
 
 def _residual(weight: FloatArray, precision: str) -> DoubleArray:
-    """Return the residual of storing half of a weight in half precision."""
+    """The residual of storing half of a weight in half precision."""
     exact = torch.from_numpy(np.array(weight))
     stored = 2 * (0.5 * exact).to(torch.float16 if precision == "float16" else torch.bfloat16).double()
     return np.asarray((exact.double() - stored).numpy())

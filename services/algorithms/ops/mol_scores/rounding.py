@@ -1,9 +1,8 @@
 """How far a Mixture-of-Logits score computed in floating point can be from its exact value.
 
-The bound is a priori: it follows the formula step by step with the magnitudes of one query and the largest of all
-items. So it holds for every item and any order of summation (Higham's gamma_n), in the kernel and in BLAS. Exact search
-re-evaluates every item within it in float64. Vectors are bounded by Euclidean norms, matrices by spectral norms: with c
-the P cosines and M_p = ||f|| ||g|| their magnitudes,
+The bound follows the formula step by step with one query's magnitudes and the largest of all items. So it holds for
+every item and order of summation (Higham's gamma_n), in the kernel and in BLAS. Vectors are bounded by Euclidean norms,
+matrices by spectral norms: with c the P cosines and M_p = ||f|| ||g|| their magnitudes,
 
     ||c|| <= C = ||F|| ||G||_F                       ||dc|| <= gamma_d ||M||
     ||z|| <= Z = ||W1|| C + ||b1||                   ||dz|| <= ||W1|| ||dc|| + gamma_P+1 (||W1||_F C + ||b1||)
@@ -30,7 +29,7 @@ DoubleArray = npt.NDArray[np.float64]
 
 FLOAT32 = 2.0**-24
 FLOAT64 = 2.0**-53
-# Every term below is at most proportional to the unit, so this much of a float32 bound holds for float64.
+# Every term is at most proportional to the unit, so this much of a float32 bound holds for float64.
 FLOAT64_PER_FLOAT32 = FLOAT64 / FLOAT32
 _FUNCTION_UNITS = 8
 _SILU_SLOPE = 1.0999  # max |SiLU'|
@@ -49,7 +48,7 @@ class ItemMagnitudes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _NetworkNorms:
-    """Norms of the pair gate: of W1 spectral and Frobenius, of b1, of W2's rows (P,), |b2| (P,); and G."""
+    """The pair gate's norms: of W1 spectral and Frobenius, of b1, of W2's rows (P,), |b2| (P,); and G."""
 
     hidden: float
     hidden_frobenius: float
@@ -61,7 +60,7 @@ class _NetworkNorms:
 
 @lru_cache(maxsize=16)
 def _network_norms(gate: PairGate) -> _NetworkNorms:
-    """Return the norms, cached: the spectral norm of 128 x 64 takes a millisecond, and every search needs it."""
+    """Cached: the spectral norm of 128 x 64 takes a millisecond, and every search needs it."""
     hidden = gate.hidden_weight.astype(np.float64)
     return _NetworkNorms(
         hidden=float(np.linalg.norm(hidden, ord=2)),
@@ -114,9 +113,9 @@ def error_bounds(
         gate_error = active_error[:, None] * network.out + _gamma(network.hidden_width + 1, unit) * gate
     if queries.gate is not None and items.gate is not None:
         gate = gate + np.abs(queries.gate.astype(np.float64)) * items.gate
-    # |SiLU(g)| <= |g|, so that `gate` bounds the logits as well.
+    # |SiLU(g)| <= |g|, so `gate` bounds the logits too.
     logit_error = _SILU_SLOPE * (gate_error + 3 * unit * gate) + function_error * gate
-    # Softmax: subtracting the maximum rounds once, exp is a relative error, i.e. one more error of the logit.
+    # Softmax: subtracting the maximum rounds once; exp's relative error is one more error of the logit.
     largest_logit_error = logit_error.max(axis=1) + 2 * unit * gate.max(axis=1) + function_error
     # s = sum pi c has |ds| <= max |dlogit| * E|c - s|, and E|c - s| <= C for |c| <= C.
     total = (
@@ -128,7 +127,7 @@ def error_bounds(
 def _cosine_norms(
     queries: QueryStates, items: ItemMagnitudes, cosine: DoubleArray, unit: float
 ) -> tuple[DoubleArray, DoubleArray]:
-    """Bounds over all items of ||c||, the P cosines' norm, and of the norm of their errors: (B,) each."""
+    """Bounds over all items of ||c||, the P cosines' norm, and of their errors' norm: (B,) each."""
     components = queries.components.astype(np.float64)
     # The cosines are the matrix F G': its Frobenius norm is at most ||F|| ||G||_F.
     spectral = np.sqrt(np.linalg.eigvalsh(components @ components.transpose(0, 2, 1))[:, -1].clip(min=0))

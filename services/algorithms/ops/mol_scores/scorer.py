@@ -1,7 +1,7 @@
 """Item states prepared for scoring: float32 scores with a proven error bound, and float64 re-evaluation.
 
-The compiled kernel (cpu.cpp) computes scores. Plain dot products with all items (P = 1) are a matrix product, for which
-BLAS is fastest; the bound applies to both.
+The compiled kernel (cpu.cpp) computes scores, except plain dot products with all items (P = 1): there BLAS is fastest.
+The bound applies to both.
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -22,7 +22,7 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 Rows = npt.NDArray[np.int64]
 
-# One more thread pays for about this much work (60 us of work against 20 us to start it).
+# One more thread pays for this much work (60 us against 20 us to start it).
 _MULTIPLY_ADDS_PER_THREAD = 4_000_000
 
 
@@ -38,12 +38,12 @@ class _Problem(ctypes.Structure):
 
 
 class NativeScores:
-    """The kernels of one library over one catalogue. References the items' arrays (copied if not C-contiguous)."""
+    """One library's kernels over one catalogue. References the items' arrays (copied if not C-contiguous)."""
 
     def __init__(self, library: ctypes.CDLL, items: ItemStates, pair_gate: PairGate | None) -> None:
-        """Prepare X items that fit `pair_gate`.
+        """Prepare X items.
 
-        The softmax over a single pair is always 1, so its gates are omitted.
+        A single pair's softmax is always 1, so its gates are omitted.
         """
         self._library = library
         self._components = np.ascontiguousarray(items.components, dtype=np.float32)
@@ -83,7 +83,7 @@ class NativeScores:
         return [out[start:stop] for start, stop in pairwise(offsets)]
 
     def largest_norms(self) -> npt.NDArray[np.float64]:
-        """The largest norm over all items of each component: (P_x,)."""
+        """Each component's largest norm over all items: (P_x,)."""
         num_items, parts, width = self._components.shape
         norms = np.zeros(parts)
         sizes = (num_items, parts, width, compute_threads())
@@ -91,7 +91,7 @@ class NativeScores:
         return norms
 
     def _flatten(self, rows: Sequence[Rows]) -> tuple[Rows, Rows]:
-        """Return all rows in one array and each query's begin: (N,), (B + 1,)."""
+        """All rows in one array, and each query's begin: (N,), (B + 1,)."""
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum([len(chosen) for chosen in rows], out=offsets[1:])
         flat = np.concatenate([*rows, np.empty(0, dtype=np.int64)]).astype(np.int64, copy=False)
@@ -99,7 +99,7 @@ class NativeScores:
 
     @contextmanager
     def _problem(self, queries: QueryStates, num_pairs_scored: int) -> Iterator[object]:
-        """Yield the arguments of one call; their arrays exist until the context ends."""
+        """Yield one call's arguments; their arrays exist until the context ends."""
         num_items, item_parts, width = self._components.shape
         query_parts = queries.components.shape[1]
         pairs = query_parts * item_parts
@@ -135,8 +135,8 @@ _DOT_FLOATS = 1 << 16  # of dot products at a time: their transposition stays in
 class MolScorer:
     """X items ready to be scored. Thread-safe.
 
-    components (X, P_x, d) and item_gate (X, P), or None: the given arrays, memory maps included, read-only. shape:
-    follows from them and the pair gate. Memory besides results: about 200 KB per thread.
+    components (X, P_x, d) and item_gate (X, P), or None: the given arrays, memory maps included, read-only. Memory
+    besides results: about 200 KB per thread.
     """
 
     def __init__(self, items: ItemStates, pair_gate: PairGate | None) -> None:
@@ -152,9 +152,9 @@ class MolScorer:
 
     @lazy_property
     def gate_range(self) -> tuple[DoubleVector, DoubleVector] | None:
-        """The least and the largest item gate of each pair (P,), used by bounds on gate weights; None without.
+        """Each pair's least and largest item gate (P,), if any.
 
-        Both are 0 over an empty catalogue.
+        Both are 0 without items.
         """
         if self.item_gate is None:
             return None
@@ -164,18 +164,18 @@ class MolScorer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the given components and gate."""
+        """Bytes of components and gate."""
         gate = 0 if self.item_gate is None else self.item_gate.size * 4
         return self.components.size * 4 + gate
 
     @lazy_property
     def magnitudes(self) -> rounding.ItemMagnitudes:
-        """The largest item values, used by error bounds and certificates."""
+        """The largest item values, for error bounds and certificates."""
         gate = None if self.gate_range is None else np.maximum(-self.gate_range[0], self.gate_range[1])
         return rounding.ItemMagnitudes(norms=self._native.largest_norms(), gate=gate, width=self.width)
 
     def check(self, queries: QueryStates) -> None:
-        """Raises: ValueError with both values if these queries cannot be scored against these items."""
+        """Raises: ValueError with both values if these queries do not fit the items."""
         self.shape.check_queries(queries)
 
     def scores(self, queries: QueryStates) -> FloatMatrix:
@@ -198,12 +198,12 @@ class MolScorer:
         return self._native.scores_float64_at(queries, rows)
 
     def scores_float64(self, queries: QueryStates, query: int, rows: Rows) -> DoubleVector:
-        """Score item `rows` for query number `query` in float64: (len(rows),)."""
+        """Score `rows` for one query in float64: (len(rows),)."""
         return self.scores_float64_at(queries.take(slice(query, query + 1)), [rows])[0]
 
     def error_bounds(self, queries: QueryStates) -> DoubleVector:
         """Bound |float32 score - exact value| for every item, per query: (B,)."""
-        # One search asks several times for the same queries.
+        # One search asks repeatedly for the same queries.
         last = self._last_bounds
         if last is None or last[0] is not queries:
             bounds = rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT32)
@@ -224,9 +224,9 @@ class MolScorer:
 
 
 def _dot_products(queries: FloatMatrix, items: FloatMatrix) -> FloatMatrix:
-    """Return queries (B, d) times items (X, d): (B, X).
+    """Queries (B, d) times items (X, d): (B, X).
 
-    The items are the left factor: OpenBLAS is slow for few rows and many columns.
+    Items are the left factor: OpenBLAS is slow for few rows and many columns.
     """
     out = np.empty((len(queries), len(items)), dtype=np.float32)
     if len(queries) == 1:

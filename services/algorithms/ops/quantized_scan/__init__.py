@@ -1,7 +1,7 @@
-"""The best of X vectors by dot product, from small integer codes in cells: the scan of an index over many vectors.
+"""The best of X vectors by dot product, from small integer codes in cells.
 
-`coded` trains and codes; `cells.py` defines the format, and `cpu.cpp` searches it in one native call, because Python
-steps would be too slow for queries of 0.1 ms. Ids, gates and certificates are handled elsewhere.
+`cells.py` defines the format; `cpu.cpp` searches it in one native call, because Python steps are too slow for queries
+of 0.1 ms.
 
 Letters: B queries, X items, C cells, d width, h coded width, K results, N pool size.
 """
@@ -61,7 +61,7 @@ class Cells:
 
     @property
     def text(self) -> str:
-        """Return the properties of codes that do not depend on the number of vectors."""
+        """The codes' properties, except the number of vectors."""
         return f"{self.coded_width or 'all'} dimensions in {self.bits} bits"
 
     @property
@@ -69,12 +69,12 @@ class Cells:
         return CellCodes
 
     def coded(self, vectors: FloatMatrix, *, seed: int) -> CellCodes:
-        """Code vectors, see the function `coded`."""
+        """See the function `coded`."""
         return coded(vectors, cells=self, seed=seed)
 
 
 def default_cells(num_items: int, width: int) -> Cells:
-    """Return the measured best format: 1.25 sqrt(X) cells, but at most one per 16 items.
+    """The measured best format: 1.25 sqrt(X) cells, but at most one per 16 items.
 
     Up to 64 dimensions are coded in 8 bits each; of wider vectors, half the dimensions in 4 bits each.
     """
@@ -109,10 +109,10 @@ class RowCodes(Protocol):
     """Coded vectors: a dataclass of arrays, whole numbers and None."""
 
     def take(self, rows: npt.NDArray[np.int64], /) -> Self:
-        """Return the codes of some ascending rows, numbered from 0."""
+        """Codes of some ascending rows, numbered from 0."""
 
     def check_fits(self, num_vectors: int, width: int, /) -> None:
-        """Raises: ValueError with both values unless they have this number of vectors of this width."""
+        """Raises: ValueError with both values unless they are of this many vectors of this width."""
 
 
 Codes = TypeVar("Codes", bound=RowCodes)
@@ -124,7 +124,7 @@ class Coding(Protocol[CodesMade]):
 
     @property
     def text(self) -> str:
-        """Return text that identifies it."""
+        """Its identifying text."""
 
     @property
     def kind(self) -> type[CodesMade]:
@@ -135,7 +135,7 @@ class Coding(Protocol[CodesMade]):
 
 
 class Coder(Protocol):
-    """Codes the vectors (X, d) named by `part`, or returns existing codes."""
+    """Codes the vectors (X, d) of `part`, or returns existing codes."""
 
     def __call__(
         self,
@@ -150,14 +150,14 @@ class Coder(Protocol):
 
 
 def codes_key(part: str, cells: Coding[Codes], seed: int) -> str:
-    """Return the key of codes: equal keys mean equal codes of equal vectors, except for the number of cells."""
+    """Equal keys mean equal codes of equal vectors, except for the number of cells."""
     return f"{part}, {cells.text}, seed {seed}"
 
 
 def vectors_coded(
     part: str, vectors: Callable[[], FloatMatrix], shape: tuple[int, int], /, *, cells: Coding[Codes], seed: int
 ) -> Codes:
-    """Code vectors without existing codes."""
+    """A `Coder` without existing codes."""
     return cells.coded(vectors(), seed=seed)
 
 
@@ -191,7 +191,7 @@ class CellScan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes and cells; the caller owns the vectors."""
+        """Bytes of codes and cells."""
         return self.codes.nbytes
 
     def best(
@@ -204,9 +204,9 @@ class CellScan:
         allowed: npt.NDArray[np.bool_] | None = None,
         tolerances: npt.NDArray[np.float64] | None = None,
     ) -> CellAnswer:
-        """Return the `k` best by exact product among the `pool` best by code: scores in float64.
+        """The `k` best by exact product among the `pool` best by code, in float64.
 
-        Shapes: queries (B, d), allowed (X,) or (B, X). Products within `tolerances` (B,) of each other count as equal.
+        Shapes: queries (B, d), allowed (X,) or (B, X). Products within `tolerances` (B,) are equal.
         """
         return self._search(
             queries, allowed, tolerances, k=k, pool=max(k, pool), visit=visit, prove=False, rescore=True
@@ -220,9 +220,9 @@ class CellScan:
         allowed: npt.NDArray[np.bool_] | None = None,
         tolerances: npt.NDArray[np.float64] | None = None,
     ) -> CellAnswer:
-        """Return the exact `k` best: items not ruled out by a bound on their code's error are evaluated exactly.
+        """The exact `k` best: a bound on the code's error, and cells' radii, rule out the other items.
 
-        Cells ruled out by their radius are not visited. This pays with 8 bits and h = d, where bounds are tight.
+        This pays with 8 bits and h = d, where bounds are tight.
         """
         visit = Visit(probes=self.num_cells)
         return self._search(queries, allowed, tolerances, k=k, pool=k, visit=visit, prove=True, rescore=True)
@@ -230,7 +230,7 @@ class CellScan:
     def pool(
         self, queries: FloatMatrix, size: int, *, visit: Visit, allowed: npt.NDArray[np.bool_] | None = None
     ) -> CellAnswer:
-        """Return the `size` best by code, with their scores by code."""
+        """The `size` best by code, with these scores."""
         return self._search(queries, allowed, None, k=size, pool=size, visit=visit, prove=False, rescore=False)
 
     def _search(

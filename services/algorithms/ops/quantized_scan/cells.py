@@ -1,9 +1,9 @@
 """Vectors as small integer codes in cells: k-means cells, and per item its residual in 8 or 4 bits per dimension.
 
-A cell's residuals x - centre share one step (scale), so a query's score is base + step * (an integer dot product) and
-the scan can compare integers. Of wide vectors only the leading principal directions of the residuals are coded, rotated
-at random among themselves so that all h coordinates vary alike and one step fits all. Codes are in blocks of 16 items,
-4 dimensions of all 16 per 64 bytes, the layout of integer dot products.
+A cell's residuals x - centre share one step (scale): a score is base + step * (an integer dot product), so the scan
+compares integers. Of wide vectors only the residuals' leading principal directions are coded, rotated at random so that
+all h coordinates vary alike and one step fits all. Blocks of 16 items, 4 dimensions of all 16 per 64 bytes, suit
+integer dot products.
 
 Letters: X items, C cells, d width, h coded width.
 """
@@ -16,7 +16,7 @@ import numpy.typing as npt
 FloatMatrix = npt.NDArray[np.float32]
 LANES = 16
 _CHUNK_FLOATS = 1 << 22
-_ROUND_UP = 1 + 2.0**-12  # norms are computed in float32, and stored rounded up
+_ROUND_UP = 1 + 2.0**-12  # norms are in float32, rounded up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,15 +64,13 @@ class CellCodes:
         return self.width if self.projection is None else self.projection.shape[1]
 
     def check_fits(self, num_vectors: int, width: int) -> None:
-        """Raises: ValueError with both values unless they have this number of vectors of this width."""
+        """Raises: ValueError with both values unless they are of this many vectors of this width."""
         if (self.num_items, self.width) != (num_vectors, width):
             found = f"codes of {self.num_items} vectors {self.width} wide"
             raise ValueError(f"{found}; allowed: {num_vectors} vectors {width} wide")
 
     def take(self, rows: npt.NDArray[np.int64]) -> "CellCodes":
-        """Return the codes of some ascending rows, numbered from 0. Other rows' slots become empty; cells retain their
-        bounds.
-        """
+        """Codes of some ascending rows, numbered from 0. Other rows' slots become empty; cells keep their bounds."""
         numbers = np.full(self.num_items + 1, -1, dtype=np.int32)  # the last number, -1, is for empty slots
         numbers[rows] = np.arange(len(rows))
         kept = numbers[self.rows]
@@ -80,11 +78,11 @@ class CellCodes:
         return replace(self, num_items=len(rows), rows=kept, counts=counts)
 
     def cell_of_slots(self) -> npt.NDArray[np.int64]:
-        """The cell of each slot of `rows`."""
+        """Each slot's cell."""
         return np.repeat(np.arange(self.num_cells), LANES * np.diff(self.starts))
 
     def integers(self) -> npt.NDArray[np.int32]:
-        """The codes minus `zero`, one row per slot of `rows`: (16 * blocks, h)."""
+        """Codes minus `zero`, one row per slot: (16 * blocks, h)."""
         blocks, groups, _ = self.codes.shape
         parts = self.codes.reshape(blocks, groups, LANES, 4)
         if self.bits == 4:
@@ -101,13 +99,13 @@ def encode(
     bits: int,
     projection: FloatMatrix | None = None,
 ) -> CellCodes:
-    """Code the residuals of X vectors (X, d) from the centres (C, d) of their cells (X,); empty cells are left out.
+    """Code the residuals of X vectors (X, d) from the centres (C, d) of their cells (X,), without empty cells.
 
-    projection (d, h): the coded directions (see `principal_directions`); None: all coordinates.
+    projection (d, h): the coded directions (`principal_directions`); None: all coordinates.
 
     8 bits: a cell's step is its largest residual coordinate / 127. 4 bits: 0.335 of the coordinates' root mean square,
-    the step of least error for normally distributed values and 16 levels (Max 1960); larger values are clipped.
-    Memory: besides the result, chunks of 16 MB. Raises: ValueError for bits other than 4 and 8.
+    the step of least error for normally distributed values and 16 levels (Max 1960); larger values are clipped. Memory:
+    besides the result, chunks of 16 MB. Raises: ValueError for bits other than 4 and 8.
     """
     if bits not in (4, 8):
         raise ValueError(f"bits={bits} allowed: 4, 8")
@@ -152,7 +150,7 @@ def encode(
         whole = decoded if projection is None else decoded @ projection.T
         np.maximum.at(errors, owner, np.linalg.norm(residuals - whole, axis=1))
         padded[slots[start : start + chunk], :coded_width] = codes.astype(np.uint8)
-    # Decoding and subtracting in float32 may hide this much of an error.
+    # Decoding and subtracting in float32 may hide this much error.
     roundings = (width + 16) * 2.0**-24 * radii * (1 if projection is None else coded_width**0.5)
     parts = padded.reshape(-1, LANES, groups, per_byte, 4).transpose(0, 2, 3, 1, 4).reshape(-1, groups, per_byte, 64)
     packed = parts[:, :, 0] if bits == 8 else parts[:, :, 0] | (parts[:, :, 1] << 4)
@@ -177,9 +175,9 @@ def encode(
 def train_centres(
     vectors: FloatMatrix, num_cells: int, *, seed: int, sample_per_cell: int = 64, rounds: int = 10
 ) -> FloatMatrix:
-    """Return centres of `num_cells` cells (C, d), or of one per vector if that is fewer, by k-means on a sample.
+    """Centres of `num_cells` cells (C, d), at most one per vector, by k-means on a sample.
 
-    Lloyd's algorithm, deterministic by seed. A cell that loses all its points moves to a random point of the sample.
+    Lloyd's algorithm, deterministic by seed. A cell without points moves to a random point of the sample.
     """
     generator = np.random.default_rng(seed)
     count = min(len(vectors), sample_per_cell * num_cells)
@@ -200,7 +198,7 @@ def train_centres(
 def sums_of_groups(
     rows: FloatMatrix, groups: npt.NDArray[np.int64], num_groups: int
 ) -> tuple[FloatMatrix, npt.NDArray[np.int64]]:
-    """Return sums (C, d) of the rows (n, d) of each group (n,), added in order, and their counts (C,)."""
+    """Sums (C, d) of the rows (n, d) of each group (n,), added in order, and counts (C,)."""
     counts = np.bincount(groups, minlength=num_groups)
     used = np.flatnonzero(counts)
     starts = np.cumsum(counts)[used] - counts[used]
@@ -212,11 +210,11 @@ def sums_of_groups(
 def principal_directions(
     vectors: FloatMatrix, centres: FloatMatrix, cells: npt.NDArray[np.int64], *, width: int, seed: int
 ) -> FloatMatrix:
-    """Return the `width` directions of largest variance of residuals, rotated at random among themselves: (d, width).
+    """The `width` directions of largest variance of residuals, rotated at random among themselves: (d, width).
 
-    Up to 65,536 residuals are used. Measured on 135k MiniLM vectors (d 384, 384 cells, 4 bits; share of the exact top
-    100 within the best 300 by code): all 384 coordinates .9946 in 192 bytes; 192 principal directions .9929, and
-    rotated .9965, in 96 bytes.
+    Up to 65,536 residuals are used. On 135k MiniLM vectors (d 384, 384 cells, 4 bits; share of the exact top 100 within
+    the best 300 by code): all 384 coordinates .9946 in 192 bytes; 192 principal directions .9929, and rotated .9965, in
+    96 bytes.
     """
     generator = np.random.default_rng(seed)
     count = min(len(vectors), 1 << 16)
@@ -228,7 +226,7 @@ def principal_directions(
 
 
 def assign(vectors: FloatMatrix, centres: FloatMatrix) -> npt.NDArray[np.int64]:
-    """Return the nearest centre of each vector: (X,)."""
+    """Each vector's nearest centre: (X,)."""
     cells = np.empty(len(vectors), dtype=np.int64)
     step = max(1, _CHUNK_FLOATS // vectors.shape[1])
     for start in range(0, len(vectors), step):
@@ -237,7 +235,7 @@ def assign(vectors: FloatMatrix, centres: FloatMatrix) -> npt.NDArray[np.int64]:
 
 
 def nearest(vectors: FloatMatrix, centres: FloatMatrix) -> npt.NDArray[np.int64]:
-    """Return the nearest centre (C, d) of each of some vectors (n, d): (n,)."""
+    """The nearest centre (C, d) of some vectors (n, d): (n,)."""
     half_squares = np.float32(0.5) * (centres * centres).sum(axis=1)
     step = max(1, (16 << 20) // (4 * len(centres)))
     parts = []
@@ -255,7 +253,7 @@ def _residuals(
     cells: npt.NDArray[np.int64],
     chunk: slice,
 ) -> tuple[FloatMatrix, npt.NDArray[np.int64]]:
-    """Return residuals of a chunk of the items in cell order, and their cells."""
+    """Residuals of a chunk of items in cell order, and their cells."""
     owner = cells[chunk]
     return vectors[order[chunk]] - centres[owner], owner
 

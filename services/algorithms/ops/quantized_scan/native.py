@@ -1,4 +1,4 @@
-"""The compiled scan of `cpu.cpp`: its arguments as C structures, and the call."""
+"""The compiled scan of `cpu.cpp`."""
 
 import ctypes
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from services.algorithms.ops.quantized_scan.cells import LANES, CellCodes, Float
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Visit:
-    """The extent of a search: the `probes` nearest cells (more until the pool is full).
+    """A search's extent: the `probes` nearest cells (more until the pool is full).
 
-    reach: cells are visited in order of <q, centre> + reach ||q|| times the cell's root mean square residual, until
-    that is below the worst score of the pool. 0: all `probes` cells are visited, in order of <q, centre>.
+    reach: cells are visited by <q, centre> + reach ||q|| times the cell's root mean square residual, until that is
+    below the pool's worst score. 0: all `probes` cells, by <q, centre>.
     """
 
     probes: int
@@ -32,8 +32,7 @@ class Visit:
 class CellQuestion:
     """B queries (B, d); allowed (X,) or (B, X), None for all, and their counts (B,); products within tolerances (B,) of
     each other are equal. prove: bounds, not `visit`, decide which cells are scanned; rescore: the pool gets exact
-    products.
-    Arrays are C-contiguous. Not frozen, which saves a microsecond of a query's hundred.
+    products. Arrays are C-contiguous. Not frozen, to save one microsecond of a query's hundred.
     """
 
     queries: npt.NDArray[np.float32]
@@ -86,7 +85,7 @@ class _Search(ctypes.Structure):
 
 
 class NativeCells:
-    """Coded cells in the compiled scan's format. References its arrays."""
+    """Coded cells for the compiled scan. References its arrays."""
 
     def __init__(
         self, library: ctypes.CDLL, codes: CellCodes, vectors: FloatMatrix | None, ranks: npt.NDArray[np.int64]
@@ -110,7 +109,6 @@ class NativeCells:
         self._cells_address = ctypes.addressof(self._cells)
 
     def search(self, question: CellQuestion, answer: CellAnswer, threads: int) -> None:
-        """Fill the answer."""
         allowed = question.allowed
         search = _Search(
             len(question.queries),

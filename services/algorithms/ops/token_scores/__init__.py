@@ -1,7 +1,7 @@
-"""Dot products of a few vectors with chosen rows of a large matrix in int8 or half precision, and unions of row sets.
+"""Dot products of a few vectors with chosen rows of a large int8 or half-precision matrix, and unions of row sets.
 
-An output layer over millions of phrases needs them: one native call (`cpu.cpp`) reads 25,000 rows scattered over
-gigabytes once and multiplies them for all positions. The caller chooses the rows.
+For an output layer over millions of phrases: one native call (`cpu.cpp`) reads 25,000 rows scattered over gigabytes
+once and multiplies them for all positions.
 
 Letters: V rows, D width, s vectors (positions), U requested rows.
 """
@@ -59,7 +59,7 @@ class CodedVectors:
 
 
 def code_rows(weights: Floats) -> CodedRows:
-    """Code (V, D) float32 by rows, about 16 million values at a time."""
+    """Code (V, D) float32 by rows, in bounded chunks."""
     codes = np.empty(weights.shape, dtype=np.uint8)
     scales = np.empty(len(weights), dtype=np.float32)
     step = max(1, (1 << 24) // weights.shape[1])
@@ -96,12 +96,11 @@ _INT64 = ctypes.c_int64
 def token_scores(
     rows: CodedRows | HalfRows, vectors: Floats, chosen: Ints | None, *, kernels: ctypes.CDLL | None = None
 ) -> Floats:
-    """Return products of `vectors` (s, D) with the `chosen` rows (U,), None for all -> (s, U), a view of a (U, s)
-    array.
+    """Products of `vectors` (s, D) with the `chosen` rows (U,), None for all -> (s, U), a view of a (U, s) array.
 
-    int8: the vectors are coded too (a step each of largest / 127), the integer product is exact. float16: products and
-    sums in float32. kernels: another library than this processor's.
-    Cost: U D bytes read (twice that in float16), U D s multiply-adds.
+    int8: vectors are coded too (a step each of largest / 127), the integer product is exact. float16: products and sums
+    in float32. kernels: another library than this processor's. Cost: U D bytes read (twice that in float16), U D s
+    multiply-adds.
     """
     library = kernels or load_kernels("token_scores")
     count = len(rows.weights) if chosen is None else len(chosen)
@@ -118,7 +117,7 @@ def token_scores(
 
 
 def products(rows: Floats, vector: Floats, *, kernels: ctypes.CDLL | None = None) -> Floats:
-    """Return products of float32 rows (m, D) with one vector (D,): (m,). One thread: BLAS takes 0.1 ms to wake more."""
+    """Products of float32 rows (m, D) with one vector (D,): (m,). One thread: BLAS takes 0.1 ms to wake more."""
     library = kernels or load_kernels("token_scores")
     vector, out = np.ascontiguousarray(vector), np.empty(len(rows), dtype=np.float32)
     library.freshet_products(address(rows), address(vector), *map(_INT64, rows.shape), address(out))
@@ -126,7 +125,7 @@ def products(rows: Floats, vector: Floats, *, kernels: ctypes.CDLL | None = None
 
 
 def union(sets: Ints, chosen: npt.NDArray[np.int64], num_rows: int, *, kernels: ctypes.CDLL | None = None) -> Ints:
-    """Return the sorted union of the `chosen` rows of `sets` (m, r) and {0}: (U,). Numbers are 0 to num_rows - 1."""
+    """The sorted union of the `chosen` rows of `sets` (m, r) and {0}: (U,). Numbers are 0 to num_rows - 1."""
     function = (kernels or load_kernels("token_scores")).freshet_union
     function.restype = _INT64
     out = np.empty(min(len(chosen) * sets.shape[1] + 1, num_rows), dtype=np.int32)

@@ -1,7 +1,6 @@
-"""The identifiers of a trie with the best scores when their tokens may take the positions in any order.
+"""A trie's best identifiers when their tokens may take the positions in any order.
 
-The search goes level by level, with an exact score and an exact bound per node, in one native call (`cpu.cpp`). Tokens,
-identifiers and items are plain integers here.
+The search goes level by level, with an exact score and bound per node, in one native call (`cpu.cpp`).
 
 Letters: s positions, U tokens scored, I identifiers, K results.
 """
@@ -26,14 +25,14 @@ __all__ = [
     "search_trie",
 ]
 
-MAX_POSITIONS = 12  # a node of depth n has a score for each set of n used positions: at most C(12, 6) = 924
+MAX_POSITIONS = 12  # a node of depth n has a score per set of n used positions: at most C(12, 6) = 924
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrieQuestion:
     """Tokens (U,) int32, ascending, and gains (U, s) float32, C-contiguous: the gain of token u at position t.
 
-    beams: nodes per level and part. results: number of identifiers. in_order: token i at position i only.
+    beams: nodes per level and part. results: of identifiers. in_order: token i at position i only.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -95,7 +94,7 @@ def search_trie(
     allowed: npt.NDArray[np.bool_] | None = None,
     kernels: ctypes.CDLL | None = None,
 ) -> TrieMatches:
-    """Return the best identifiers of several tries together, best first, ties by identifier.
+    """Several tries' best identifiers together, best first, ties by identifier.
 
     Shapes: deleted (I,), allowed (X,) over the rows of `items`: an identifier needs one allowed item.
     Cost:   per level and part, s C(s, level) operations for each of at most `beams` nodes, and s for each of their

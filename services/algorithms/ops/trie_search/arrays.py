@@ -1,8 +1,7 @@
-"""A trie as four integer arrays: built in one vectorised pass, mapped from a file, walked without objects.
+"""A trie as four integer arrays: built in one vectorised pass, mapped from a file.
 
-Nodes are numbered level by level, so the children of a node are a range, sorted by token, and the ranges of neighbours
-adjoin: one boundary per node delimits its children. Identifiers are attached to nodes the same way. 12 bytes per node
-and 4 per identifier. Changes, scores and items are handled elsewhere.
+Nodes are numbered level by level, so a node's children are a range, sorted by token, and neighbours' ranges adjoin: one
+boundary per node. Identifiers are attached the same way. 12 bytes per node and 4 per identifier.
 
 Letters: N nodes (the root included), I identifiers, n tokens of an identifier.
 """
@@ -47,7 +46,7 @@ class TrieArrays:
                 raise ValueError(f"{name} decreases; boundaries must not decrease")
         if (self.children[:-1] <= np.arange(nodes)).any():
             raise ValueError("children lie at or before their node; a level follows its parents'")
-        # The root may have a million children: a bit per token marks existing ones, a rank per word finds them.
+        # The root may have a million children: a bit per token marks them, a rank per word finds them.
         first = self.tokens[1 : self.children[1]]
         there = np.zeros(64 * (int(first.max(initial=-1)) // 64 + 1), dtype=bool)
         there[first] = True
@@ -62,25 +61,25 @@ class TrieArrays:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the four arrays; the root's bits and ranks add 3 bytes per 16 tokens of the vocabulary."""
+        """Bytes of the arrays; the root's bits and ranks add 3 bytes per 16 tokens of the vocabulary."""
         return self.tokens.nbytes + self.children.nbytes + self.ends.nbytes + self.identifiers.nbytes
 
     @classmethod
     def build(cls, tokens: Ints, offsets: npt.NDArray[np.int64], identifiers: Ints) -> Self:
         """Build from I concatenated token sequences: sequence i is `tokens[offsets[i]:offsets[i + 1]]`.
 
-        Sequences may be equal. Cost: a sort of I rows of the longest sequence; 5 million short ones in seconds.
+        They may be equal. Cost: a sort of I rows of the longest sequence; seconds for 5 million short ones.
         """
         lengths = np.diff(offsets)
         count, longest = len(lengths), int(lengths.max(initial=0))
-        rows = np.full((longest, count), -1, dtype=np.int32)  # by level, so that sort keys are contiguous
+        rows = np.full((longest, count), -1, dtype=np.int32)  # by level: sort keys are contiguous
         owner = np.repeat(np.arange(count), lengths)
         rows[np.arange(len(tokens)) - offsets[:-1][owner], owner] = tokens
         order = np.lexsort((identifiers, *rows[::-1]))
         rows, lengths, identifiers = rows[:, order], lengths[order], identifiers[order]
-        fresh = np.zeros(count, dtype=bool)  # whether this row's path differs from the row before
+        fresh = np.zeros(count, dtype=bool)  # whether this row's path differs from the previous
         fresh[:1] = True
-        node = np.zeros(count, dtype=np.int64)  # the last node of this row's path
+        node = np.zeros(count, dtype=np.int64)  # the path's last node
         ends_at = np.zeros(count, dtype=np.int64)
         level_tokens, parents, base = [np.zeros(1, dtype=np.int32)], [], 1
         for level in range(longest):
@@ -89,7 +88,7 @@ class TrieArrays:
             firsts = np.flatnonzero(fresh & here)
             parents.append(node[firsts])
             level_tokens.append(rows[level, firsts])
-            # A finished row stays at its node; within `here` an unchanged path shares the last new node.
+            # A finished row stays at its node; within `here` an unchanged path shares the last new one.
             node[here] = base - 1 + np.cumsum(fresh & here)[here]
             ends_at[here] = node[here]
             base += len(firsts)
@@ -107,8 +106,9 @@ class TrieArrays:
 
 @dataclass(frozen=True, slots=True)
 class ItemRows:
-    """The items of identifiers: rows[offsets[i]:offsets[i + 1]] for identifier i of the I first ones, and
-    added_rows[added_offsets[i - I]:...] for later ones. Shapes: offsets (I + 1,) int64, rows int32."""
+    """Items of identifiers: rows[offsets[i]:offsets[i + 1]] for identifier i of the I first ones, and
+    added_rows[added_offsets[i - I]:...] for later ones. Shapes: offsets (I + 1,) int64, rows int32.
+    """
 
     rows: Ints
     offsets: npt.NDArray[np.int64]
@@ -123,7 +123,7 @@ class ItemRows:
 
 
 def laid_end_to_end(sequences: Sequence[Sequence[int]]) -> tuple[Ints, npt.NDArray[np.int64]]:
-    """Return token sequences as one array and I + 1 boundaries."""
+    """Token sequences as one array and I + 1 boundaries."""
     offsets = np.zeros(len(sequences) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences)), out=offsets[1:])
     flat = (token for sequence in sequences for token in sequence)
