@@ -73,7 +73,6 @@ def _add_user(
 def _strongest(
     item_id: str, events: Mapping[Position, Interaction | StoredEvent], schema: EventSchema, half_life_s: float
 ) -> float:
-    """These events' highest level; -inf if none is positive."""
     weighed = (
         (schema.weight_for(event.type, event.value), event.event_time_ms)
         for event in events.values()

@@ -1,4 +1,4 @@
-"""Convert messages to dataclasses, call the handlers, convert the answers. Protobuf stops here."""
+"""Convert messages to dataclasses and back. Protobuf stops here."""
 
 import asyncio
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
     async def FindByWords(
         self, request: generator_pb2.FindByWordsRequest, context: Any
     ) -> generator_pb2.FindByWordsResponse:
-        """Return the top K of several sources."""
+        """The top K of several sources."""
         matches: dict[str, Match[Any]] = {match.name: match for match in (self.text_mol, self.phrases, self.lexical)}
         names = list(dict.fromkeys(request.sources)) or SOURCES
         for name in names:

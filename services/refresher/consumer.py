@@ -163,7 +163,6 @@ class Refresher(Follower):
         return folded
 
     def _wait_ms(self) -> int:
-        """How long to wait for records: at most until the next publication."""
         if not self._publication.has_news:
             goes_on = any(state.leaving or state.returning for state in self._registry.partitions.values())
             return min(self._limits.poll_ms, _SLICE_MS) if goes_on else self._limits.poll_ms
@@ -214,7 +213,6 @@ class Refresher(Follower):
         )
 
     def _release(self, numbers: Collection[int]) -> None:
-        """Publish and save these partitions, then release them."""
         self._publication.publish(self._terms)
         for number in numbers:
             self._checkpoints.keep(self._registry.partitions[number])

@@ -246,7 +246,6 @@ class Rerank:
     def _chosen(
         self, request: RerankQuery, items: FoundItems, order: np.ndarray, scores: Scores, ruled: Ruled
     ) -> np.ndarray:
-        """Indices into `order` in display order."""
         categories = None
         if request.max_per_category:
             categories = self._catalogue.categories_of([items.item_ids[row] for row in order.tolist()])
@@ -264,7 +263,6 @@ class Rerank:
 
 
 def _names(ruled: Ruled, chosen: np.ndarray) -> list[list[str]]:
-    """Per item of the answer, the rules that changed its score or pinned it."""
     return [
         [rule.name for rule, mask in ruled if mask[row] and (rule.adds or rule.pin == position + 1)]
         for position, row in enumerate(chosen.tolist())

@@ -162,13 +162,11 @@ def _anchor(record: SourceRecord | None) -> Anchor | None:
 
 
 def _found(stream: Reader, anchors: Mapping[int, Anchor]) -> set[int]:
-    """Partitions whose anchor is in place."""
     records = stream.records_at({partition: anchor.offset for partition, anchor in anchors.items()})
     return {p for p, anchor in anchors.items() if (record := records.get(p)) and Anchor.of(record) == anchor}
 
 
 def _found_last(stream: Reader, known: Mapping[int, Anchors]) -> set[int]:
-    """Partitions whose last and newest anchors are in place."""
     found = _found(stream, {partition: anchors.last for partition, anchors in known.items()})
     return found & _found(stream, {partition: anchors.newest for partition, anchors in known.items()})
 

@@ -118,7 +118,6 @@ class StateReader:
         return view, epoch
 
     async def _current_epoch(self) -> str:
-        """The epoch, "" without one."""
         with redis_errors():
             found = cast(bytes | None, await self._redis.get(layout.EPOCH_KEY))
         return _checked((found or b"").decode())

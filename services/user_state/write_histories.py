@@ -197,7 +197,6 @@ class WriteHistories:
         self.log.close()
 
     def _give_up_round(self) -> None:
-        """Move the round's users to the next round."""
         if self._round is not None:
             self.changed.users |= self._round.pending
             self._round = None

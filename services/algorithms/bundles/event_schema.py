@@ -1,7 +1,7 @@
 """The meaning of each event type: `events.yaml` of a bundle.
 
-A type's role decides whether the item counts as seen, whether the event enters the user's history, and its weight in
-the item's state (PEFA); the file may override each.
+A type's role decides whether the item counts as seen, whether the event enters the history, and its weight in PEFA; the
+file may override each.
 """
 
 import math
@@ -154,8 +154,6 @@ def default_schema() -> EventSchema:
 
 
 class _OnceLoader(yaml.SafeLoader):
-    """A loader that rejects repeated keys."""
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         twice = [key for number, key in enumerate(keys) if key in keys[:number]]

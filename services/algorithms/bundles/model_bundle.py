@@ -256,8 +256,7 @@ class Bundle:
 def load_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
     """Open a bundle; check format, every listed file's size and SHA-256, the content hash, and all shapes.
 
-    verify=False: skip the checksums (this bundle was checked before). Raises: BundleError with file, found and expected
-    value.
+    verify=False: skip the checksums. Raises: BundleError with file, found and expected value.
     """
     root = Path(path)
     manifest = Manifest.read(root / MANIFEST)

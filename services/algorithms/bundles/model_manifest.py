@@ -1,7 +1,6 @@
 """The manifest of a model bundle: the model's shapes and its files.
 
-An unknown, missing, mistyped or out-of-range field is an error that names it: a process that guesses shapes fails
-later, elsewhere.
+An unknown, missing, mistyped or out-of-range field is an error that names it.
 """
 
 import json
@@ -270,10 +269,7 @@ def check_names(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any])
 
 
 def check_types(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any]) -> None:
-    """Raises: BundleError unless `raw` has the types of `kind`'s fields.
-
-    Parts and tuples have no JSON type: they are checked when built.
-    """
+    """Raises: BundleError unless `raw` has the types of `kind`'s fields."""
     for one in fields(kind):
         union = get_args(one.type) if get_origin(one.type) is UnionType else (one.type,)
         allowed = {get_origin(each) or each for each in union}

@@ -1,8 +1,7 @@
 """The text bundle: one directory with everything for text queries.
 
 Parts: the documents (item ids and texts), the word list, `text_mol/` (text encoder, document states, pair gate),
-`phrases/` (phrase encoder, vocabulary, output layer, shortlist, trie, identifiers, read by their own modules). Loading
-checks files, checksums and whether the parts match.
+`phrases/` (phrase encoder, vocabulary, output layer, shortlist, trie, identifiers, read by their own modules).
 
 Letters: X documents, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -170,8 +169,7 @@ class TextBundle:
 def load_text_bundle(path: Path | str, *, verify: bool = True) -> TextBundle:
     """Open a text bundle; check format, every file's size and SHA-256, the content hash, shapes and fingerprints.
 
-    verify=False: skip the checksums (this bundle was checked before). Raises: BundleError with file, found and expected
-    value.
+    verify=False: skip the checksums. Raises: BundleError with file, found and expected value.
     """
     root = Path(path)
     manifest = TextManifest.read(root / MANIFEST)

@@ -1,7 +1,7 @@
 """The window rule: which events the encoder reads, in training and in serving.
 
 When a history reaches L events, the oldest L/4 are dropped and the rest is encoded again. Between drops a causal
-encoder only appends, so encoding only the new events is exact. All code that encodes histories uses this module.
+encoder only appends, so encoding only the new events is exact.
 
 Letters: L = max_history, n events of a user. Windows are half-open ranges of events, oldest first.
 """

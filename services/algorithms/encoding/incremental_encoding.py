@@ -2,8 +2,7 @@
 
 Each whole window is compared, event by event, with the last one under its cache key; only what follows the common
 prefix is encoded. So nothing needs invalidation: an out-of-order event, an undo, a moved window, a forgotten user or
-two users of one key only shorten the prefix. Memory is limited in bytes; the least recently used entries are evicted
-first.
+two users of one key only shorten the prefix. Memory is limited in bytes; the least recently used entries go first.
 
 It needs only NumPy: the encoder process imports it, and the export copies it into the inference server's model folder,
 without the rest of this project.
@@ -34,7 +33,7 @@ _UNUSED_POSITION = 1 << 40
 
 @dataclass(frozen=True)
 class CacheCounts:
-    """Totals since the cache's creation, and its present content.
+    """Totals since the cache's creation.
 
     A hit is a sequence with at least one reused event.
     """
@@ -115,8 +114,7 @@ class IncrementalEncoder:
     """Encodes sequences of one model, cached by key, with a step graph of `services.offline.training.step_export`.
     Thread-safe.
 
-    session: an ONNX Runtime session over the graph (or an object with its get_inputs, get_outputs and run). One encoder
-    serves one model.
+    session: an ONNX Runtime session over the graph (or an object with its get_inputs, get_outputs and run).
     """
 
     def __init__(self, session: Any, *, max_bytes: int) -> None:
@@ -185,7 +183,6 @@ class IncrementalEncoder:
             return self._counts
 
     def _known(self, cached: _Cached | None, common: int, user_index: int, positions: IntArray) -> int:
-        """How many positions are that of the last cached event: only the states after it are cached."""
         if cached is None or not cached.last or common < cached.length or cached.last_user != user_index:
             return 0
         return int((positions == common - 1).sum()) if positions[0] == common - 1 else 0

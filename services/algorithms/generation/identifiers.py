@@ -1,7 +1,6 @@
 """Identifiers' texts and their items: titles, keywords, pseudo-queries.
 
-Items and identifiers are many to many. Text and item rows are flat memory-mapped arrays with boundaries; identifiers
-added while serving are in separate lists.
+Text and item rows are flat memory-mapped arrays with boundaries; identifiers added while serving are in separate lists.
 
 Letters: I identifiers, X items.
 """

@@ -19,7 +19,7 @@ class PhraseParts:
 
 
 def load_phrases(bundle: TextBundle) -> PhraseParts:
-    """Load everything but the encoder, memory-mapped.
+    """Load all but the encoder, memory-mapped.
 
     Raises: BundleError if the part or a file is missing, truncated, or contradicts another, with both values.
     """

@@ -1,7 +1,7 @@
 """The phrases to score: m vectors c_i, each with its r most probable phrases (PIXAR, section 4.2).
 
 A query's x_0 selects the k vectors with the largest products; the union of their sets is scored. It contains [PAD],
-which answers shorter than s need. `services/offline/training/phrases` trains the vectors.
+which answers shorter than s need.
 
 Letters: m vectors, r tokens of a set, k joined sets, U union, D width, V vocabulary size.
 """

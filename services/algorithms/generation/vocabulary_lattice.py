@@ -1,7 +1,7 @@
 """All ways to cut texts into pieces, and the cheapest of them.
 
 A word is cut into parts, each distinct word once; a text into phrases, and words at their parts' cost. Encoding takes
-the cheapest way; fitting tries many ways with some pieces hidden, so matches are found once. Pieces are numbers here.
+the cheapest way; fitting tries many ways with some pieces hidden, so matches are found once.
 
 Letters: T texts, N words of all of them, F distinct words with flags, M characters of those, C pieces.
 """

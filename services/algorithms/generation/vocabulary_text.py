@@ -1,7 +1,7 @@
 """Texts for the phrase vocabulary: one normal form, cut into words, digits and marks with the joints between them.
 
 A joint is a space or nothing. The usual one follows from the adjacent characters (no space before a comma); an unusual
-one is a flag of the word after it. So words and flags restore the text, and most words need one form.
+one is a flag of the word after it.
 
 Letters: T texts, N words of all texts together.
 """
@@ -26,8 +26,6 @@ _ROUNDS = 8
 
 
 class _Cleaned(dict[int, str | None]):
-    """A space for control characters and separators, nothing for invisible ones."""
-
     def __missing__(self, code: int) -> str | None:
         kind = unicodedata.category(chr(code))
         self[code] = None if kind == "Cf" else " " if kind in ("Cc", "Cs", "Zs", "Zl", "Zp") else chr(code)

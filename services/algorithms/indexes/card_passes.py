@@ -2,7 +2,7 @@
 
 On a CUDA card, scores and first passes run in the kernels of `ops/`, in half precision with a certified error, then in
 float64 for scores that it cannot separate. Small batches replay CUDA graphs. Device "cpu" runs plain PyTorch, for
-tests. Algorithms share one `CardPasses`.
+tests.
 
 Letters: B queries, X items, P component pairs, d component width, K results.
 """

@@ -142,7 +142,6 @@ class CpuPasses:
 
     @property
     def _storage(self) -> Storage:
-        """Float32 if the mean is the item's only component."""
         return "bfloat16" if self.scorer.num_item_components > 1 else "float32"
 
     def _top_k_of_all(self, queries: QueryStates, k: int, allowed: Mask | None) -> Rescored:

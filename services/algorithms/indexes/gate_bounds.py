@@ -65,7 +65,7 @@ class GateBounds:
         return np.asarray(np.where(nothing, -np.inf, largest_mixture(values, low, high)))
 
     def _network(self, queries: QueryStates, low: DoubleArray, high: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
-        """Bounds of the pair network's outputs over cosines in [low, high] (B, P): two (B, P)."""
+        """Bounds of the network's outputs over cosines in [low, high] (B, P): two (B, P)."""
         if self._pair_gate is None:
             return np.zeros_like(low), np.zeros_like(low)
         w1, b1, w2, b2 = (

@@ -1,7 +1,7 @@
 """The common part of the pool heuristics: one pass over the items makes lists; the answer is the top K of a pool.
 
-Pools of any size up to the lists' depth can be cut from the lists. The pool's items get full scores, and the answer a
-certificate. Scans are separate, so that a larger pool of the same queries needs no second pass.
+Pools of any size up to the lists' depth can be cut from the lists. Scans are separate, so that a larger pool of the
+same queries needs no second pass.
 
 Letters: B queries, X items, K results, N pool size (items per list of the scan).
 """
@@ -129,10 +129,7 @@ class PooledIndex(ScoredIndex, ABC):
         return (self, depths, k), steps
 
     def _search(self, queries: QueryStates, k: int, allowed: Mask | None, depths: Depths) -> TopK:
-        """Search with lists of `depths`, and deeper ones for queries whose pool has fewer than `k` items.
-
-        Queries do not affect each other's answers.
-        """
+        """Search with lists of `depths`, and deeper ones for queries whose pool has fewer than `k` items."""
 
         def answer(request: Request, found: tuple[tuple[Lists, ...], Any]) -> tuple[TopK, Indices]:
             scan, rescored = self.scanned(request, found[0], depths), self.passes.rescored(request, found[1])

@@ -156,8 +156,6 @@ class AverageScan:
 
 
 class _Averages:
-    """Mean components and radii of X items: `items`, prepared for scanning, and the extremes used by bounds."""
-
     def __init__(self, passes: Passes) -> None:
         num_items, num_components, width = passes.scorer.components.shape
         vectors = np.empty((num_items, 1, width + 1), dtype=np.float32)
@@ -202,7 +200,7 @@ class _Averages:
 
 
 def _round_up(values: Scores) -> FloatArray:
-    """Non-negative values as float32, rounded up by more than their float64 rounding error."""
+    """Non-negative values as float32, rounded up."""
     return (values * (1 + 2.0**-23)).astype(np.float32)
 
 

@@ -196,7 +196,6 @@ def encoded(values: Values, kinds: Kinds, codes: dict[str, dict[str, int]]) -> t
 
 
 def _decoded(entries: Values, kinds: Kinds, tags: Mapping[str, Sequence[str]]) -> dict[str, Value]:
-    """An item's values without absent ones."""
     found: dict[str, Value] = {}
     for name, value in entries.items():
         if value == value and value != absent(DTYPES[kinds[name]]):  # NaN is not itself

@@ -93,7 +93,6 @@ class ItemIds(Mapping[str, int]):
 
     @lazy_property
     def _by_hash(self) -> tuple[Hashes, npt.NDArray[np.signedinteger[Any]]]:
-        """Sorted hashes, and the row of each."""
         hashes = self.hashes if "hashes" in self.__dict__ else hash_ids(self.strings)
         order = np.argsort(hashes, kind="stable")
         return hashes[order], order.astype(_row_type(len(self)))
@@ -144,7 +143,6 @@ class ItemIds(Mapping[str, int]):
         return self._among_equal(item_id, at) if at < len(hashes) and hashes[at] == wanted else -1
 
     def _among_equal(self, item_id: str, at: int) -> int:
-        """The row of an id among the equal hashes from position `at`, -1 if missing."""
         hashes, order = self._by_hash
         wanted = hashes[at]
         while at < len(order) and hashes[at] == wanted:
@@ -155,7 +153,6 @@ class ItemIds(Mapping[str, int]):
 
 
 def _row_type(size: int) -> np.dtype[Any]:
-    """Use four bytes if they suffice."""
     return np.dtype(np.int32 if size < 2**31 else np.int64)
 
 

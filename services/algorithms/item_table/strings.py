@@ -1,7 +1,6 @@
 """Strings as a column: their concatenated UTF-8 and the end of each, in arrays that may be memory-mapped.
 
-A Python string takes 60 bytes and a reference; a 12-byte id in a column takes 16 bytes, in shared memory. Each access
-makes a new string.
+A Python string takes 60 bytes and a reference; a 12-byte id in a column takes 16 bytes, in shared memory.
 
 Letters: n strings, m requested rows.
 """
@@ -186,7 +185,6 @@ class Strings(Sequence[str]):
         return True
 
     def _gathered(self, rows: Indices) -> tuple[npt.NDArray[np.uint8], Indices]:
-        """Concatenated bytes of m rows, and the end of each."""
         starts = np.where(rows > 0, self.ends[rows - 1], 0).astype(np.int64) if len(rows) else np.zeros(0, np.int64)
         lengths = self.ends[rows] - starts
         ends = np.cumsum(lengths, dtype=np.int64)

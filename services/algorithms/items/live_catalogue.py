@@ -1,9 +1,9 @@
 """A catalogue that changes while it answers: refreshed states; new, withdrawn and returning items; versions by name.
 
-It builds a mutable index from a bundle's items and applies the stream's changes. The first version's name is the
-bundle's index version. Names are only compared; positions order versions. The last versions stay available, so that a
-reranker can score a pool with the version that made it. The caller passes positions, marks and times; this module reads
-no stream and no clock.
+It applies the stream's changes to a mutable index of a bundle's items. The first version's name is the bundle's index
+version. Names are only compared; positions order versions. The last versions stay available, so that a reranker can
+score a pool with the version that made it. The caller passes positions, marks and times; this module reads no stream
+and no clock.
 
 Letters: n items of a change, P_x item components, P = P_q * P_x pairs, d component width.
 """
@@ -400,7 +400,7 @@ class LiveCatalogue:
         return lambda root: write_snapshot(root, self.index, version=served.version, said=content, columns=columns)
 
     def _change(self, states: dict[str, ItemStates], removals: Sequence[str]) -> None:
-        """Insert `states` with categories and attributes and remove `removals`, as one index version.
+        """Insert `states` and remove `removals` as one index version.
 
         The caller holds the writer's lock.
         """
@@ -438,7 +438,6 @@ class LiveCatalogue:
         self._kept = (*others[max(0, len(others) - self._max_versions + 1) :], served)
 
     def _publish_again(self) -> None:
-        """Publish the present index version at the same position."""
         before = self._kept[-1]
         self._publish(before.position, before.newest_recorded_ms, before.lag_s, before.mark)
 
@@ -459,7 +458,6 @@ class LiveCatalogue:
             self._aside[item_id] = find_items(self.index.version, [item_id]).states()
 
     def _states_of(self, item_ids: Sequence[str]) -> dict[str, ItemStates]:
-        """The items' present states from the index, `_aside` or the bundle, if any."""
         states: dict[str, ItemStates] = {}
         for item_id in item_ids:
             found = find_items(self.index.version, [item_id])

@@ -1,7 +1,6 @@
 """A folder of a BERT encoder (such as MiniLM) in the usual format: config.json, model.safetensors, vocab.txt.
 
-Unsupported fields are rejected by name, because a wrong model that loads costs more than one that fails. Pickled
-weights are not read.
+Unsupported fields are rejected by name. Pickled weights are not read.
 
 Letters: n, B texts, L tokens of the longest, D width.
 """

@@ -200,6 +200,5 @@ class _Decomposition:
 
 
 def _unit(vectors: _Exact) -> _Exact:
-    """Scale to length 1; zero stays zero."""
     norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(vectors / np.where(norms > 0, norms, 1.0))

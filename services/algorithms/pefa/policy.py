@@ -1,8 +1,7 @@
 """The weight of feedback, and its share in an item's state.
 
-`FeedbackPolicy` turns an interaction's type and value into a weight; `SharePolicy` an item's evidence and coherence
-into lambda, the model's share (1 = model only). A benchmark's text form is also a setting. Offline evaluation compares
-policies on held-out time.
+`FeedbackPolicy` weighs interactions; `SharePolicy` gives lambda, the model's share (1 = model only). A benchmark's text
+form is also a setting.
 """
 
 import math

@@ -1,11 +1,9 @@
 """Feedback for text search from clicks on results: exact sums per item (PEFA-XS) and remembered queries (PEFA-XL).
 
-A click is a user's choice of an item for a query. The query's state moves the item's state towards such queries. If it
-is among the nearest remembered states of a later query, it also votes for the item. Clicks arrive in any order and
-repeatedly; they are undone and their users forgotten, before or after they arrive. The result is always bit-identical
-to that of the surviving clicks alone. Removing a click encodes its query again, so `encode` must be a function of the
-text alone (one text at a time: matrix products of a padded batch may round otherwise). This module depends neither on
-streams nor on answers.
+A click's query state moves the item's state towards such queries, and votes for the item in later queries nearby.
+Clicks arrive in any order and repeatedly, and are undone and forgotten before or after they arrive. The result is
+bit-identical to that of the surviving clicks alone. Removing a click encodes its query again, so `encode` must be a
+function of the text alone (one text at a time: matrix products of a padded batch may round otherwise).
 
 Letters: P_q, P_x query and item components, P = P_q * P_x, d component width, n requested items.
 """
@@ -72,8 +70,8 @@ class QueryFeedback:
     ) -> None:
         """states (X, P_x, d): the model's; index: their rows by id; other items start from zero components.
 
-        capacity: the number of queries that may vote. They are those whose source positions have the smallest hashes.
-        Raises: ValueError for states with their own gate, which a text model lacks; a capacity below 1.
+        capacity: how many queries may vote: those whose source positions have the smallest hashes. Raises: ValueError
+        for states with their own gate, which a text model lacks; a capacity below 1.
         """
         if states.gate is not None:
             raise ValueError(f"states.gate has shape {states.gate.shape}; allowed: None, a text model gates by cosines")
@@ -218,7 +216,7 @@ class QueryFeedback:
         self._changed.update(dict.fromkeys(item_ids))
 
     def _refill(self) -> None:
-        """Offer the surviving clicks to a new memory in order of their hashes; encode only those that it stores."""
+        """Offer the surviving clicks to a new memory by hash; encode only those that it stores."""
         refilled = self._memory.emptied()
         for click in sorted(self._clicks.values(), key=lambda click: hash_of(_entry_id(click.source_position))):
             state = self._state(click.query)
@@ -233,7 +231,6 @@ class QueryFeedback:
         return [(click, self._state(click.query)) for click in clicks]
 
     def _state(self, query: str) -> FloatArray | None:
-        """The query's components, rounded to half precision as in the memory."""
         if query in self._cached:
             self._cached.move_to_end(query)
             return self._cached[query]

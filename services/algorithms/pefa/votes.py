@@ -1,8 +1,7 @@
 """PEFA-XL: the remembered interactions nearest to a query vote for their items, while the memory changes.
 
 Two query states' similarity is the mean of their components' cosines without the user-id component: a dot product of
-the concatenated components. So the memory is a mutable index of plain vectors. A vote names its interaction, for
-explanations.
+the concatenated components. So the memory is a mutable index of plain vectors.
 
 Letters: B queries, k neighbours, P_q query components, d component width, n entries.
 """

@@ -74,8 +74,6 @@ def select(
 
 
 class _Limits:
-    """Remaining room of each category and cap."""
-
     def __init__(
         self,
         num_items: int,

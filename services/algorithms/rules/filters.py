@@ -1,7 +1,7 @@
 """Filters of answers: allow and deny lists, categories, attributes, seen items.
 
-`passing` defines a filter's meaning. Unknown ids and categories match nothing, since a caller's list may be newer or
-older than the catalogue. An undeclared attribute is an error.
+Unknown ids and categories match nothing, since a caller's list may be newer or older than the catalogue. An undeclared
+attribute is an error.
 
 Letters: n items.
 """

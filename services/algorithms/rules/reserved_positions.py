@@ -1,8 +1,7 @@
 """Reserve positions of an answer for new items, at random, with known chances.
 
 Of k positions R are reserved: the share of k, rounded at random so that its mean is right, and at most the number of
-new items. Reserved positions, and the m new items at them, are drawn uniformly. Learners can weigh each exposure by its
-chance.
+new items. Reserved positions, and the m new items at them, are drawn uniformly.
 
 A new item is at a position with chance E[R] / (k m). The ordinary item of rank r is at position j if j - r positions
 before it are reserved and j is not: C(j-1, j-r) C(k-j, R-j+r) / C(k, R), the mean over R.
@@ -52,7 +51,6 @@ def draw_slots(k: int, num_new: int, share: float, rng: Random) -> Slots:
 
 
 def _counts(taking: int, num_new: int, share: float) -> dict[int, float]:
-    """Each number of reserved positions' chance."""
     wanted = share * taking
     least = math.floor(wanted)
     chances: dict[int, float] = {}
@@ -64,7 +62,6 @@ def _counts(taking: int, num_new: int, share: float) -> dict[int, float]:
 
 
 def _chance(position: int, rank: int, taking: int, chances: dict[int, float]) -> float:
-    """The chance of a rank's ordinary item at a position, both from 0."""
     if position >= taking:
         return chances.get(position - rank, 0.0)
     before = position - rank

@@ -1,7 +1,7 @@
 """Item neighbours: items close to each other in users' histories vote for a user's next item.
 
 `voted_answers.py` merges their votes with the model and preserves certificates. Each request computes them from the
-user's last items, so a click counts at once. Training learns the neighbours.
+user's last items, so a click counts at once.
 
 Letters: X items, N neighbours of an item, n voted items.
 """

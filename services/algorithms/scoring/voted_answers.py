@@ -93,7 +93,6 @@ def _joining(
     votes: Votes,
     wanted: ItemFilter,
 ) -> ScoredItems:
-    """The voted items outside `ids` that pass and have a state in this version, with s."""
     there = frozenset(ids)
     others = [item_id for item_id in votes if item_id not in there]
     if not wanted.is_open:

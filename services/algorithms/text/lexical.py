@@ -1,6 +1,6 @@
 """BM25 over items' words: a bm25s index, and a small delta of later changes.
 
-The baseline finds an item by its exact words, and a new item first, since it needs no model. Each row is an item.
+The baseline finds an item by its exact words, and a new item first, since it needs no model. Rows are items.
 
 A put or withdrawn row is masked out in the index; a put row is added to the delta. The delta uses the index's
 statistics (mean length, document frequencies), so that scores are comparable; a word unknown to the index has its
@@ -46,7 +46,7 @@ def words_of(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """The bm25s index. tokens: the documents' word numbers, kept for the next build."""
+    """tokens: the documents' word numbers, for the next build."""
 
     model: bm25s.BM25 | None
     vocabulary: Mapping[str, int]
@@ -220,7 +220,6 @@ def _built(documents: Iterable[Sequence[str]]) -> _Serving:
 
 
 def _merged(index: _Index, is_dead: Mask, documents: Mapping[int, Sequence[str]]) -> _Serving:
-    """One index of the living rows of `index` and the delta's documents, without words of dead rows only."""
     by_number = list(index.vocabulary)
     everything: list[Sequence[str]] = [
         () if dead else [by_number[number] for number in row.tolist()]

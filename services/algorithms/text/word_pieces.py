@@ -102,7 +102,6 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[Tokens, Tokens]:
 
 
 def _words(text: str) -> list[str]:
-    """Lower-cased words without accents; punctuation marks and CJK characters are separate words."""
     spaced = []
     for char in unicodedata.normalize("NFD", text.lower()):
         kind = unicodedata.category(char)

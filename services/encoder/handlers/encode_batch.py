@@ -135,7 +135,6 @@ class EncodeBatch:
 
 
 def _state(user_id: str, user: UserWork, encoded: _Encoded, applied_ms: int, traceparent: str) -> StoredState | None:
-    """The new state of a user whose history changed."""
     merged = user.merged
     if merged.changed_by is None:
         return None

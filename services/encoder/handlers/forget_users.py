@@ -152,7 +152,6 @@ class ForgetUsers:
             log.warning("encoder_cache_not_dropped", users=len(users), reason=exc.message)
 
     def _voided(self, forget: Forget) -> list[ForgetUpTo]:
-        """Messages that void a forget's records, one per pseudonym."""
         return [
             ForgetUpTo(
                 forget_id=forget.forget_id,

@@ -150,12 +150,10 @@ class ItemTable:
         return row
 
     def _first(self, row: int) -> tuple[str, tuple[str, ...]]:
-        """Title and categories in the model bundle."""
         bundled = int(self._bundled[row]) if row < len(self._bundled) else -1
         return (self._items.titles[bundled], self._items.categories[bundled]) if bundled >= 0 else ("", ())
 
     def _now(self, row: int) -> tuple[str, tuple[str, ...]]:
-        """The present title and categories."""
         return self._described.get(row) or self._first(row)
 
     def _words(self, row: int, title: str, names: Sequence[str]) -> str:
@@ -169,7 +167,6 @@ class ItemTable:
         return " ".join([text, *(name for name in names if name not in text)])
 
     def _find(self, item_id: str) -> int:
-        """The row, -1 for an unknown item."""
         bundled = self._items.ids.get(item_id, -1)
         if bundled >= 0:
             return int(self._row[bundled])
@@ -177,7 +174,6 @@ class ItemTable:
         return row if row >= 0 else self._new_rows.get(item_id, -1)
 
     def _known(self, item_ids: Sequence[str]) -> list[int]:
-        """The known items' rows."""
         bundled = self._items.ids.find(item_ids)
         rows = [
             self._find(item_id) if row < 0 else int(self._row[row])

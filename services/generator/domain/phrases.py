@@ -101,7 +101,6 @@ class Phrases:
 
 
 def _best_of_items(answers: Sequence[Answer], k: int) -> dict[int, Answer]:
-    """The first k items by row with their best identifiers, in order."""
     best: dict[int, Answer] = {}
     for answer in answers:
         for row in answer.item_rows.tolist():

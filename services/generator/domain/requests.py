@@ -1,4 +1,4 @@
-"""Requests and answers of the generator as dataclasses: no Protobuf, no index internals."""
+"""Requests and answers of the generator as dataclasses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class TextSource(Protocol[A]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceInfo:
-    """A source's loaded data, or the reason why it is not loaded."""
+    """A source's loaded data, or why it is not loaded."""
 
     source: str
     is_loaded: bool
@@ -66,7 +66,7 @@ class SourceInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratorInfo:
-    """The loaded sources, and the next offset of each topic (clicks: None if not followed)."""
+    """The loaded sources, and each topic's next offset (clicks: None if not followed)."""
 
     text_version: str
     sources: Sequence[SourceInfo]

@@ -1,8 +1,7 @@
 """The text source: learned similarity over a language model's components, and feedback from clicks.
 
 A click's query moves its item (PEFA-XS) and votes for it near that query (PEFA-XL). Certificates apply to the served
-states. An item without a document is found after its first click, since the bundle has no document encoder. This
-module reads no stream and encodes no query.
+states. An item without a document is found after its first click, since the bundle has no document encoder.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -47,7 +46,7 @@ class ClickPolicy:
 
 
 class TextMol:
-    """Answers queries while one thread applies clicks and another the catalogue's metadata."""
+    """Answers queries while one thread applies clicks and another the metadata."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class TextMol:
         num_query_components: int,
         policy: ClickPolicy = ClickPolicy(),
     ) -> None:
-        """base: the text bundle's documents with their states; its model version is the text version."""
+        """base: the text bundle's documents with states; its model version is the text version."""
         self.live = LiveCatalogue(base, build=carry_over(only(Exact)))
         self._encode_all, self._encode, self._policy = encode_all, encode, policy
         self._num_query_components = num_query_components
@@ -90,7 +89,7 @@ class TextMol:
         return self.live.served.position + 1
 
     def digest(self) -> str:
-        """Return a hash (32 hex digits) of the counted clicks and their effect; equal clicks give equal hashes."""
+        """A hash (32 hex digits) of the counted clicks and their effect."""
         return self._feedback.digest()
 
     def start(self) -> None:
@@ -104,7 +103,7 @@ class TextMol:
             merge.close()
 
     def find(self, asked: Sequence[Asked]) -> list[Scored]:
-        """Return the top k of each query by lambda * s + (1 - lambda) * vote; nothing for a query without a word."""
+        """The top k of each query by lambda * s + (1 - lambda) * vote; nothing for a query without a word."""
         states, has_words = self._encode_all([one.query for one in asked])
         served = self.live.served
         version = self.live.base.model_version
@@ -136,7 +135,7 @@ class TextMol:
         return answers
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
-        """Apply descriptions of items: withdrawals and categories."""
+        """Apply withdrawals and categories."""
         self.live.describe(items)
 
     def apply(self, records: Iterable[ClickRecord], *, next_offset: int) -> None:
@@ -152,7 +151,7 @@ class TextMol:
                     undone.append(record.undoes)
                 case ForgetUpTo():
                     feedback.forget(record.user_pseudonym, record.up_to)
-        # The order does not matter to the feedback: undone and forgotten clicks are void whenever they arrive.
+        # In any order: undone and forgotten clicks are void whenever they arrive.
         feedback.undo(undone)
         feedback.add(clicks)
         self._serve(next_offset - 1)
@@ -193,7 +192,7 @@ class TextMol:
 
 
 def _click(record: SearchClick) -> Click:
-    # The broker's time: producers' clocks do not matter here, and the sums only store the time.
+    # The broker's time: producers' clocks do not matter here.
     return Click(
         (record.partition, record.offset),
         record.query,

@@ -287,7 +287,6 @@ class Ledger:
         return found
 
     def _find(self, position: int) -> tuple[int, int] | None:
-        """Block and row of a counted position."""
         source, at = unpack_position(position)
         if position > self._newest.get(source, -1):
             return None

@@ -233,7 +233,6 @@ class Partition:
         self.pending.take(item_id)
 
     def _settle(self, interactions: Sequence[Interaction]) -> None:
-        """Add counted interactions to the sums."""
         for part in contributions_of(self.rules, interactions, weights_of(self.rules, interactions)):
             self._add_to_sums(part, self.ledger.user_of)
             for interaction in part.interactions:

@@ -82,5 +82,4 @@ class CarefulFold:
 
 
 def _dead_letter(number: int, entry: Entry, reason: str) -> DeadLetter:
-    """A dead letter with the record's position, without its bytes."""
     return DeadLetter(SourceRecord(ATTRIBUTIONS, number, entry.offset, 0, None, None), reason)

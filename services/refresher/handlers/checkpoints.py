@@ -157,7 +157,6 @@ def from_bytes(data: bytes, number: int, rules: Rules, listed: Container[str]) -
 def _maker(
     state: Partition, buckets: Mapping[int, Mapping[str, MemoryEntry]], kind: str, which: str
 ) -> Callable[[], bytes]:
-    """Capture a part's content; return its encoder."""
     at = int(which or 0)
     ledger = state.ledger
     match kind:
@@ -310,7 +309,6 @@ def _fitting(values: Mapping[str, Any], number: int, rules: Rules, listed: Conta
 
 
 def _find_contributors(state: Partition) -> None:
-    """Collect new items' users from the ledger."""
     new = [
         number
         for number, item_id in enumerate(state.numbers.ids)

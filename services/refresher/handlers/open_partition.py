@@ -133,7 +133,6 @@ class OpenPartition:
             return False
 
     def _lacks_listed(self, state: Partition, num_partitions: int) -> bool:
-        """Whether an item was listed whose pending interactions were evicted."""
         return state.pending.evicted_from is not None and any(
             state.pending.may_lack(item_id)
             and item_id not in state.sums

@@ -134,7 +134,6 @@ class Publication:
         return batches
 
     def _count_fresh(self, numbers: Sequence[int]) -> bool:
-        """Export published interactions' latency; return whether changes are left."""
         left, done_ms = False, time.time_ns() // 1_000_000
         for number in numbers:
             state = self._registry.partitions[number]

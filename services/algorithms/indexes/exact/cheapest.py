@@ -110,7 +110,6 @@ class Exact(ScoredIndex):
     def _by_turn(
         self, queries: QueryStates, k: int, ask: Callable[[Index], _Found], max_gap: float = 0.0
     ) -> tuple[_Found, Pass]:
-        """The next strategy's result, and a pass with its name. Record its time."""
         kind = _kind(len(queries), k, max_gap)
         number = self._turn(kind)
         started = time.thread_time()
@@ -123,7 +122,6 @@ class Exact(ScoredIndex):
         return found, Pass(f"strategy:{self.strategies[number].name}", 0.0, nothing)
 
     def _turn(self, kind: _Kind) -> int:
-        """The next strategy: each in order, then the cheapest."""
         with self._lock:
             started = self._started[kind]
             self._started[kind] += 1
@@ -141,7 +139,7 @@ class Exact(ScoredIndex):
 def carry_over(build: Build) -> Build:
     """A build whose exact indexes copy the timings of the previous index of the same name and similar size.
 
-    Timings of a delta's block do not apply to the main segment, nor the reverse.
+    A delta block's timings do not apply to the main segment, nor the reverse.
     """
     before: dict[str, Exact] = {}
 

@@ -4,7 +4,7 @@ New rows are appended to the tail, a fixed buffer; a full one becomes a block in
 older neighbour while that is less than 8 times as large: a delta of n rows has at most log8(n / 256) + 2 blocks, each
 row is copied about 8 times per level, and a search rebuilds at most 256 changed rows.
 
-Answers are exact: float32 scores, then float64 only for scores that reach the main segment's K-th.
+Answers are exact.
 
 Letters: B queries, n rows, K results, P_x item components, P pairs, d component width.
 """

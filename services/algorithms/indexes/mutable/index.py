@@ -1,7 +1,7 @@
 """An index over item ids that changes while it answers.
 
 A batch of changes makes the next version and publishes it by one assignment, so readers take no lock and never see part
-of it. An update appends to the delta and to a death log. `merge` builds a new main segment while searches and changes
+of it. An update appends to the delta and a death log. `merge` builds a new main segment while searches and changes
 continue, then replaces the old one and applies the deaths since.
 
 Letters: B queries, K results, P_x item components, P pairs, d component width.
@@ -301,7 +301,6 @@ class MutableIndex:
     def _categories(
         self, upserts: ItemBatch, in_tail: Sequence[int | None], found_in: Sequence[tuple[Segment, Indices]]
     ) -> list[tuple[int, ...]]:
-        """The upserted items' category codes: the batch's if it has any, else their current ones."""
         if upserts.categories is not None:
             return self._coded(upserts.categories)
         out: list[tuple[int, ...]] = [() if row is None else self._tail.categories(row) for row in in_tail]
@@ -313,7 +312,6 @@ class MutableIndex:
     def _attributes(
         self, upserts: ItemBatch, in_tail: Sequence[int | None], found_in: Sequence[tuple[Segment, Indices]]
     ) -> Columns:
-        """The upserted items' attributes, as `_categories`."""
         if upserts.attributes is not None:
             return upserts.attributes.recoded(self._tags)
         out = np.array([encoded({}, self.kinds, {})] * len(upserts), row_type(self.kinds))
@@ -332,7 +330,6 @@ class MutableIndex:
         return [tuple({codes.setdefault(name, len(codes)) for name in names}) for names in categories]
 
     def _seal_tail(self) -> None:
-        """Turn the tail's living rows into a block and begin a new tail."""
         sealed = self._tail.segment(len(self._tail), len(self._tail.dead))
         if sealed is not None:
             sealed.prepare()
@@ -385,7 +382,6 @@ class MutableIndex:
         return 1 if self._blocks and self._blocks[0].indexes else 0
 
     def _make_room(self, num_new: int) -> None:
-        """Merge if `num_new` more rows would exceed the memory limit."""
         if self.max_bytes is None or self._bytes_with(num_new) <= self.max_bytes:
             return
         version = self._version
@@ -393,19 +389,17 @@ class MutableIndex:
             self.merge()
 
     def _require_room(self, num_new: int) -> None:
-        """Raises: IndexFullError if `num_new` more rows, then a merge, would exceed the memory limit."""
+        """Raises: IndexFullError if the new rows, then a merge, would exceed the memory limit."""
         if num_new and self.max_bytes is not None and (needed := self._bytes_with(num_new)) > self.max_bytes:
             raise IndexFullError(
                 f"max_bytes={self.max_bytes} but {num_new} more items make {needed}, with the copy that a merge makes"
             )
 
     def _bytes_with(self, num_new: int) -> int:
-        """Most bytes after `num_new` more rows and a merge."""
         memory = self.memory
         return memory.main + memory.delta + self._bytes_of(num_new) + self._bytes_of(self.num_items + num_new)
 
     def _bytes_of(self, num_rows: int) -> int:
-        """A segment's bytes, if possible from the main segment's bytes per row."""
         main = self._main
         per_row = (
             self.shape.bytes_per_item + _ROW_OVERHEAD + 8 * len(self.kinds) if main is None else main.nbytes / len(main)
@@ -414,7 +408,7 @@ class MutableIndex:
 
 
 def _digest(before: str, upserts: ItemBatch | None, removals: Iterable[str]) -> str:
-    """Digest of a batch and everything before it: equal changes make equal versions."""
+    """Equal changes make equal versions."""
     digest = hashlib.blake2b(before.encode(), digest_size=16)
     if upserts is not None:
         _add_ids(digest, upserts.item_ids)

@@ -1,7 +1,6 @@
 """A batch of items for a mutable index, validated before any change.
 
 Errors have the item and the value, since one bad row rejects the batch. A zero component is allowed: the item lacks it.
-An item with only zero components scores 0.
 
 Letters: n items of the batch.
 """

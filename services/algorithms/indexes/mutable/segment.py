@@ -123,7 +123,6 @@ class Segment:
 
     @lazy_property
     def _by_category(self) -> tuple[npt.NDArray[np.int32], Indices]:
-        """Sorted codes, and the row of each."""
         categories = self.rows.categories
         rows = np.repeat(np.arange(len(self)), categories.offsets[1:] - categories.offsets[:-1])
         order = np.argsort(categories.codes, kind="stable")

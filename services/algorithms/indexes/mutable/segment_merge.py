@@ -169,7 +169,6 @@ def _fill(out: npt.NDArray[np.float32], slices: Iterator[npt.NDArray[np.float32]
 
 
 def _rows_end_to_end(order: Order) -> Indices:
-    """The order's rows in the concatenated sources."""
     sizes = [0, *(len(source.segment) for source in order.sources)]
     return np.asarray(np.cumsum(sizes)[order.source] + order.row, dtype=np.int64)
 

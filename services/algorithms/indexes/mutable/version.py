@@ -209,7 +209,6 @@ class Version:
 
 
 def _named(segment: Segment, algorithm: str | None) -> Index:
-    """The segment's index of this name, or its first."""
     indexes = segment.indexes
     if algorithm is None:
         return next(iter(indexes.values()))

@@ -3,8 +3,8 @@
 Tangents (tangents.py) are searched among item vectors. A vector is coded as its cell and a product-quantized residual:
 after a rotation, 16 codewords for every two coordinates, learned under the loss that preserves high scores
 (arXiv:1908.10396; offline/training/codebooks). FAISS's fast scan adds up 8-bit tables, 32 items at a time, and filters
-inside the scan. It needs the extra bench-cpu and a bundle's codebooks. The scan's rounding has no useful bound, so the
-certificate is "estimate" unless the pool has all allowed items.
+inside the scan. It needs the extra bench-cpu and a bundle's codebooks. The scan's rounding has no useful bound: the
+certificate is "estimate".
 
 Letters: X items, M query vectors, w coordinates, m codewords an item, N pool size. Memory: m / 2 + 8 bytes per item,
 plus the cells. Measurements: decision 058.
@@ -30,7 +30,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
 class Anisotropic(TangentIndex):
     """The N / M best items by product code for each of a query's M tangents; their union is reordered by s.
 
-    Certificate: an estimate. A list has at least k items.
+    A list has at least k items.
     """
 
     name = "anisotropic"

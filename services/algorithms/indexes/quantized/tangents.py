@@ -8,7 +8,7 @@ sample, then those that its tangents find in a few cells. The pool is the union 
 method is our own; the paper's TopKAvg (arXiv:2407.15462, section 3.2) is the same with equal weights for every query
 and item.
 
-Measured in docs/benchmarks/large-catalogues.md. Nothing bounds the difference of s and a tangent, so the certificate is
+Measured in docs/benchmarks/large-catalogues.md. Nothing bounds the difference of s and a tangent: the certificate is
 "estimate" unless the pool has all allowed items.
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d width, M tangents of a query, n items,
@@ -336,7 +336,6 @@ class Slopes:
 
 
 def _best(scores: npt.NDArray[np.float32], count: int) -> Indices:
-    """Positions of the `count` largest, in any order."""
     return np.argpartition(-scores, count)[:count] if count < len(scores) else np.arange(len(scores))
 
 

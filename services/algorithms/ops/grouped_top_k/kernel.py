@@ -3,8 +3,8 @@
 `tile_maxima_kernel` stores only the best of every W items per (query vector, component). The (N + 1)-th largest of
 these is the threshold: at least N + 1 items reach it, and few more with four times as many tiles as N. `collect_kernel`
 computes the dot products again, which costs less than writing and reading them (d multiply-adds against 8 bytes), and
-stores those that reach the threshold. `collect_values_kernel` does this for existing values. The order of results
-depends on the run; callers sort.
+stores those that reach the threshold. `collect_values_kernel` does this for given values. The order of results depends
+on the run; callers sort.
 
 Letters: R query vectors (B queries times Q each), X items, S item components, d width, W items per maximum.
 """

@@ -270,7 +270,6 @@ def _taken(allowed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 def _statistics(
     items: ItemStates, dtype: torch.dtype
 ) -> tuple[rounding.ItemMagnitudes, tuple[FloatArray, FloatArray] | None, StoredItems]:
-    """The largest norms and gates, the gates' range, and their rounding in `dtype`, over all items."""
     num_components = items.components.shape[1]
     norms, residuals = np.zeros(num_components), np.zeros(num_components)
     for start in range(0, len(items), _STATS_ITEMS):

@@ -127,7 +127,6 @@ class FusedItems:
         return self._in_kernel_order(0.5 * gate)
 
     def _in_kernel_order(self, values: torch.Tensor) -> torch.Tensor:
-        """Put pairs p_q * P_x + p_x in the kernel's order, padded with zeros."""
         shape = self._shape
         pairs = values.reshape(*values.shape[:-1], shape.query_components, shape.item_components).transpose(-1, -2)
         out = values.new_zeros((*values.shape[:-1], shape.px, shape.q))

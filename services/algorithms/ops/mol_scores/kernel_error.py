@@ -15,8 +15,7 @@ For one query-item pair with cosines c, hidden values h = SiLU(z) and gating wei
   68 of 261 items per query).
 
 Assumed of the GPU: a matrix product of K terms errs by at most (K + 4) 2**-22 of the sum of magnitudes (float32 sums
-that truncate), tanh.approx by 2**-10.9 of its value (PTX: 2**-11), exp2 by 2**-20 of its value. Tests compare errors
-with the bound in float64, in the interpreter and on a GPU.
+that truncate), tanh.approx by 2**-10.9 of its value (PTX: 2**-11), exp2 by 2**-20 of its value.
 
 Letters: B queries, P_q, P_x query and item components, P = P_q * P_x (pair p_q * P_x + p_x), d width, G hidden width.
 """

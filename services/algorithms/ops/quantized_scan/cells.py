@@ -253,7 +253,6 @@ def _residuals(
     cells: npt.NDArray[np.int64],
     chunk: slice,
 ) -> tuple[FloatMatrix, npt.NDArray[np.int64]]:
-    """Residuals of a chunk of items in cell order, and their cells."""
     owner = cells[chunk]
     return vectors[order[chunk]] - centres[owner], owner
 
