@@ -1,11 +1,10 @@
 """Choose the algorithm of a search that names none: the first loaded one, exact before cheap, whose measured cost fits
 the deadline.
 
-A search may take a tenth of the time left when its batch begins: an idle machine answers large catalogues exactly, a
-busy one cheaply.
+A search may take a tenth of the time left: an idle machine answers large catalogues exactly, a busy one cheaply.
 
-If a search wants a proven gap, the algorithm with the least cost over its measured chance of a proof comes first, and
-may use half of the time left. `exact` proves every gap, and is the last resort.
+For a proven gap, the algorithm with the least cost over its measured chance of a proof comes first, and may use half of
+the time left (decision 091).
 """
 
 import time

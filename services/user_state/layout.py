@@ -1,15 +1,14 @@
-"""Redis keys and packed values of user states, histories and stream progress.
+"""Redis keys and packed values of user states, histories and stream progress (decision 031).
 
 A user's home is the partition that Kafka's partitioner gives to the user id. All keys of a home partition (users, their
-table, progress) share one hash slot: they lie on one node, fail over together, and one script can change them. Values
-are bounded, and user keys have a TTL.
+table, progress) share one hash slot. Values are bounded, and user keys have a TTL.
 
 A user's position is `epoch|partition:offset,...|partition:offset,...`; the second list has the forgotten offsets. A
 value of an earlier epoch reads as absent. Every write compares the whole text, so one prepared before a forget cannot
 restore forgotten data.
 
 The table of users has each one's last applied offset of the home partition and the keys' expiry. A user is lost, not
-new, if the keys are missing or have a lower offset than the table.
+new, if the keys are missing or have a lower offset.
 """
 
 import secrets

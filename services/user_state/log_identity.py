@@ -1,9 +1,8 @@
-"""Check that a partition of `interactions` is still the log whose records were applied.
+"""Check that a partition of `interactions` is still the log whose records were applied (decision 030).
 
-Offsets alone cannot show this: a recreated topic may be longer. kafka-python has no topic ids. So the progress stores
-three anchors (offset and digest of a record) of each partition. `first` is this epoch's first record, `newest` its
-newest, which shows whether the log lost its end and was overwritten. `last`, at or shortly before `newest`, advances
-only after a check found it in place, so it is of the same log as the records before it.
+The progress stores three anchors (offset and digest of a record) of each partition. `first` is this epoch's first
+record, `newest` its newest, which shows whether the log lost its end and was overwritten. `last`, at or shortly before
+`newest`, advances only after a check found it in place, so it is of the same log as the records before it.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,8 +1,5 @@
-"""Restore users whose keys the state store lost, from `histories` or from their records in the log.
+"""Restore users whose keys the state store lost, from `histories` or from their records in the log (decision 032).
 
-The store's table of users has each user's progress, so a user with missing keys is known to be lost, not new. A current
-record in `histories` suffices. If the history changed since the last round of `write_histories.py`, the log after its
-marks is read too. A user without a usable record is read from the beginning of the log, or after the marks if newer.
 The result is the history at the watermark. Attributions and clicks are not published again. `turn` works between two
 polls: first on users with records, then on the others, then on states.
 """

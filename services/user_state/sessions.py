@@ -1,7 +1,7 @@
-"""Short-lived lists of bytes per user for the gateway, newest entry first, bounded in number and time.
+"""Short-lived lists of bytes per user for the gateway, newest entry first, bounded in number and time (decision 050).
 
-They lie in the user's hash slot; a forget, or emptying the store, removes them. Only a user with a history has lists.
-All lists use at most a tenth of Redis' memory (`maxmemory`, else the machine's). Losing a list costs one more request.
+They lie in the user's hash slot; a forget, or emptying the store, removes them. Only a user with a history has lists,
+which use at most a tenth of Redis' memory (`maxmemory`, else the machine's). Losing a list costs one more request.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

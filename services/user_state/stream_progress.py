@@ -1,7 +1,7 @@
 """This process's progress in `interactions`, from the state store: epoch, watermarks, and the identity of the log.
 
-Kafka's committed offsets only serve lag monitoring, and show which attributions were published before the state store
-was lost.
+Kafka's committed offsets only serve lag monitoring, and show which attributions were published before the store was
+lost.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,9 +1,8 @@
-"""Write every user's history to the compacted topic `histories`, in rounds.
+"""Write every user's history to the compacted topic `histories`, in rounds (decision 032).
 
 A round writes the users whose history changed since the last one, then, once acknowledged, a mark to each partition:
-the offset up to which the topic reflects `interactions`. So a user's newest record plus the records of `interactions`
-after the mark give the whole history. A crash loses only the set of changed users, found again from the records after
-the marks. The marks lie in the topic itself: they are lost together with it and outlive the store.
+the offset up to which the topic reflects `interactions`. A crash loses only the set of changed users, found again from
+the records after the marks. The marks lie in the topic itself: they are lost together with it and outlive the store.
 """
 
 import secrets

@@ -40,7 +40,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventType:
-    """weight: the event's weight in PEFA."""
+    """Whether the item counts as seen, whether the history has the event, and its weight in PEFA."""
 
     role: Role
     seen: bool
@@ -48,6 +48,7 @@ class EventType:
     weight: TypeWeight
 
     def __post_init__(self) -> None:
+        """Raises: ValueError for contradicting fields."""
         if self.history and not self.seen:
             raise ValueError("seen=false with history=true; allowed: what is in a history counts as seen")
         if self.role is Role.EXPOSURE and (self.history or self.weight.slope):

@@ -1,8 +1,8 @@
-"""Actions: a row of the action embedding is added to the item's embedding.
+"""Actions: a row of the action embedding is added to the item's embedding (decision 048).
 
-An action is an event type. If its weight depends on a value, it is a type at one of five levels: 1 to 5 stars are
-"rating -2" to "rating +2". Actions not in the bundle's manifest have row 0, which adds nothing. A negative event is
-encoded only if its action has a row: row 0 would make it positive.
+An action is an event type, or a type at one of five levels of its weight: 1 to 5 stars are "rating -2" to "rating +2".
+Actions not in the bundle's manifest have row 0, which adds nothing. A negative event is encoded only if its action has
+a row: row 0 would make it positive.
 
 Item and action are one number, item + action * STRIDE, so code for sequences ignores actions.
 """

@@ -1,4 +1,4 @@
-"""Recent negative events move a user's query state away from their items, as feedback moves an item (PEFA).
+"""Recent negative events move a user's query state away from their items, as feedback moves an item (decision 047).
 
 The state steps down the score of each rejected item x, with the gate weights pi of the state and x:
 

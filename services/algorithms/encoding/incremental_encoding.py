@@ -1,8 +1,7 @@
 """Encode one more event of a history at the cost of one step, not of the history.
 
-Each whole window is compared, event by event, with the last one under its cache key; only what follows the common
-prefix is encoded. So nothing needs invalidation: an out-of-order event, an undo, a moved window, a forgotten user or
-two users of one key only shorten the prefix. Memory is limited in bytes; the least recently used entries go first.
+Each window is compared with the last one under its cache key, and only what follows the common prefix is encoded, so
+nothing needs invalidation (decision 014).
 
 It needs only NumPy: the encoder process imports it, and the export copies it into the inference server's model folder,
 without the rest of this project.
@@ -114,7 +113,8 @@ class IncrementalEncoder:
     """Encodes sequences of one model, cached by key, with a step graph of `services.offline.training.step_export`.
     Thread-safe.
 
-    session: an ONNX Runtime session over the graph (or an object with its get_inputs, get_outputs and run).
+    session: an ONNX Runtime session over the graph (or an object with its get_inputs, get_outputs and run). max_bytes:
+    limit of the cache; the least recently used entries are evicted first.
     """
 
     def __init__(self, session: Any, *, max_bytes: int) -> None:

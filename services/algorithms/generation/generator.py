@@ -78,6 +78,7 @@ class Generator:
     token_rows: npt.NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
+        """Raises: ValueError with both values if vocabulary sizes, widths or identifiers of two parts differ."""
         for name, tokens in (("shortlist", self.shortlist.num_tokens), ("trie", self.trie.num_tokens)):
             if tokens != len(self.output_layer):
                 raise ValueError(f"{name} is of {tokens} tokens, the output layer of {len(self.output_layer)}")

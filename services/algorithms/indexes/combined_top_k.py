@@ -1,8 +1,6 @@
 """CombinedTopK(N1, N2): the union of TopKPerEmbedding(N1) and TopKAvg(N2), then full scores within it.
 
-arXiv:2407.15462, section 3.2. The lists complement each other if gate weights vary. The certificate compares
-TopKPerEmbedding's bound at N1 with the union's K-th score; the paper's Theorem 3 would need a brute-force pass over
-everything outside.
+arXiv:2407.15462, section 3.2. TopKPerEmbedding's bound at N1 is the certificate (decision 011).
 
 Letters: B queries, X items, K results, N1 per component pair, N2 by the average. Cost: both scans (the average adds one
 dot product per item to the P of the pairs), then full scores.

@@ -96,7 +96,7 @@ class Pool:
     """First-stage pools of B queries, best first by the first stage's own score, ties by item id.
 
     Shapes: item_indices (B, N'), scores (B, N') as in TopK; bounds (B,): no allowed item outside the pool has s = tau *
-    phi above it; -inf if none was omitted, NaN without proof.
+    phi above it; -inf if none was omitted, NaN without proof. passes: as in TopK.
     """
 
     item_indices: Indices

@@ -1,7 +1,7 @@
-"""Item ids as a column that finds an id's row by hash.
+"""Item ids as a column that finds an id's row by hash (decision 087).
 
-Hashes are 64 bits, valid in this process only. A dictionary of ten million ids takes 1.5 GB and blocks the interpreter
-lock while it is built; sorted hashes and rows take 12 bytes an id, and hashes by row 8 more.
+Hashes are 64 bits, valid in this process only. Building a dictionary of ten million ids would block the interpreter
+lock.
 
 Letters: n ids, m requested ids.
 """

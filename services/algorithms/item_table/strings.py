@@ -1,6 +1,5 @@
-"""Strings as a column: their concatenated UTF-8 and the end of each, in arrays that may be memory-mapped.
-
-A Python string takes 60 bytes and a reference; a 12-byte id in a column takes 16 bytes, in shared memory.
+"""Strings as a column: their concatenated UTF-8 and the end of each, in arrays that may be memory-mapped (decision
+087).
 
 Letters: n strings, m requested rows.
 """

@@ -1,11 +1,8 @@
 """States of items without interactions, by ridge regression from their texts onto known items' states.
 
-A linear map takes an item's content vector to its components' deviation from the catalogue's mean. An item weighs its
-training interactions, because states of rarely used items are mostly noise. Regression shrinks predictions towards the
-mean state, which scores below most items: so it gives only the direction, known items the length.
-
-In closed form, each known item is predicted by the fit without it; the ridge with the best directions is chosen. If
-these are not better than chance, new items get the mean state (decision 053).
+Predictions give the direction from the catalogue's mean, known items the length; an item weighs its training
+interactions. Each known item is predicted by the fit without it, and the ridge with the best directions is chosen; if
+these are not better than chance, new items get the mean (decision 053).
 
 Letters: X known items, B new items, D content width, P_x item components, P pairs, d component width, R = P_x * d, M
 items of a block.

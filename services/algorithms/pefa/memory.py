@@ -1,9 +1,9 @@
-"""The interactions that PEFA-XL remembers: the survivors (not removed) whose ids have the smallest hashes.
+"""The interactions that PEFA-XL remembers: the survivors (not removed) whose ids have the smallest hashes (decision
+013).
 
-So the content, a bounded uniform sample, depends only on the set of survivors. A reserve besides the `capacity` visible
-entries replaces removed ones; rejected entries are not stored. When the reserve is used up, survivors are missing:
-`wants_refill` is true, and a second memory is filled from all survivors. Until then exactly the survivors with a hash
-below a bound are here.
+A reserve besides the `capacity` visible entries replaces removed ones; rejected entries are not stored. When the
+reserve is used up, survivors are missing: `wants_refill` is true, and a second memory is filled from all survivors.
+Until then exactly the survivors with a hash below a bound are here.
 
 Letters: P_q query components, d component width.
 """

@@ -1,9 +1,8 @@
-"""The checkpoint port over the topic `refresher-checkpoints`, so that any host can continue a partition.
+"""The checkpoint port over the topic `refresher-checkpoints`, so that any host can continue a partition (decision 033).
 
-A checkpoint is a head and parts; the head is written after the parts are acknowledged. A refresher writes a claim
-before it reads a partition, and stops saving once it finds a later claim of another one. So only the latest claim's
-owner deletes a head's parts, when the partition has two later heads. Any complete checkpoint is correct for its
-position.
+A checkpoint is a head and parts; the head is written after the parts are acknowledged. A refresher that finds a later
+claim of another one stops saving. So only the latest claim's owner deletes a head's parts, when the partition has two
+later heads. Any complete checkpoint is correct for its position.
 """
 
 import secrets

@@ -1,11 +1,8 @@
 """Exact top-K in two passes: a certified bound drops nearly every item, the rest is scored in full.
 
 The best items by averaged components form a pool. Its K-th best s, less all rounding errors, is a proven threshold. The
-bound pass keeps all items that might reach it, for `rescoring.py`. This is the paper's Algorithm 1 with a better
-threshold (the pool's K-th best, not its least) and bounds on the gates (decision 006).
-
-If an answer may have a gap, items are kept only if they might exceed the threshold by more. A dropped item then scores
-at most the gap above the pool's K-th.
+bound pass keeps all items that might reach it, or exceed it by an allowed gap (decision 091). This is the paper's
+Algorithm 1 with a better threshold and bounds on the gates (decision 006).
 
 Letters: B queries, X items, P_q, P_x components, P = P_q * P_x, d component width, K results, N pool size.
 """

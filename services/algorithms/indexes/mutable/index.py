@@ -1,8 +1,7 @@
-"""An index over item ids that changes while it answers.
+"""An index over item ids that changes while it answers (decision 008).
 
-A batch of changes makes the next version and publishes it by one assignment, so readers take no lock and never see part
-of it. An update appends to the delta and a death log. `merge` builds a new main segment while searches and changes
-continue, then replaces the old one and applies the deaths since.
+A batch of changes makes the next version, published by one assignment. An update appends to the delta and a death log.
+`merge` builds a new main segment while searches and changes continue, then applies the deaths since.
 
 Letters: B queries, K results, P_x item components, P pairs, d component width.
 """

@@ -1,7 +1,7 @@
 """Merge the answers of main segment and delta: exact top K of their union, one certificate per query.
 
-The delta is exact, so only the main segment can have a gap: items omitted there score at most its own K-th score plus
-its gap, which is compared with the union's K-th score. Scores that float64 cannot distinguish are ordered by item id.
+Only the main segment can have a gap: items omitted there score at most its own K-th score plus its gap, which is
+compared with the union's K-th score.
 
 Letters: B queries, K results, n candidates of one segment.
 """

@@ -1,7 +1,7 @@
 """A segment: immutable items in order of their ids, and a log of later deaths.
 
-Rows are written once and deaths appended, so a reader needs no lock: its version has the segment and the log's length.
-The first search of a version makes its mask from the latest one, so an update has no cost per item of the index.
+A reader's version has the segment and the log's length, so it needs no lock. A version's first search makes its mask
+from the latest one, so an update costs nothing per item.
 
 A row number is its own tie rank. Ids are found by hash in sorted arrays: rebuilding a large dictionary would hold the
 interpreter lock and block searches.

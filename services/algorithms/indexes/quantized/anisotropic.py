@@ -30,7 +30,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
 class Anisotropic(TangentIndex):
     """The N / M best items by product code for each of a query's M tangents; their union is reordered by s.
 
-    A list has at least k items.
+    Certificate: an estimate. A list has at least k items.
     """
 
     name = "anisotropic"

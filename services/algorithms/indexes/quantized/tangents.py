@@ -2,11 +2,9 @@
 
 s(q, x) = sum_p pi_p c_p is a function of the item's components g (the cosines c are linear in them) and its gate. Its
 tangent at one item is <v, (g, gate)> plus a constant: a dot product with a vector computed from the query and that
-item. One tangent orders items of similar gate weights. Weights are usually similar in a group of items with the same
-pair of largest weight. So a query has one vector for each group among the best items known so far: first the best of a
-sample, then those that its tangents find in a few cells. The pool is the union of each vector's best items by code. The
-method is our own; the paper's TopKAvg (arXiv:2407.15462, section 3.2) is the same with equal weights for every query
-and item.
+item. A query has one vector per group of its best items with the same pair of largest weight; each adds its best items
+by code to the pool (decision 046). The method is our own; TopKAvg (arXiv:2407.15462, section 3.2) is the same with
+equal weights.
 
 Measured in docs/benchmarks/large-catalogues.md. Nothing bounds the difference of s and a tangent: the certificate is
 "estimate" unless the pool has all allowed items.
@@ -72,7 +70,7 @@ class VectorScan(Protocol):
 class TangentIndex(ScoredIndex, ABC):
     """The N / M best items by code for each of a query's M tangents; their union is reordered by s.
 
-    A list has at least k items. pool_size: N; visit: the visited cells, None for all.
+    Certificate: an estimate. A list has at least k items. pool_size: N; visit: the visited cells, None for all.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Grouped top-N over torch tensors on a device, and the selection of values that reach a threshold.
 
 On a CUDA card `kernel.py` finds the best. Elsewhere, and for catalogues too small for tiles, dot products are computed
-in chunks of items and merged by `torch.topk`. Both order by (-score, rank). Nothing here waits for the device.
+in chunks of items. Both order by (-score, rank). Nothing here waits for the device.
 
 Letters: B queries, Q vectors per query, X items, S item components, d width, N results per (vector, component).
 """
