@@ -1,9 +1,9 @@
-"""An archive's files: Parquet tables of records, and `archive.json`, which lists each with its offsets and checksum.
+"""An archive's files: Parquet tables of records, and `archive.json`, which lists each with its offsets and checksum
+(decision 036).
 
-Each file has the records of one range of a partition's offsets; the ranges are contiguous, but transaction markers and
-records of forgotten users are missing. A file is never modified: a new one replaces it once `archive.json` names it, so
-an interrupted run leaves the previous archive intact, beside files that `archive.json` does not name. Every read
-compares a file with its checksum.
+The offset ranges of a partition are contiguous, but transaction markers and records of forgotten users are missing. A
+file is never modified: a new one replaces it once `archive.json` names it, so an interrupted run leaves the previous
+archive intact, beside unnamed files.
 """
 
 import hashlib

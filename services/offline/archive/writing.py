@@ -172,7 +172,7 @@ class ArchiveInteractions:
     # -- copying -------------------------------------------------------------------------------------------------------
 
     def _copy(self, archive: Archive, partition: int, end: int, done: int, total: int) -> Archive:
-        """It ends at `end`, or at the first record of before_ms or later."""
+        """Archive up to `end`, or up to the first record of before_ms or later."""
         part = archive.partitions[partition]
         begin = part.end
         for found, reached in self._chunks(partition, begin, end):

@@ -1,8 +1,8 @@
 """Import past interactions into the stream and the state store before going live (`freshet import`).
 
-It writes them to `interactions` like any event: the topic stays the only source of truth. The same run stores each
-user's history, seen items, state and position, in seconds instead of the consumer's minutes. Event ids are made of the
-data's name and the row number: another run continues an interrupted import, and does nothing after a finished one.
+It writes them to `interactions` like any event, and stores each user's history, seen items, state and position, in
+seconds instead of the consumer's minutes. Event ids are made of the data's name and the row number: another run
+continues an interrupted import, and does nothing after a finished one.
 
 Letters: N interactions, U users, X items, L = max_history.
 """
@@ -203,7 +203,7 @@ class BulkImport:
         return filled
 
     def _count(self, past: Interactions, rows: npt.NDArray[np.int64], partition: int, first: int) -> dict[str, int]:
-        """By outcome, from offset `first` on."""
+        """Count rows from offset `first` on, by outcome."""
         known = np.array([item_id in self._vocabulary.item_index for item_id in past.item_ids], dtype=bool)
         up_to = [self._forgotten.up_to(user_id).get(partition, -1) for user_id in past.user_ids]
         void = np.arange(first, len(rows)) <= np.array(up_to, dtype=np.int64)[past.users[rows[first:]]]

@@ -1,8 +1,6 @@
-"""Run the independent parts of a job: one after the other in this process, or the same calls in parallel on a Ray
-cluster.
+"""Run the independent parts of a job, in this process or on a Ray cluster (decision 071), by the same calls.
 
-If a Ray worker dies, its part starts again on another one, a few times at most. Every worker must run this version and
-have the same bundle.
+If a Ray worker dies, its part starts again on another one. Every worker must run this version and have the same bundle.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """Encode all of `interactions` again with another model, into attributions of its version.
 
-A new model's item states need its own query states, so before it goes live every interaction is attributed again by the
-same rules, while the live system runs. The live consumer's handler does this; its histories are only in this process.
-The job commits its progress, so another run adds only newer records.
+A new model's item states need its own query states before it goes live. The live consumer's handler makes them; its
+histories are only in this process. The job commits its progress, so another run adds only newer records.
 
 Letters: L = max_history.
 """
@@ -23,7 +22,7 @@ from services.user_state.forget_topic import ForgetTopic
 from services.user_state.forgetting import Forgotten
 from services.user_state.ports import Store
 
-# Per step; it may be large, because one pass of the model gives all states of a user.
+# Records of a user per step: many, because one pass of the model gives all states of a user.
 RECORDS_PER_USER = 4_096
 POLL_RECORDS = 20_000
 POLL_MS = 500

@@ -1,10 +1,7 @@
 """Change the number of partitions of `interactions`, with all records of a user in one partition, in their order.
 
-Kafka adds partitions, but does not move older records, so a user's history would be read out of order. This job copies
-the log, with its times and without forgotten users' records, into a topic with the new number of partitions and back,
-and compares every copy. It then deletes all data with positions of the old log: attributions, deltas, forgets, users
-and states; the processes rebuild them. Another run continues an interrupted one: a record in the topic WHOLE marks the
-copy as complete.
+It copies the log to a topic with the new number of partitions and back, and deletes what has positions of the old log
+(decision 035). Another run continues an interrupted one: a record in the topic WHOLE marks the copy as complete.
 """
 
 import json
@@ -207,7 +204,7 @@ class _Repartition:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _records(self, topic: str, what: str) -> Iterator[Any]:
-        """By write time; records of one partition keep their order."""
+        """Yield records by write time; those of one partition keep their order."""
         consumer = self._consumer(topic)
         try:
             ends = consumer.end_offsets(list(consumer.assignment()))
@@ -276,7 +273,7 @@ class _Repartition:
         return name in self._admin.list_topics()
 
     def _make(self, name: str, num_partitions: int, like: Topic = interactions.TOPIC) -> None:
-        """It keeps the times of copied records, if `like` has a timestamp type."""
+        """The topic keeps the times of copied records, if `like` has a timestamp type."""
         settings = dict(like.settings)
         if _TIME_TYPE in settings:
             settings[_TIME_TYPE] = "CreateTime"

@@ -1,8 +1,7 @@
 """Compute the top K of all users in a partition of `interactions`, with the live system's code (`freshet score`).
 
-The live consumer's handler folds records into histories in this process, and the bundle's model computes states. The
-search of candidates ranks exactly over the catalogue of the topics `index-deltas` and `items`, without seen items, with
-votes of item neighbours and remembered interactions. What the gateway adds is missing: see `freshet score --help`.
+The live consumer's handler makes histories in this process, the bundle's model computes states, and the search of
+candidates ranks exactly, with votes. What the gateway adds is missing: see `freshet score --help`.
 """
 
 import time
@@ -49,7 +48,7 @@ Row = dict[str, Any]
 
 
 class ScoringCandidates(CandidatesSettings):
-    """Without writing dead letters and snapshots."""
+    """Settings of a candidates process that writes no dead letters and snapshots."""
 
     @property
     def does_common_work(self) -> bool:

@@ -13,7 +13,7 @@ from services.user_state.values import ModelState, StoredState, UserHistory, now
 from services.user_state.warmth import Warmth, current_epoch, measure, stored_users
 from services.user_state.writer import StateWriter
 
-# Per call of the model.
+# Users per call of the model.
 _USERS = 32
 
 

@@ -164,7 +164,7 @@ def _write_content(root: Path, content: BundleContent) -> None:
 
 
 def _as_arrow(column: Strings) -> pa.Array:
-    """It shares the column's memory."""
+    """The array shares the column's memory."""
     is_long = len(column.data) > _LONG
     ends = column.ends.astype(np.int64 if is_long else np.int32)
     offsets = pa.py_buffer(np.concatenate([np.zeros(1, ends.dtype), ends]))

@@ -138,7 +138,7 @@ def _texts(path: Path, table: pa.Table, name: str) -> list[str | None]:
 
 
 def _is_long_text(column: pa.ChunkedArray) -> bool:
-    """It has only URLs, or a text longer than a tag may be."""
+    """Whether all values are URLs, or one is longer than a tag may be."""
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)) or column.null_count == len(
         column
     ):

@@ -86,7 +86,7 @@ def with_items(reading: Reading, table: TableOptions) -> Reading:
     try:
         catalogue = read_catalogue(table.items, table.separator)
     except ValueError as exc:
-        # It also makes the data unusable.
+        # An error in the items file also makes the data unusable.
         findings = [*reading.findings, *unreadable(str(table.items), str(exc)).findings]
         return replace(reading, findings=worst_first(findings), interactions=None)
     data, findings = reading.interactions, list(reading.findings)

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from .interactions import Interactions, from_columns
 
 MOVIELENS_NAMES = ("ml-1m", "ml-latest-small", "ml-100k", "ml-10m", "ml-20m", "ml-25m", "ml-32m")
-# Of the rebuilt ml-1m copy's times (the one with a ts_err column).
+# What is known about the times of the rebuilt ml-1m copy (the one with a ts_err column).
 _REBUILT_NOTE = (
     "order inside each user follows the `order` column; {inexact:,} of the times are known only to a window "
     "(neighbours there may be swapped), the last events of every user are exact"

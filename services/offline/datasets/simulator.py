@@ -56,7 +56,7 @@ class SimulatorConfig:
     days: int = 180
     # Share of items released during the simulated time.
     new_item_share: float = 0.3
-    # Per session, that one of the user's interests is replaced.
+    # Chance per session that one of the user's interests is replaced.
     drift: float = 0.15
     # Chances that an event's item is the shelf's next, and that it is one of the newest.
     follow_share: float = 0.4

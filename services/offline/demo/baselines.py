@@ -1,7 +1,6 @@
 """Baselines for the streamed recommendations, ranked by the evaluation's walk over the replayed events.
 
-Recent popularity and item-kNN learn from every event; popularity and the model with states frozen at the split learn
-nothing. All exclude the user's seen items, and are computed after the stream, not to slow it.
+All exclude the user's seen items, and are computed after the stream, not to slow it.
 
 Letters: X items, C predicted events of a batch, M of all.
 """

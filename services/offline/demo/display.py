@@ -35,7 +35,7 @@ STEPS = (
     "forget", "evaluation",
 )  # fmt: skip
 
-# With MovieLens-1M on two cores; all other steps together take some seconds.
+# Expected seconds with MovieLens-1M on two cores; all other steps together take some seconds.
 _SECONDS = {"components": 1.0, "training": 185.0, "export": 12.0, "stack": 10.0, "past": 30.0, "evaluation": 5.0}
 _LEAST_TOLD_S = 20.0
 
@@ -132,7 +132,7 @@ def figures(summary: Mapping[str, Any]) -> "RenderableType":
 
 
 def _quality(summary: Mapping[str, Any]) -> "RenderableType":
-    """By all predictions, within a sitting and on a later day."""
+    """Hit rates over all predictions, within a sitting and on a later day."""
     from rich.console import Group
     from rich.text import Text
 

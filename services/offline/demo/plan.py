@@ -49,7 +49,7 @@ class ReplayPlan:
     events: list[ReplayEvent]
     rate_per_s: float
     k: int = 10
-    # Between a prediction's request and its event, which waits for a late answer.
+    # A prediction is requested this long before its event, which waits for a late answer.
     lead_ms: float = 100.0
     timeout_ms: float = 2000.0
     max_in_flight: int = MAX_IN_FLIGHT

@@ -25,7 +25,7 @@ from services.offline.demo.sittings import DEFINITION
 from services.offline.evaluation.engine.metrics import gains
 
 STAGES = ("queue", "encode", "first_stage", "transport")
-# Without a model.
+# Contenders without a model.
 BASELINES = ("item_knn", "recent_popularity", "popularity")
 EVENT_COUNTS = ("sent", "applied", "dead_lettered", "duplicates")
 

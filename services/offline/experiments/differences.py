@@ -82,7 +82,7 @@ class Difference:
 
     @property
     def relative(self) -> float | None:
-        """As a share of the control's mean; None if that is zero."""
+        """The difference as a share of the control's mean; None if that is zero."""
         return self.estimate.mean / self.control if self.control else None
 
 

@@ -1,8 +1,7 @@
-"""Estimate another policy's reward from the log of the policy that ran.
+"""Estimate another policy's reward from the log of the policy that ran (decision 098).
 
-An estimate needs a randomised log, with the probability (the propensity) of each shown item at its position, above zero
-for every item that the other policy may show. A log without randomisation is rejected. A recommendation answer declares
-one of three kinds: reserved positions, random arms, interleaving.
+An estimate needs the probability (the propensity) of each shown item at its position, above zero for every item that
+the other policy may show. A log without randomisation is rejected.
 
 Letters: N exposures, K positions.
 
@@ -117,7 +116,7 @@ def _by_user(values: Array, users: npt.NDArray[np.integer]) -> tuple[Array, Arra
 
 
 def _mean_over_users(values: Array, users: npt.NDArray[np.integer], effective: float) -> PolicyValue:
-    """Per exposure; its standard error is that of a ratio of users' sums (clusters)."""
+    """The mean per exposure; its standard error is that of a ratio of users' sums (clusters)."""
     sums, counts = _by_user(values, users)
     mean = float(values.mean())
     num_users = len(sums)

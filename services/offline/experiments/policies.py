@@ -1,10 +1,8 @@
-"""Rewards that another policy would have got, from the log of the policy that ran.
+"""Rewards that another policy would have got, from the log of the policy that ran (decision 098).
 
-The other policy chooses arms by the request's context, or answers without positions for new items.
-
-The log's chance is a user's arm, with its share, and the reserved positions, with each slot's propensity. A reward is
-an interaction attributed to an answer (`results.attributed`). The doubly robust estimator's reward model is the mean of
-a cell (context and arm, or position and kind of item) over the other half of the users.
+The other policy chooses arms by the request's context, or answers without positions for new items. A reward is an
+interaction attributed to an answer (`results.attributed`). The doubly robust estimator's reward model is the mean of a
+cell (context and arm, or position and kind of item) over the other half of the users.
 """
 
 from collections.abc import Mapping, Sequence

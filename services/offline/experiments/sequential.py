@@ -1,8 +1,6 @@
-"""Confidence sequences: intervals and p-values that stay valid at any number of looks at an experiment.
+"""Confidence sequences: intervals and p-values that stay valid at any number of looks at an experiment (decision 095).
 
-An interval of a fixed sample size covers the truth at one look; stopping at the first significant of many looks finds a
-difference in every third A/A test. A confidence sequence covers it at all looks. It relies on the central limit
-theorem, so nothing is reported below `MIN_USERS` per arm.
+They rely on the central limit theorem, so nothing is reported below `MIN_USERS` per arm.
 
 Source: Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform central limit theory and asymptotic confidence
 sequences", Annals of Statistics 52(6), 2024 (arXiv:2103.06476), Theorem 2.2 and equation 12.

@@ -1,8 +1,7 @@
-"""Decide whether a new model may replace the serving one: both predict the events after a moment, as in serving.
+"""Decide whether a new model may replace the serving one: both predict the events after a moment, as in serving
+(decision 059).
 
-Each positive event is ranked from its user's earlier events, as of its time, with the whole served bundle; unknown
-users get popular items. It is rejected if it may lose overall, or loses significantly in a stratum, for example among
-the few new users (decision 059).
+Users unknown to a model get its popular items.
 
 Letters: E events, B of them at a time, X items of the data.
 """
@@ -27,7 +26,7 @@ from services.offline.training.sequences import Histories
 MARGIN = 0.05
 # A stratum needs this many events; it rejects if the p-value (Holm) of its loss is below LEVEL.
 MIN_EVENTS, LEVEL = 100, 0.05
-# Of the new model's processor time per event and bytes, relative to the serving one's.
+# Limit of the new model's processor time per event and bytes, relative to the serving one's.
 MAX_COST = 1.5
 _MAX_EVENTS = 6_000
 

@@ -1,8 +1,7 @@
 """`freshet retrain`: train on the log up to a moment, evaluate on the events after it, install the model if it passes.
 
-The moment is `hours` before the newest event; the gate compares with the serving model. The evaluated model is
-installed, without another training. An interrupted run resumes from its checkpoint; one with the data and settings of
-the last run does nothing.
+The moment is `hours` before the newest event. The evaluated model is installed, without another training (decision
+059). An interrupted run resumes from its checkpoint; one with the data and settings of the last run does nothing.
 """
 
 import json
@@ -147,7 +146,7 @@ def _lineage(
 
 
 def _noted(path: Path, lineage: Mapping[str, Any]) -> dict[str, Any] | None:
-    """It has `gate` after the evaluation; None for another lineage."""
+    """Metrics of a run with this lineage, if any; they have `gate` after the evaluation."""
     try:
         noted = Manifest.read(path / MANIFEST).metrics.get("retraining")
     except BundleError:

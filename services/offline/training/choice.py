@@ -1,8 +1,8 @@
 """Choose the head to train: short trainings of each candidate, evaluated on each user's last training event.
 
-Candidates get equal processor time, since a position costs a mixture several times as much as a dot product. They are
-evaluated as served, with item neighbours, because a head gets no credit for hits that neighbours find anyway. Of those
-that the best one does not beat significantly, the cheapest to serve is chosen.
+Candidates get equal processor time: a position costs a mixture several times as much as a dot product. Item neighbours
+are included, because a head gets no credit for hits that they find anyway. Of those that the best one does not beat
+significantly, the cheapest to serve is chosen.
 
 Letters: E validation events.
 """

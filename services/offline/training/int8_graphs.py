@@ -1,10 +1,8 @@
-"""Both encoders of a text bundle in int8, for processors that multiply bytes (VNNI). ONNX Runtime's dynamic
-quantization takes the activations' range from each call, so a query is encoded alone, or its answer depends on the
-others.
+"""Both encoders of a text bundle in int8, for processors that multiply bytes (VNNI; decision 022).
 
-Weights have 7 bits, so that the sum of two byte products fits into 16 and every processor computes the same graph. The
-matrix behind the first layer's GELU stays in float32: outliers there widen a whole call's range
-(docs/decisions/022-int8-encoders.md). A graph whose outputs differ from the float32 one's is omitted.
+Dynamic quantization takes the activations' range from each call, so a query is encoded alone, or its answer depends on
+the others. Weights have 7 bits, so that the sum of two byte products fits into 16 and every processor computes the same
+graph. A graph whose outputs differ from the float32 one's is omitted.
 """
 
 import tempfile

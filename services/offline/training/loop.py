@@ -264,7 +264,7 @@ class _Run:
         return float(loss.ranking)
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
-        """By the factor of their learning rate."""
+        """Group parameters by the factor of their learning rate."""
         groups: dict[float, list[torch.nn.Parameter]] = {}
         for name, parameter in self.model.named_parameters():
             factor = 1.0 if not name.startswith("head.") else self.config.head_rate

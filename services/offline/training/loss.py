@@ -143,7 +143,7 @@ def _plain(ranking: Tensor) -> Loss:
 
 
 class _SampledSoftmax(torch.autograd.Function):
-    """By autograd."""
+    """The sampled softmax of logits from autograd."""
 
     @staticmethod
     def forward(ctx: Any, positive: Tensor, negatives: Tensor, correction: float) -> Tensor:

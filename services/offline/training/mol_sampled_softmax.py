@@ -161,7 +161,7 @@ def _tiles(num_positions: int, group_size: int, together: int) -> Iterator[tuple
 
 
 def _by_kernel(*args: Any) -> tuple[Tensor, list[Tensor]]:
-    """With respect to the first nine arguments."""
+    """The loss and its gradients with respect to the first nine arguments."""
     rows, target_rows, group_size, tau, gate_dropout, pair_dropout, correction, backward_negatives = args[9:]
     loss, gradients = SampledSoftmax(
         **{name: tensor.contiguous().numpy() for name, tensor in zip(INPUTS, args, strict=False)},

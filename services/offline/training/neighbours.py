@@ -1,7 +1,6 @@
-"""Item neighbours from training sequences, and their share of a score: 0 if they do not help.
+"""Item neighbours from training sequences, and their share of a score: 0 if they do not help (decision 039).
 
-Two items are near if users had them near each other in time; later ones count more than earlier ones. The cost is
-linear in events: seconds where a model takes minutes.
+The cost is linear in events: seconds where a model takes minutes.
 
 Letters: X items, N neighbours of an item, B events.
 """

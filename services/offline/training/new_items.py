@@ -1,8 +1,7 @@
-"""Measure the largest length of a new item's state, on items in the training data.
+"""Measure the largest length of a new item's state (decision 015), on items in the training data.
 
-Known items are treated as new: the sum of three users' query states gives the direction, compared with the trained
-state on the queries of other users who took the item. The length at which both score the same is a property of the
-model (decision 015), measured once and stored in the bundle.
+The sum of three users' query states gives the direction, compared with the trained state on the queries of other users
+who took the item.
 
 Letters: B users, M positions of a history, n interactions, k items, q queries, P_q query components, P pairs, d width.
 """

@@ -1,9 +1,9 @@
 """Histories as training batches, with little padding.
 
-Each epoch cuts histories into windows that start on the grid of the window rule (multiples of L/4, at a new offset per
-epoch), so that each event but a user's first is predicted exactly once. Windows of similar length share a batch. (seed,
-epoch) determines everything, so an epoch can be resumed at any batch. A few inputs, never targets, are replaced by hash
-buckets, the rows for items unknown to training, and a tenth of the actions by row 0, for unknown ones.
+Each epoch cuts histories into windows on the grid of the window rule (multiples of L/4, at a new offset per epoch), so
+that each event but a user's first is predicted exactly once. (seed, epoch) determines everything, so an epoch can be
+resumed at any batch. A few inputs, never targets, are replaced by hash buckets, the rows for items unknown to training,
+and a tenth of the actions by row 0, for unknown ones.
 
 Letters: B windows in a batch, L longest window in it, N positions to predict.
 """

@@ -1,11 +1,9 @@
-"""The encoder's step graph in ONNX: it encodes one history's new events, given the cached keys and values of earlier
-ones.
+"""The encoder's step graph in ONNX: it encodes one history's new events, given cached keys and values (decision 014).
 
 Inputs item_index, event_time, place (S,), position (M,) counted from the first new event, past_time and past_place
 (C,), per block keys_i (H, C, d_qk) and values_i (H, C, d_v), and user_index (1,) if the model has it; outputs
 components (M, P_q, d), gate (M, P) for a mixture, and of all blocks new_keys (N H, S, d_qk) and new_values (N H, S,
-d_v). S, C and M are dynamic. `max_step_difference` checks it over histories that grow, whose window moves, and in whose
-middle an event is inserted or replaced.
+d_v). S, C and M are dynamic.
 
 Letters: S new events, C cached events, M positions wanted, H heads, N blocks, d_qk and d_v widths per head.
 """

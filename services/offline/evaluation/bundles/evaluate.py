@@ -1,7 +1,7 @@
 """`freshet evaluate`: a bundle as served, next to baselines, on events outside its training.
 
-Every scorer ranks the same events. The report has metrics with intervals over users, differences to each baseline on
-the same draws, all by kind of event, and measures beyond accuracy.
+The report has metrics with intervals over users, differences to each baseline on the same draws, all by kind of event,
+and measures beyond accuracy.
 
 Letters: E events, X items.
 """

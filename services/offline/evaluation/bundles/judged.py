@@ -69,7 +69,7 @@ def judged_by(
     seen = given.seen(schema)
     events = _over_catalogue(given.select(seen), first)
     held_out = [np.searchsorted(seen, rows) for _, rows, _ in parts]
-    # Fewest first.
+    # Intersect the fewest rows first.
     rows = held_out[int(np.argmin([len(one) for one in held_out]))]
     for one in held_out:
         rows = np.intersect1d(rows, one, assume_unique=True)

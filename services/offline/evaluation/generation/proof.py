@@ -103,7 +103,7 @@ def query(rng: np.random.Generator, number: int) -> Floats:
 
 
 def _sequence(rng: np.random.Generator, sets: npt.NDArray[np.int32], length: int) -> list[int]:
-    """From one shortlist, so that most identifiers can be reached."""
+    """Draw phrases of one shortlist, so that most identifiers can be reached."""
     return [max(1, int(token)) for token in rng.choice(sets[rng.integers(0, len(sets))], size=length)]
 
 

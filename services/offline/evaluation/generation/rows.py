@@ -1,8 +1,5 @@
 """`freshet bench generation`: the cost of identifiers as the vocabulary grows, next to full softmax and approximations.
 
-One query at a time, one thread, one int8 output layer for all methods; each finds its tokens, scores them at every
-position and decodes over the same trie of a million identifiers.
-
 Letters: V vocabulary size, D width, s positions, U tokens scored, K results.
 """
 

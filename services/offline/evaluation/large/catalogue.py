@@ -1,7 +1,7 @@
 """A synthetic catalogue of any size whose items look like a trained model's, and queries from its encoder.
 
-Items are rows of the bundle, drawn with replacement, each component rotated by normal noise: near copies at every
-distance, as in catalogues of millions. Queries are states of histories of random items.
+Items are rows of the bundle, each component rotated by normal noise: near copies at every distance, as in catalogues of
+millions.
 """
 
 from dataclasses import replace

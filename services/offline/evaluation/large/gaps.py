@@ -1,7 +1,6 @@
 """The cost of a proven gap: searches that request a gap of 0, .01 and .05, next to `exact` and an unproven pool.
 
-The handler of the candidates process answers, and brute force checks whether the best omitted item scores within the
-proven gap.
+Brute force checks the answers of the candidates process's handler.
 """
 
 import time

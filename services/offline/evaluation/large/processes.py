@@ -1,7 +1,4 @@
-"""Start and memory of one shard of a catalogue, and of the processes in front of it, each in its own process.
-
-Each opens a bundle of all items as deployed, without Kafka: the memory is the bundle's, without users.
-"""
+"""Start and memory of one shard of a catalogue, and of the processes in front of it, each in its own process."""
 
 import time
 from collections.abc import Callable, Sequence

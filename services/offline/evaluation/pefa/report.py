@@ -1,8 +1,4 @@
-"""`freshet bench pefa`: PEFA on its paper's data, real texts with a real sentence encoder.
-
-With lambda and k chosen on held-out training queries alone: how much better are answers with remembered training
-queries and their documents, what do build, memory and queries cost, how little feedback is enough.
-"""
+"""`freshet bench pefa`: PEFA on its paper's data, real texts with a real sentence encoder."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -166,7 +162,7 @@ def _rows_of(data: TextSet, request: Request) -> list[Row]:
 
 
 def _chosen_row(data: TextSet, setting: Setting, found: Mapping[Setting, Recalls]) -> Row:
-    """Of all test queries, with gain and interval, and of those whose text is not a training query's."""
+    """Recalls of all test queries, with gain and interval, and of those whose text is not a training query's."""
     own, alone = found[setting], found[ENCODER]
     row = {"table": "chosen", "data": data.name, "queries": len(data.test), **_described(setting), **_means(own)}
     row |= {"unseen_queries": int(data.unseen.sum())}

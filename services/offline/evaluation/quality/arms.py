@@ -1,7 +1,7 @@
-"""The arms of the comparison: each arm's encoder and head, and the settings that it tunes in a given processor time.
+"""The arms of the comparison: encoder, head, and the settings that each tunes in a given processor time.
 
-Six arms, as in the paper's Table 3 (arXiv:2407.15462) with two controls: a dot product at the mixture's bytes per item,
-and a mixture without its mutual-information loss.
+As in the paper's Table 3 (arXiv:2407.15462) with two controls: a dot product at the mixture's bytes per item, and a
+mixture without its mutual-information loss.
 """
 
 import math

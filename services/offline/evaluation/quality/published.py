@@ -1,10 +1,8 @@
 """Comparison with published figures: the effect of each difference of the authors' protocol on leave-one-out,
 MovieLens-1M.
 
-The authors' public code (github.com/bailuding/rails) gives the encoder the time of the event to predict, adds
-embeddings of absolute positions, includes every film, trains on the validation events too, excludes a user's last 200
-films from the ranking, and can only choose an epoch on the test events. Both heads are trained with each difference,
-and with all. Only this module can make a model that knows the future: no bundle can contain it.
+`published.template.md` lists the differences of the authors' code (github.com/bailuding/rails). Only this module can
+make a model that knows the future: no bundle can contain it.
 
 Letters: B histories, L events, E events to predict, X items.
 """

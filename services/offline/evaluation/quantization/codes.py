@@ -180,7 +180,7 @@ class _Truth:
 
 
 def _trained(method: str, items: FloatArray, rate: Rate, threshold: float, seed: int) -> Encoder:
-    """It decodes vectors' codes."""
+    """Return a function from vectors to their decoded codes."""
     if method not in METHODS:
         raise ValueError(f"method is {method!r}; it must be one of {METHODS}")
     if method in (OURS, UNROTATED):
@@ -207,7 +207,7 @@ def _trained(method: str, items: FloatArray, rate: Rate, threshold: float, seed:
     if method == FAISS_PQ:
         product.train(items)
         return lambda vectors: product.decode(product.compute_codes(vectors))
-    # As many as train this library's 4-bit codes. FAISS's 65,536 take many minutes for wide vectors.
+    # This library trains 4-bit codes on as many items. FAISS's 65,536 take many minutes for wide vectors.
     sample = items[np.random.default_rng(seed).permutation(len(items))[:_OPQ_TRAINING_ITEMS]]
     turn: Any = faiss.OPQMatrix(items.shape[1], rate.num_subspaces)
     turn.pq = product

@@ -232,7 +232,7 @@ def _of_index(text: str, index: Quantized) -> Setting:
 
 
 def _scann(items: FloatArray, seed: int) -> Built:
-    """By its authors' advice: about sqrt(X) leaves, 4-bit codes of 2 dimensions with T = .2, exact reordering."""
+    """Scann by its authors' advice: about sqrt(X) leaves, 4-bit codes of 2 dimensions, T = .2, exact reordering."""
     import scann
 
     num_leaves = round(len(items) ** 0.5)

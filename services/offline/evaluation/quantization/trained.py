@@ -1,9 +1,8 @@
 """`freshet bench quantization --bundle`: codes of a trained model's items at equal bits, and indexes over codes.
 
-Codes: all kinds are searched with a query's tangents, as in `quantized_tangents` (a dot product has one). The pool is
-the union of the N / M best items of each tangent; recall is the share of the exact top 100 in it. Scores are exact
-products with decoded vectors; an item's bits exclude its cell. Indexes: timed end to end, one query per call, on the
-trained items and on an enlarged catalogue.
+All codes are searched with a query's tangents, as in `quantized_tangents` (a dot product has one; decision 046). The
+pool is the union of the N / M best items of each tangent. Scores are exact products with decoded vectors; an item's
+bits exclude its cell. Indexes are timed end to end.
 
 Letters: X items, B queries, M tangents of a query, w coordinates of an item for tangents, N pool size.
 """

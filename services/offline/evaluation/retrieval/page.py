@@ -34,7 +34,7 @@ def page(report: Report) -> str:
     )
 
 
-# In the stored report only.
+# Settings in the stored report only.
 _LEFT_OUT = {
     *("top_k_per_embedding(5)", "top_k_per_embedding(10)", "top_k_per_embedding(50)"),
     *("top_k_avg(200)", "top_k_avg(1000)", "top_k_avg(2000)"),
@@ -43,7 +43,7 @@ _LEFT_OUT = {
 
 
 def _is_shown(algorithm: str) -> bool:
-    """Of transcriptions only brute force's; the column "× its transcription" has the others' times."""
+    """The page shows only brute force's transcription; the column "× its transcription" has the others' times."""
     is_transcription = algorithm.startswith(TRANSCRIPTION) and not algorithm.endswith("brute_force")
     return not is_transcription and algorithm not in _LEFT_OUT
 

@@ -1,8 +1,6 @@
 """`freshet bench retrieval`: the paper's Table 5 at its four shapes, next to a transcription and the roofline.
 
-Each row has speed with recall, the number of answers proven exact, and touched items. Quality is shown for a trained
-bundle alone: a generated catalogue has no labels. Every timed call has other queries; on a shared machine ratios are
-more reliable than milliseconds.
+Quality is shown for a trained bundle alone: a generated catalogue has no labels. Every timed call has other queries.
 
 Letters: X items, B queries, K = 100 results, Q queries that quality is measured with.
 """

@@ -74,7 +74,7 @@ class Transcription:
         return self._best_of(queries, k, torch.cat(pools, dim=1))
 
     def prepare_averages(self) -> None:
-        """As the paper's line 12 allows."""
+        """Average components in advance, as the paper's line 12 allows."""
         if self._means is None:
             self._means = self._components.mean(dim=1)
 
@@ -95,7 +95,7 @@ class Transcription:
         return (components.sum(dim=1) @ self._means.T).topk(size, dim=1, sorted=False).indices
 
     def _best_of(self, queries: QueryStates, k: int, pools: Tensor, *, distinct: bool = False) -> Tensor:
-        """By s, from each query's pool (B, n); repetitions count once."""
+        """The best of each query's pool (B, n) by s; repetitions count once."""
         components, gate = _tensors(queries)
         if not distinct:
             pools = pools.sort(dim=1).values

@@ -1,9 +1,8 @@
 """Theorem 1 of arXiv:2407.15462 as a program: any score matrix is a mixture of two rank-1 logit matrices.
 
-The paper's own construction (its Lemma 2) rescales the first d of A's singular parts entry by entry and mixes the
-extreme scales. It fails where those parts are zero: the identity with d = 1 is such a matrix. Mixing +c and -c with pi
-= (c - A) / 2c, c >= max |A|, always works, exactly: `docs/reference/universality.md`. `freshet bench universality`
-measures both.
+The paper's own construction (its Lemma 2) fails where the first d of A's singular parts are zero: the identity with d =
+1 is such a matrix. Mixing +c and -c with pi = (c - A) / 2c, c >= max |A|, always works, exactly
+(`docs/reference/universality.md`). `freshet bench universality` measures both.
 
 Letters: n queries, m items, d rank of a part.
 """

@@ -17,8 +17,8 @@ from services.offline.evaluation.engine.metrics import summary
 from services.offline.evaluation.stream.walk import BoolArray, IntArray, StreamSetting
 
 _NO_END = 10**9
-# Of a new item. By number of interactions, including the predicted one: (first, last). By days since its first
-# interaction: (from, below).
+# Age ranges of a new item. By number of interactions, including the predicted one: (first, last). By days since its
+# first interaction: (from, below).
 _INTERACTION_AGES = ((1, 2), (3, 5), (6, 10), (11, 30), (31, _NO_END))
 _DAY_AGES = ((0, 1), (1, 7), (7, 30), (30, _NO_END))
 _SECONDS_PER_DAY = 86_400

@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 ALL, NEW, KNOWN = "all", "new items, from their 3rd interaction", "items of the training"
 _FOLDER = Path(__file__).parent
-# In the page's order.
+# The rankers' colours, in the page's order.
 _COLOURS = {
     "frozen": "#4d4d4d",
     "XS": "#0b6e4f",

@@ -169,7 +169,7 @@ class RefreshedItems:
         return ItemStates(components=self._base.components[codes], gate=gate)
 
     def _to_learn(self, rows: IntArray) -> "_Learnt":
-        """Those that have a state and a weight; `rows` are of the setting."""
+        """Learn those of the setting's `rows` that have a state and a weight."""
         events, weights = self._setting.interactions, self._feedback.weights(self._setting, rows)
         able, queries = self._model.queries(rows - self._setting.split)
         able_rows, able_weights = rows[able], weights[able]
@@ -328,7 +328,7 @@ class WithVotes:
         return answerable
 
     def _to_remember(self, rows: IntArray) -> list[MemoryEntry]:
-        """Those that the memory admits; `rows` are of the setting."""
+        """Remember those of the setting's `rows` that the memory admits."""
         able, queries = self._model.queries(rows - self._setting.split)
         events, weights = self._setting.interactions, self._feedback.weights(self._setting, rows)
         return [

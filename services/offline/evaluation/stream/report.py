@@ -1,7 +1,7 @@
 """`freshet bench stream`: what feedback improves without training, event by event; a page, plots and a report.
 
-For each data set and seed a model is trained on the first four fifths of the events. A tenth of the items (none in
-ml-latest-small) is withheld from the training. The last fifth is the stream.
+A model is trained on the first four fifths of the events, without a tenth of the items (none in ml-latest-small); the
+last fifth is the stream.
 """
 
 import time

@@ -10,7 +10,7 @@ Letters: X points, d width, m subspaces.
 import torch
 from torch import Tensor
 
-# Less, relative to the largest variance, is noise of the decomposition (pixels that are always black, say).
+# Variances below this share of the largest are noise of the decomposition (pixels that are always black, say).
 _SMALLEST_SHARE = 1e-9
 
 

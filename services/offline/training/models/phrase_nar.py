@@ -62,7 +62,7 @@ class PhraseEncoder(nn.Module):
     def widened(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return both (B, T), padded to 1+s columns. Raises: ValueError if T exceeds `max_tokens`."""
         columns, least = input_ids.shape[1], self.shape.positions + 1
-        # In an export the axis has no number: a comparison would make it a constant.
+        # During an export the axis has no number: a comparison would make it a constant.
         if not torch.compiler.is_exporting() and columns > self.shape.max_tokens:
             raise ValueError(f"input_ids has {columns} columns; allowed: at most {self.shape.max_tokens} (max_tokens)")
         wanted = torch.sym_max(columns, least)

@@ -63,7 +63,7 @@ def pruned(
 
 
 def _draws(pieces: Sequence[Piece]) -> npt.NDArray[np.float64]:
-    """In [0, 1); they depend on text and flag alone."""
+    """A number in [0, 1) per piece, from its text and flag alone."""
     return np.array(
         [
             int.from_bytes(hashlib.blake2b(f"{flag:d}{text}".encode(), digest_size=6).digest(), "little") / 2.0**48
