@@ -28,6 +28,7 @@ from freshet_client.aio import AsyncClient
 from freshet_client.checks import check_id, check_interaction, check_k, check_shown, check_text
 from freshet_client.client import Client
 from freshet_client.errors import (
+    Conflict,
     FreshetError,
     InvalidArgument,
     NotFound,
@@ -81,6 +82,7 @@ class FakeGateway:
         self._offsets = [0] * _PARTITIONS
         self._applied: list[float] = [math.inf] * _PARTITIONS
         self._epoch = secrets.token_hex(4)
+        self._rules = gateway_pb2.ListRulesResponse()
         for one in items:
             item = write(events_pb2.Item(), one if isinstance(one, Item) else Item(one))
             self._items[item.item_id] = item
@@ -435,6 +437,18 @@ class FakeGateway:
         self._users.pop(request.user_id, None)
         left = {"history_events": 0}
         return gateway_pb2.ForgetUserResponse(forget_id=secrets.token_hex(8), found=found, left=left, is_applied=True)
+
+    def _ListRules(self, _: Any) -> Any:
+        return self._rules
+
+    def _PutRules(self, request: Any) -> Any:
+        if len(request.rules) > 8:
+            raise InvalidArgument.of("rules", f"{len(request.rules)} rules", "at most 8")
+        present = self._rules.revision
+        if request.expected_revision != present:
+            raise Conflict(f"expected_revision={request.expected_revision} allowed: {present}, the present one")
+        self._rules = gateway_pb2.ListRulesResponse(revision=present + 1, rules=request.rules)
+        return gateway_pb2.PutRulesResponse(revision=present + 1, is_applied=True)
 
     def _GetFreshness(self, _: Any) -> Any:
         return gateway_pb2.GetFreshnessResponse(

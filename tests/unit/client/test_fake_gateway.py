@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from client_suite import *  # noqa: F403
 from client_suite import Scene
-from freshet_client import Certificate, InvalidArgument, Item, Overloaded, Unavailable
+from freshet_client import Certificate, Conflict, InvalidArgument, Item, Overloaded, Rule, Unavailable
 from freshet_client.testing import FakeGateway
 
 
@@ -117,3 +117,15 @@ def test_the_example_of_the_page_runs() -> None:
     page = (Path(__file__).parents[3] / "docs" / "guide" / "clients.md").read_text(encoding="utf-8")
     (example,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "FakeGateway" in block)
     exec(example, {})
+
+
+def test_rules_are_put_once_for_each_revision() -> None:
+    with FakeGateway(["a"]).client() as client:
+        rule = Rule("first", item_ids=("a",), pin=1)
+        assert client.put_rules([rule], expected_revision=0).revision == 1
+        with pytest.raises(Conflict, match="expected_revision=0 allowed: 1"):
+            client.put_rules([], expected_revision=0)
+        with pytest.raises(InvalidArgument, match="rules='9 rules' allowed: at most 8"):
+            client.put_rules([rule] * 9, expected_revision=1)
+        found = client.rules()
+        assert (found.revision, found.rules) == (1, (rule,))
