@@ -6,6 +6,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+import numpy as np
 import structlog
 
 from services.contracts.stored_history import PackedHistory
@@ -22,9 +23,9 @@ from services.contracts.topics.histories import (
 )
 from services.platform.errors import Conflict, InvalidRequest, PreconditionFailed
 from services.platform.stream.ports import Reader
+from services.platform.stream.position import Position, pack_position, unpack_position
 from services.platform.stream.reading import read_ranges
 from services.platform.stream.record import SourceRecord
-from services.user_state.history_index import HistoryIndex
 from services.user_state.ports import HistoryOutbox
 
 log = structlog.get_logger()
@@ -33,6 +34,8 @@ log = structlog.get_logger()
 _TAIL_RECORDS = 500
 _POLL_RECORDS = 2_000
 _POLL_MS = 50
+# Entries since the last merge. A dictionary needs some hundred bytes per entry, so their number is limited.
+_FEW = 65_536
 
 
 class HistoryTopic:
@@ -236,3 +239,40 @@ def _newest_marks(records: Sequence[SourceRecord]) -> dict[int, Mark]:
                 marks.pop(record.partition, None)
                 log.error("history_mark_refused", partition=record.partition, offset=record.offset, reason=exc.message)
     return marks
+
+
+class HistoryIndex:
+    """The position of each user's newest record: 64 bits of hash and 64 bits of position, in memory.
+
+    If two users share a hash, the index has only the position of one. The reader compares the record's key, and reads
+    the log for the other user.
+    """
+
+    def __init__(self) -> None:
+        self._hashes = np.zeros(0, dtype=np.int64)
+        self._places = np.zeros(0, dtype=np.int64)
+        self._new: dict[int, int] = {}
+
+    def put(self, key: bytes, partition: int, offset: int) -> None:
+        """Add a record of this key. Records may come in any order."""
+        name, place = hash(key), pack_position(partition, offset)
+        self._new[name] = max(place, self._new.get(name, -1))
+        if len(self._new) > _FEW + len(self._hashes) // 4:
+            self._merge()
+
+    def get(self, key: bytes) -> Position | None:
+        """Return the position of the newest record with this key, or with another key of the same hash."""
+        name = hash(key)
+        place = self._new.get(name, -1)
+        at = int(np.searchsorted(self._hashes, name))
+        if at < len(self._hashes) and self._hashes[at] == name:
+            place = max(place, int(self._places[at]))
+        return None if place < 0 else unpack_position(place)
+
+    def _merge(self) -> None:
+        hashes = np.concatenate((self._hashes, np.fromiter(self._new, dtype=np.int64, count=len(self._new))))
+        places = np.concatenate((self._places, np.fromiter(self._new.values(), dtype=np.int64, count=len(self._new))))
+        order = np.lexsort((places, hashes))
+        hashes, places = hashes[order], places[order]
+        last = np.append(hashes[1:] != hashes[:-1], True)
+        self._hashes, self._places, self._new = hashes[last], places[last], {}

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -61,26 +61,9 @@ class FeedbackPolicy:
 
     @property
     def text(self) -> str:
-        """The text that `parse` reads."""
+        """The policy in one line: type, slope, @centre, <limit."""
         parts = [*sorted(self.types.items()), ("*", self.other)]
         return ",".join(f"{name}:{_rule_text(rule)}" for name, rule in parts)
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read "rating:0.5@3,purchase:2<2,*:1": type, slope, @centre, <limit (default 1, or the slope's size).
-
-        Raises: ValueError with the unreadable part.
-        """
-        types: dict[str, TypeWeight] = {}
-        for part in filter(None, (part.strip() for part in text.split(","))):
-            match = re.fullmatch(rf"([^:@<,]+):({_NUMBER})(?:@({_NUMBER}))?(?:<({_NUMBER}))?", part)
-            if match is None or match[1] in types:
-                raise ValueError(f"feedback={text!r}: {part!r}; allowed: type:slope[@centre][<limit], each type once")
-            slope, centre = float(match[2]), None if match[3] is None else float(match[3])
-            limit = float(match[4]) if match[4] else max(1.0, abs(slope) if centre is None else 1.0)
-            types[match[1]] = TypeWeight(slope=slope, centre=centre, limit=limit)
-        other = types.pop("*", TypeWeight())
-        return cls(MappingProxyType(types), other)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,6 @@ from services.platform.stream.record import DeadLetter, SourceRecord
 from services.platform.tracing import OFF, Tracing
 from services.user_state.forgetting import Forgotten, turned_down
 from services.user_state.layout import home_of
-from services.user_state.lost_users import LostUsers
 from services.user_state.merging import (
     MAX_RECORDS_PER_USER,
     Arrival,
@@ -37,7 +36,7 @@ from services.user_state.merging import (
     rounds,
 )
 from services.user_state.ports import Store
-from services.user_state.restore_users import RestoreUsers
+from services.user_state.restore_users import LostUsers, RestoreUsers
 from services.user_state.stream_progress import Advance, StreamProgress
 from services.user_state.values import ModelState, StoredState, UserHistory, UserUpdate, now_ms
 from services.user_state.write_histories import WriteHistories

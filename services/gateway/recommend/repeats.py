@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from services.algorithms.scoring import impressions
 from services.gateway.domain import NotAgain, Ranking
 
 MAX_ANSWERS, MAX_ITEMS_OF_ANSWER = 50, 200
@@ -48,7 +47,8 @@ def discounts_of(entries: Sequence[bytes], now_ms: int, *, discount: float, half
     for shown_ms, item_ids in map(_unpacked, dict.fromkeys(entries)):
         if len(found) >= MAX_DISCOUNTED:
             break
-        weight = float(impressions.discount((now_ms - shown_ms) / 1000, each=discount, half_life_s=half_life_s))
+        # By d * 2^(-age / half-life) each; they are not feedback, and other users' scores do not change.
+        weight = discount * 2 ** (-max(0.0, (now_ms - shown_ms) / 1000) / half_life_s)
         for item_id in item_ids:
             found[item_id] += weight  # type: ignore[assignment]
     return dict(found.most_common(MAX_DISCOUNTED))

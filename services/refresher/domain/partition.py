@@ -8,8 +8,8 @@ folded once the item is listed. Nothing here blocks.
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import nsmallest
 from zlib import crc32
 
@@ -22,7 +22,6 @@ from services.algorithms.pefa.sums import ItemSums
 from services.refresher.domain.contributions import ContributionRows, contributions_of, weights_of
 from services.refresher.domain.ledger import Ledger, Standing
 from services.refresher.domain.ledger_rows import NO_ITEM
-from services.refresher.domain.outgoing import Outgoing
 from services.refresher.domain.pending import Pending
 from services.refresher.domain.records import Interaction, hash_text
 from services.refresher.domain.remembered import Remembered, entry_id_of
@@ -72,6 +71,37 @@ class StreamTime:
         """Note a folded interaction."""
         self.newest_recorded_ms = max(self.newest_recorded_ms or 0, interaction.recorded_ms)
         self.mark = (interaction.offset, interaction.source_position)
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """What a partition has published, and what it still has to publish.
+
+    dirty_items: items to publish; True if something was subtracted since the last publication. dirty_entries: memory
+    entries to publish. published: the published items, in order. dropped: keys of `index-deltas`
+    that the last batch dropped. quiet_until: nothing is published below this offset, because an earlier process may
+    have published up to it, and readers must not see an item go back.
+    """
+
+    dirty_items: dict[str, bool] = field(default_factory=dict)
+    dirty_entries: set[str] = field(default_factory=set)
+    published: dict[str, None] = field(default_factory=dict)
+    dropped: list[bytes] = field(default_factory=list)
+    quiet_until: int = -1
+
+    @property
+    def num_changes(self) -> int:
+        """Number of items and entries to publish."""
+        return len(self.dirty_items) + len(self.dirty_entries)
+
+    def touch(self, item_id: str, *, removed: bool = False) -> None:
+        """Mark an item as changed. removed: something was subtracted."""
+        self.dirty_items[item_id] = removed or self.dirty_items.get(item_id, False)
+
+    def touch_all(self, item_ids: Iterable[str]) -> None:
+        """Mark items as changed by additions only."""
+        for item_id in item_ids:
+            self.dirty_items.setdefault(item_id, False)
 
 
 class Partition:

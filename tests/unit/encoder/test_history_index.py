@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from services.user_state import history_index
-from services.user_state.history_index import HistoryIndex
+from services.user_state import history_topic
+from services.user_state.history_topic import HistoryIndex
 
 
 def test_the_newest_place_of_each_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_index, "_FEW", 50)
+    monkeypatch.setattr(history_topic, "_FEW", 50)
     rng, index, newest = random.Random(1), HistoryIndex(), dict[bytes, int]()
     for _ in range(5_000):
         key, offset = b"user-%d" % rng.randrange(700), rng.randrange(2**40)
@@ -20,7 +20,7 @@ def test_the_newest_place_of_each_key_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_user_takes_sixteen_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_index, "_FEW", 1_000)
+    monkeypatch.setattr(history_topic, "_FEW", 1_000)
     index = HistoryIndex()
     for number in range(20_000):
         index.put(b"%d" % number, 0, number)

@@ -16,7 +16,7 @@ from refresher.refresher_scene import World, make_rules
 from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append, append_all, interaction, replay
 
 from services.refresher.config import RefresherSettings
-from services.user_state import lost_users
+from services.user_state import restore_users
 from services.user_state.values import DEFAULT_TTL_SECONDS
 
 COMPOSE = Path(__file__).parents[3] / "docker-compose.yml"
@@ -96,7 +96,7 @@ class FullStore(FragileStore):
 
 
 def test_looking_for_lost_users_of_a_full_store_leaves_time_for_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lost_users, "_LOOK_S", 0.0)
+    monkeypatch.setattr(restore_users, "_LOOK_S", 0.0)
     stream, store = MemoryStream(1), FullStore()
     append_all(stream, "abcde")
     process = EncoderProcess(stream, store)

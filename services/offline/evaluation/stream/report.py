@@ -35,7 +35,7 @@ DATASETS = ("ml-1m", "ml-latest-small")
 _WITHHELD_SHARES = {"ml-latest-small": 0.0}
 _WITHHELD_SHARE = 0.1
 _SAMPLED_QUERIES = 1000
-_FEEDBACK = Feedback(policy=FeedbackPolicy.parse("*:1"))
+_FEEDBACK = Feedback(policy=FeedbackPolicy())
 _CAPACITY, _MIN_USERS = 50_000, 3
 XS, ALONE, FROZEN, RETRAINED = "XS", "XS, m = 1", "frozen", "retrained"
 

@@ -9,7 +9,7 @@ from stream_scene import WINDOW, ordered_events, untrained
 
 from services.algorithms.bundles.model_manifest import AbsenceShape
 from services.algorithms.encoding.history import window_start
-from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
+from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy, TypeWeight
 from services.algorithms.scoring.states import QueryStates
 from services.offline.evaluation.stream.baselines import (
     NeighbourSettings,
@@ -45,7 +45,7 @@ def model(setting: StreamSetting) -> StreamModel:
 
 
 def _pefa(setting: StreamSetting, model: StreamModel, *, capacity: int = 10_000) -> Ranker:
-    feedback = Feedback(policy=FeedbackPolicy.parse("rating:0.5@2"))
+    feedback = Feedback(policy=FeedbackPolicy({"rating": TypeWeight(slope=0.5, centre=2)}))
     share = SharePolicy.parse("evidence(prior=3)")
     variants = {"XS": Refreshing(share=share, min_users=3), "XS alone": Refreshing(share=share, min_users=1)}
     items = RefreshedItems(setting, model, feedback, variants)
@@ -173,7 +173,7 @@ def test_an_item_the_model_never_saw_is_found_from_its_users_alone(setting: Stre
 
 
 def test_a_model_share_of_one_leaves_frozen_items_as_they_are(setting: StreamSetting, model: StreamModel) -> None:
-    feedback = Feedback(policy=FeedbackPolicy.parse("*:1"))
+    feedback = Feedback(policy=FeedbackPolicy())
     variants = {"XS": Refreshing(share=SharePolicy.parse("frozen"), min_users=10_000)}
     still = RefreshedItems(setting, model, feedback, variants)
     frozen = TrainedModels(setting, [model], name="frozen")
@@ -183,7 +183,7 @@ def test_a_model_share_of_one_leaves_frozen_items_as_they_are(setting: StreamSet
 
 def test_what_stands_behind_new_items_needs_interactions(busy: tuple[StreamSetting, StreamModel]) -> None:
     setting, model = busy
-    items = RefreshedItems(setting, model, Feedback(policy=FeedbackPolicy.parse("*:1")), {})
+    items = RefreshedItems(setting, model, Feedback(policy=FeedbackPolicy()), {})
     queries = model.queries(np.arange(20))[1]
     assert items.behind(queries) == {}
     walk(setting, [items])
