@@ -20,7 +20,7 @@ class EncodeJob:
     item_index: dense indices; with actions if the model reads them (`algorithms.encoding.actions`).
 
     positions: the M wanted ones (increasing, below n). user_index: -1 if unknown to training. cache_key: 0 or more if
-    the user's next sequence will likely begin alike; None: do not cache.
+    the user's next sequence will likely begin like this one; None: do not cache.
     """
 
     item_index: npt.NDArray[np.int64]

@@ -75,8 +75,8 @@ def encode_job(
 ) -> tuple[EncodeJob | None, dict[int, int]]:
     """A job for the states after the first n events, for each n in `wanted`.
 
-    cached: the user's next job will likely begin alike, as in the stream. The job is None if no wanted prefix has an
-    item that the encoder reads. The dictionary gives, for each n with a state, its row in the job's answer.
+    cached: the user's next job will likely begin like this one, as in the stream. The job is None if no wanted prefix
+    has an item that the encoder reads. The dictionary gives, for each n with a state, its row in the job's answer.
     """
     lengths = sorted(set(wanted))
     longest = lengths[-1] if lengths else 0

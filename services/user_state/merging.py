@@ -228,7 +228,7 @@ def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_hist
 
 
 def _keep_out(result: Merge, number: int, event: StoredEvent, max_history: int, kind: EventType) -> Outcome:
-    """Store the history before an attributed event in `preceding`; it does not change."""
+    """Store the history before an attributed event in `preceding`. The history does not change."""
     if kind.is_attributed:
         at = bisect_right(result.events, event[:3], key=_order)
         if at == 0 and len(result.events) >= max_history - max_history // 4:

@@ -29,7 +29,8 @@ log = structlog.get_logger()
 
 # Most users restored by one scan of the log; their histories are in memory meanwhile.
 MAX_TOGETHER = 10_000
-# SLICE_USERS: looked up, or states computed, together (in a tenth of a second). SLICE_S: seconds between two polls.
+# SLICE_USERS: looked up, or states computed, together (in a tenth of a second). SLICE_S: seconds of work between two
+# polls.
 SLICE_USERS = 32
 SLICE_S = 0.1
 # Seconds of a turn for finding lost users.
@@ -130,8 +131,8 @@ class RestoreUsers:
                 if user_id in self._waiting and topic.is_newest(record)
             }
         else:
-            # No scan is needed, or it is over: users left had no record in it or came later. Their records are looked
-            # up.
+            # No scan is needed, or it is over: the users still in the queue had no record in it or were added later.
+            # Their records are looked up.
             self._scan, some = None, list(islice(self._waiting, SLICE_USERS))
             histories = dict.fromkeys(some) | topic.find(some)
         found = {user_id: history for user_id, history in histories.items() if history is not None}

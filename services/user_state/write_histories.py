@@ -297,7 +297,7 @@ class WriteHistories:
         if is_long or any(first < bounds[partition][0] for partition, (first, _) in missing.items()):
             for partition in mine:
                 self.changed.users.update(self.store.user_ids(partition, epoch))
-        # The tables lack users whose home another process has.
+        # The tables do not list users whose home belongs to another process.
         if not is_long or len(mine) < num_partitions_of(epoch):
             keys: dict[int, set[bytes]] = {partition: set() for partition in missing}
             for record in read_between(self.log, missing):

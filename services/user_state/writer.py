@@ -328,7 +328,7 @@ class StateWriter:
         return ForgetsApplied(reader, {p: layout.unpack_forgets(epoch, text)[0] for p, text in texts.items()}, texts)
 
     def note_forgets(self, forgets: ForgetsApplied, offset: int, epoch: str) -> None:
-        """Store that the topic `forgets` is applied up to this offset in the home partitions listed by the argument.
+        """See `Store.note_forgets`.
 
         Raises: Conflict if the stored progress is not that of the argument.
         """

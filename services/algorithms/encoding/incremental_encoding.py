@@ -24,7 +24,8 @@ FloatArray = npt.NDArray[np.float32]
 # (N, H, width) of the cached arrays, "keys" and "values".
 Shapes = dict[str, tuple[int, int, int]]
 
-# Places are allocated in this step: the presets' windows (100 and 200) fill it, short histories use little memory.
+# Places are allocated in multiples of this number: the presets' windows (100 and 200) fill them, short histories use
+# little memory.
 PLACES_AT_ONCE = 25
 # An unused place's position: after every event of a window, so no event attends to it.
 _UNUSED_POSITION = 1 << 40

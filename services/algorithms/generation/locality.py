@@ -37,7 +37,7 @@ def locality_order(centers: npt.NDArray[np.float32], sets: Tokens, *, num_tokens
 
 
 def _chain(centers: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """Order vectors by repeated halving along the line between two distant ones."""
+    """Order vectors by halving them repeatedly along the line between two distant ones."""
     order = np.arange(len(centers))
     waiting = [(0, len(order))]
     while waiting:

@@ -22,8 +22,8 @@ from services.algorithms.ops.trie_search import MAX_POSITIONS, Ints, TrieArrays,
 PADDING = 0
 VERSION = 1
 
-# A part is merged into the previous one from an eighth of its identifiers on: most inserts rebuild few identifiers, and
-# a search walks few parts.
+# A part is merged into the previous one once it has an eighth of that one's identifiers, so most inserts rebuild few
+# identifiers and a search walks few parts.
 _MERGE_AT = 8
 
 

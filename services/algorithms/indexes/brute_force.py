@@ -1,7 +1,7 @@
 """Exact top-K by scoring every item: the reference for the other algorithms.
 
-Exact means: the top K of s in float64 over the stored states. A fast pass over all items, then `rescoring.py`. It is a
-card's exact mode, since bounds would cost as much there (decision 010).
+Exact means: the top K of s in float64 over the stored states. A fast pass scores all items; `rescoring.py` finds the
+exact top K. On a card this is the exact mode, because bounds would cost as much there (decision 010).
 
 Letters: B queries, X items, K results. Cost: one pass over the allowed items, then float64 on K and a few more.
 """

@@ -92,8 +92,8 @@ def largest_mixture(values: DoubleArray, log_low: DoubleArray, log_high: DoubleA
     """Return max over w_p in [exp(log_low_p), exp(log_high_p)] of sum w_p values_p / sum w_p, rounded up: (B, P) each
     -> (B,).
 
-    At the best ratio U a weight is high if values_p > U, else low: so the best of the P ways to give the j largest
-    values the high weight.
+    At the best ratio U a weight is high if values_p > U, else low, so the maximum is among the P ways to give the j
+    largest values the high weight.
     """
     scale = log_high.max(axis=1, keepdims=True)
     order = np.argsort(-values, axis=1)

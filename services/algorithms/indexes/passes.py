@@ -1,7 +1,7 @@
 """The passes over item states that several algorithms share, for CPU and GPU.
 
-`CpuPasses` runs the compiled kernels, `CardPasses` those of a torch device. Rows and scores stay there, as `Array`,
-until `fetch`. Between two waits for results, a GPU runs one CUDA graph.
+`CpuPasses` runs the compiled kernels, `CardPasses` those of a torch device. Rows and scores stay on the device, as
+`Array`, until `fetch`. Between two waits for results, a GPU runs one CUDA graph.
 
 Letters: B queries, X items, P component pairs, Q query components, d component width, n results per list, K results.
 """

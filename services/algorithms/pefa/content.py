@@ -130,7 +130,7 @@ class TextStates:
 
 
 def _texts(titles: Sequence[str], categories: Sequence[Sequence[str]]) -> list[str]:
-    """Such as "Toy Story (1995). Animation, Comedy"."""
+    """For example "Toy Story (1995). Animation, Comedy"."""
     return [f"{title}. {', '.join(names)}" if names else title for title, names in zip(titles, categories, strict=True)]
 
 

@@ -171,7 +171,7 @@ def is_absent(column: Column) -> Mask:
 
 
 def mask_of(where: Sequence[Condition], columns: Columns | npt.NDArray[np.void], codes: Codes) -> Mask:
-    """Which of n items meet all conditions: (n,). At least one, and `Condition.check` accepts each."""
+    """Which of n items meet all conditions: (n,). There is at least one, and `Condition.check` accepts each."""
     passes, *others = (one.mask(columns[one.name], codes.get(one.name, {})) for one in where)
     for mask in others:
         passes &= mask

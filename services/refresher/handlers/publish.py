@@ -26,7 +26,7 @@ TOO_FEW = "too few users"
 NO_DIRECTION = "no direction"
 NOTHING = "no interactions"
 
-# For these reasons a new item is published from its text.
+# A new item that is not published for these reasons is published from its text.
 _TEXT_REASONS = (NOTHING, TOO_FEW, NO_DIRECTION)
 # Texts encoded per batch, while interactions wait.
 _MAX_TEXTS = 8

@@ -29,8 +29,8 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 # The fastest turn counts, in CPU time of the thread, because other load only adds time: by wall clock under sixfold
 # load, three turns chose a strategy 1.7 times as expensive. The first turn warms caches.
 _TURNS = 3
-# Then one search in 200 tries another strategy that was at most 4 times slower, lest a disturbance of all three turns
-# slow every later search.
+# Then one search in 200 tries another strategy that was at most 4 times slower, because a disturbance of all three
+# turns would slow every later search.
 _LOOK_AGAIN_EVERY, _WORTH_LOOKING_AT = 200, 4.0
 
 # Gaps between two of these cost about the same; below the first, hardly less than gap 0.

@@ -1,7 +1,7 @@
 """A thread that merges a mutable index on demand.
 
-A low priority and one compute thread delay searches on the same cores least; the merge takes longer, and the delta
-grows meanwhile.
+Its low priority and single compute thread keep delays of searches on the same cores small; the merge takes longer, and
+the delta grows meanwhile.
 """
 
 import os

@@ -30,12 +30,12 @@ from services.algorithms.rules.attributes import Columns, Kinds
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import PairGate, QueryStates, shape_of
 
-# Delta and dead rows at this share of the main segment's rows demand a merge. So searches score at most this share of
-# extra rows, and per update a merge copies and builds 10 rows.
+# A merge is wanted when delta and dead rows reach this share of the main segment's rows. So searches score at most this
+# share of extra rows, and per update a merge copies and builds 10 rows.
 MERGE_SHARE = 0.1
-# Fewer delta rows or dead main rows demand no merge. At 8x4x64 a delta row costs a search 1.3 us, a merge of 3,706
-# items 55 ms of CPU. With 250 changes and 40 searches a second, the total is least near 700 rows; 2,048 rows double a
-# search's time.
+# No merge is wanted below this number of delta rows or dead rows. At 8x4x64 a delta row costs a search 1.3 us, a merge
+# of 3,706 items 55 ms of CPU. With 250 changes and 40 searches a second, the total is least near 700 rows; 2,048 rows
+# double a search's time.
 MERGE_ROWS = 512
 # The delta becomes one block with its own algorithms ("coded") when its other rows reach this number and share of its
 # coded rows: scoring a tenth of ten million rows one by one takes 30 ms. With a million items, 1,000 changes a second

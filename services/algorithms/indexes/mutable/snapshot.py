@@ -3,9 +3,9 @@
     snapshot-<number of earlier snapshots>/   manifest.json   items.safetensors   item_states.safetensors
                                               codes.safetensors, if the main segment has codes
 
-It is written under a temporary name, flushed to disk, then renamed. A crash leaves the older snapshots, and a temporary
-directory that the next write removes. The pair gate is in the bundle; attributes come from the bundle and the topic
-`items`. Items are in order of ids; with codes, the main segment's coded items come first, then the delta's.
+A directory is written under a temporary name, flushed to disk, then renamed. A crash leaves the older snapshots, and a
+temporary directory that the next write removes. The pair gate is in the bundle; attributes come from the bundle and the
+topic `items`. Items are in order of ids; with codes, the main segment's coded items come first, then the delta's.
 
 Letters: X items, P_x item components, P pairs, d component width.
 """

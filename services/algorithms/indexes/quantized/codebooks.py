@@ -70,7 +70,7 @@ class Codebooks:
 
     @property
     def text(self) -> str:
-        """A hash of the content."""
+        """The name: a hash of the content."""
         digest = hashlib.sha256()
         for name, array in self.arrays.items():
             digest.update(name.encode() + np.ascontiguousarray(array).tobytes())

@@ -124,7 +124,7 @@ class Coding(Protocol[CodesMade]):
 
     @property
     def text(self) -> str:
-        """Its identifying text."""
+        """Text that identifies the coding."""
 
     @property
     def kind(self) -> type[CodesMade]:
