@@ -51,8 +51,8 @@ class Made:
 
 @dataclass(kw_only=True, eq=False)
 class EncodeBatch:
-    """own: the process's model. others: of other version sets. cached: a user's next job will likely begin like this one.
-    failed: called when another model fails. running: locked while a batch uses the models.
+    """own: the process's model. others: of other version sets. cached: a user's next job will likely begin like this
+    one. failed: called when another model fails. running: locked while a batch uses the models.
     """
 
     own: Model
