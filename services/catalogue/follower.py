@@ -1,10 +1,9 @@
 """Follow the catalogue's topics: `index-deltas` in whole batches, and `items`.
 
-Candidates, the reranker and the generator use it. A thread reads the topics from the start. Until it has reached their
-ends once, it joins the batches of many polls into one. Later, if it is behind, it joins the batches of one poll.
-Otherwise it passes on each batch separately, so that two followers have the same positions. It is ready after reaching
-all ends once: before that, withdrawals may be unknown. Deltas without room wait in order and are tried again; `items`
-is read meanwhile. This module does not depend on indexes or on Kafka's client.
+A thread of candidates, reranker or generator reads them from the start. Until it has reached the ends once, when it is
+ready, it joins the batches of many polls. Later it joins those of one poll if it is behind; otherwise each batch is
+separate, so that two followers have the same positions. Withdrawals may be unknown before it is ready. Deltas without
+room are tried again in order; `items` is read meanwhile.
 """
 
 import time
@@ -40,13 +39,12 @@ from services.platform.turn_clock import TurnClock
 log = structlog.get_logger()
 
 _MAX_RECORDS = 4_096
-_MAX_PENDING = 4_096  # most deltas that wait for room before reading stops
-# Deltas applied at once before the process is ready. An index takes them in blocks and merges long ones: 200,000 items
-# of 8x4x64 took 12 s of processor time in blocks of 4,096, and 6.5 s in blocks of this size (80 MB).
+_MAX_PENDING = 4_096  # deltas that wait for room
+# Deltas applied at once before the process is ready. An index merges long blocks: 200,000 items of 8x4x64 took 12 s of
+# processor time in blocks of 4,096, and 6.5 s in this size (80 MB).
 _GATHERED = 32_768
-# When serving, the follower pauses for a millisecond after every so many records. Candidates and reranker read a batch
-# at the same moment; without pauses they use both cores of a small machine until it is applied. The number of pauses
-# per poll is limited, so that the follower keeps up.
+# When serving, the follower pauses for a millisecond after so many records: two followers read a batch at the same
+# moment, and would use both cores of a small machine. The pauses per poll are limited, so that it keeps up.
 _SLICE, _PAUSE_S, _MAX_PAUSES = 16, 0.001, 32
 
 
@@ -57,9 +55,9 @@ def catalogue_reader(
     makes_topics: Replicas | None = None,
     writes_dead_letters: bool = False,
 ) -> TopicReader:
-    """Return a process's reader of the catalogue's topics (default: both).
+    """Return a reader of the catalogue's topics (default: both).
 
-    writes_dead_letters: malformed records of `items` go to the dead letters; one process does this.
+    writes_dead_letters: one process writes malformed records of `items` there.
     """
     name = f"{process}-catalogue"
     return TopicReader(
@@ -79,10 +77,10 @@ _Described = tuple[SourceRecord, CatalogueItem]
 
 
 class Listener(Protocol):
-    """The process's reaction to changes, in the follower's thread."""
+    """Reacts to changes, in the follower's thread."""
 
     def apply(self, batch: Batch, *, is_live: bool) -> bool:
-        """Serve a batch. Returns False if there is no room now; the batch is tried again."""
+        """Serve a batch; False if there is no room now: it is tried again."""
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
         """Apply descriptions of items."""
@@ -95,9 +93,7 @@ class Listener(Protocol):
 
 
 class CatalogueFollower(TopicFollower):
-    """Follows both topics. A batch of deltas that cannot be applied is never skipped: the index would be wrong under a
-    later position.
-    """
+    """A batch that cannot be applied is never skipped: the index would be wrong under a later position."""
 
     def __init__(
         self,
@@ -115,9 +111,9 @@ class CatalogueFollower(TopicFollower):
         turns: TurnClock | None = None,
         tracing: Tracing = OFF,
     ) -> None:
-        """follows_deltas False: follow `items` only. kinds: kinds of the bundle's declared attributes; an item with an
-        attribute of another kind is unreadable. `items` is read from its start even with a snapshot. holds: whether
-        the listener serves an item; the states of other items are not decoded.
+        """follows_deltas False: `items` only. kinds: of the bundle's attributes; an item with another kind is
+        unreadable. `items` is read from its start even with a snapshot. holds: whether the listener serves an item; the
+        states of other items are not decoded.
         """
         super().__init__(
             "catalogue-follower",
@@ -132,29 +128,29 @@ class CatalogueFollower(TopicFollower):
         self._snapshots, self._looked_for_one = snapshots, False
         self._holds, self._batches = holds, Batches()
         self._pending: list[Batch] = []
-        # Traceparents by offset of deltas that are not served yet.
+        # Traceparents by offset of waiting deltas.
         self._tracing, self._traceparents = tracing, dict[int, str]()
         # The last served batch, and the traceparent of its application.
         self._applied_in = (-1, "")
 
     @property
     def next_item(self) -> int:
-        """The next record of `items` to read."""
+        """The next record of `items`."""
         return self._next[ITEMS]
 
     def applied_in(self, position: int) -> str:
-        """Return the traceparent of the application of this position's batch; "" if unknown."""
+        """Return the traceparent of this position's application; "" if unknown."""
         offset, traceparent = self._applied_in
         return traceparent if offset == position else ""
 
     def finish(self) -> None:
-        """The next start reads everything again, or continues from the newest snapshot."""
+        """The next start reads everything again, or from the newest snapshot."""
         if self._snapshots is not None:
             self._snapshots.close()
         super().finish()
 
     def turn(self) -> int:
-        """Take a turn. The first turn sets where reading begins: after the snapshot, if it is usable."""
+        """The first turn sets where reading begins: after a usable snapshot."""
         if self._snapshots is not None and not self._looked_for_one:
             first = self._snapshots.first_offset(self._is_in_place)
             if first is None:
@@ -167,7 +163,7 @@ class CatalogueFollower(TopicFollower):
         return records
 
     def poll(self) -> Sequence[SourceRecord]:
-        """Poll both topics, or `items` alone while deltas wait for room."""
+        """Poll `items` alone while deltas wait for room."""
         room = _GATHERED if self._gathers else _MAX_PENDING
         takes_deltas = INDEX_DELTAS in self._next and self._num_pending < room
         wait_ms = 0 if self._pending and not self._gathers else round(1000 * self._poll_s)
@@ -180,15 +176,15 @@ class CatalogueFollower(TopicFollower):
         self._apply(ends)
 
     def drop(self, topic: str) -> None:
-        """Drop what came from a replaced topic. Deltas: return to the bundle. Items: keep every description until the
-        new topic has one of the same item, since descriptions are complete.
+        """Drop a replaced topic's content. Deltas: return to the bundle. Items: descriptions stay until the new topic
+        has the same item.
         """
         if topic == INDEX_DELTAS:
             self._batches, self._pending, self._traceparents = Batches(), [], {}
             self._listener.reset()
 
     def caught_up(self) -> None:
-        """Log that the topics' ends are reached."""
+        """Log it."""
         log.info("catalogue_caught_up", next_offsets=dict(self._next))
 
     @property
@@ -231,7 +227,7 @@ class CatalogueFollower(TopicFollower):
                 continue
             if not self.is_behind and number % slice_size == 0:
                 time.sleep(_PAUSE_S)
-        # When live, each batch is a separate version, so that two readers have the same versions.
+        # When live, each batch is a version, the same for all readers.
         self._pending += [joined(closed)] if closed and self.is_behind and not self._gathers else closed
         for kind, count in skipped.items():
             self._listener.counted(kind, count)
@@ -252,7 +248,7 @@ class CatalogueFollower(TopicFollower):
                 key=lambda one: one[0].offset,
                 apply=self._describe_one,
                 set_aside=self._set_aside,
-                # Every record is a whole item; one described too early is described again in its turn.
+                # Every record is whole; one described too early is described again.
                 rehearse=lambda one: self._listener.describe([one[1]]),
             )
         elif items:
@@ -294,5 +290,5 @@ class CatalogueFollower(TopicFollower):
 
 
 def age_seconds(recorded_ms: int | None) -> float | None:
-    """Return seconds since a moment in Unix milliseconds, never negative (clocks differ); None for None."""
+    """Return seconds since Unix milliseconds, never negative (clocks differ)."""
     return None if recorded_ms is None else max(0.0, time.time() - recorded_ms / 1000)

@@ -1,8 +1,8 @@
-"""Dead letters for people: list them, read an original record, and replay it.
+"""Dead letters: list them, read an original record, and replay it.
 
-A replay counts once. An interaction without an event id gets the one that the encoder would give it, made of its
-partition and offset. Records of `attributions` and `search-clicks` contain the position that identifies them. A replay
-that would undo a later change is omitted: the user was forgotten since, or the item was described again since.
+A replay counts once: an interaction without an event id gets the encoder's, made of its partition and offset. Records
+of `attributions` and `search-clicks` contain their position. A replay is omitted if the user was forgotten since, or
+the item described again.
 """
 
 import json
@@ -38,7 +38,6 @@ from services.platform.stream.kafka import Brokers, BulkProducer, Headers, Recor
 from services.platform.stream.position import Position
 from services.platform.stream.record import SourceRecord
 
-# The topics with dead letters.
 LETTERED = tuple(topic.name for topic in TOPICS if topic.has_dead_letters)
 _COMPACTED = {topic.name for topic in TOPICS if topic.settings.get("cleanup.policy") == "compact"}
 _MESSAGES: Mapping[str, Any] = {
@@ -49,16 +48,16 @@ _MESSAGES: Mapping[str, Any] = {
     SEARCH_CLICKS: events_pb2.SearchClick,
 }
 _GROUP = "freshet-dead-letters"
-# Records written together; each batch is marked as replayed before the next one is written.
+# Each batch is marked as replayed before the next one is written.
 _TOGETHER = 500
 _NO_TIME = -1
-# Limits of what `newest` reads of one topic's dead letters.
+# What `newest` reads of one topic.
 _MAX_BYTES, _MAX_S = 8 << 20, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A dead letter's planned replay. record: the one to write; None: see why_not. event_id: an interaction's."""
+    """A planned replay. record: None: see why_not. event_id: an interaction's."""
 
     letter: StoredLetter
     record: Record | None
@@ -68,7 +67,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A replay's result. written_to: the record's new position, or None. left_out: why it was not written."""
+    """written_to: the record's new position, if it was written. left_out: why not."""
 
     left_out: str
     written_to: Position | None
@@ -90,16 +89,16 @@ class DeadLetters:
         self._producer.close()
 
     def letters(self, topics: Collection[str] = LETTERED) -> list[StoredLetter]:
-        """Return every dead letter of these topics, oldest first."""
+        """Return all dead letters, oldest first."""
         found: list[StoredLetter] = []
         for topic in topics:
             found += stored_letters(self._read_whole(topic + SUFFIX))
         return sorted(found, key=lambda letter: (letter.written_ms, letter.name))
 
     def newest(self, topics: Collection[str] = LETTERED) -> tuple[list[StoredLetter], bool]:
-        """Return the newest dead letters of these topics, newest first, and whether there are older ones.
+        """Return the newest dead letters, newest first, and whether there are older ones.
 
-        At most 8 MiB of each topic are read, for at most two seconds.
+        Reads at most 8 MiB of each topic, for at most two seconds.
         """
         found: list[StoredLetter] = []
         has_older = False
@@ -111,9 +110,7 @@ class DeadLetters:
         return sorted(found, key=lambda letter: (letter.written_ms, letter.name), reverse=True), has_older
 
     def whole(self, letter: StoredLetter) -> StoredLetter | None:
-        """Return the letter with the original's key, value and headers, from its topic if the letter lacks some; None
-        if the original does not exist any more.
-        """
+        """Return the letter, completed from the original record; None if that does not exist any more."""
         if letter.is_whole:
             return letter
         at = letter.position
@@ -130,7 +127,7 @@ class DeadLetters:
         )
 
     def plan(self, letters: Sequence[StoredLetter], *, again: bool = False) -> list[Replay]:
-        """Return the replays of these letters. again: also letters that were replayed before."""
+        """Return the replays. again: also of replayed letters."""
         forgotten = self._forgotten() if any(letter.topic == INTERACTIONS for letter in letters) else {}
         newest = {
             topic: self._newest(topic, [letter for letter in letters if letter.topic == topic])
@@ -153,7 +150,7 @@ class DeadLetters:
         return planned
 
     def replay(self, planned: Sequence[Replay]) -> list[tuple[Replay, Position]]:
-        """Write and mark the planned replays; return each record's new position."""
+        """Write and mark the planned replays; return the new positions."""
         wanted = [(one, one.record) for one in planned if one.record is not None]
         done: list[tuple[Replay, Position]] = []
         for start in range(0, len(wanted), _TOGETHER):
@@ -165,7 +162,7 @@ class DeadLetters:
         return done
 
     def replay_one(self, topic: str, place: Position, *, preview: bool) -> Replayed:
-        """Replay one of the newest dead letters; with `preview`, write nothing and return what would be done.
+        """Replay one of the newest dead letters; with `preview`, write nothing.
 
         Raises: NotFound if it is not among them.
         """
@@ -181,8 +178,8 @@ class DeadLetters:
     def forget(self) -> int:
         """Delete dead letters of forgotten users' interactions; return their number.
 
-        The others are first written again at the end, then everything before is deleted. After an interruption the next
-        run finishes; several letters of one original count as one.
+        The others are written again at the end, then everything before is deleted. After an interruption the next run
+        finishes.
         """
         topic, forgotten = INTERACTIONS + SUFFIX, self._forgotten()
         records = self._read_whole(topic)
@@ -209,7 +206,6 @@ class DeadLetters:
         return reader.read_to_end()
 
     def _forgotten(self) -> dict[bytes, Mapping[int, int]]:
-        """Return by user id the offsets up to which the user is forgotten."""
         found: dict[bytes, Mapping[int, int]] = {}
         for record in self._read_whole(FORGETS):
             try:
@@ -221,7 +217,7 @@ class DeadLetters:
         return found
 
     def _newest(self, topic: str, letters: Sequence[StoredLetter]) -> dict[bytes, int]:
-        """Return each key's newest offset, reading each partition from the first of these letters on."""
+        """Return each key's newest offset from the first of these letters on."""
         reader = self._reader(topic)
         backwards = sorted((letter.position for letter in letters), reverse=True)
         first = {place.partition: place.offset for place in backwards}
@@ -230,7 +226,7 @@ class DeadLetters:
 
 
 def decoded(letter: StoredLetter) -> dict[str, Any] | None:
-    """Return the value as its message decodes it; None if it cannot be decoded."""
+    """Return the decoded value, if possible."""
     try:
         if _is_json(letter.headers):
             document = json.loads(letter.value)
@@ -244,7 +240,7 @@ def decoded(letter: StoredLetter) -> dict[str, Any] | None:
 
 
 def _is_void(record: SourceRecord, forgotten: Mapping[bytes, Mapping[int, int]]) -> bool:
-    """Whether a dead letter, or the mark of a replay, is of an interaction that a forget covers."""
+    """Whether a dead letter, or a replay's mark, is of a forgotten interaction."""
     found = dict(record.headers)
     try:
         at = int(found["freshet-source-partition"] or b""), int(found["freshet-source-offset"] or b"")
@@ -271,12 +267,12 @@ def _interaction(letter: StoredLetter, forgotten: Mapping[bytes, Mapping[int, in
     try:
         interaction = decode_interaction(letter.value, letter.headers, letter.key, missing_time_ms=_NO_TIME)
     except InvalidRequest:
-        # Unchanged: a corrected version may read it. Its partition is given: without a key there is no default one.
+        # Unchanged: a corrected version may read it. Without a key there is no default partition.
         return Replay(letter, Record(letter.topic, letter.key, letter.value, letter.headers, at.partition))
     event_id = interaction.event_id or f"{at.partition}-{at.offset}"
     value, headers = letter.value, letter.headers
     if not interaction.event_id or interaction.event_time_ms == _NO_TIME:
-        # The encoder's defaults for the original record, from its position and time.
+        # The encoder's defaults for the original record.
         time_ms = letter.written_ms if interaction.event_time_ms == _NO_TIME else interaction.event_time_ms
         value = encode_interaction(replace(interaction, event_id=event_id, event_time_ms=time_ms))
         headers = [(name, text) for name, text in headers if name.lower() != CONTENT_TYPE]

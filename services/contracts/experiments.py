@@ -1,8 +1,7 @@
-"""Experiments: their arms, the assignment of users, and an operator's operations.
+"""Experiments: arms, assignment of users, operations.
 
-The assignment is a pure function of the experiments, the request's context and the id of the user or visitor, so every
-gateway, every reader of the log and a notebook compute the same arm. The state is one value; each operation returns the
-next one or raises. `services.contracts.topics.experiments` encodes the values for Kafka.
+The assignment is a pure function of the experiments, the request's context and the user's or visitor's id: gateways,
+log readers and notebooks compute the same arm. The state is one value; each operation returns the next one or raises.
 """
 
 import math
@@ -17,21 +16,21 @@ from services.contracts.version_sets import position_of
 from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
 from services.platform.validation import validate_text
 
-# The share of all users of a layer; a stopped experiment's share is free again.
+# All users of a layer; a stopped experiment's share is free again.
 _WHOLE = 1.0
 MAX_EXPERIMENTS, MAX_ARMS, MAX_RULES = 64, 8, 8
-# The entry of a request's context that identifies a visitor without a user id.
+# The context's entry that identifies a visitor.
 VISITOR = "visitor"
-# The context's `surface` in the console's requests, which results do not count.
+# The context's `surface` in the console's requests; results do not count them.
 CONSOLE = "console"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _ROUNDING = 1e-9
-# Settings of an arm that a request may also have.
+# Settings that a request may also have.
 _SETTINGS = ("version_set", "rules", "diversity", "max_per_category", "new_item_share", "max_gap")
 
 
 class State(IntEnum):
-    """An experiment's state, numbered as in `freshet.v1.Experiment.State`."""
+    """Numbered as in `freshet.v1.Experiment.State`."""
 
     CREATED = 1
     RUNNING = 2
@@ -40,7 +39,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """The settings for an arm's share of the users; see `freshet.v1.Arm`."""
+    """See `freshet.v1.Arm`."""
 
     name: str
     share: float
@@ -53,7 +52,7 @@ class Arm:
 
     @property
     def has_settings(self) -> bool:
-        """Whether the gateway changes the arm's requests; a version set alone changes none."""
+        """Whether the gateway changes the arm's requests; a version set changes none."""
         return bool(self.rules or self.diversity or self.max_per_category) or (
             self.new_item_share is not None or self.max_gap is not None
         )
@@ -84,7 +83,7 @@ class Experiment:
 
     @property
     def settings(self) -> set[str]:
-        """The settings in which an arm differs from the defaults."""
+        """The settings that differ from the defaults."""
         return {name for name in _SETTINGS for arm in self.arms if getattr(arm, name) != getattr(_DEFAULTS, name)}
 
     def takes(self, who: str, context: Mapping[str, str]) -> bool:
@@ -94,7 +93,7 @@ class Experiment:
         return self.first <= position_of(who, self.layer) < self.first + self.share
 
     def arm_of(self, who: str) -> Arm:
-        """Return the arm of one of the experiment's users."""
+        """Return a participant's arm."""
         position, end = position_of(who, self.salt), 0.0
         for arm in self.arms:
             end += arm.share
@@ -105,8 +104,9 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """A user's arm of an experiment. arm: None for an interleaved experiment, whose answers come from both arms.
-    is_forced: a tester chose the arm; results do not count the answer.
+    """A user's arm. arm: None for interleaved arms.
+
+    is_forced: a tester chose it; results do not count the answer.
     """
 
     experiment: Experiment
@@ -115,7 +115,7 @@ class Assignment:
 
     @property
     def share(self) -> float:
-        """The probability of this arm for a user of the experiment; 0 if forced."""
+        """The probability of this arm; 0 if forced."""
         if self.is_forced:
             return 0.0
         return 1.0 if self.arm is None else self.arm.share
@@ -140,9 +140,9 @@ class Experiments(Revised):
     def assigned(
         self, user_id: str, context: Mapping[str, str], forced: Mapping[str, str] | None = None
     ) -> tuple[Assignment, ...]:
-        """Return the arms of a request, in the experiments' order. forced: experiment -> arm, for testers.
+        """Return a request's arms, in the experiments' order. forced: experiment -> arm, for testers.
 
-        Raises: InvalidRequest for a forced experiment that is not running, or an arm that it does not have.
+        Raises: InvalidRequest for a forced experiment that is not running, or an unknown arm.
         """
         who = user_id or context.get(VISITOR, "")
         found = [] if not who else [one for one in self.running if one.takes(who, context)]
@@ -162,7 +162,7 @@ class Experiments(Revised):
         return tuple(chosen.values())
 
     def created(self, new: Experiment) -> "Experiments":
-        """Add an experiment with the layer's first free share of users. Raises: InvalidRequest, PreconditionFailed."""
+        """Add an experiment with the layer's first free share. Raises: InvalidRequest, PreconditionFailed."""
         check(new)
         if new.name in self.experiments:
             raise PreconditionFailed(f"experiment {new.name!r} exists: take another name; a result belongs to one name")
@@ -175,7 +175,7 @@ class Experiments(Revised):
     def started(self, name: str, now_ms: int) -> "Experiments":
         """Start an experiment.
 
-        Raises: NotFound; PreconditionFailed if it ran before, or has settings that another layer sets.
+        Raises: NotFound; PreconditionFailed if it ran before, or shares settings with another layer.
         """
         one = self.find(name)
         if one.state is not State.CREATED:
@@ -189,7 +189,7 @@ class Experiments(Revised):
         return self._with(replace(one, state=State.RUNNING, started_ms=now_ms))
 
     def stopped(self, name: str, now_ms: int) -> "Experiments":
-        """Stop an experiment: its users get the defaults; its results stay. Raises: NotFound, PreconditionFailed."""
+        """Stop an experiment: its users get the defaults. Raises: NotFound, PreconditionFailed."""
         one = self.find(name)
         if one.state is not State.RUNNING:
             raise PreconditionFailed(f"experiment {name!r} is {one.state.name.lower()}: only a running one can stop")
@@ -217,7 +217,7 @@ class Experiments(Revised):
         return replace(self, revision=self.revision + 1, experiments={**self.experiments, one.name: one})
 
     def _free(self, new: Experiment) -> float:
-        """Return the start of the layer's first gap that is wide enough. Raises: PreconditionFailed."""
+        """Return the start of the layer's first wide enough gap. Raises: PreconditionFailed."""
         taken = sorted(
             (one.first, one.first + one.share)
             for one in self.experiments.values()
@@ -236,7 +236,7 @@ class Experiments(Revised):
 
 
 def check(new: Experiment) -> None:
-    """Raise InvalidRequest for the first field of an experiment that breaks its limit."""
+    """Raise InvalidRequest for the first invalid field."""
     for name, value in (
         ("name", new.name),
         ("layer", new.layer),

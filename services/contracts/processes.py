@@ -1,7 +1,6 @@
-"""Freshet's processes, one row each, shared by the launcher, the commands, compose and Prometheus.
+"""Freshet's processes, for the launcher, the commands, compose and Prometheus.
 
-docker-compose.yml and deploy/dashboards/prometheus.yml repeat parts of it; tests/contract compares them. The table does
-not describe Kafka, Redis, the inference server or the inside of a process.
+docker-compose.yml and deploy/dashboards/prometheus.yml repeat parts of it (compared in tests/contract).
 """
 
 from collections.abc import Mapping
@@ -20,13 +19,13 @@ class Process:
     """One process.
 
     memory_mb: resident MiB at most, on the CPU, with a bundle of a few megabytes and no load.
-    holds: a file of the bundle or text bundle -> at most so many times its bytes are in memory.
-    options: a setting -> additional MiB if it is not empty.
-    extra: name of its optional dependencies in pyproject.toml, and of the image's target in deploy/Dockerfile.
-    needs: a process or service that has to start before it -> whether that has to be healthy.
-    state: folders that it reads or writes, as mounted in a container.
-    has_http: whether it also serves JSON over HTTP.
-    lag: a description of a freshness metric -> the histogram's name.
+    holds: a file of the bundle or text bundle -> its bytes in memory, at most so many times.
+    options: a setting -> additional MiB.
+    extra: its optional dependencies in pyproject.toml and its target in deploy/Dockerfile.
+    needs: what has to start before it -> whether that has to be healthy.
+    state: mounted folders.
+    has_http: also serves JSON.
+    lag: a description of a freshness metric -> the histogram.
     """
 
     name: str
@@ -56,21 +55,21 @@ class Process:
 
     @property
     def port_variable(self) -> str:
-        """The setting of its gRPC port."""
+        """Its gRPC port's setting."""
         return f"FRESHET_{self.name.upper()}_PORT"
 
     @property
     def http_port_variable(self) -> str:
-        """The setting of its HTTP port."""
+        """Its HTTP port's setting."""
         return f"FRESHET_{self.name.upper()}_HTTP_PORT"
 
     @property
     def health_service(self) -> str:
-        """Its gRPC service, also the name in gRPC health."""
+        """Its gRPC service, and name in gRPC health."""
         return f"freshet.v1.{self.name.title()}Service"
 
     def health_of(self, model_version: str, shard: str = "") -> str:
-        """Return the name in gRPC health for this model, and this shard of the catalogue."""
+        """Return its name in gRPC health for this model and shard."""
         return "/".join(filter(None, (self.health_service, model_version, shard)))
 
 
@@ -79,7 +78,7 @@ _ROWS = (
     Process(
         name="encoder",
         port=50051,
-        # 256 MiB of these cache keys and values of recent users (FRESHET_ENCODER_CACHE_MIB).
+        # 256 MiB of these cache keys and values (FRESHET_ENCODER_CACHE_MIB).
         memory_mb=440,
         extra="encode",
         holds={"encoder.onnx": 3},
@@ -94,7 +93,7 @@ _ROWS = (
         extra="serve",
         # Callers wait for answers, not for deltas.
         cpu_shares=FULL_CPU_SHARES // 8,
-        # The bundle's states, and every item's sums, which take twice as many bytes.
+        # The bundle's states, and every item's sums of twice the size.
         holds={"item_states.safetensors": 3},
         # MiB: PyTorch 500, MiniLM's weights 95, the fit on 3,000 titles 100.
         options={"FRESHET_REFRESHER_TEXT_ENCODER": 700},
@@ -121,7 +120,7 @@ _ROWS = (
     Process(
         name="generator",
         port=50055,
-        # Measured with the demo's bundle and no text bundle: 165 MiB.
+        # The demo's bundle without a text bundle: 165 MiB.
         memory_mb=300,
         extra="generate",
         # Files of a text bundle; most of `phrases` is memory-mapped.
@@ -152,7 +151,7 @@ _ROWS = (
     ),
 )
 PROCESSES: Mapping[str, Process] = MappingProxyType({row.name: row for row in _ROWS})
-# Part -> the effect while it is unavailable.
+# Part -> effect while it is unavailable.
 EFFECTS: Mapping[str, str] = {
     "kafka": "nothing can be written, and nothing gets newer",
     "redis": "everybody gets popular items, and the stream waits",

@@ -1,7 +1,6 @@
-"""Version sets: the models, the assignment of users, and an operator's operations.
+"""Version sets: models, assignment of users, operations.
 
-A set is a bundle and the processes that serve it. The state is one value; each operation returns the next one or
-raises. Pure: no access to Kafka, bundles or processes. `services.contracts.topics.version_sets` encodes the values.
+A set is a bundle and its processes. The state is one value; each operation returns the next one or raises.
 """
 
 import hashlib
@@ -12,7 +11,7 @@ from dataclasses import dataclass, replace
 from services.contracts.operations import Revised
 from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
 
-# The serving set and one more: each set takes memory.
+# Each set takes memory.
 MAX_SETS = 2
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _BITS = 53  # of a double's mantissa
@@ -20,9 +19,9 @@ _BITS = 53  # of a double's mantissa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionSet:
-    """A model and the processes that serve it. bundle: its folder, by a path valid in every process that loads it.
+    """bundle: a path valid in every process that loads it.
 
-    Addresses are host:port; "" stands for the gateway's configured ones.
+    Addresses are host:port; "": the gateway's configured ones.
     """
 
     name: str
@@ -36,7 +35,7 @@ class VersionSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """A set's share of users or requests, above 0 and at most 1."""
+    """A share of users or requests, above 0 and at most 1."""
 
     name: str
     share: float
@@ -44,9 +43,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionSets(Revised):
-    """All sets. before: the set that served before the last promotion, or "". salt: the salt of the hash that chooses
-    the canary's users.
-    """
+    """before: the set before the last promotion, or "". salt: of the hash that chooses the canary's users."""
 
     sets: Mapping[str, VersionSet]
     serving: str
@@ -57,7 +54,7 @@ class VersionSets(Revised):
 
     @classmethod
     def of_one(cls, serving: VersionSet) -> "VersionSets":
-        """Return the state before any operation: the configured processes."""
+        """Return the initial state: the configured processes."""
         return cls(revision=0, sets={serving.name: serving}, serving=serving.name)
 
     def find(self, name: str) -> VersionSet:
@@ -67,7 +64,7 @@ class VersionSets(Revised):
         return self.sets[name]
 
     def set_for(self, user_id: str) -> str:
-        """Return the set that serves this user; the serving set for requests without a user ("")."""
+        """Return the user's set; the serving set without a user ("")."""
         if self.canary is None or not user_id:
             return self.serving
         return self.canary.name if position_of(user_id, self.salt) < self.canary.share else self.serving
@@ -87,29 +84,29 @@ class VersionSets(Revised):
         return self._next(sets={**self.sets, new.name: new})
 
     def shadowed(self, name: str, share: float) -> "VersionSets":
-        """Mirror this share of requests to the set; 0 ends it.
+        """Mirror this share of requests; 0 ends it.
 
         Raises: NotFound, InvalidRequest, PreconditionFailed.
         """
         return self._next(shadow=self._share_of(name, share))
 
     def canaried(self, name: str, share: float, salt: str) -> "VersionSets":
-        """Serve this share of users by the set; 0 ends it. A set that is the canary already keeps its salt, so a new
-        share adds or removes only the difference in users. Raises: as `shadowed`.
+        """Serve this share of users; 0 ends it. A canary keeps its salt, so a new share adds or removes only the
+        difference. Raises: as `shadowed`.
         """
         chosen = self._share_of(name, share)
         goes_on = self.canary is not None and self.canary.name == name
         return self._next(canary=chosen, salt=self.salt if goes_on else salt)
 
     def promoted(self, name: str) -> "VersionSets":
-        """Serve all users by the set; the previous one stays. Raises: NotFound, PreconditionFailed."""
+        """Serve all users; the previous set stays. Raises: NotFound, PreconditionFailed."""
         self.find(name)
         if name == self.serving:
             raise PreconditionFailed(f"set {name!r} serves already")
         return self._next(serving=name, before=self.serving, canary=None, shadow=None)
 
     def rolled_back(self) -> "VersionSets":
-        """Remove the canary, if any; else serve the previous set again. Raises: PreconditionFailed."""
+        """Remove the canary; without one, serve the previous set. Raises: PreconditionFailed."""
         if self.canary is not None:
             return self._next(canary=None)
         if not self.before:
@@ -127,7 +124,7 @@ class VersionSets(Revised):
         return self._next(sets=left, before="" if self.before == name else self.before, shadow=None)
 
     def settled(self) -> "VersionSets":
-        """Move the only set to the gateway's configured processes. Raises: PreconditionFailed if there are two."""
+        """Move the only set to the configured processes. Raises: PreconditionFailed if there are two."""
         if len(self.sets) > 1:
             raise PreconditionFailed(f"there are {len(self.sets)} sets, allowed: 1")
         own = replace(self.sets[self.serving], candidates="", reranker="", refreshers=(), generator="")
@@ -146,6 +143,6 @@ class VersionSets(Revised):
 
 
 def position_of(user_id: str, salt: str) -> float:
-    """Return a user's position in [0, 1): uniform over users, and independent for each salt."""
+    """Return a position in [0, 1): uniform over users, independent for each salt."""
     digest = hashlib.blake2b(user_id.encode(), key=salt.encode()[:64], digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> (64 - _BITS)) / 2.0**_BITS

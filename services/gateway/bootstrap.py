@@ -78,7 +78,7 @@ from services.user_state.sessions import SessionStore
 
 # gRPC's default, which clients expect.
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
-# How long a start waits for the records of version sets, experiments and rules.
+# How long a start waits for version sets, experiments and rules.
 _SETS_KNOWN_S = 3.0
 
 log = structlog.get_logger()
@@ -92,7 +92,7 @@ _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 def _candidates(
     peers: Sequence[Peer], limits: Limits, metrics: GatewayMetrics, stalled_s: Callable[[float], float]
 ) -> Candidates:
-    """Return the candidates over the shards in order, or over one process with all items."""
+    """Return candidates over shards, or over one process with all items."""
     shards = [RemoteCandidates(peer, Shard(number, len(peers))) for number, peer in enumerate(peers)]
     if len(shards) == 1:
         return shards[0]
@@ -107,22 +107,20 @@ def _candidates(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _LoadedBundle:
-    """A loaded bundle, its popular items, and the rules that apply to all its answers."""
-
     bundle: Bundle
     popular: PopularItems
     rules: Sequence[Rule]
 
     @classmethod
     def of(cls, folder: Path, settings: GatewaySettings) -> "_LoadedBundle":
-        """Raises: BundleError; ConfigError for rules that this bundle's attributes do not allow."""
+        """Raises: BundleError; ConfigError for rules that the attributes do not allow."""
         bundle = load_bundle(folder)
         popular = PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes)
         return cls(bundle=bundle, popular=popular, rules=standing_rules(settings.rules, bundle.attributes.kinds))
 
 
 class _Stream:
-    """Kafka for all version sets, and the status of Kafka and the encoder process."""
+    """Kafka and the encoder's status, for all version sets."""
 
     def __init__(self, settings: GatewaySettings, tracing: Tracing, metrics: GatewayMetrics) -> None:
         key = pseudonym_key(settings) if settings.exposures else None
@@ -154,7 +152,7 @@ class _Stream:
 
 
 class _Store:
-    """Redis, with a connection per concurrent call, so that a burst does not look like an outage."""
+    """A Redis connection per concurrent call, so that a burst does not look like an outage."""
 
     def __init__(self, settings: GatewaySettings, tracing: Tracing) -> None:
         timeout_s, most = settings.state_timeout_ms / 1000, settings.max_in_flight
@@ -180,7 +178,7 @@ class _Gateway:
         self._looking: asyncio.Task[None] | None = None
 
     async def start(self, health: HealthState, near: Mapping[str, Peer]) -> Routes:
-        """Return the routes. Raises: BundleError for an unusable bundle, ConfigError for rules."""
+        """Return the routes. Raises: BundleError, ConfigError."""
         opened = await asyncio.to_thread(_LoadedBundle.of, self._settings.bundle, self._settings)
         await self._stream.start()
         own, follower = self._make_set(own_set(opened.bundle.model_version), opened, near)
@@ -200,7 +198,7 @@ class _Gateway:
             ),
             self._follow(rules.OPERATIONS, lambda found: loop.call_soon_threadsafe(routes.apply_rules, found)),
         ]
-        # Each user's set and arms, and the rules, are known before the first request, unless Kafka is unavailable.
+        # Sets, arms and rules are known before the first request, unless Kafka is unavailable.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETS_KNOWN_S):
                 for one in known:
@@ -226,7 +224,7 @@ class _Gateway:
             await asyncio.sleep(left_s)
 
     def _follow(self, of: OperationTopic[Any], changed: Callable[[Any], Any]) -> asyncio.Event:
-        """Follow the topic; return an event that is set once the topic was read to its end."""
+        """Return an event that is set once the topic was read to its end."""
         client_id, replicas = f"freshet-gateway-{of.name}", self._settings.replicas
         reader = operation_reader(self._settings.kafka, of, client_id, makes_topics=replicas)
         loop, known = asyncio.get_running_loop(), asyncio.Event()
@@ -248,7 +246,7 @@ class _Gateway:
     def _make_set(
         self, one: VersionSet, opened: _LoadedBundle, near: Mapping[str, Peer]
     ) -> tuple[ServedSet, CatalogueFollower]:
-        """Return a set's handlers, and the follower that updates its titles and its fallback."""
+        """Return a set's handlers, and the follower of its titles and fallback."""
         bundle, popular, settings = opened.bundle, opened.popular, self._settings
         peers = Peers(one, settings, self._tracing, bundle.model_version, near)
         described = DescribedItems(Titles(bundle.item_index, bundle.titles), popular)
@@ -336,13 +334,11 @@ async def run(
 ) -> None:
     """Serve until a signal.
 
-    in_process: candidates and the reranker by name, if this process contains them; `health` then says when they are
-    ready.
+    in_process: candidates and reranker by name, if inside this process; `health` then says when they are ready.
     before_listening: as in `serve`.
 
-    Raises: BundleError for an unusable bundle, PortTaken for a taken port, ConfigError as `opened_door`, `signing_key`
-    and, if exposures are written, `pseudonym_key`. Redis, Kafka and the other processes may be unavailable at start:
-    answers are degraded until they are available.
+    Raises: BundleError, PortTaken, ConfigError as `opened_door`, `signing_key` and, if exposures are written,
+    `pseudonym_key`. Redis, Kafka and other processes may be unavailable at start: answers are degraded until then.
     """
     tracing = tracing or configure_tracing("gateway", settings.otlp_endpoint)
     health = health or HealthState(ready=True, check=changed_in_place)

@@ -1,9 +1,7 @@
 """A circuit breaker: an unavailable dependency costs one request its timeout, not every request.
 
 When half of the last calls failed, the breaker opens for `open_seconds`, then admits one probe, whose success closes
-it.
-So a recovered dependency is used again within about that time. A call during which our own event loop stalled is
-ignored: its answer may have waited in the loop.
+it. A call during which our own event loop stalled is ignored.
 """
 
 import asyncio
@@ -29,14 +27,14 @@ T = TypeVar("T")
 
 _REFUSALS = (Overloaded, InvalidRequest, PreconditionFailed)
 _SAY_REFUSAL_EVERY_S = 10.0
-# A failed call is ignored if the loop stalled for more than this share of its time: the loop may be the cause.
+# A failed call is ignored if the loop stalled for a larger share of its time.
 _STALL_SHARE = 0.2
 _LAST_CALLS, _LAST_S = 20, 5.0
 _LOOK_EVERY_S, _STALLS_KEPT = 0.02, 64
 
 
 class Breaker:
-    """Guards calls to one dependency. For one event loop; not for threads."""
+    """Guards calls to one dependency. For one event loop."""
 
     def __init__(
         self,
@@ -47,8 +45,8 @@ class Breaker:
         stalled_s: Callable[[float], float] = lambda since: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """timeouts_to_open: a time-out opens it only after so many failures. stalled_s: returns how long our event
-        loop stalled since a time of the clock.
+        """timeouts_to_open: failures before a time-out opens it. stalled_s: returns how long our event loop stalled
+        since a time.
         """
         self.name = name
         self._open_seconds = open_seconds
@@ -57,7 +55,7 @@ class Breaker:
         self._clock = clock
         self._open_until: float | None = None
         self._probing = False
-        # End of each of the last calls, and whether it failed.
+        # Of the last calls: end, and failure.
         self._ends: deque[tuple[float, bool]] = deque(maxlen=_LAST_CALLS)
         self._reason = ""
         self._say_refusal_at = 0.0
@@ -68,7 +66,7 @@ class Breaker:
         return self._open_until is None
 
     def admit(self) -> bool:
-        """Admit one call, whose outcome is passed to `end`; return whether it is the probe of an open breaker.
+        """Admit a call; return whether it is the probe of an open breaker.
 
         Raises: DependencyUnavailable while open.
         """
@@ -80,12 +78,10 @@ class Breaker:
         return True
 
     def end(self, error: BaseException | None, *, probe: bool, patient: bool, began: float | None = None) -> None:
-        """Record the end of an admitted call. A FreshetError counts as a failure, except a refusal: then the
-        dependency is alive and rejects that request. patient: as in `run`.
+        """Record the end of an admitted call. patient: as in `run`.
 
-        PreconditionFailed counts as a success: a replica of another model rejects every request, but other replicas
-        may serve this model.
-        began: when the call began, by the clock; None: ignore stalls of the loop.
+        began: by the clock; None: ignore stalls. A FreshetError counts as a failure, except a refusal by a live
+        dependency. PreconditionFailed counts as a success: other replicas may serve this model.
         """
         if probe:
             self._probing = False
@@ -101,7 +97,7 @@ class Breaker:
                 self._failed(error, probe=probe, patient=patient)
 
     async def run(self, call: Callable[[], Awaitable[T]], *, patient: bool = True) -> T:
-        """Return the result of `call`. patient: False if our own caller's deadline cut its time short.
+        """patient: False if our caller's deadline cut the call's time.
 
         Raises: DependencyUnavailable at once while open; the errors of `call`.
         """
@@ -115,18 +111,18 @@ class Breaker:
         return result
 
     async def attempt(self, call: Callable[[], Awaitable[T]], *, patient: bool = True) -> T | None:
-        """Run as `run`, but return None instead of raising a FreshetError."""
+        """Run, but return None instead of raising a FreshetError."""
         try:
             return await self.run(call, patient=patient)
         except (InvalidRequest, PreconditionFailed) as exc:
-            # The gateway validated the request: a peer that rejects it has another contract, or another model.
+            # The gateway validated the request: the peer has another contract, or another model.
             self._refused(exc)
             return None
         except FreshetError:
             return None
 
     def _refused(self, exc: FreshetError) -> None:
-        """Log rejections occasionally: during a deployment every request may be rejected."""
+        """Log occasionally: during a deployment every request may be rejected."""
         now = self._clock()
         if now >= self._say_refusal_at:
             self._say_refusal_at = now + _SAY_REFUSAL_EVERY_S
@@ -148,7 +144,7 @@ class Breaker:
 
 
 class LoopStalls:
-    """Stalls of an event loop: it checks every 20 ms while a call is running; a late check is a stall."""
+    """Event loop stalls: a check every 20 ms during calls; a late check is a stall."""
 
     def __init__(self) -> None:
         self._stalls: deque[tuple[float, float]] = deque(maxlen=_STALLS_KEPT)
@@ -156,7 +152,7 @@ class LoopStalls:
         self._until = 0.0
 
     def watch(self, seconds: float) -> None:
-        """Check for the next `seconds`; call it when a call begins."""
+        """Check for the next `seconds`, from a call's begin."""
         self._until = max(self._until, time.monotonic() + seconds)
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._look())

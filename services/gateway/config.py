@@ -1,4 +1,4 @@
-"""The gateway's settings: shared ones, its peers, limits and preferences of answers, API keys."""
+"""The gateway's settings."""
 
 from pathlib import Path
 from typing import ClassVar, Self
@@ -14,7 +14,7 @@ from services.platform.transport import check_address, check_replicas
 
 
 def shard_addresses(value: str) -> list[str]:
-    """Return the addresses of a catalogue's shards, in order. Raises: ValueError that names the shard."""
+    """Return a catalogue's shards, in order. Raises: ValueError that names the shard."""
     found: list[str] = []
     for number, part in enumerate(value.split(";")):
         if not part.strip():
@@ -30,49 +30,49 @@ def shard_addresses(value: str) -> list[str]:
 
 
 class GatewaySettings(PseudonymSettings):
-    """A field's alias is its environment variable; a time's unit ends the field's name."""
+    """A field's alias is its environment variable."""
 
     asks_client_certificates: ClassVar[bool] = False
 
     port: int = Field(default=50050, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_PORT")
     # JSON over HTTP. None: port + 30. 0: disabled.
     http_port: int | None = Field(default=None, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_HTTP_PORT")
-    # Allowed origins of browser pages, exact, separated by commas. Empty: none.
+    # Allowed origins of browser pages, exact, separated by commas.
     origins: str = Field(default="", validation_alias="FRESHET_GATEWAY_ORIGINS")
-    # The next three: host:port, whose name may resolve to several replicas, or each ip:port, separated by commas.
+    # The next three: host:port with one or more replicas, or each ip:port, separated by commas.
     encoder_address: str = Field(default="127.0.0.1:50051", validation_alias="FRESHET_ENCODER_ADDRESS")
-    # For a sharded catalogue, the shards' addresses in order, separated by semicolons.
+    # A sharded catalogue's addresses in order, separated by semicolons.
     candidates_address: str = Field(default="127.0.0.1:50052", validation_alias="FRESHET_CANDIDATES_ADDRESS")
     reranker_address: str = Field(default="127.0.0.1:50053", validation_alias="FRESHET_RERANKER_ADDRESS")
     generator_address: str = Field(default="127.0.0.1:50055", validation_alias="FRESHET_GENERATOR_ADDRESS")
-    # Separated by commas; each refresher reads some partitions of `attributions`. Recommend and Search call none.
+    # Separated by commas.
     refresher_addresses: str = Field(default="127.0.0.1:50054", validation_alias="FRESHET_REFRESHER_ADDRESSES")
     # Time for a call without a deadline.
     budget_ms: int = Field(default=2000, ge=10, le=60_000, validation_alias="FRESHET_GATEWAY_BUDGET_MS")
-    # Time limits of one read of the state store, and of one call to a peer.
+    # Of one read of the state store; of one call to a peer.
     state_timeout_ms: int = Field(default=250, ge=1, le=60_000, validation_alias="FRESHET_GATEWAY_STATE_TIMEOUT_MS")
     stage_timeout_ms: int = Field(default=400, ge=1, le=60_000, validation_alias="FRESHET_GATEWAY_STAGE_TIMEOUT_MS")
-    # How much one impression lowers its item's score for that user (0: nothing), and its half-life.
+    # How much an impression lowers its item's score; half-life.
     impression_discount: float = Field(
         default=0, ge=0, le=1_000, validation_alias="FRESHET_GATEWAY_IMPRESSION_DISCOUNT"
     )
     impression_half_life_minutes: float = Field(
         default=24 * 60, gt=0, le=30 * 24 * 60, validation_alias="FRESHET_GATEWAY_IMPRESSION_HALF_LIFE_MINUTES"
     )
-    # A YAML file (docs/guide/rules.md), read at startup: the standing rules until the first PutRules. None: no rules.
+    # A YAML file (docs/guide/rules.md) with the standing rules until the first PutRules.
     rules: Path | None = Field(default=None, validation_alias="FRESHET_GATEWAY_RULES")
-    # Popular items score more for users with fewer items than this (0: for nobody).
+    # Popular items score more for users with fewer items.
     cold_items: int = Field(default=10, ge=0, le=1_000, validation_alias="FRESHET_GATEWAY_COLD_ITEMS")
-    # The share of Recommend's positions for new items, and how long an item is new.
+    # The share of positions for new items, and how long an item is new.
     new_item_share: float = Field(default=0, ge=0, le=0.5, validation_alias="FRESHET_GATEWAY_NEW_ITEM_SHARE")
     new_item_hours: float = Field(default=24, gt=0, le=30 * 24, validation_alias="FRESHET_GATEWAY_NEW_ITEM_HOURS")
     # Whether answers are written to `exposures`.
     exposures: bool = Field(default=True, validation_alias="FRESHET_GATEWAY_EXPOSURES")
-    # Signs tokens that clients return (exposure ids, page tokens): secret, the same in all gateways of an installation.
-    # Empty: the key in `signing_key_file`; without a file, a random key of this process.
+    # Signs tokens that clients return: secret, the same in all gateways of an installation.
+    # Empty: the key in `signing_key_file`, else a random one.
     signing_key: SecretStr = Field(default=SecretStr(""), validation_alias="FRESHET_GATEWAY_SIGNING_KEY")
     signing_key_file: Path | None = Field(default=None, validation_alias="FRESHET_GATEWAY_SIGNING_KEY_FILE")
-    # Permissions of callers (`freshet keys`). None: everyone may call everything, allowed on loopback only.
+    # Permissions of callers (`freshet keys`). None: everyone may call everything, on loopback only.
     api_keys: Path | None = Field(default=None, validation_alias="FRESHET_API_KEYS")
     # None: the audit log goes to stderr.
     audit_log: Path | None = Field(default=None, validation_alias="FRESHET_AUDIT_LOG")
@@ -131,7 +131,7 @@ class GatewaySettings(PseudonymSettings):
 
     @property
     def resolved_http_port(self) -> int:
-        """Return the port of JSON over HTTP; 0: disabled."""
+        """Return the HTTP port; 0: disabled."""
         if self.http_port is not None:
             return self.http_port
         return self.port + HTTP_STEP if self.port else 0
@@ -143,7 +143,7 @@ class GatewaySettings(PseudonymSettings):
 
     @property
     def limits(self) -> Limits:
-        """Return the time limits for the handlers."""
+        """Return the handlers' time limits."""
         return Limits(
             budget_s=self.budget_ms / 1000,
             state_timeout_s=self.state_timeout_ms / 1000,
@@ -152,7 +152,7 @@ class GatewaySettings(PseudonymSettings):
 
     @property
     def preferences(self) -> Preferences:
-        """Return the operator's preferences for the handlers."""
+        """Return the operator's preferences."""
         return Preferences(
             impression_discount=self.impression_discount,
             impression_half_life_s=self.impression_half_life_minutes * 60,

@@ -1,7 +1,7 @@
-"""The gateway's values: requests, states, pools, answers, degradations. Plain values, no Protobuf.
+"""The gateway's values: requests, states, pools, answers, degradations. Query states stay packed, as in Redis and
+Protobuf.
 
-Query states stay in the packed format of Redis and Protobuf. The gateway adds the model's row for the user's absence
-(`stages`), but computes no scores.
+The gateway computes no scores.
 """
 
 import time
@@ -28,9 +28,11 @@ def now_ms() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """The answering model. kinds: the kind of each attribute. tau: the scale of scores (s = tau * phi).
-    absence: the model's learned rows for absences, None if it has none.
-    warnings: returns warnings for a filter's categories that have no items.
+    """The answering model.
+
+    kinds: of each attribute. tau: the scale of scores (s = tau * phi).
+    absence: the model's learned rows for absences, if any.
+    warnings: for a filter's categories without items.
     """
 
     version: str
@@ -42,7 +44,7 @@ class ServedModel:
 
 
 class Degradation(IntEnum):
-    """Why an answer is worse than normal. The numbers are those of the Protobuf enum `Degradation`."""
+    """Why an answer is worse than normal. Numbers as in Protobuf."""
 
     STALE_STATE = 1
     POPULAR_FALLBACK = 2
@@ -62,7 +64,7 @@ class Degradation(IntEnum):
 class FreshnessToken:
     """A position in the topic partition of a user's interactions.
 
-    A token with an empty epoch (Redis was down at the acknowledgement) is not honoured.
+    An empty epoch (Redis was down at the acknowledgement) is not honoured.
     """
 
     epoch: str
@@ -72,7 +74,7 @@ class FreshnessToken:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEvent:
-    """One event of a history in the request; event_time_ms is None if not given."""
+    """One event of a request's history."""
 
     item_id: str
     event_time_ms: int | None = None
@@ -89,12 +91,12 @@ class Seen:
 
 
 def seen_in(history: Iterable[HistoryEvent], schema: EventSchema) -> list[str]:
-    """Return the items of the events, in order, that count as seen."""
+    """Return the items that count as seen, in order."""
     return [event.item_id for event in history if schema.of(event.type or DEFAULT_TYPE).seen]
 
 
 def turned_down_in(history: Sequence[HistoryEvent], schema: EventSchema) -> list[str]:
-    """Return the items of the events, oldest first, that were rejected recently."""
+    """Return the items rejected recently. history: oldest first."""
     last = history[-TURNED_DOWN_EVENTS:]
     return schema.turned_down([(event.item_id, (event.type or DEFAULT_TYPE, event.value)) for event in last])
 
@@ -107,7 +109,7 @@ def last_event_ms(history: Sequence[HistoryEvent], schema: EventSchema) -> int:
 
 @dataclass(frozen=True, slots=True)
 class NotAgain:
-    """Exclude items of the user's last `answers` answers, and of all their answers in the last `minutes` minutes."""
+    """Exclude items of the user's last `answers` answers, and of those in the last `minutes` minutes."""
 
     answers: int = 0
     minutes: int = 0
@@ -115,7 +117,7 @@ class NotAgain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendQuery:
-    """One request for recommendations, not validated (see `validation`)."""
+    """A request for recommendations, not validated."""
 
     user_id: str = ""
     k: int = 10
@@ -135,12 +137,12 @@ class RecommendQuery:
     as_of_ms: int | None = None
     # The largest accepted gap of the certificate, in similarity units; None: no limit.
     max_gap: float | None = None
-    # arms: experiment -> arm, chosen by an operator to try it. assignments: the arms that apply to this request.
+    # arms: experiment -> arm, chosen by an operator. assignments: the arms of this request.
     arms: Mapping[str, str] = field(default_factory=dict)
     assignments: tuple[Assignment, ...] = ()
-    # Share of positions for new items; None: the gateway's setting.
+    # None: the gateway's setting.
     new_item_share: float | None = None
-    # The revision of the standing rules that `rules` contains.
+    # Of the standing rules in `rules`.
     rules_revision: int = 0
     without_standing_rules: bool = False
 
@@ -156,8 +158,8 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexFreshness:
-    """An index's position in the stream: its last change (-1: none yet), and when the broker received the newest
-    interaction in it (Unix milliseconds), with the seconds from then until it was served.
+    """An index's position in the stream: its last change (-1: none yet), when the broker received its newest
+    interaction (Unix milliseconds), and the seconds until that was served.
     """
 
     deltas_offset: int = -1
@@ -167,10 +169,10 @@ class IndexFreshness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """The first stage's items, in descending order of its scores. bound: no allowed item outside has a higher s.
+    """The first stage's items, best first. bound: no allowed item outside has a higher s.
 
-    votes: for each item, the vote of remembered queries and of item neighbours; empty without votes. A final score is
-    model_share * s + (1 - model_share) * vote.
+    votes: per item, of remembered queries and item neighbours; empty without votes. A final score is model_share * s +
+    (1 - model_share) * vote.
     """
 
     item_ids: Sequence[str]
@@ -182,8 +184,7 @@ class Pool:
     index_freshness: IndexFreshness | None = None
     queue_ms: float = 0.0
     search_ms: float = 0.0
-    # The items of the searched index (0: unknown), their share of the catalogue, and the number of items touched by the
-    # search's passes, added up.
+    # The searched index's items (0: unknown), their share of the catalogue, and the items touched by all passes.
     num_items: int = 0
     searched_share: float = 1.0
     items_touched: int = 0
@@ -193,20 +194,20 @@ class Pool:
 class ScoredItem:
     """source: "mol", "first_stage", "popular", or "new" in a reserved position.
 
-    propensity: the probability that this item is at its position.
+    propensity: the probability of the item at its position.
     """
 
     item_id: str
     score: float
     source: str
     propensity: float = 1.0
-    # Rules that changed its score or its position.
+    # Rules that changed score or position.
     rules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """The best items. index_version: the index that scored them. stage_ms: the time of the search or the rerank."""
+    """index_version: of the index that scored them. stage_ms: time of the search or rerank."""
 
     items: Sequence[ScoredItem]
     certificate: Certificate = ESTIMATE
@@ -222,7 +223,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimilarQuery:
-    """One request for similar items, not validated."""
+    """A request for similar items, not validated."""
 
     item_id: str
     user_id: str = ""
@@ -234,7 +235,7 @@ class SimilarQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimilarAnswer:
-    """The items with their similarities as scores, and their titles ("": unknown)."""
+    """Items with similarities as scores, and titles ("": unknown)."""
 
     found: Ranking
     titles: Sequence[str]
@@ -247,7 +248,7 @@ class SimilarAnswer:
 
 @dataclass(slots=True)
 class StageTimes:
-    """Milliseconds. queue: waiting for a batch in any process, and for a freshness token. transport: all the rest."""
+    """Milliseconds. queue: waiting for a batch or a freshness token. transport: the rest."""
 
     queue_ms: float = 0.0
     encode_ms: float = 0.0
@@ -265,9 +266,8 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The answer with its provenance. state_source: "stored", "stored_history" (computed from the stored history for
-    this answer), "request", "none", or "page" (of a stored list). absence_bucket: the one applied to the state.
-    max_gap: as requested. items_touched: the sum over all searches.
+    """state_source: "stored", "stored_history" (computed for this answer), "request", "none", or "page" (of a stored
+    list). absence_bucket: applied to the state. items_touched: over all searches.
     """
 
     items: Sequence[ScoredItem]
@@ -293,7 +293,7 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class Impression:
-    """A seen slot of an answer: its position, from 1, and its item."""
+    """A seen slot of an answer: position, from 1, and item."""
 
     position: int
     item_id: str

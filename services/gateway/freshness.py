@@ -1,7 +1,7 @@
-"""GetFreshness's answer: the progress of every part of the system. Plain values, no Protobuf.
+"""GetFreshness's answer.
 
-An unavailable offset is UNKNOWN. A part that did not answer is absent; the report then has the degradation that
-Recommend's answers have without that part.
+An unavailable offset is UNKNOWN. A part that did not answer is absent; the report has Recommend's degradation without
+it.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionProgress:
-    """One partition of a topic. applied_offset: the last applied record's (-1: none). end_offset: the next record's;
-    end_offset - 1 - applied_offset records are not yet applied.
+    """applied_offset: -1: none. end_offset: the next record's; end_offset - 1 - applied_offset records are not yet
+    applied.
     """
 
     partition: int
@@ -25,7 +25,7 @@ class PartitionProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedIndex:
-    """The index that candidates or the reranker serve now."""
+    """The index in use."""
 
     index_version: str
     freshness: IndexFreshness
@@ -34,7 +34,7 @@ class ServedIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemProgress:
-    """A refresher's data of an item. min_users: users that a new item's state needs. reason: why it has no state."""
+    """A refresher's data of an item. min_users: needed for a new item's state. reason: why it has none."""
 
     num_interactions: int
     num_users: int
@@ -45,8 +45,8 @@ class ItemProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreshnessReport:
-    """The answer. interactions: progress of applying them to user states. attributions: progress of folding them into
-    item states. A partition without a report is left out.
+    """interactions: progress into user states. attributions: into item states. A partition without a report is left
+    out.
     """
 
     model_version: str

@@ -1,6 +1,6 @@
-"""GetFreshness: ask every part at once for its progress; parts that do not answer are marked and left out.
+"""GetFreshness: ask every part at once; parts that do not answer are marked and left out.
 
-Never fails: the report is needed most when something is down. Knows ports, not processes.
+It never fails, since it is needed most during an outage.
 """
 
 import asyncio
@@ -25,9 +25,7 @@ _CHECK_S = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetFreshness:
-    """The handler. timeout_s: time limit of each part's answer. It is longer than that of a Recommend stage: a busy
-    part is not unavailable.
-    """
+    """The handler. timeout_s: of each part's answer. It is longer than in Recommend: a busy part is not unavailable."""
 
     ports: Ports
     model_version: str
@@ -62,7 +60,7 @@ class GetFreshness:
 
 
 async def check_processes(ports: Ports, model_version: str) -> str:
-    """Return why candidates, the reranker and the refreshers of these ports do not serve this model; "" if they do."""
+    """Return why candidates, reranker and refreshers do not serve this model; "" if they do."""
 
     async def ask(name: str, asked: Awaitable[ServedIndex]) -> str:
         try:
@@ -87,7 +85,7 @@ def _interactions(applied: Mapping[int, int], ends: Mapping[int, int]) -> list[P
 
 
 def _newest(found: list[PartitionProgress]) -> list[PartitionProgress]:
-    """Return one entry per partition: during a takeover two refreshers may report it."""
+    """During a takeover two refreshers may report a partition."""
     newest = {one.partition: one for one in sorted(found, key=lambda one: one.applied_offset)}
     return [newest[partition] for partition in sorted(newest)]
 

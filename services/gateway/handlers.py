@@ -75,7 +75,7 @@ def make_handlers(
     others: Callable[[], Sequence[Refreshers]] = tuple,
     other_items: Callable[[], Sequence[DescribedItems]] = tuple,
 ) -> Handlers:
-    """Make every handler. stalls: this event loop's. others, other_items: return those of the other version sets."""
+    """stalls: this event loop's. others, other_items: of the other version sets."""
     titles, popular, rules = described.titles, described.popular, rules or LiveRules(model.kinds)
     stages = Stages(ports, limits, model, stalls=stalls, on_nothing=metrics.component_failed)
     text = TextRetrieval(ports.sources, limits)

@@ -1,4 +1,4 @@
-"""Convert requests to the handlers' dataclasses, and their answers to Protobuf."""
+"""Convert requests and answers to and from Protobuf."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -146,9 +146,9 @@ def receipt_message(receipt: Receipt) -> gateway_pb2.InteractionReceipt:
 def answer_message(
     answer: Recommendation, details: Callable[[Sequence[str]], Sequence[ItemDetails]] | None = None
 ) -> gateway_pb2.RecommendResponse:
-    """Convert an answer. details: of items, if the request wants them."""
+    """details: of items, if requested."""
     times = answer.stage_times
-    # Any: the stubs ask for their enum classes, which exist for type checkers only.
+    # The stubs ask for enum classes that exist for type checkers only.
     degradations: list[Any] = [int(kind) for kind in answer.degradations]
     message = gateway_pb2.RecommendResponse(
         items=[

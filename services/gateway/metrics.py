@@ -1,7 +1,4 @@
-"""The gateway's metrics besides those of the gRPC kit: stages, degradations, sources of states and events.
-
-`minutes` has the few that GetHealth answers.
-"""
+"""The gateway's own metrics; `minutes` has those of GetHealth."""
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -19,7 +16,7 @@ _STAGES = ("queue", "encode", "first_stage", "rerank", "transport", "total")
 
 
 class GatewayMetrics:
-    """Counters and histograms; label values are few and known."""
+    """Label values are few and known."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self.minutes = Minutes()
@@ -102,15 +99,15 @@ class GatewayMetrics:
             self._gateway.add(seconds, failed=code in _FAILURES)
 
     def count_shard(self, what: str, shard: int) -> None:
-        """Record a "hedged" call of a shard, or one that is "missing" in an answer."""
+        """Record a "hedged" or "missing" call of a shard."""
         self._shard_calls.labels(str(shard), what).inc()
 
     def component_failed(self, component: str) -> None:
-        """Record a failure of a component of `stages.COMPONENTS`."""
+        """Record a failure in `stages.COMPONENTS`."""
         self._component_failures[component].inc()
 
     def watch_turns(self, turns: TurnClock) -> None:
-        """Export the age of the follower's last good turn at scrape time."""
+        """Export the age of the follower's last good turn."""
         self._figures.turn_age("freshet_gateway_turn_age_seconds", turns)
 
     def acknowledged(self, seconds: float) -> None:

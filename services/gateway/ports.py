@@ -1,4 +1,4 @@
-"""The gateway's interfaces to the outside. Each port has a real adapter and one in memory (tests/fakes).
+"""The gateway's ports; each has a real adapter and one in memory (tests/fakes).
 
 All raise the error tree of `services.platform.errors`; timeouts are seconds.
 """
@@ -30,43 +30,41 @@ R = TypeVar("R", contravariant=True)
 
 
 class UserStates(Protocol):
-    """The user state store (Redis)."""
+    """The state store (Redis)."""
 
     async def read_user(self, user_id: str, *, with_seen: bool, partition: int | None) -> UserView:
-        """Read in one round trip: state, seen items (if requested), epoch, and the applied watermark of `partition`
-        (None: the user's own partition).
-        """
+        """Read state, seen items, epoch and the watermark of `partition` (None: the user's) in one round trip."""
 
     async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
-        """Return the stored history, oldest first; empty for an unknown user."""
+        """Return the stored history, oldest first."""
 
     async def epoch(self) -> str | None:
-        """Return the stream's current epoch; None if there is none yet."""
+        """Return the stream's epoch, if there is one."""
 
     async def progress(self) -> tuple[str | None, Mapping[int, int]]:
         """Return the epoch, and every partition's applied watermark (-1: nothing yet); else (None, {})."""
 
 
 class Sessions(Protocol):
-    """Short lists per user (Redis), which expire. `services.user_state.layout` has their kinds."""
+    """Short expiring lists per user (Redis); kinds: `services.user_state.layout`."""
 
     async def push(self, kind: str, user_id: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
-        """Prepend an entry, and keep the newest `most`. The list expires `ttl_seconds` after the last push. Returns
-        False if nothing is stored because the user has no history.
+        """Prepend an entry; keep the newest `most`, for `ttl_seconds` after the last push. Returns False if the user
+        has no history, so nothing is stored.
         """
 
     async def read(self, user_id: str, wanted: Mapping[str, int]) -> Mapping[str, list[bytes]]:
-        """Return the newest entries by kind, at most the wanted number, newest first."""
+        """Return the newest entries by kind, newest first."""
 
 
 class Encoder(Protocol):
-    """Makes query states of histories. The encoder process also writes the state store."""
+    """Makes query states of histories, and writes the state store."""
 
     async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
-        """Return the query state of `history`, oldest first; every event has its time."""
+        """Encode `history`, oldest first; every event has its time."""
 
     async def describe_user(self, user_id: str, timeout_s: float) -> StoredUser:
-        """Return the user's data in the encoder and the state store, and the offsets of applied forgets."""
+        """Return the user's data in encoder and state store, and the offsets of applied forgets."""
 
 
 class Candidates(Protocol):
@@ -82,7 +80,7 @@ class Candidates(Protocol):
         timeout_s: float,
         max_gap: float | None = None,
     ) -> Ranking:
-        """Return at most k allowed items, best first, by similarity and votes, proven to `max_gap` if time allows."""
+        """Return at most k allowed items, best first, proven to `max_gap` if time allows."""
 
     async def propose(
         self,
@@ -94,14 +92,12 @@ class Candidates(Protocol):
         timeout_s: float,
         max_gap: float | None = None,
     ) -> Pool:
-        """Return the first stage's pool: at most `pool_size` allowed items for the reranker, with a bound that may
-        prove `max_gap` if time allows.
-        """
+        """Return at most `pool_size` allowed items for the reranker, with a bound."""
 
     async def similar(
         self, item_id: str, *, k: int, filter: ItemFilter, seen: Sequence[str], timeout_s: float
     ) -> Ranking:
-        """Return at most k allowed similar items, best first, with their similarities. Raises: NotFound."""
+        """Return at most k allowed items, best first. Raises: NotFound."""
 
     async def explain_votes(
         self, query_state: PackedQueryState, item_id: str, *, seen: Seen, timeout_s: float
@@ -109,11 +105,11 @@ class Candidates(Protocol):
         """Return the votes for the item."""
 
     async def served(self, timeout_s: float) -> ServedIndex:
-        """Return the index that searches use now."""
+        """Return the index in use."""
 
 
 class Reranker(Protocol):
-    """The full model over a pool, then rules and diversity."""
+    """The full model over a pool, with rules and diversity."""
 
     async def rerank(
         self,
@@ -129,7 +125,7 @@ class Reranker(Protocol):
         rules: Sequence[Rule],
         timeout_s: float,
     ) -> Ranking:
-        """Return at most k items of the pool, best first, by similarity and the pool's votes."""
+        """Return at most k items of the pool, best first."""
 
     async def explain(
         self,
@@ -140,72 +136,72 @@ class Reranker(Protocol):
         rules: Sequence[Rule],
         timeout_s: float,
     ) -> ExplainedScore:
-        """Return the parts of the item's similarity, and the rules that name it; max_pairs 0 is all. Raises: NotFound
-        for an unknown item.
+        """Explain the item's similarity, and the rules that name it; max_pairs 0 is all. Raises: NotFound for an
+        unknown item.
         """
 
     async def served(self, timeout_s: float) -> ServedIndex:
-        """Return the index that scores use now."""
+        """Return the index in use."""
 
 
 class TextSources(Protocol):
-    """The sources of items by words (the generator process)."""
+    """Text sources (the generator process)."""
 
     async def find(
         self, sources: Sequence[str], query: str, *, k: int, filter: ItemFilter, timeout_s: float
     ) -> Mapping[str, SourceHits | FreshetError]:
-        """Return at most k allowed items by each of `sources` (of `searching.SOURCES`), or its error:
-        PreconditionFailed if it is not loaded. Raises: DependencyUnavailable, DeadlineExceeded for all of them.
+        """Return at most k allowed items of each of `sources` (of `searching.SOURCES`), or its error:
+        PreconditionFailed if it is not loaded. Raises: DependencyUnavailable, DeadlineExceeded for all.
         """
 
 
 class Refreshers(Protocol):
-    """The processes that fold attributions into item states. No method raises: any number of them may be unavailable.
-    Each also returns whether all of them answered (False without refreshers).
+    """The processes that fold attributions into item states. No method raises; each also returns whether all processes
+    answered (False without refreshers).
     """
 
     async def folded(self, timeout_s: float) -> tuple[list[PartitionProgress], bool]:
-        """Return the progress of each partition of `attributions` that some refresher has."""
+        """Return the known progress of each partition of `attributions`."""
 
     async def contributions(self, pseudonym: str, timeout_s: float) -> tuple[Sequence[Contributions], bool]:
-        """Return the data of a user, given as a pseudonym, in each refresher that answers."""
+        """Return a pseudonym's data in each refresher that answers."""
 
     async def item(self, item_id: str, timeout_s: float) -> tuple[Sequence[ItemProgress], bool]:
-        """Return the item's progress in each refresher that answers; at most one of them has its interactions."""
+        """Return the item's progress in each refresher; at most one has its interactions."""
 
 
 class StreamEnds(Protocol):
     """The log's end offsets (Kafka)."""
 
     async def interactions(self, timeout_s: float) -> Mapping[int, int]:
-        """Return, per partition of `interactions`, the offset of the next record."""
+        """Return the next record's offset per partition of `interactions`."""
 
     async def attribution_partitions(self, timeout_s: float) -> int:
-        """Return the current number of partitions of `attributions`."""
+        """Return the number of partitions of `attributions`."""
 
 
 class Log(Protocol[R]):
     """A topic (Kafka): interactions, items, or forgets."""
 
     async def append(self, record: R, timeout_s: float) -> Position:
-        """Write a record durably; return its position."""
+        """Write a record durably."""
 
 
 class ExposureLog(Protocol):
-    """The log of exposures (Kafka), for writing."""
+    """The log of exposures (Kafka)."""
 
     def append(self, user_id: str, exposure: Exposure) -> None:
-        """Enqueue an exposure, written a moment later under the user's pseudonym. Never waits or fails: one that cannot
-        be written is counted as lost.
+        """Enqueue an exposure, later written under the user's pseudonym. Never waits or fails: one that cannot be
+        written is counted as lost.
         """
 
 
 class StreamStatus(Protocol):
-    """The known status of the parts that update stored states."""
+    """Known status of the parts that update stored states."""
 
     @property
     def log_reachable(self) -> bool:
-        """False if the stream (Kafka), or most of it, is known to be unreachable."""
+        """False if most of the stream (Kafka) is known to be unreachable."""
 
     @property
     def encoder_serving(self) -> bool:
@@ -213,10 +209,10 @@ class StreamStatus(Protocol):
 
 
 class Parts(Protocol):
-    """The parts that the gateway uses, with their names of `health.minutes.PARTS`."""
+    """The gateway's parts, named as in `health.minutes.PARTS`."""
 
     async def problems(self, timeout_s: float) -> Mapping[str, str]:
-        """Return by part why it is not ready, "" if it is. Never raises; a part that is not configured is left out."""
+        """Return why each configured part is not ready, "" if it is. Never raises."""
 
 
 class DeadLetterLog(Protocol):
@@ -231,7 +227,7 @@ class DeadLetterLog(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The adapters that the handlers use."""
+    """The handlers' adapters."""
 
     states: UserStates
     sessions: Sessions

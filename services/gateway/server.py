@@ -1,4 +1,4 @@
-"""Convert messages to dataclasses, call the handlers, convert the answers. Protobuf stops here."""
+"""Convert messages to dataclasses and back; Protobuf stops here."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
@@ -55,14 +55,14 @@ SERVICE = "freshet.v1.GatewayService"
 
 
 class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
-    """GatewayService over the handlers of the version set of a request's user."""
+    """GatewayService, by the version set of a request's user."""
 
     def __init__(self, routes: Routes, operations: Operations, tracing: Tracing = OFF) -> None:
         self.routes, self.operations, self.tracing = routes, operations, tracing
         self.interleaved = Interleaved(rng=routes.rng)
 
     async def Recommend(self, request: gateway_pb2.RecommendRequest, context: Any) -> gateway_pb2.RecommendResponse:
-        """Return the top K items for a user, or for a history in the request."""
+        """Return the top K items for a user or a history."""
         query = await in_turn(recommend_query, request)
         roles = request_context.roles.get()
         for name, is_asked in (
@@ -81,9 +81,9 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         return answer_message(answer, details)
 
     async def _recommended(self, query: RecommendQuery) -> tuple[ServedSet, Recommendation]:
-        """Return the answer under the user's arms, and the version set that made it.
+        """Return the answer and its version set.
 
-        Requests with pages, `not_again` or `max_gap` need a single ranking: no interleaved experiment includes them.
+        Pages, `not_again` and `max_gap` need a single ranking: no interleaved experiment includes them.
         """
         served, assignments = self.routes.assigned(query.user_id, query.context, query.arms)
         mixed = next((one for one in assignments if one.arm is None), None)
@@ -99,7 +99,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def Search(
         self, request: gateway_pb2.GatewayServiceSearchRequest, context: Any
     ) -> gateway_pb2.GatewayServiceSearchResponse:
-        """Return the top K items for words, for everyone or for a user."""
+        """Return the top K items for words."""
         query = await in_turn(search_query, request)
         served, assignments = self.routes.assigned(query.user_id, query.context)
         return found_message(await served.handlers.search(replace(query, assignments=assignments)))
@@ -107,7 +107,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def Similar(
         self, request: gateway_pb2.GatewayServiceSimilarRequest, context: Any
     ) -> gateway_pb2.GatewayServiceSimilarResponse:
-        """Return the top K items most similar to one item."""
+        """Return the top K similar items."""
         query = await in_turn(similar_query, request)
         served, assignments = self.routes.assigned(query.user_id, query.context)
         return similar_message(await served.handlers.similar(replace(query, assignments=assignments)))
@@ -164,11 +164,11 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def GetFreshness(
         self, request: gateway_pb2.GetFreshnessRequest, context: Any
     ) -> gateway_pb2.GetFreshnessResponse:
-        """Return the progress of every part of the system."""
+        """Return every part's progress."""
         return freshness_message(await self._serving.get_freshness())
 
     async def PutItems(self, request: gateway_pb2.PutItemsRequest, context: Any) -> gateway_pb2.PutItemsResponse:
-        """Add items, change their metadata, withdraw or return them."""
+        """Add, change, withdraw or return items."""
         written = await self._serving.put_items(await in_turn(items_of, request), request.fields)
         return gateway_pb2.PutItemsResponse(num_written=written)
 
@@ -180,7 +180,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def DescribeCatalogue(
         self, request: gateway_pb2.DescribeCatalogueRequest, context: Any
     ) -> gateway_pb2.DescribeCatalogueResponse:
-        """Describe the catalogue and the meanings of event types."""
+        """Describe the catalogue and event types."""
         message = catalogue_message(await self._serving.describe_catalogue(request.max_categories))
         roles = request_context.roles.get()
         message.roles.extend(sorted(Role if roles is None else roles))
@@ -236,7 +236,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def GetVersionSets(
         self, request: gateway_pb2.GetVersionSetsRequest, context: Any
     ) -> gateway_pb2.GetVersionSetsResponse:
-        """Return this gateway's version sets and what each of them serves."""
+        """Return this gateway's version sets."""
         return sets_message(self.routes, await self.routes.report())
 
     async def ChangeVersionSet(

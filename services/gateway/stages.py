@@ -1,4 +1,4 @@
-"""Calls that an answer can do without: each within its limit and the remaining deadline, behind a circuit breaker.
+"""Optional calls: each within its limit and the remaining deadline, behind a circuit breaker.
 
 The handlers of a version set share one object, hence its breakers. A failed call returns None; the handler chooses the
 fallback.
@@ -48,18 +48,18 @@ class Limits:
     # One read of the state store; one call of another process.
     state_timeout_s: float = 0.25
     stage_timeout_s: float = 0.4
-    # One record's acknowledgement by the stream.
+    # One acknowledgement by the stream.
     append_timeout_s: float = 1.5
-    # An edit of some fields of items, until it was read back.
+    # An edit of items, until it was read back.
     edit_timeout_s: float = 5.0
-    # How long a failed dependency is not called before one call tries it again.
+    # How long a failed dependency is not called.
     breaker_s: float = 0.5
-    # Part of the deadline reserved for a degraded answer after a stage used up its time.
+    # Part of the deadline reserved for a degraded answer.
     answer_reserve_s: float = 0.01
-    # Part of the deadline reserved for everything after the wait for a freshness token.
+    # Reserved for everything after the wait for a freshness token.
     token_reserve_s: float = 0.08
     token_poll_s: float = 0.008
-    # Part of Search's deadline reserved for the reranker if a user is given; with `answer_reserve_s` at most a third.
+    # Part of Search's deadline reserved for the reranker; with `answer_reserve_s` at most a third.
     rerank_reserve_s: float = 0.1
     # K': size of the first stage's pool, at least twice k.
     pool_size: int = 200
@@ -69,19 +69,19 @@ class Limits:
 class Preferences:
     """The operator's preferences besides the model's order."""
 
-    # How much an impression lowers its item's score for that user, in units of the score, and its half-life.
+    # How much an impression lowers its item's score, and the half-life.
     impression_discount: float = 0.0
     impression_half_life_s: float = 24 * 3600.0
-    # Popular items are boosted for users with fewer items than this.
+    # Boost popular items for users with fewer items.
     cold_items: int = 0
-    # The share of positions for new items, and how long an item is new.
+    # Share of positions for new items; how long an item is new.
     new_item_share: float = 0.0
     new_item_age_s: float = 24 * 3600.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Work(Generic[Q]):
-    """One request in progress: its deadline (monotonic clock), its times, its degradations."""
+    """A request in progress; its deadline is of the monotonic clock."""
 
     query: Q
     started: float
@@ -93,11 +93,11 @@ class Work(Generic[Q]):
     num_had: int = 0
     # Share of the catalogue in the shards that answered.
     searched_share: float = 1.0
-    # Items that the passes of all searches examined.
+    # Examined by the passes of all searches.
     items_touched: int = 0
-    # Discounts of item scores by impressions.
+    # By impressions.
     discounts: Mapping[str, float] = field(default_factory=dict)
-    # Bucket of the user's absence, for which the state was adjusted.
+    # Of the user's absence.
     absence_bucket: int = 0
     token_honoured: bool = True
 
@@ -114,19 +114,19 @@ class Work(Generic[Q]):
         return self.deadline - time.monotonic()
 
     def mark(self, kind: Degradation) -> None:
-        """Add the degradation to the answer, once."""
+        """Add the degradation once."""
         if kind not in self.degradations:
             self.degradations.append(kind)
 
     def searched(self, found: Ranking | Pool) -> None:
-        """Record the searched share of the catalogue and the touched items."""
+        """Record searched share and touched items."""
         self.items_touched += found.items_touched
         if found.searched_share < 1:
             self.mark(Degradation.PARTIAL_CATALOGUE)
             self.searched_share = min(self.searched_share, found.searched_share)
 
     def end(self) -> float:
-        """Return the total time in milliseconds. Raises: DeadlineExceeded if the deadline has passed."""
+        """Return the milliseconds in total. Raises: DeadlineExceeded if the deadline has passed."""
         now = time.monotonic()
         if now > self.deadline:
             raise DeadlineExceeded("the deadline passed before the answer was ready")
@@ -135,10 +135,10 @@ class Work(Generic[Q]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundState:
-    """A user's state and its source, as in `Recommendation`; `stored` if it is the state store's.
+    """A user's state and its source; `stored` if it is the state store's.
 
-    last_event_ms: time of its last event, Unix milliseconds. is_whole: it reflects the whole stored history. answered:
-    False if the state store or the encoder failed, so a state may exist.
+    last_event_ms: Unix milliseconds. is_whole: it reflects the whole stored history. answered: False if state store or
+    encoder failed, so a state may exist.
     """
 
     query_state: PackedQueryState | None = None
@@ -171,7 +171,7 @@ class Stages:
         stalls: LoopStalls | None = None,
         on_nothing: Callable[[str], None] = lambda component: None,
     ) -> None:
-        """stalls: of this event loop. on_nothing: called with the component's name for each failed call."""
+        """stalls: of this event loop. on_nothing: called with the component of each failed call."""
         self._ports, self._limits, self._on_nothing, self._absence = ports, limits, on_nothing, model.absence
         self._stalls = stalls or LoopStalls()
         self._breakers = {
@@ -179,7 +179,7 @@ class Stages:
         }
 
     async def read_user(self, work: Work[Any], *, with_seen: bool, partition: int | None = None) -> UserView | None:
-        """Return the state store's view of the user. partition: whose watermark is read, default the user's."""
+        """Return the user's view. partition: whose watermark is read, default the user's."""
         user_id = work.query.user_id
         return await self._attempt(
             work,
@@ -189,13 +189,13 @@ class Stages:
         )
 
     async def read_watermark(self, user_id: str, partition: int) -> UserView | None:
-        """Return a user's view without seen items, for the partition's watermark; independent of caller deadlines."""
+        """Return a view with the partition's watermark, without seen items; independent of caller deadlines."""
         until = time.monotonic() + 2 * self._limits.state_timeout_s
         work = Work(query=SearchQuery(query="", user_id=user_id, k=1), started=0.0, deadline=until)
         return await self.read_user(work, with_seen=False, partition=partition)
 
     async def encode(self, work: Work[Any], history: Sequence[HistoryEvent]) -> Encoded | None:
-        """Return the query state of a history. Every event needs a time."""
+        """Encode a history. Every event needs a time."""
         encoded = await self._attempt(
             work,
             "encoder",
@@ -208,9 +208,7 @@ class Stages:
         return encoded
 
     async def find_state(self, work: Work[Any], view: UserView) -> FoundState:
-        """Return the stored state if it reflects the whole history; else one made from the history now; if that is
-        unavailable, the stored one, marked.
-        """
+        """Return the stored state if it reflects the whole history; else one made now; else the stored one, marked."""
         stored = view.state
         if stored is not None and view.reaches_history:
             found = FoundState.of_stored(stored)
@@ -221,7 +219,7 @@ class Stages:
         return found
 
     def asked_with(self, work: Work[Any], found: FoundState, at_ms: int) -> PackedQueryState | None:
-        """Return the state for all calls: the found one, adjusted for its user's absence until `at_ms`."""
+        """Adjust the found state for its user's absence until `at_ms`."""
         if found.query_state is None:
             return None
         state, work.absence_bucket = after_absence(found.query_state, self._absence, found.last_event_ms, at_ms)
@@ -242,8 +240,8 @@ class Stages:
         return FoundState.of_stored(stored, is_whole=False)
 
     async def _encode_stored(self, work: Work[Any]) -> tuple[PackedQueryState | None, int, bool]:
-        """Return the query state of the stored history (None if there is none, or it is unavailable), the time of its
-        last event, and whether state store and encoder answered.
+        """Return the query state of the stored history, if any, the time of its last event, and whether state store and
+        encoder answered.
         """
         history = await self._attempt(
             work,
@@ -264,7 +262,7 @@ class Stages:
         )
 
     async def keep(self, work: Work[Any], kind: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
-        """Store an entry for the user; return whether it is stored. Marks the answer if the store is unavailable."""
+        """Return whether the entry is stored; mark the answer if the store is unavailable."""
         push, user_id = self._ports.sessions.push, work.query.user_id
         written = await self._attempt(
             work,
@@ -279,7 +277,7 @@ class Stages:
     async def search(
         self, work: Work[RecommendQuery], state: PackedQueryState, k: int, among: Sequence[str] = ()
     ) -> Ranking | None:
-        """Return the k best of the catalogue, or of the items `among`; the latter's time is not counted in a stage."""
+        """Return the k best of the catalogue, or of the items `among`; the latter's time is not counted."""
         wanted = replace(work.query.filter, allow_item_ids=tuple(among)) if among else work.query.filter
         max_gap = work.query.max_gap
         ranking = await self._attempt(
@@ -300,7 +298,7 @@ class Stages:
     async def propose(
         self, work: Work[RecommendQuery], state: PackedQueryState, pool_size: int, wanted: ItemFilter | None = None
     ) -> Pool | None:
-        """Return the first stage's pool, under the request's filter or another one."""
+        """Return the first stage's pool."""
         pool = await self._attempt(
             work,
             "candidates",
@@ -358,7 +356,7 @@ class Stages:
     async def _attempt(
         self, work: Work[Any], dependency: str, limit_s: float, call: Callable[[float], Awaitable[T]]
     ) -> T | None:
-        """Call a dependency. A time-out caused by the caller's own deadline is not counted against it."""
+        """A time-out caused by the caller's own deadline is not counted against the dependency."""
         left = work.left_s - self._limits.answer_reserve_s
         if left <= 0:
             return None

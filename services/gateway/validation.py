@@ -1,4 +1,4 @@
-"""Check every limit of a request before any work. Each error has field, value and what is allowed."""
+"""Check a request's limits before any work."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ MAX_RULES, MAX_RULE_ITEMS = 8, 1000
 
 
 def check_query(query: RecommendQuery, now_ms: int, kinds: Kinds) -> None:
-    """Raises: InvalidRequest for the first field of `query` that breaks its limit. kinds: by attribute."""
+    """Raises: InvalidRequest for the first invalid field. kinds: by attribute."""
     _check_k(query.k)
     _check_asker(query.user_id, query.history)
     if not 0.0 <= query.diversity <= 1.0:  # NaN fails too
@@ -55,7 +55,7 @@ def check_query(query: RecommendQuery, now_ms: int, kinds: Kinds) -> None:
 
 
 def check_rules(rules: Sequence[Rule], kinds: Kinds) -> None:
-    """Raises: InvalidRequest for too many rules, or for the first field of a rule that breaks its limit."""
+    """Raises: InvalidRequest for too many rules, or the first invalid field."""
     if len(rules) > MAX_RULES:
         raise InvalidRequest.of("rules", f"{len(rules)} rules", f"at most {MAX_RULES}")
     for position, rule in enumerate(rules):
@@ -63,7 +63,7 @@ def check_rules(rules: Sequence[Rule], kinds: Kinds) -> None:
 
 
 def check_rule(rule: Rule, field: str, kinds: Kinds) -> None:
-    """Raises: InvalidRequest for the first field of a rule that breaks its limit. field: the rule's name in errors."""
+    """Raises: InvalidRequest for the first invalid field. field: the rule's name in errors."""
     validate_text(f"{field}.name", rule.name, 1, MAX_TYPE_BYTES)
     which = rule.which
     if not (which.allow_item_ids or which.allow_categories or which.where):
@@ -96,7 +96,7 @@ def _check_shown(query: RecommendQuery) -> None:
 
 
 def check_search(query: SearchQuery, kinds: Kinds) -> None:
-    """Raises: InvalidRequest for the first field of `query` that breaks its limit. kinds: by attribute."""
+    """Raises: InvalidRequest for the first invalid field. kinds: by attribute."""
     validate_query("query", query.query)
     _check_k(query.k)
     if query.user_id:
@@ -108,7 +108,7 @@ def check_search(query: SearchQuery, kinds: Kinds) -> None:
 
 
 def check_similar(query: SimilarQuery, kinds: Kinds) -> None:
-    """Raises: InvalidRequest for the first field of `query` that breaks its limit. kinds: by attribute."""
+    """Raises: InvalidRequest for the first invalid field. kinds: by attribute."""
     validate_id("item_id", query.item_id)
     _check_k(query.k)
     if query.user_id:
@@ -118,7 +118,7 @@ def check_similar(query: SimilarQuery, kinds: Kinds) -> None:
 
 
 def check_explain(query: ExplainQuery, now_ms: int, kinds: Kinds) -> None:
-    """Raises: InvalidRequest for the first field of `query` that breaks its limit. kinds: by attribute."""
+    """Raises: InvalidRequest for the first invalid field. kinds: by attribute."""
     validate_id("item_id", query.item_id)
     _check_asker(query.user_id, query.history)
     _check_history(query.history, now_ms)
@@ -205,7 +205,7 @@ def _check_filter(wanted: ItemFilter, kinds: Kinds, field: str = "filter") -> No
 
 
 def check_interactions(interactions: Sequence[Interaction], now_ms: int) -> None:
-    """Raises: InvalidRequest for the first interaction that breaks a limit, with its position in the request."""
+    """Raises: InvalidRequest for the first invalid interaction, with its position."""
     if not 1 <= len(interactions) <= MAX_BATCH:
         raise InvalidRequest.of("interactions", f"{len(interactions)} interactions", f"1-{MAX_BATCH}")
     for position, interaction in enumerate(interactions):
@@ -221,8 +221,8 @@ def check_interaction(interaction: Interaction, now_ms: int, prefix: str = "inte
 
 
 def with_times(history: Sequence[HistoryEvent], now_ms: int) -> tuple[HistoryEvent, ...]:
-    """Return the history with a time for every event. An event without a time gets its predecessor's; at the beginning,
-    the first known time; and `now_ms` if no event has a time.
+    """Give every event a time. It is the predecessor's; at the beginning, the first known time; `now_ms` if none is
+    known.
     """
     if all(event.event_time_ms is not None for event in history):
         return tuple(history)

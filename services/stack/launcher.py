@@ -1,7 +1,6 @@
-"""`Stack`: start the parts in the order of docker-compose.yml, wait until each is healthy, stop them.
+"""`Stack`: start the parts in docker-compose.yml's order, wait until they are healthy, stop them.
 
-A stack is a state folder: opening the same folder later (another command, after a reboot) gives the same parts, ports
-and bundle. Parts are detached and outlive this program.
+A stack is a state folder: the same folder, opened later, gives the same parts, ports and bundle. Parts are detached.
 """
 
 import os
@@ -37,7 +36,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class PartStatus:
-    """The state of one part. problem: None if it is running and ready."""
+    """problem: None if the part is running and ready."""
 
     name: str
     running: bool
@@ -54,7 +53,7 @@ class PartStatus:
 
 
 class Stack:
-    """One local stack in one state folder."""
+    """A local stack in a state folder."""
 
     def __init__(
         self,
@@ -71,15 +70,14 @@ class Stack:
         console: bool | None = None,
         say: Say | None = None,
     ) -> None:
-        """Open the stack of `state`, with its recorded ports, bundles and profile unless given here.
+        """Open a stack with its recorded ports, bundles and profile unless given.
 
-        Defaults: bundle: the last one of `replace_bundle`, else `<state>/bundle`; text: `<state>/text` (may be absent);
-        ports: the documented ones; profile: "split"; workers: one. workers: processes of a compact stack's gateway.
-        say(part, doing): reports progress.
+        Defaults: bundle: of the last `replace_bundle`, else `<state>/bundle`; text: `<state>/text` (may be absent);
+        ports: documented; profile: "split"; workers: one, of a compact stack's gateway. say(part, doing): reports
+        progress.
 
-        shards: number of the catalogue's shards, each with `replicas` stacks of its own (`shard_stacks`); 1 means no
-        shards. settings: settings of its processes, in addition to those of docker-compose.yml. console: whether the
-        console is a part, default False.
+        shards: each with `replicas` stacks (`shard_stacks`); 1 means no shards. settings: additional ones. console:
+        whether it is a part.
         """
         folder = StateFolder(Path(state).resolve())
         noted = Note.read(folder)
@@ -114,7 +112,7 @@ class Stack:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts of this stack, in display order."""
+        """The parts, in display order."""
         return tuple(self.components)
 
     @property
@@ -126,12 +124,12 @@ class Stack:
         return self.place.bundle
 
     def address(self, part: str) -> str:
-        """Return host:port of a part (of the inference server: gRPC)."""
+        """Return a part's host:port (inference server: gRPC)."""
         return self.ports.address(part)
 
     @property
     def console_address(self) -> str:
-        """The console's address for browsers; "" if it is not running."""
+        """The console's address; "" if it is not running."""
         runs = CONSOLE in self._running()
         return f"http{'' if environment_tls() is None else 's'}://{self.address(CONSOLE)}" if runs else ""
 
@@ -147,7 +145,7 @@ class Stack:
         return self.place.state.log(part)
 
     def shard_stacks(self) -> Iterator[tuple[str, "Stack"]]:
-        """Yield each replica of each shard by name: a stack of candidates alone, in `STATE/shards`."""
+        """Yield each shard's replicas by name: stacks of candidates alone, in `STATE/shards`."""
         for number, replicas in enumerate(self.shards):
             for place, ports in enumerate(replicas):
                 name = f"{number}-of-{len(self.shards)}-replica-{place}"
@@ -165,24 +163,24 @@ class Stack:
                 )
 
     def up_shards(self, *, timeout_s: float = 120.0) -> None:
-        """Start every replica of every shard. Raises: as `up`."""
+        """Start all replicas. Raises: as `up`."""
         up_together([one for _, one in self.shard_stacks()], ["candidates"], timeout_s=timeout_s)
 
     def use_bundle(self, bundle: Path | str) -> None:
-        """Use another bundle for parts that start from now on. Running parts keep theirs."""
+        """Use another bundle for later starts."""
         self.place = replace(self.place, bundle=Path(bundle).resolve())
 
     def use_text(self, text: Path | str) -> None:
-        """Use another text bundle when the generator next starts. A running generator keeps its own."""
+        """Use another text bundle for the generator's next start."""
         self.place = replace(self.place, text=Path(text).resolve())
 
     def use_settings(self, settings: Mapping[str, str]) -> None:
-        """Use these additional settings for processes that start from now on. Running processes keep theirs."""
+        """Use these additional settings for later starts."""
         self.place = replace(self.place, settings=settings)
 
     def replace_bundle(self, bundle: Path | str, parts: Iterable[str]) -> None:
-        """Restart these parts with another bundle, one after the other. Other parts use it from their next start. It
-        stays the stack's bundle, also after `down`.
+        """Restart these parts with another bundle, one after the other; others use it from their next start. It stays
+        the stack's bundle after `down`.
         """
         self.use_bundle(bundle)
         with self.place.state.locked():
@@ -194,20 +192,19 @@ class Stack:
                     one.replace_bundle(self.bundle, [name])
                 continue
             self.stop(name)
-            # Other parts answer meanwhile. The timeout is long, because the part may have many changes to read.
+            # The part may have many changes to read.
             self.start(name, timeout_s=600.0)
 
     def prepare(self, only: Iterable[str] | None = None) -> None:
-        """Fetch and build the parts' requirements (jars, environments), without starting anything."""
+        """Fetch and build requirements (jars, environments)."""
         for name in self._known(only):
             self.components[name].prepare(self._say)
 
     def up(self, only: Iterable[str] | None = None, *, timeout_s: float = 120.0) -> None:
-        """Start the stopped parts of `only` (None: of all parts) and wait until all are healthy.
+        """Start the stopped parts of `only` (default all) and wait until all are healthy.
 
-        Raises: StackError with the part, if it cannot be prepared, its port is taken (with the owner), the model does
-        not fit into memory, it ended (with the end of its log), or it was not healthy within `timeout_s`. Parts that
-        started continue to run; `down` stops them.
+        Raises: StackError with the part, if it cannot be prepared, its port is taken (with the owner), memory does not
+        suffice, it ended (with the end of its log), or was not healthy in time. Started parts continue to run.
         """
         wanted = self._known(only)
         with self.place.state.locked():
@@ -224,7 +221,7 @@ class Stack:
                 self._start_in_order(wanted, to_start, timeout_s)
 
     def start(self, name: str, *, wait: bool = True, timeout_s: float = 60.0) -> None:
-        """Start one part, whatever the state of the others; with `wait` return when it is healthy."""
+        """Start one part; with `wait` return when it is healthy."""
         (name,) = self._known([name])
         with self.place.state.locked():
             self.place.state.make()
@@ -240,12 +237,12 @@ class Stack:
         self._stop_together([name], timeout_s)
 
     def kill(self, name: str) -> None:
-        """Send SIGKILL to the part and its children at once, as in a crash."""
+        """Send SIGKILL to the part and its children, as in a crash."""
         self._children.signal(name, signal.SIGKILL)
         self._children.wait_gone(name, 5.0)
 
     def down(self) -> list[str]:
-        """Stop everything, processes before their dependencies; return what was stopped."""
+        """Stop everything in order; return what was stopped."""
         with self.place.state.locked():
             stopped = self._running()
             for names in stop_order():
@@ -254,15 +251,15 @@ class Stack:
         return stopped
 
     def status(self) -> list[PartStatus]:
-        """Return the status of every part. Each is probed with its own protocol."""
+        """Return every part's status, probed with its own protocol."""
         return [self._status(name) for name in self.parts]
 
     def versions(self) -> dict[str, str]:
-        """Return the versions that the running parts report."""
+        """Return the running parts' versions."""
         return {name: self.components[name].version(self.place) for name in self._running()}
 
     def problem(self, name: str) -> str | None:
-        """Return None if the part is running and ready, else the reason."""
+        """Return why the part is not ready, None if it is."""
         if self._children.find(name) is None:
             return "not running"
         return silence(self.address(name)) or self.components[name].probe(self.place)
@@ -282,14 +279,14 @@ class Stack:
             time.sleep(_POLL_S)
 
     def _start_in_order(self, wanted: Collection[str], to_start: Collection[str], timeout_s: float) -> None:
-        """Start each part after its dependencies started, or are healthy if the compose file requires it."""
+        """Start each part after its dependencies started, or are healthy if required."""
         deadline = time.monotonic() + timeout_s
         waiting = [name for name in wanted if name in to_start]
         began: dict[str, float] = {name: time.monotonic() for name in wanted if name not in to_start}
         healthy: set[str] = set()
         reasons: dict[str, str] = {}
         while len(healthy) < len(wanted):
-            # Kafka comes last, because it formats its folder before it starts, which would delay the other parts.
+            # Kafka comes last: it formats its folder first, which would delay the others.
             for name in sorted(waiting, key=lambda name: name == "kafka"):
                 needs = self.components[name].service.needs
                 if all(other in (healthy if must else began) for other, must in needs.items() if other in wanted):
@@ -314,7 +311,7 @@ class Stack:
             time.sleep(_POLL_S)
 
     def _lower_priority(self, name: str) -> None:
-        """Lower a part's priority once it has answered: a start with an eighth of the weight took 47 s, not 17."""
+        """Only once it has answered: a start with an eighth of the weight took 47 s, not 17."""
         self._children.lower_priority(name, self.components[name].service.cpu_shares)
 
     def _spawn(self, name: str) -> None:
@@ -324,7 +321,7 @@ class Stack:
         return StackError(name, f"{how}; the end of {self.log(name)}:\n{tail(self.log(name))}")
 
     def _known(self, names: Iterable[str] | None) -> list[str]:
-        """Return `names` in the stack's order. Raises: ValueError for an unknown part."""
+        """Raises: ValueError for an unknown part."""
         asked = set(self.parts if names is None else names)
         unknown = asked - set(self.parts)
         if unknown:
@@ -392,6 +389,6 @@ class Stack:
 
 
 def up_together(stacks: Sequence[Stack], only: Sequence[str], *, timeout_s: float) -> None:
-    """Start these parts of several stacks, as many at once as there are processors. Raises: as `up`."""
+    """Start parts of several stacks, as many at once as there are processors. Raises: as `up`."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda one: one.up(only, timeout_s=timeout_s), stacks))

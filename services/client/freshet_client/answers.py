@@ -1,7 +1,7 @@
 """A gateway's answers as plain values, with the field names of `gateway.proto`.
 
-A newer gateway may send fields that this client does not know: they are left out. A degradation or a kind that it does
-not know is named by its number ("degradation_99").
+Fields that this client does not know are left out; an unknown degradation or kind is named by its number
+("degradation_99").
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime
 
 @dataclass(frozen=True)
 class FreshnessToken:
-    """The stream position of a user's event, given by a receipt. As text it is `epoch:partition:offset`."""
+    """The stream position of a user's event, given by a receipt. As text: `epoch:partition:offset`."""
 
     epoch: str
     partition: int
@@ -36,7 +36,7 @@ class FreshnessToken:
 
 @dataclass(frozen=True)
 class Receipt:
-    """A durable event's id, and the token to send with a request whose answer must reflect the event."""
+    """A durable event's id, and the token for requests whose answer must reflect it."""
 
     event_id: str
     token: FreshnessToken
@@ -55,9 +55,8 @@ class Certificate:
     """How far an answer may be from the exact top k.
 
     `kind` is "exact", "bounded" (no left-out item scores more than `gap` above the k-th) or "estimate" (no proof; `gap`
-    is None). `gap` is in similarity units, 0 to 2. `asked_gap`: the request's `max_gap`. `items_touched`: how
-    many items the searches read for this answer. `interleaved`: the answer is drafted from the rankings of an
-    experiment's two arms and is the top k of neither.
+    is None). `gap` is in similarity units, 0 to 2. `asked_gap`: the request's `max_gap`. `items_touched`: how many
+    items the searches read. `interleaved`: drafted from the rankings of an experiment's two arms, the top k of neither.
     """
 
     kind: str
@@ -72,9 +71,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class ScoredItem:
-    """An item and its score.
-
-    `source` says what proposed and scored it: "mol", "first_stage", "popular", or "new" in a reserved position. `rules`
+    """`source` proposed and scored the item: "mol", "first_stage", "popular", or "new" in a reserved position. `rules`
     changed its score or its position. `title` and `categories` are empty unless the call set `with_details`.
     """
 
@@ -88,11 +85,9 @@ class ScoredItem:
 
 @dataclass(frozen=True)
 class IndexFreshness:
-    """How new the index is.
-
-    `deltas_offset`: the last applied offset of `index-deltas`, -1 before any. `newest_recorded_time`: when the broker
-    received the newest interaction that the index reflects. `lag_seconds`: from then until the index served it. Both
-    are None before any interaction.
+    """`deltas_offset`: the last applied offset of `index-deltas`, -1 before any. `newest_recorded_time`: when the
+    broker received the newest reflected interaction. `lag_seconds`: from then until the index served it. Both are None
+    before any interaction.
     """
 
     deltas_offset: int
@@ -102,7 +97,7 @@ class IndexFreshness:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Milliseconds by stage; `transport_ms` is the time outside all stages."""
+    """Milliseconds by stage; `transport_ms` is the rest."""
 
     queue_ms: float
     encode_ms: float
@@ -114,8 +109,7 @@ class StageTimes:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The user's arm of a running experiment, "" if the answer interleaves both arms. `share`: the probability that a
-    user of the experiment has this arm."""
+    """The user's arm of an experiment, "" if the answer interleaves both arms. `share`: the probability of this arm."""
 
     experiment: str
     arm: str
@@ -126,12 +120,11 @@ class Assignment:
 class Provenance:
     """Where an answer comes from.
 
-    `state_source` is "stored" (state from the stream), "stored_history" (encoded now from the stored history),
-    "request" (from the request's history), "page" (of a kept list) or "none" (popular items). `state_age_seconds` and
-    `state_position` are None without a stored state. `index_version` is opaque: only compare it for equality.
-    `searched_share` is below 1 if a shard did not answer. `absence_bucket`: the bucket of the user's absence, 0
-    below the model's floor. `assignments`: the experiment arms that this answer follows. `rules_revision`: the revision
-    of the standing rules, 0 for the rules in the gateway's file.
+    `state_source`: "stored" (from the stream), "stored_history" (encoded now), "request" (from the request's history),
+    "page" (of a kept list) or "none" (popular items). `state_age_seconds` and `state_position` are None without a
+    stored state. `index_version`: only compare it for equality. `searched_share` is below 1 if a shard did not answer.
+    `absence_bucket`: the bucket of the user's absence, 0 below the model's floor. `assignments`: the arms that this
+    answer follows. `rules_revision`: of the standing rules, 0 for the gateway's file.
     """
 
     model_version: str
@@ -150,12 +143,11 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The top k items, best first, and how the answer was made.
+    """The top k items, best first.
 
-    `degradations` names each way in which the answer is degraded ("popular_fallback", "not_fresh", ...).
-    `token_honoured` is False if the answer does not reflect the request's token. Interactions recorded later name the
-    answer by `exposure_id`. `next_page_token` is empty if no further page is kept. `warnings` name categories of the
-    filter that no item has; other answers have them too.
+    `degradations` names each degradation ("popular_fallback", "not_fresh", ...). `token_honoured` is False if the
+    answer does not reflect the request's token. Later interactions name the answer by `exposure_id`. `next_page_token`
+    is empty if no further page is kept. `warnings`: categories of the filter that no item has.
     """
 
     items: tuple[ScoredItem, ...]
@@ -175,7 +167,7 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class SourceRank:
-    """Where a source ranked a search result, from 1, and its score in the source's own unit."""
+    """A source's rank for a result, from 1, and its score in the source's unit."""
 
     source: str
     rank: int
@@ -184,7 +176,7 @@ class SourceRank:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """An item found by a query. `score` is comparable within one answer; `identifier` is the phrase that found it."""
+    """An item found by a query. `score` is comparable within one answer; `identifier`: the phrase that found it."""
 
     item_id: str
     title: str
@@ -204,7 +196,7 @@ class SourceTime:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """The top k items for a query, best first; `model_version` is empty without a user."""
+    """The top k items, best first; `model_version` is empty without a user."""
 
     results: tuple[SearchResult, ...]
     text_version: str
@@ -220,7 +212,7 @@ class SearchAnswer:
 
 @dataclass(frozen=True)
 class SimilarItem:
-    """An item like another one; `similarity` is the mean cosine of their components, in [-1, 1]."""
+    """`similarity`: the mean cosine of both items' components, in [-1, 1]."""
 
     item_id: str
     title: str
@@ -229,7 +221,7 @@ class SimilarItem:
 
 @dataclass(frozen=True)
 class SimilarAnswer:
-    """The top k items most like one item, best first."""
+    """The top k similar items, best first."""
 
     items: tuple[SimilarItem, ...]
     model_version: str
@@ -245,9 +237,9 @@ class SimilarAnswer:
 
 @dataclass(frozen=True)
 class PairContribution:
-    """One term of the similarity: a query component and an item component, `contribution` = `weight` * `cosine`.
+    """One term of the similarity: `contribution` = `weight` * `cosine` of a query and an item component.
 
-    `from_model` is the part that comes from the model's own components; the rest comes from refreshed ones.
+    `from_model`: the part of the model's own components; the rest comes from refreshed ones.
     """
 
     query_component: int
@@ -262,7 +254,7 @@ class PairContribution:
 class ExplainedSimilarity:
     """The model's part of a score: `score` = `from_model` + `from_interactions`.
 
-    `model_share` is the model's weight in the item's state; `num_interactions` interactions made the rest of it.
+    `model_share`: the model's weight in the item's state; `num_interactions` interactions made the rest.
     """
 
     score: float
@@ -277,7 +269,7 @@ class ExplainedSimilarity:
 
 @dataclass(frozen=True)
 class VotingInteractions:
-    """The remembered interactions of one type that voted for the item: their count, ages and total vote."""
+    """The interactions of one type that voted for the item: count, ages, total vote."""
 
     type: str
     count: int
@@ -288,7 +280,7 @@ class VotingInteractions:
 
 @dataclass(frozen=True)
 class ExplainedVotes:
-    """The votes' part of a score; `model_share` is the model's weight against them."""
+    """The votes' part of a score; `model_share`: the model's weight against them."""
 
     vote: float
     num_neighbours: int
@@ -308,7 +300,7 @@ class PastInteraction:
 
 @dataclass(frozen=True)
 class ExplainedRule:
-    """A rule that matches the item: what it adds to the score, its pinned position (0: none) and its cap (0: none)."""
+    """A rule that matches the item: its addition to the score, pinned position and cap (0: none)."""
 
     name: str
     adds: float
@@ -320,9 +312,8 @@ class ExplainedRule:
 class Explanation:
     """Why an item has its score for a user.
 
-    `score` = model_share * similarity + (1 - model_share) * vote; the three shares add up to 1. `history` has the
-    newest interactions that the state reflects, newest first, at most 10. If `state_source` is "none", nothing is
-    known of the user, and there is no score.
+    `score` = model_share * similarity + (1 - model_share) * vote; the three shares add up to 1. `history`: the newest
+    interactions of the state, newest first, at most 10. If `state_source` is "none", there is no score.
     """
 
     score: float
@@ -341,8 +332,8 @@ class Explanation:
 
 @dataclass(frozen=True)
 class ForgetReport:
-    """What was found of a user, what is left, and whether every process has applied the removal. `remains`: sentences
-    that say which data stays elsewhere, where and until when."""
+    """What was found of a user, and whether every process has applied the removal. `remains`: which data stays
+    elsewhere, where and until when."""
 
     forget_id: str
     found: Mapping[str, int]
@@ -362,7 +353,7 @@ class PartitionProgress:
 
 @dataclass(frozen=True)
 class FreshnessReport:
-    """How far each part has read: `interactions` into user states, `attributions` into items."""
+    """How far `interactions` are read into user states, and `attributions` into items."""
 
     model_version: str
     index_version: str

@@ -1,4 +1,4 @@
-"""The blocking client. One object serves a whole program: it may be used by several threads at a time."""
+"""The blocking client; several threads may use one object."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMEOUT_S = 5.0
-# After a refused connection, gRPC fails every call until it reconnects half a second later; the service config's
-# retries end before that. A call waits this long for a connection, within its deadline, before it fails.
+# After a refused connection, gRPC fails every call until it reconnects half a second later; published retries end
+# before that. A call waits this long for a connection, within its deadline.
 RECONNECT_S = 1.0
 
 
 class GrpcTransport:
-    """Calls methods of the gateway at an endpoint; connects with the first call."""
+    """Calls methods at an endpoint; connects with the first call."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -76,7 +76,7 @@ class GrpcTransport:
         self._stub = gateway_pb2_grpc.GatewayServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """Send the request and return the answer's message. Raises: FreshetError."""
+        """Raises: FreshetError."""
         deadline = time.monotonic() + timeout_s
         try:
             return self._send(method, request, timeout_s, timeout_s)
@@ -112,12 +112,12 @@ class GrpcTransport:
 class Client:
     """A connection to one gateway, or to several of one installation.
 
-    `target`: "host:port", an IPv6 address in brackets, or "dns:///name:port" for all addresses of a name. `api_key`
-    is sent with each call. `tls`: None is plaintext. `timeout_s`: the deadline of calls without their own.
-    `is_background`: nobody waits for the answers, so the gateway gives them at most half of its capacity.
+    `target`: "host:port", an IPv6 address in brackets, or "dns:///name:port" for all addresses of a name. `tls`: None
+    is plaintext. `timeout_s`: the default deadline. `is_background`: nobody waits for the answers; they get at most
+    half of the capacity.
 
-    Retriable calls are retried within the deadline, by the gateway's published service config. Every method raises
-    a FreshetError. Raises: InvalidArgument for a target, key or certificate that cannot be used.
+    Retriable calls are retried within the deadline (the gateway's service config). Every method raises a FreshetError.
+    Raises: InvalidArgument for a target, key or certificate that cannot be used.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Client:
 
     @classmethod
     def over(cls, transport: Any, timeout_s: float = TIMEOUT_S) -> Self:
-        """A client over another transport than gRPC, such as the one in `freshet_client.testing`."""
+        """A client over another transport, such as the one in `freshet_client.testing`."""
         made = cls.__new__(cls)
         made._transport, made._timeout_s = transport, timeout_s
         return made
@@ -152,9 +152,9 @@ class Client:
         self._transport.close()
 
     def session(self, user_id: str = "", *, not_again: NotAgain | None = None) -> Session:
-        """One user's visit: recommendations reflect what was recorded before. An empty `user_id` is a visitor.
+        """One user's visit: recommendations reflect its writes. An empty `user_id` is a visitor.
 
-        `not_again`: leave out items that earlier answers showed.
+        `not_again`: items to leave out.
         """
         from freshet_client.session import Session
 
@@ -163,7 +163,7 @@ class Client:
     def recommend(
         self, user_id: str = "", k: int = 10, *, timeout_s: float | None = None, **options: Unpack[RecommendOptions]
     ) -> Recommendation:
-        """The top k items (1-1,000) for a user, or for the `history` in the options (see RecommendOptions)."""
+        """The top k items (1-1,000) for a user or the `history` in RecommendOptions."""
         return self._run(calls.recommend(user_id, k, options), timeout_s)
 
     def search(
@@ -176,7 +176,7 @@ class Client:
         context: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> SearchAnswer:
-        """The top k items for a query; `user_id` also orders them for that user. `context`: as in `recommend`."""
+        """The top k items for a query; `user_id` orders them for that user. `context`: as in `recommend`."""
         return self._run(calls.search(query, k, user_id, filter, context), timeout_s)
 
     def similar(
@@ -189,7 +189,7 @@ class Client:
         context: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> SimilarAnswer:
-        """The top k items most like one item; `user_id` leaves out the items that this user has seen. `context`: as in
+        """The top k items most like one item; `user_id` leaves out this user's seen items. `context`: as in
         `recommend`.
         """
         return self._run(calls.similar(item_id, k, user_id, filter, context), timeout_s)
@@ -208,53 +208,53 @@ class Client:
         return self._run(calls.explain(user_id, item_id, history, max_pairs, rules), timeout_s)
 
     def record(self, *interactions: Interaction, timeout_s: float | None = None) -> list[Receipt]:
-        """Write interactions; each is durable when its receipt is returned. Receipts are in the interactions' order.
+        """Write interactions; each is durable when its receipt, in the same order, is returned.
 
-        Interactions that exceed one request are sent in several, one after the other, each with the deadline. A failure
-        has the receipts acknowledged before it in `receipts`. Recording the same objects again counts each once.
+        Interactions beyond one request are sent in several, one after the other, each with the deadline. A failure has
+        the earlier receipts in `receipts`. Repeated objects count once.
         """
         return self._run_all(calls.record(interactions), timeout_s)
 
     def record_impressions(
         self, user_id: str, exposure_id: str, impressions: Sequence[Impression], *, timeout_s: float | None = None
     ) -> list[Receipt]:
-        """Say which slots of an answer were seen; each counts once, however often it is sent."""
+        """Say which slots of an answer were seen; each counts once."""
         return self._run_all(calls.record_impressions(user_id, exposure_id, impressions), timeout_s)
 
     def undo(self, user_id: str, event_id: str, *, timeout_s: float | None = None) -> Receipt:
-        """Undo one event of a user; an event id that the user does not have changes nothing."""
+        """Undo one event of a user; an unknown event id changes nothing."""
         return self._run(calls.undo(user_id, event_id), timeout_s)
 
     def put_items(self, items: Iterable[Item], *, fields: Sequence[str] = (), timeout_s: float | None = None) -> int:
-        """Add, change, withdraw or restore items; returns how many were written.
+        """Add, change, withdraw or restore items; returns the number written.
 
-        `fields`: write only these fields of each item, and only items that the catalogue has: "title", "categories",
-        "available", "withdrawn", "attributes", or "attributes.NAME" for one. Empty: replace each item.
+        `fields`: write only these fields, of known items: "title", "categories", "available", "withdrawn",
+        "attributes", or "attributes.NAME" for one. Empty: replace each item.
         """
         return sum(self._run(one, timeout_s) for one in calls.put_items(list(items), fields))
 
     def forget_user(self, user_id: str, *, preview: bool = False, timeout_s: float | None = None) -> ForgetReport:
-        """Remove a user's history, states and contributions, exactly; `preview` only says what would be removed."""
+        """Remove a user's history, states and contributions, exactly; `preview` only reports."""
         return self._run(calls.forget_user(user_id, preview), timeout_s)
 
     def freshness(self, *, timeout_s: float | None = None) -> FreshnessReport:
-        """How far each part of the system has read."""
+        """How far each part has read."""
         return self._run(calls.freshness(), timeout_s)
 
     def catalogue(self, *, max_categories: int = 0, timeout_s: float | None = None) -> CatalogueDescription:
-        """Categories with counts (0-10,000, largest first; 0 is 1,000), attributes, and what types of events mean."""
+        """Categories with counts (0-10,000, largest first; 0 is 1,000), attributes, event types."""
         return self._run(calls.catalogue(max_categories), timeout_s)
 
     def exposures(self, user_id: str, *, max_answers: int = 0, timeout_s: float | None = None) -> ShownAnswers:
-        """The newest answers that a user got (role support). `max_answers`: 1-100, 0 is 20."""
+        """A user's newest answers (role support). `max_answers`: 1-100, 0 is 20."""
         return self._run(calls.exposures(user_id, max_answers), timeout_s)
 
     def exposure(self, user_id: str, exposure_id: str, *, timeout_s: float | None = None) -> ShownAnswer:
-        """One answer that a user got (role support)."""
+        """One answer of a user (role support)."""
         return self._run(calls.exposure(user_id, exposure_id), timeout_s)
 
     def health(self, *, minutes: int = 0, timeout_s: float | None = None) -> HealthReport:
-        """The state of each part now, and by the minute for the newest `minutes` (0-1,440)."""
+        """The state of each part, and by the minute for the newest `minutes` (0-1,440)."""
         return self._run(calls.health(minutes), timeout_s)
 
     def dead_letters(self, topic: str = "", *, max_letters: int = 0, timeout_s: float | None = None) -> DeadLetterList:
@@ -264,11 +264,11 @@ class Client:
     def replay_dead_letter(
         self, topic: str, position: StreamPosition, *, preview: bool = False, timeout_s: float | None = None
     ) -> ReplayedLetter:
-        """Write a dead letter's record again, once (role operator). `preview`: only return what would happen."""
+        """Write a dead letter's record again, once (role operator). `preview`: write nothing."""
         return self._run(calls.replay_dead_letter(topic, position, preview), timeout_s)
 
     def get_item(self, item_id: str, *, timeout_s: float | None = None) -> ItemReport:
-        """An item's catalogue entry, and the interactions since training. Raises: NotFound."""
+        """An item's catalogue entry and its interactions since training. Raises: NotFound."""
         return self._run(calls.get_item(item_id), timeout_s)
 
     def list_items(
@@ -283,19 +283,19 @@ class Client:
     ) -> ItemPage:
         """A page of the catalogue: 1-1,000 items (0 is 50) whose id or title begins with `prefix`, of one category.
 
-        The most popular come first, or new items with `newest_first`. A page may have fewer items, or none, before the
-        last page: continue until `next_page_token` is empty.
+        Most popular first, or new items with `newest_first`. A page may be short or empty: continue until
+        `next_page_token` is empty.
         """
         return self._run(calls.list_items(prefix, category, newest_first, page_size, page_token), timeout_s)
 
     def user(
         self, user_id: str, *, max_events: int = 0, skip_events: int = 0, timeout_s: float | None = None
     ) -> UserReport:
-        """What is stored of a user (role support): 1-1,000 events (0 is 100), newest first, after `skip_events`."""
+        """What is stored of a user (role support): 1-1,000 events (0 is 100), newest first."""
         return self._run(calls.user(user_id, max_events, skip_events), timeout_s)
 
     def version_sets(self, *, timeout_s: float | None = None) -> VersionSets:
-        """The models at this gateway and what each of them answers (role operator)."""
+        """The gateway's models and what each answers (role operator)."""
         return self._run(calls.version_sets(), timeout_s)
 
     def change_version_set(
@@ -314,7 +314,7 @@ class Client:
         return self._run(calls.change_version_set(change, name, share, expected_revision), timeout_s)
 
     def rules(self, *, timeout_s: float | None = None) -> StandingRules:
-        """The standing rules of all answers."""
+        """The standing rules."""
         return self._run(calls.rules(), timeout_s)
 
     def put_rules(self, rules: Sequence[Rule], *, expected_revision: int, timeout_s: float | None = None) -> Changed:
@@ -322,7 +322,7 @@ class Client:
         return self._run(calls.put_rules(rules, expected_revision), timeout_s)
 
     def call(self, method: str, request: Any, *, timeout_s: float | None = None) -> Any:
-        """Call a method of GatewayService with its Protobuf request (`freshet.v1`); returns the answer's message."""
+        """Call a method of GatewayService with its Protobuf request (`freshet.v1`)."""
         return self._transport.call(method, request, self._timeout_s if timeout_s is None else timeout_s)
 
     def _run(self, one: calls.Call[T], timeout_s: float | None) -> T:

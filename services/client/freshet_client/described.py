@@ -1,4 +1,4 @@
-"""A gateway's reports on catalogue, users and parts, as plain values with `gateway.proto`'s field names."""
+"""Reports on catalogue, users and parts as plain values, with `gateway.proto`'s field names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from freshet_client.requests import Item, Rule
 
 @dataclass(frozen=True)
 class CategoryCount:
-    """A category and its number of items, withdrawn ones included."""
+    """A category and its number of items, with withdrawn ones."""
 
     name: str
     items: int
@@ -28,7 +28,7 @@ class CatalogueAttribute:
 @dataclass(frozen=True)
 class EventTypeMeaning:
     """What events of a type mean: `role` is "positive", "negative", "exposure" or "neutral"; `seen`: the item is not
-    recommended to the user again; `history`: the event enters the user's history."""
+    recommended again; `history`: it enters the history."""
 
     type: str
     role: str
@@ -38,8 +38,8 @@ class EventTypeMeaning:
 
 @dataclass(frozen=True)
 class CatalogueDescription:
-    """What the catalogue holds. `categories`: the largest of `num_categories`. `event_types`: those that the bundle
-    names; events of other types are neutral. `roles`: of the caller's API key, all if none is required."""
+    """`categories`: the largest of `num_categories`. `event_types`: those of the bundle; others are neutral. `roles`:
+    of the caller's API key, all if none is required."""
 
     model_version: str
     items: int
@@ -62,10 +62,9 @@ class DescribedItem:
 
 @dataclass(frozen=True)
 class ItemProgress:
-    """An item's interactions since training, by `num_users` users. A new item needs `min_users` users.
+    """An item's interactions since training, by `num_users` users; a new item needs `min_users`.
 
-    `is_published`: answers use a state made from its interactions or its text. `reason`: why no state is made from its
-    interactions.
+    `is_published`: answers use a state of its interactions or its text. `reason`: why its interactions make no state.
     """
 
     num_interactions: int
@@ -77,7 +76,7 @@ class ItemProgress:
 
 @dataclass(frozen=True)
 class ItemReport:
-    """What the catalogue says of one item. `progress` is None if its refresher did not answer."""
+    """One item. `progress` is None if its refresher did not answer."""
 
     item: DescribedItem
     progress: ItemProgress | None
@@ -94,7 +93,7 @@ class ItemPage:
 
 @dataclass(frozen=True)
 class StoredEvent:
-    """An event of a user's stored history. `role`: as in EventTypeMeaning, but the value counts, too."""
+    """An event of a user's stored history. `role`: as in EventTypeMeaning, with the value."""
 
     item_id: str
     title: str
@@ -106,7 +105,7 @@ class StoredEvent:
 
 @dataclass(frozen=True)
 class UserReport:
-    """What is stored of a user: a part of the `num_events` events, newest first.
+    """What is stored of a user; of `num_events` events a part, newest first.
 
     `state_position` and `state_time` are None if `model_version` has no state of the user.
     """
@@ -122,11 +121,10 @@ class UserReport:
 
 @dataclass(frozen=True)
 class PartHealth:
-    """One part's state, and a value for each minute.
+    """One part's state, and values by minute.
 
-    `problem`: why it is not ready, "" if it is. `started`: whether it was ready since the gateway started. `effect`:
-    what does not work while it is not ready. `degraded` counts the gateway's degraded answers. `lag` is in `lag_unit`,
-    -1 if unknown.
+    `problem`: why it is not ready, "" if it is. `started`: it was ready since the gateway started. `effect`: what does
+    not work without it. `degraded`: the gateway's degraded answers. `lag` is in `lag_unit`, -1 if unknown.
     """
 
     name: str
@@ -146,8 +144,8 @@ class PartHealth:
 
 @dataclass(frozen=True)
 class HealthReport:
-    """The state of each part since the gateway's process started (`since`). `last_minute_seconds`: how many seconds of
-    the last minute have passed."""
+    """The state of each part since the gateway started (`since`). `last_minute_seconds`: passed seconds of the last
+    minute."""
 
     since: datetime | None
     first_minute: datetime | None
@@ -157,7 +155,7 @@ class HealthReport:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """An unusable record: its position, when and why it became a dead letter, and the position of its replay."""
+    """An unusable record: its position, when and why it failed, its replay's position."""
 
     topic: str
     position: StreamPosition | None
@@ -176,8 +174,7 @@ class DeadLetterList:
 
 @dataclass(frozen=True)
 class ReplayedLetter:
-    """The result of a replay. `left_out`: why the record was not written, "" if it was, or would be. `event_id`: the
-    interaction's, if the record is one."""
+    """`left_out`: why the record is not written, "" if it is. `event_id`: of an interaction."""
 
     left_out: str
     written_to: StreamPosition | None
@@ -186,8 +183,8 @@ class ReplayedLetter:
 
 @dataclass(frozen=True)
 class StandingRules:
-    """The standing rules. `revision`: how often they were put, 0 for the rules in the gateway's file. `problems`: which
-    rules the serving model does not apply, and why."""
+    """`revision`: how often they were put, 0 for the gateway's file. `problems`: which rules the serving model does not
+    apply, and why."""
 
     revision: int
     rules: tuple[Rule, ...]
@@ -196,7 +193,7 @@ class StandingRules:
 
 @dataclass(frozen=True)
 class Changed:
-    """An operator's change: the new revision, and whether the gateway that received it already applies it."""
+    """An operator's change: the new revision, and whether its gateway already applies it."""
 
     revision: int
     is_applied: bool
@@ -204,7 +201,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class VersionSet:
-    """A model and the processes that serve it; an empty address is the gateway's own."""
+    """A model and its processes; an empty address is the gateway's own."""
 
     name: str
     model_version: str
@@ -217,7 +214,7 @@ class VersionSet:
 
 @dataclass(frozen=True)
 class SetShare:
-    """A set's share of users (canary) or requests (shadow), above 0 and at most 1."""
+    """A share of users (canary) or requests (shadow), above 0 and at most 1."""
 
     name: str
     share: float
@@ -226,8 +223,8 @@ class SetShare:
 @dataclass(frozen=True)
 class ShadowReport:
     """A shadow's answers compared with the sent ones. `overlap`: the mean share of items in both. `score_shift`: the
-    mean of its best score less the sent answer's. `taken`: items that these users took next; `taken_from_answer` and
-    `taken_from_shadow`: how many of them each answer contained."""
+    mean of its best score less the sent answer's. `taken`: items that these users took next; `taken_from_answer`,
+    `taken_from_shadow`: how many each answer contained."""
 
     requests: int
     skipped: int
@@ -243,7 +240,7 @@ class ShadowReport:
 
 @dataclass(frozen=True)
 class HeldSet:
-    """A set at a gateway: ready, or its `problem`; how many answers it gave; its report if it is the shadow."""
+    """A set at a gateway: ready, or its `problem`; its answers; its report as shadow."""
 
     set: VersionSet
     ready: bool
@@ -254,7 +251,7 @@ class HeldSet:
 
 @dataclass(frozen=True)
 class VersionSets:
-    """The version sets of a gateway. `revision` 0: none was ever staged. `before`: what a roll back returns to."""
+    """The version sets of a gateway. `revision` 0: none was ever staged. `before`: the target of a roll back."""
 
     revision: int
     serving: str
@@ -276,7 +273,7 @@ class ShownItem:
 
 @dataclass(frozen=True)
 class ShownAnswer:
-    """A user's answer as recorded in the topic `exposures`. `surface`: "recommend", "search" or "similar"."""
+    """A user's answer as recorded in `exposures`. `surface`: "recommend", "search" or "similar"."""
 
     exposure_id: str
     shown_time: datetime | None
@@ -292,8 +289,8 @@ class ShownAnswer:
 
 @dataclass(frozen=True)
 class ShownAnswers:
-    """A user's newest answers, newest first. Records back to `looked_back_to` were read; `is_complete`: there are no
-    older answers."""
+    """A user's answers, newest first. `looked_back_to`: the oldest record read; `is_complete`: there are no older
+    answers."""
 
     answers: tuple[ShownAnswer, ...]
     looked_back_to: datetime | None

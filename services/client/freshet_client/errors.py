@@ -1,6 +1,6 @@
-"""The errors, as one tree: every error of this package is a `FreshetError`.
+"""All errors of this package.
 
-A gateway's status becomes one of these. A request that the client itself refuses raises `InvalidArgument`.
+A gateway's status, or `InvalidArgument` for a request that the client refuses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from freshet_client.answers import Receipt
 
-# The gateway's format: "k=0 allowed: 1-1000", or without a value: "page_token: altered; allowed: ...".
+# The gateway's format: "k=0 allowed: 1-1000", or "page_token: altered; allowed: ...".
 _REFUSAL = re.compile(
     r"(?P<field>[A-Za-z_][\w.]*(?:\[[^\]]*\][\w.]*)*)(?:=(?P<value>.*?)|:.*?;)? allowed: (?P<allowed>.*)", re.DOTALL
 )
@@ -21,10 +21,9 @@ _CONNECTING = ("connect", "refused", "unreachable", "dns", "socket closed", "res
 class FreshetError(Exception):
     """Base of all errors of this package.
 
-    `message` says what happened. `status` is the gRPC status code's name. `retriable`: the same call may succeed later;
-    `retry_after_s`: the delay that the gateway asks for, or None. `request_id` identifies the call in the gateway's
-    log; it is empty if no gateway answered. `target`: the called address, empty if nothing was called. `receipts`:
-    those of a batch's acknowledged events.
+    `status` is the gRPC status code's name. `retriable`: the same call may succeed later; `retry_after_s`: the
+    gateway's delay, or None. `request_id`: of the call in the gateway's log; empty if no gateway answered. `target`:
+    the called address. `receipts`: of a batch's acknowledged events.
     """
 
     status = "UNKNOWN"
@@ -40,7 +39,7 @@ class FreshetError(Exception):
 
 
 class InvalidArgument(FreshetError):
-    """The request is wrong in any state of the gateway. `field`, `value` and `allowed` are texts, empty if unknown."""
+    """The request is wrong, in any state of the gateway. `field`, `value` and `allowed` are texts, empty if unknown."""
 
     status = "INVALID_ARGUMENT"
 
@@ -53,13 +52,13 @@ class InvalidArgument(FreshetError):
 
     @classmethod
     def of(cls, field: str, value: Any, allowed: str) -> InvalidArgument:
-        """The error that names a field, its value (cut to 80 characters) and what is allowed."""
+        """Name a field, its value (cut to 80 characters) and what is allowed."""
         shown = repr(value)
         return cls(f"{field}={shown if len(shown) <= 80 else shown[:77] + '...'} allowed: {allowed}")
 
 
 class TooLarge(InvalidArgument):
-    """The request or the answer is larger than a message may be (4 MB)."""
+    """The request or the answer exceeds a message (4 MB)."""
 
     status = "RESOURCE_EXHAUSTED"
 
@@ -71,53 +70,52 @@ class Unauthenticated(FreshetError):
 
 
 class PermissionDenied(FreshetError):
-    """The API key's roles do not allow the method, or a token or an exposure is another user's."""
+    """The API key's roles do not allow the method, or a token or exposure is another user's."""
 
     status = "PERMISSION_DENIED"
 
 
 class NotFound(FreshetError):
-    """An item, a version set or an exposure that the call names does not exist. New users and events with unknown items
-    are no error."""
+    """A named item, version set or exposure does not exist. New users and events with unknown items are no error."""
 
     status = "NOT_FOUND"
 
 
 class PreconditionFailed(FreshetError):
-    """The request is valid, but something must be done first. A further page of an ended list is such a request."""
+    """Something must be done first, such as making a new list."""
 
     status = "FAILED_PRECONDITION"
 
 
 class Unsupported(FreshetError):
-    """The gateway does not have the method: it is older than this client, or no gateway."""
+    """The gateway does not have the method: it is older, or no gateway."""
 
     status = "UNIMPLEMENTED"
 
 
 class Conflict(FreshetError):
-    """Somebody else changed the same thing at the same time: read again, then retry."""
+    """Somebody else changed the same thing: read again, then retry."""
 
     status = "ABORTED"
     retriable = True
 
 
 class Overloaded(FreshetError):
-    """The gateway refused the call early because it has too much to do, or the key's rate is used up."""
+    """The gateway has too much to do, or the key's rate is used up."""
 
     status = "RESOURCE_EXHAUSTED"
     retriable = True
 
 
 class Unavailable(FreshetError):
-    """The gateway cannot be reached, or cannot do this now. A write may have happened: repeat it with its event id."""
+    """The gateway cannot be reached or cannot do this. A write may have happened: repeat it with its event id."""
 
     status = "UNAVAILABLE"
     retriable = True
 
 
 class Unreachable(Unavailable):
-    """No gateway was reached. `why`: "nothing" if nothing answers, "TLS" or "HTTP/1.1" if the protocols differ."""
+    """`why`: "nothing" answers, or the protocols differ ("TLS", "HTTP/1.1")."""
 
     def __init__(self, message: str, why: str = "nothing") -> None:
         super().__init__(message)
@@ -158,7 +156,7 @@ _BY_STATUS: dict[str, type[FreshetError]] = {
 
 
 def of_call(error: Any, *, target: str, timeout_s: float) -> FreshetError:
-    """Convert gRPC's error of a call to `target`."""
+    """Convert gRPC's error."""
     metadata = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
     status, details = error.code().name, str(error.details() or error.code().name)
     request_id, after_ms = metadata.get("x-request-id", ""), metadata.get("retry-after-ms", "")
@@ -171,7 +169,7 @@ def of_call(error: Any, *, target: str, timeout_s: float) -> FreshetError:
     elif request_id:
         found = _BY_STATUS.get(status, InternalError)(details)
     else:
-        # The error comes from this process's gRPC, not from a gateway.
+        # This process's gRPC made the error.
         found = _of_grpc(status, details, target)
     found.request_id, found.target = request_id, target
     found.retry_after_s = int(after_ms) / 1000 if after_ms.isdecimal() else None

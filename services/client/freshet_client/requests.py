@@ -1,4 +1,4 @@
-"""Requests as plain values, with the field names of `gateway.proto`. The gateway checks them."""
+"""Requests as plain values, with `gateway.proto`'s field names; the gateway checks them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,9 @@ def new_event_id() -> str:
 
 @dataclass(frozen=True)
 class Interaction:
-    """One thing that a user did with an item.
-
-    `type` is what happened ("click", "rating", "purchase", ...), `value` its strength in the type's own unit. Without
-    `event_time` the gateway sets it from its own clock. With the same `event_id` a repeated write counts once; each
-    object has its own. `query`: the words that led to the item (type "search_click").
-    `exposure_id`: the answer that showed the item.
+    """`type`: what the user did ("click", "rating", ...); `value`: its strength in the type's unit. `event_time`:
+    default the gateway's clock. `event_id`: a repeated write counts once; each object has its own. `query`: the words
+    that led to the item ("search_click"). `exposure_id`: the answer that showed the item.
     """
 
     user_id: str
@@ -46,7 +43,7 @@ class Interaction:
 
 @dataclass(frozen=True)
 class HistoryEvent:
-    """One event of a history that is given with a request; histories are ordered oldest first."""
+    """One event of a request's history, ordered oldest first."""
 
     item_id: str
     event_time: datetime | None = None
@@ -56,7 +53,7 @@ class HistoryEvent:
 
 @dataclass(frozen=True)
 class Condition:
-    """What an item's attribute must be: `Condition("price", "at_most", [20])`. "present" and "absent" take no value."""
+    """A condition on an attribute: `Condition("price", "at_most", [20])`. "present" and "absent" take no value."""
 
     name: str
     comparison: Comparison
@@ -65,11 +62,11 @@ class Condition:
 
 @dataclass(frozen=True)
 class Filter:
-    """Which items may be answered; the answer is still the best k of them.
+    """Which items are allowed; the answer is still the best k of them.
 
-    `exclude_seen`: leave out items that the user has interacted with; None is the gateway's default, which is true
-    except for `search`. An item must match one of `allow_item_ids` and one of `allow_categories`, if they are given,
-    none of the denied ids and categories, and all conditions in `where`.
+    `exclude_seen`: leave out the user's items; None: the gateway's default, true except for `search`. An item must
+    match one of `allow_item_ids` and of `allow_categories`, if given, no denied id or category, and all conditions in
+    `where`.
     """
 
     exclude_seen: bool | None = None
@@ -82,10 +79,10 @@ class Filter:
 
 @dataclass(frozen=True)
 class Rule:
-    """A change of the ranking: one of `boost`, `bury`, `pin` and `cap`, for the items that match.
+    """One of `boost`, `bury`, `pin` and `cap` for the items that match.
 
-    `boost` adds to the score, and `bury` subtracts from it. The best of the items is put at position `pin`, from 1. At
-    most `cap` of the items are answered.
+    `boost` adds to the score, `bury` subtracts. The best one is put at position `pin`, from 1. At most `cap` are
+    answered.
     """
 
     name: str
@@ -108,7 +105,7 @@ class NotAgain:
 
 @dataclass(frozen=True)
 class Impression:
-    """One slot of an answer that was seen: its position in the answer, from 1, and the item there."""
+    """A seen slot of an answer: position, from 1, and item."""
 
     position: int
     item_id: str
@@ -116,9 +113,9 @@ class Impression:
 
 @dataclass(frozen=True)
 class Item:
-    """An item of the catalogue with all its fields: a write replaces the stored item.
+    """A whole item: a write replaces the stored one.
 
-    `available` False keeps the item's state, but no answer contains it. `withdrawn` removes it until it is put again.
+    `available` False: no answer contains it, its state stays. `withdrawn` removes it until it is put again.
     """
 
     item_id: str
@@ -130,17 +127,15 @@ class Item:
 
 
 class RecommendOptions(TypedDict, total=False):
-    """The keywords of `recommend` other than user and k. The defaults change nothing.
+    """The keywords of `recommend`; the defaults change nothing.
 
-    `filter`: which items may be answered. `history`: used instead of the stored one, oldest first, at most 1,000
-    events. `context`: device, surface, ...; it is kept with the exposure and changes no answer. `freshness_token`:
-    answer from a state that reflects this token, else `token_honoured` is False. `max_per_category`: the most items of
-    one category. `diversity`: 0 orders by score alone; towards 1, dissimilar items are preferred. `query`: the user's
-    search words. `page_depth`: keep a ranked list of this many items for further pages. `page_token`: answer a further
-    page. `not_again`: leave out items that were shown. `rules`: at most 8. `as_of`: the request's time, for replays by
-    operators. `max_gap`: the largest allowed gap of the certificate, 0 for exact. `arms`: experiment -> arm, instead
-    of the user's own, for operators. `with_details`: also titles and categories of the items.
-    `without_standing_rules`: `rules` replace the standing ones, for operators.
+    `history`: used instead of the stored one, oldest first, at most 1,000 events. `context`: device, surface, ...; kept
+    with the exposure. `freshness_token`: reflect this token, else `token_honoured` is False. `max_per_category`: most
+    items of one category. `diversity`: 0 orders by score alone; towards 1, dissimilar items are preferred. `query`: the
+    user's search words. `page_depth`: keep a list of this length for further pages. `page_token`: answer a further
+    page. `not_again`: leave out items that were shown. `rules`: at most 8. `as_of`: the request's time, for replays.
+    `max_gap`: the certificate's largest gap, 0 for exact. `arms`: experiment -> arm, for operators. `with_details`:
+    also titles and categories. `without_standing_rules`: `rules` replace the standing ones, for operators.
     """
 
     filter: Filter | None

@@ -1,7 +1,7 @@
-"""One user's visit: it carries the freshness token, the page, and the shown items with their exposures.
+"""One user's visit, in memory: freshness token, page, shown items with their exposures.
 
 The next answer reflects what a session recorded, or its `token_honoured` is False. Calls of one session run one after
-the other, also from several threads. A session is kept only in memory.
+the other, also from several threads.
 """
 
 from __future__ import annotations
@@ -26,17 +26,14 @@ if TYPE_CHECKING:
     from freshet_client.aio import AsyncClient
     from freshet_client.client import Client
 
-# The gateway's limits: denied items of a request, events of a history, remembered items of an answer.
+# The gateway's limits.
 _MAX_DENIED, _MAX_HISTORY, _MAX_ITEMS = 10_000, 1_000, 200
 _MAX_ANSWERS = 50
-# The most items whose exposure the session remembers.
 _MAX_EXPOSED = 10_000
 
 
 @dataclass
 class _List:
-    """A ranked list that is shown page by page. `token` is empty if the gateway keeps no list."""
-
     k: int
     depth: int
     options: RecommendOptions
@@ -49,11 +46,11 @@ class _List:
 
 
 class _State:
-    """What a session remembers, and the request fields made from it. It sends nothing."""
+    """What a session remembers; it sends nothing."""
 
     def __init__(self, user_id: str, not_again: NotAgain | None) -> None:
         self.is_visitor = not user_id
-        # One id for all calls of this visitor. Nothing is recorded under it.
+        # One id for all calls of this visitor; nothing is recorded under it.
         self.user_id = user_id or f"visitor-{uuid.uuid4().hex}"
         self.not_again = not_again
         self.token: FreshnessToken | None = None
@@ -64,7 +61,7 @@ class _State:
         self._answers: deque[tuple[float, list[str]]] = deque(maxlen=_MAX_ANSWERS)
 
     def recommend_options(self, options: RecommendOptions, denied: Sequence[str] = ()) -> RecommendOptions:
-        """The call's own options and those that the session adds."""
+        """The call's options and the session's."""
         filled: RecommendOptions = {"freshness_token": self.token, "not_again": self.not_again, **options}
         denied = [*denied, *self._recent_items(filled.get("not_again"))]
         if self.is_visitor:
@@ -77,8 +74,7 @@ class _State:
         return filled
 
     def _recent_items(self, asked: NotAgain | None) -> list[str]:
-        """Shown items to leave out, newest answer first. The gateway remembers answers only for users
-        with a stored history."""
+        """The gateway remembers answers only for users with a stored history."""
         if asked is None:
             return []
         since = time.monotonic() - 60 * asked.minutes
@@ -104,13 +100,13 @@ class _State:
         self.pages = _List(k, depth, options, answer.next_page_token, answer.item_ids) if depth > k else None
 
     def page(self, k: int | None) -> tuple[int, RecommendOptions]:
-        """The number of items and the options for the next page."""
+        """The number of items and the options of the next page."""
         pages = self.pages
         assert pages is not None
         if pages.token:
             details = pages.options.get("with_details", False)
             return k or pages.k, {"page_token": pages.token, "not_again": self.not_again, "with_details": details}
-        # No list is kept: ask for the best items that were not shown.
+        # No list is kept: ask for items that were not shown.
         left = pages.depth - len(pages.shown)
         options: RecommendOptions = {**pages.options, "page_depth": 0}
         return min(k or pages.k, left), self.recommend_options(options, pages.shown)
@@ -126,7 +122,7 @@ class _State:
         return answer if answer.items else None
 
     def interaction(self, item_id: str, **fields: Any) -> Interaction:
-        """Make an interaction that names the exposure that showed the item, if any."""
+        """Make an interaction with the exposure that showed the item."""
         exposure_id, _ = self.exposed.get(item_id, ("", 0))
         given = {name: value for name, value in fields.items() if value is not None}
         return Interaction(self.user_id, item_id, exposure_id=exposure_id, **given)
@@ -159,39 +155,37 @@ class _State:
 
 
 class _Session:
-    """The properties of both sessions."""
-
     def __init__(self, user_id: str, not_again: NotAgain | None) -> None:
         self._state = _State(user_id, not_again)
 
     @property
     def user_id(self) -> str:
-        """The user's id, or a random one for this visit under which nothing is recorded."""
+        """The user's id, or a random one for this visit."""
         return self._state.user_id
 
     @property
     def is_visitor(self) -> bool:
-        """Whether the user has no id: the history is the session's own, and nothing is written."""
+        """The user has no id: the history is the session's, and nothing is written."""
         return self._state.is_visitor
 
     @property
     def token(self) -> FreshnessToken | None:
-        """The token of the newest write in this session."""
+        """The token of the newest write."""
         return self._state.token
 
     @property
     def exposure_id(self) -> str:
-        """The exposure of the latest answer; empty before the first."""
+        """The latest answer's exposure."""
         return self._state.exposure_id
 
     @property
     def has_next_page(self) -> bool:
-        """Whether `next_page` may answer something."""
+        """Whether `next_page` may return items."""
         return self._state.pages is not None and self._state.pages.goes_on
 
 
 class Session(_Session):
-    """A visit by the blocking client; see the module. `client.session(user_id)` makes one."""
+    """A visit by the blocking client, made by `client.session(user_id)`."""
 
     def __init__(self, client: Client, user_id: str = "", *, not_again: NotAgain | None = None) -> None:
         super().__init__(user_id, not_again)
@@ -200,7 +194,7 @@ class Session(_Session):
     def recommend(
         self, k: int = 10, *, timeout_s: float | None = None, **options: Unpack[RecommendOptions]
     ) -> Recommendation:
-        """The top k items. `token_honoured` is False if they do not reflect what this session recorded.
+        """The top k items. `token_honoured` is False if they do not reflect this session's writes.
 
         With `page_depth` above k, `next_page` continues the list.
         """
@@ -211,10 +205,10 @@ class Session(_Session):
             return answer
 
     def next_page(self, k: int | None = None, *, timeout_s: float | None = None) -> Recommendation | None:
-        """The next items of the list, None after its end. Pages of a kept list repeat nothing. If the gateway keeps no
-        list (of a visitor or a new user), a page has the best items that were not shown.
+        """The next items of the list, None after its end. Pages of a kept list repeat nothing. Without a kept list (a
+        visitor, a new user), a page has the best items that were not shown.
 
-        Raises: PreconditionFailed for a list that has ended (after 15 minutes, or four newer ones); recommend again.
+        Raises: PreconditionFailed for a list that has ended (15 minutes, four newer ones).
         """
         with self._lock:
             if not self.has_next_page:
@@ -239,9 +233,8 @@ class Session(_Session):
         context: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Receipt | None:
-        """Write what the user did with an item, with the exposure that showed it. The fields are Interaction's. Pass
-        `event_id` to repeat a failed write. A visitor's interaction goes into the session's history, without a
-        receipt."""
+        """Write an Interaction of the user, with the exposure that showed the item. Pass `event_id` to repeat a failed
+        write. A visitor's interaction enters the session's history, without a receipt."""
         with self._lock:
             fields = {"type": type, "value": value, "event_time": event_time, "event_id": event_id, "query": query}
             done = self._state.interaction(item_id, context=context, **fields)
@@ -251,13 +244,13 @@ class Session(_Session):
             return self._state.recorded(self._client.record(done, timeout_s=timeout_s)[0])
 
     def undo(self, event_id: str, *, timeout_s: float | None = None) -> Receipt:
-        """Undo one event of the user; the next answer reflects that. Raises: PreconditionFailed for a visitor."""
+        """Undo one event; the next answer reflects that. Raises: PreconditionFailed for a visitor."""
         with self._lock:
             _refuse_visitor(self)
             return self._state.recorded(self._client.undo(self.user_id, event_id, timeout_s=timeout_s))
 
     def seen(self, *item_ids: str, timeout_s: float | None = None) -> list[Receipt]:
-        """Record which items of this session's answers the user saw; nothing is written for a visitor.
+        """Record which shown items the user saw; nothing for a visitor.
 
         Raises: PreconditionFailed for an item that was not shown here.
         """

@@ -1,8 +1,7 @@
-"""The topic `index-deltas`: records as dataclasses and bytes, and batches of them.
+"""The topic `index-deltas`: its records and their batches.
 
-The refresher writes and candidates and reranker read through this module, so they agree on keys, limits and positions:
-*+o* is every batch that a record at or before offset o closed. It depends only on the topic, so two readers at the same
-position serve the same content.
+Refresher, candidates and reranker use this module, so they agree on keys, limits and positions: *+o* is every batch
+that a record at or before offset o closed. Readers at one position serve the same content.
 
 Letters: P_q, P_x query and item components, P = P_q * P_x, d component width.
 """
@@ -24,9 +23,8 @@ from services.platform.stream.topic import COMPACTED, Topic, check_key, parse
 from services.platform.validation import validate_id
 
 INDEX_DELTAS = "index-deltas"
-# A broker compacts only closed segments, by default of a gigabyte or a week: after 25,000 items were published 20 times
-# each, a late reader read all 500,000 records; with these settings it reads 25,139. Forgotten contributions are
-# compacted within a day.
+# A broker compacts only closed segments, by default of a gigabyte or a week: of 500,000 records of 25,000 items, a late
+# reader read all; with these settings 25,139. Forgotten contributions are compacted within a day.
 TOPIC = Topic(
     name=INDEX_DELTAS,
     num_partitions=1,
@@ -40,7 +38,7 @@ TOPIC = Topic(
 
 FloatArray = npt.NDArray[np.float32]
 
-# Records of a batch at most. The writer closes the batch then; if it does not, the reader does.
+# The writer closes a batch here; if not, the reader does.
 MAX_BATCH_RECORDS = 10_000
 MAX_DROPPED_KEYS = 16_384
 
@@ -56,9 +54,8 @@ class ItemDelta:
     """An item's complete refreshed state: components (P_x, d), of length 1 at most, gate (P,) or None for a plain dot
     product.
 
-    model_share: the model's weight (lambda) in [0, 1], 0 for an item unknown to the model. dropped: the refresher has
-    no state for it (the arrays are empty); the bundle's state applies, if any. is_read: False if the reader does not
-    serve the item; the arrays are empty.
+    model_share: the model's weight (lambda) in [0, 1], 0 for an item unknown to it. dropped: the bundle's state
+    applies, if any. is_read: False if the reader does not serve the item. For both, the arrays are empty.
 
     Raises: InvalidRequest with the field.
     """
@@ -85,9 +82,9 @@ class ItemDelta:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MemoryDelta:
-    """One remembered interaction: a query state's components (P_q, d), in half precision on the wire, and its item.
+    """One remembered interaction: a query state's components (P_q, d), half precision on the wire, and its item.
 
-    event_time_ms: Unix milliseconds. dropped: the entry left the memory (the array is empty).
+    event_time_ms: Unix milliseconds. dropped: it left the memory (the array is empty).
 
     Raises: InvalidRequest with the field.
     """
@@ -111,11 +108,11 @@ class MemoryDelta:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class IndexDelta:
-    """One record: a change, its writer and the writer's progress.
+    """One record: a change and its writer's progress.
 
-    partition, offset: the record of `attributions` that it reflects; the partition identifies the writer, and `batch`
-    counts its batches. newest_recorded_ms: the broker's time of the newest interaction in the batch, Unix milliseconds;
-    None before any. A batch has each key once.
+    partition, offset: the reflected record of `attributions`; the partition identifies the writer, `batch` counts its
+    batches. newest_recorded_ms: the broker's time of the batch's newest interaction, Unix milliseconds. A batch has
+    each key once.
     """
 
     model_version: str
@@ -145,12 +142,12 @@ def memory_key(model_version: str, entry_id: str) -> bytes:
 
 
 def is_of_model(key: bytes | None, model_version: str) -> bool:
-    """Return whether a record is of this model, without decoding it."""
+    """Return whether a record is of this model."""
     return key is not None and key.startswith(f"{model_version}/".encode())
 
 
 def encode(delta: IndexDelta) -> bytes:
-    """Return the value of a record; its key is `delta.key`."""
+    """Return a record's value."""
     message = events_pb2.IndexDelta(
         model_version=delta.model_version, batch=delta.batch, last_of_batch=delta.last_of_batch
     )
@@ -179,9 +176,9 @@ def encode(delta: IndexDelta) -> bytes:
 
 
 def decode(key: bytes | None, value: bytes | None, holds: Callable[[str], bool] = lambda item_id: True) -> IndexDelta:
-    """Decode a record. holds: the state of an item for which it returns False is not decoded.
+    """Decode a record. holds: states of items for which it returns False are not decoded.
 
-    Raises: InvalidRequest with the field for a record that no refresher would write.
+    Raises: InvalidRequest with the field.
     """
     message = parse(events_pb2.IndexDelta, value)
     kind = message.WhichOneof("change")
@@ -207,9 +204,9 @@ def decode(key: bytes | None, value: bytes | None, holds: Callable[[str], bool] 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
-    """The changes of one batch, in order, to apply together. offset: that of the record that closed it.
+    """One batch's changes, to apply together. offset: of the closing record.
 
-    mark: identifies that record; a record of another log at this offset has another mark.
+    mark: differs for a record of another log at this offset.
     """
 
     offset: int
@@ -219,7 +216,7 @@ class Batch:
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """Join batches, at least one, into one that ends like the last; the last change of each key counts."""
+    """Join batches into one that ends like the last; each key's last change counts."""
     return Batch(
         offset=batches[-1].offset,
         deltas=tuple({delta.key: delta for batch in batches for delta in batch.deltas}.values()),
@@ -229,19 +226,18 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
 
 class Batches:
-    """Assembles batches of one model from records in order of offset, whose writers may interleave.
+    """Assembles one model's batches from records in order of offset; writers may interleave.
 
-    A batch is closed by its last record, by the next batch of its writer (if it was cut off, or compaction deleted its
-    last record), or at `MAX_BATCH_RECORDS`. The topic's end is not needed: compaction deletes a record only after a
-    later batch of the same writer. Per key, a change that reflects less than an earlier one of its partition is left
-    out, so a writer that was replaced, but still writes, changes nothing. Positions of two partitions cannot be
-    compared: if a key moved, the topic's order decides.
+    A batch is closed by its last record, by its writer's next batch, or at `MAX_BATCH_RECORDS`. The topic's end is not
+    needed: compaction deletes a record only after a later batch of the same writer. Per key, a change that reflects
+    less than an earlier one of its partition is left out: a replaced writer changes nothing. If a key moved to another
+    partition, the topic's order decides.
 
-    A key's tombstone lies after the batch that dropped it and before its writer's next one, so a batch whose last
-    record a tombstone replaced is also closed.
+    A key's tombstone lies between the batch that dropped it and its writer's next one, so it closes a batch whose last
+    record it replaced.
 
-    Memory: some 200 bytes per existing key, and for the last `MAX_DROPPED_KEYS` dropped ones: a replaced writer stops
-    within its lease, and a reader that begins later never sees older ones.
+    Memory: some 200 bytes per key and per dropped one of the last `MAX_DROPPED_KEYS`: a replaced writer stops within
+    its lease, and later readers never see older ones.
     """
 
     def __init__(self) -> None:
@@ -255,12 +251,11 @@ class Batches:
         return sum(map(len, self._open.values()))
 
     def add(self, offset: int, delta: IndexDelta) -> list[Batch]:
-        """Add the record at `offset`; return the batches that it closes (two: the previous one and its own)."""
+        """Add a record; return the batches that it closes (at most two)."""
         closed: list[Batch] = []
         waiting = self._open.setdefault(delta.partition, [])
         if waiting and waiting[-1].batch != delta.batch:
-            # Compared for inequality, because a writer that restarts from an older checkpoint may count from a lower
-            # number.
+            # A writer that restarts from an older checkpoint may count from a lower number.
             closed.append(self._close(offset, delta))
             waiting = self._open.setdefault(delta.partition, [])
         waiting.append(delta)
@@ -269,7 +264,7 @@ class Batches:
         return closed
 
     def gone(self, offset: int, key: bytes) -> list[Batch]:
-        """Add the tombstone at `offset`; return a batch that drops the key, unless a record has dropped it.
+        """Add a tombstone; return a batch that drops the key, unless one did.
 
         Raises: InvalidRequest for an invalid key; nothing changes.
         """
@@ -290,7 +285,7 @@ class Batches:
         return [Batch(offset=offset, deltas=(delta,), newest_recorded_ms=None, mark=mark_of(delta))]
 
     def _drop(self, key: bytes) -> None:
-        """Record a dropped key; beyond the limit, remove the oldest one."""
+        """Beyond the limit, remove the oldest one."""
         self._dropped[key] = None
         if len(self._dropped) > MAX_DROPPED_KEYS:
             oldest, _ = self._dropped.popitem(last=False)
@@ -305,7 +300,7 @@ class Batches:
             known_partition, known_offset = self._reflected.get(key, (partition, -1))
             if known_partition != partition or delta.offset >= known_offset:
                 self._reflected[key] = (partition, delta.offset)
-                newest.pop(key, None)  # if the writer began a batch twice, the later record counts, at its position
+                newest.pop(key, None)  # if the writer began a batch twice, the later record counts
                 newest[key] = delta
                 self._dropped.pop(key, None)
                 if delta.change.dropped:
@@ -319,7 +314,6 @@ class Batches:
 
 
 def _dropped(key: bytes) -> tuple[str, ItemDelta | MemoryDelta]:
-    """Return the key's model, and the change that drops it."""
     parts = key.decode(errors="replace").split("/", 2)
     if len(parts) == 3 and parts[1] == "item":
         return parts[0], ItemDelta(item_id=parts[2], dropped=True)
@@ -329,7 +323,7 @@ def _dropped(key: bytes) -> tuple[str, ItemDelta | MemoryDelta]:
 
 
 def mark_of(closing: IndexDelta) -> str:
-    """Return the mark of the batch that a record closes; it distinguishes records at one offset."""
+    """Return a batch's mark; it distinguishes records at one offset."""
     fields = (closing.key, closing.partition, closing.offset, closing.batch, closing.newest_recorded_ms)
     return f"{crc32(repr(fields).encode()):08x}"
 

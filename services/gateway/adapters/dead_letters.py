@@ -1,4 +1,4 @@
-"""Dead letters through `services.contracts.dead_letters`, in a thread of their own, one call after the other."""
+"""Dead letters through `services.contracts.dead_letters`, in a thread, one call after the other."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class KafkaDeadLetters:
-    """Implements `ports.DeadLetterLog`. Connects for each call: they are rare."""
+    """Implements `ports.DeadLetterLog`. Connects for each of its rare calls."""
 
     def __init__(self, bootstrap: Brokers) -> None:
         self._bootstrap = bootstrap
@@ -27,7 +27,7 @@ class KafkaDeadLetters:
         return await self._run(lambda letters: letters.newest(topics), timeout_s)
 
     async def replay(self, topic: str, place: Position, *, preview: bool, timeout_s: float) -> Replayed:
-        """Find the letter, and replay it."""
+        """Replay the letter."""
         return await self._run(lambda letters: letters.replay_one(topic, place, preview=preview), timeout_s)
 
     async def _run(self, act: Callable[[DeadLetters], T], timeout_s: float) -> T:
@@ -38,5 +38,5 @@ class KafkaDeadLetters:
         return await within(asyncio.get_running_loop().run_in_executor(self._thread, opened), timeout_s)
 
     def close(self) -> None:
-        """Stop the thread, without waiting for a pending call."""
+        """Stop the thread without waiting for a call."""
         self._thread.shutdown(wait=False, cancel_futures=True)

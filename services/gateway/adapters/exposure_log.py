@@ -1,7 +1,7 @@
-"""Write the topic `exposures` in a separate thread: answers only enqueue a record, and never wait.
+"""Write the topic `exposures` in a separate thread: answers never wait for it.
 
 A record costs kafka-python 38 us in batches of fifty and 800 us alone (one core, eight partitions), so records are
-collected for a second. A record that finds the queue full or is not acknowledged is lost and counted.
+collected for a second. Records beyond a full queue or without acknowledgement are lost and counted.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from services.platform.stream.kafka import Brokers, BulkProducer, Record
 
 log = structlog.get_logger()
 
-# About 4 MB of answers of ten items; 64 MB more if every request has the largest context.
+# About 4 MB of answers of ten items; at most 64 MB more of context.
 MAX_WAITING = 4_000
 _GATHER_S = 1.0
 
@@ -34,7 +34,7 @@ class KafkaExposureLog:
         count: Callable[[int, int], None] = lambda written, lost: None,
         gather_s: float = _GATHER_S,
     ) -> None:
-        """count: called with the numbers of newly written and lost records, from any thread."""
+        """count: called with newly written and lost records, from any thread."""
         self._producer = BulkProducer(bootstrap, client_id="freshet-exposures")
         self._pseudonym_key, self._count, self._gather_s = pseudonym_key, count, gather_s
         self._waiting: deque[tuple[str, Exposure]] = deque()
@@ -53,7 +53,7 @@ class KafkaExposureLog:
             self._waiting.append((user_id, exposure))
 
     async def close(self, timeout_s: float = 2.0) -> None:
-        """Write the queue, then stop; after `timeout_s` the rest is lost."""
+        """Write the queue; after `timeout_s` the rest is lost."""
         self._ends.set()
         await asyncio.to_thread(self._thread.join, timeout_s)
 
@@ -69,7 +69,7 @@ class KafkaExposureLog:
             return
         try:
             self._producer.send_many([self._record(user_id, exposure) for user_id, exposure in noted])
-        except Exception as exc:  # After any error the next records may still be written.
+        except Exception as exc:
             is_bug = not isinstance(exc, FreshetError)
             log.warning("exposures_lost", exposures=len(noted), reason=str(exc), exc_info=is_bug)
             self._count(0, len(noted))

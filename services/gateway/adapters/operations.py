@@ -1,4 +1,4 @@
-"""Operators' changes: written to topics in Kafka. Each topic comes with the revision that this gateway applies."""
+"""Operators' changes, written to topics with the revision that this gateway applies."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ from services.user_state.writer import StateWriter
 
 
 def operations(settings: GatewaySettings, routes: Routes) -> Operations:
-    """Return what writes operators' changes of rules, version sets and experiments."""
+    """Return the writers of rules, version sets and experiments."""
     return Operations(
         rules=Operate(
             control=Control(settings.kafka, rules.OPERATIONS),

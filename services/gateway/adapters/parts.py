@@ -1,4 +1,4 @@
-"""Report why a part is not ready, by the processes' gRPC health, a read of Redis, and the reachability of brokers."""
+"""Why a part is not ready, by gRPC health, a read of Redis, and the brokers' reachability."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,8 +16,8 @@ Checked = Sequence[tuple[str, grpc.aio.Channel, str]]
 class ProbedParts:
     """Implements `ports.Parts`.
 
-    processes: by part name, each address with its channel and its service name in gRPC health. store: reads Redis.
-    inside: the parts that run in this process.
+    processes: by part, each address with channel and service name in gRPC health. store: reads Redis.
+    inside: parts in this process.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The peers that the port adapters call: remote processes, or parts of this process."""
+"""The processes, remote or local, that the port adapters call."""
 
 import time
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from services.platform.errors import DeadlineExceeded, DependencyUnavailable, Fr
 from services.platform.rpc import client as rpc_client
 
 FAILURES = (DependencyUnavailable, DeadlineExceeded, Overloaded)
-# RPCs that report the peer's own status: no user's answer depends on them, so `Timed` does not count them.
+# The peer's own status: no user's answer depends on it, so `Timed` does not count it.
 _STATUS = ("GetIndexInfo", "GetRerankerInfo")
 
 
@@ -18,17 +18,17 @@ class Peer(Protocol):
     """A process that answers RPCs, remote or local."""
 
     async def call(self, stub: Any, method: str, request: Any, *, timeout_s: float, peer: str) -> Any:
-        """Await `method` of `stub`, an idempotent call, within `timeout_s`. Raises: as `rpc_client.call`."""
+        """Await an idempotent call within `timeout_s`. Raises: as `rpc_client.call`."""
 
     async def close(self) -> None:
         """Close the peer; no call follows."""
 
 
 class Remote:
-    """Implements `Peer` over a channel to the replicas whose health is SERVING."""
+    """Implements `Peer` over a channel to SERVING replicas."""
 
     def __init__(self, channel: grpc.aio.Channel, of: str = "") -> None:
-        """of: text that errors append to the peer's name, for example " of model m1"."""
+        """of: appended to the peer's name in errors, for example " of model m1"."""
         self._channel, self._of = channel, of
         self._stubs: dict[Any, Any] = {}
 
@@ -45,7 +45,7 @@ class Remote:
 
 
 class Timed:
-    """Implements `Peer`: another peer whose calls are counted."""
+    """Implements `Peer`: counts another peer's calls."""
 
     def __init__(self, peer: Peer, calls: PartCalls) -> None:
         self._peer, self._calls = peer, calls

@@ -1,4 +1,4 @@
-"""The processes of a version set: channels for calls, and per address one channel for health checks."""
+"""A version set's processes: channels for calls, and one per address for health checks."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ from services.platform.tracing import Tracing
 
 
 class Peers:
-    """The processes of one version set. An address that its record lacks comes from the gateway's settings."""
+    """Addresses that the set lacks come from the gateway's settings."""
 
     def __init__(
         self, one: VersionSet, settings: GatewaySettings, tracing: Tracing, model_version: str, near: Mapping[str, Peer]
     ) -> None:
         """near: peers inside this process."""
         channel = partial(rpc_client.channel, interceptors=tracing.client_interceptors, tls=settings.tls)
-        # By part name, for `ProbedParts`: these channels also reach replicas that are not ready.
+        # By part, for `ProbedParts`; these channels also reach replicas that are not ready.
         self.checked: dict[str, list[tuple[str, grpc.aio.Channel, str]]] = defaultdict(list)
 
         def replicas(process: str, address: str, shard: str = "") -> Remote:
-            """Return the replicas at the address whose health says that they serve this model."""
+            """Return the address' replicas that serve this model."""
             row = PROCESSES[process]
             health = row.health_of(model_version, shard)
             connected = channel(address, shares=False, service=row.health_service, health=health)

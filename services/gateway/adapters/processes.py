@@ -1,4 +1,4 @@
-"""The other processes over gRPC: one RPC per method of a port; query states are passed on as bytes."""
+"""The other processes over gRPC: one RPC per port method; query states are passed on as bytes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,12 +35,11 @@ _CandidatesStub: Any = candidates_pb2_grpc.CandidatesServiceStub
 _RerankerStub: Any = reranker_pb2_grpc.RerankerServiceStub
 _GeneratorStub: Any = generator_pb2_grpc.GeneratorServiceStub
 
-# Seen items sent for the votes of item neighbours, which use fewer of the newest ones.
+# Seen items sent for the votes of item neighbours.
 _RECENT = 100
 
 
 def offsets_of(positions: Any) -> dict[int, int]:
-    """Return stream positions by partition."""
     return {position.partition: position.offset for position in positions}
 
 
@@ -69,7 +68,7 @@ class RemoteEncoder:
     """Implements `ports.Encoder`."""
 
     def __init__(self, peer: Peer, model_version: str) -> None:
-        """model_version: the gateway's model. `encode` rejects query states of other models."""
+        """`encode` rejects query states of other models."""
         self._peer, self._model_version = peer, model_version
 
     async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
@@ -205,9 +204,7 @@ class RemoteCandidates:
         timeout_s: float,
         components: bytes = b"",
     ) -> tuple[Ranking, bytes]:
-        """Call Similar, with the item's components if another shard has it; return the answer and the item's
-        components.
-        """
+        """Call Similar, with the item's components from another shard, if any; return them too."""
         request = candidates_pb2.SimilarRequest(
             item_id=item_id,
             k=k,
@@ -249,7 +246,7 @@ class RemoteCandidates:
         return response
 
     def _check(self, response: Any) -> None:
-        """Raises: PreconditionFailed for an answer of another shard of the catalogue."""
+        """Raises: PreconditionFailed for another shard's answer."""
         found = (response.shard.index, response.shard.count or 1)
         if found != (self._shard.index, self._shard.count):
             raise PreconditionFailed(
@@ -278,7 +275,7 @@ class RemoteReranker:
         rules: Sequence[Rule],
         timeout_s: float,
     ) -> Ranking:
-        """Call Rerank. Only seen items in the pool are sent: the others change nothing."""
+        """Call Rerank. Only seen items in the pool matter, so only these are sent."""
         request = reranker_pb2.RerankRequest(
             query_state=to_message(query_state),
             candidate_item_ids=pool.item_ids,

@@ -21,7 +21,7 @@ _RefresherStub: Any = refresher_pb2_grpc.RefresherServiceStub
 
 
 class RemoteRefreshers:
-    """Implements `ports.Refreshers` over one channel per address; any of them may be unavailable."""
+    """Implements `ports.Refreshers`, one channel per address."""
 
     def __init__(self, channels: Mapping[str, grpc.aio.Channel]) -> None:
         self._stubs = {address: _RefresherStub(channel) for address, channel in channels.items()}

@@ -1,12 +1,11 @@
-"""Candidates in shards of the catalogue: every search goes to all of them at once, and their answers are merged.
+"""Every search goes to all shards of the catalogue at once, and their answers are merged.
 
-The shards' bounds prove a bound for the whole catalogue: an item that no shard returned scores at most the largest of
-them. Returned items are ordered by score, ties by id, as in one process. This requires answers of one index version: if
-a change has reached only some shards, these are asked once more for the oldest version that a shard answered with. If a
-shard does not answer, the merged answer is an estimate, with the share of the catalogue that was searched.
+The largest of the shards' bounds holds for the whole catalogue. Items are ordered by score, ties by id, as in one
+process. Answers need one index version: shards that are ahead are asked once more for the oldest version of an answer.
+If a shard does not answer, the merged answer is an estimate.
 
-A shard that takes three times as long as the fastest half of the shards is asked again, at most twice. The repeated
-call reaches another replica (Dean and Barroso, The Tail at Scale, 2013). Repeats are limited to a twentieth of calls.
+A shard that takes three times as long as the fastest half is asked again, at most twice, through another replica (Dean
+and Barroso, The Tail at Scale, 2013). Repeats are at most a twentieth of calls.
 """
 
 import asyncio
@@ -29,12 +28,12 @@ from services.gateway.domain import IndexFreshness, Pool, Ranking, Seen
 from services.gateway.freshness import ServedIndex
 from services.platform.errors import DependencyUnavailable, FreshetError
 
-# Share of a call's time reserved for merging the answers.
+# Share of a call's time for merging.
 _OWN_SHARE = 0.1
-# Shortest wait for the other shards after half of them have answered.
+# Shortest wait after half of the shards have answered.
 _HEDGE_FLOOR_S = 0.01
 _HEDGED_SHARE, _MAX_HEDGES = 0.05, 20.0
-# Two, since replicas take calls in turn: with two replicas, the first repeat may reach the slow one again.
+# Replicas take calls in turn: with two, the first repeat may reach the slow one again.
 _HEDGES_OF_A_CALL = 2
 _TINY = 2.0**-1022
 
@@ -43,7 +42,7 @@ A = TypeVar("A", Ranking, Pool)
 
 @dataclass(frozen=True, slots=True)
 class _Answers(Generic[A]):
-    """of: the answers by shard (None: no answer). share: the share of the catalogue that was searched."""
+    """of: by shard (None: no answer). share: of the catalogue that was searched."""
 
     of: Sequence[A | None]
     share: float
@@ -54,12 +53,12 @@ class _Answers(Generic[A]):
 
     @property
     def oldest(self) -> A:
-        """Return the answer with the oldest index version of all."""
+        """Return the answer of the oldest index version."""
         return min(self.there, key=_position)
 
     @property
     def is_whole(self) -> bool:
-        """Whether every shard answered, from one version."""
+        """Whether all shards answered from one version."""
         return len(self.there) == len(self.of) and len({one.index_version for one in self.there}) == 1
 
     @property
@@ -71,8 +70,8 @@ class _Answers(Generic[A]):
 class ShardedCandidates:
     """Implements `ports.Candidates` over n shards, in their order. For one event loop.
 
-    patient_s: a call's full time limit. A time-out after less, at the caller's deadline, is no failure of the shard.
-    count: called with "missing" or "hedged" and the shard's number, for each such call.
+    patient_s: a call's full time limit; a time-out after less is no failure of the shard.
+    count: called with "missing" or "hedged" and the shard's number.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class ShardedCandidates:
             for number in range(len(shards))
         ]
         self._hedges = _MAX_HEDGES
-        # Items per shard, as it last reported; 0: unknown.
+        # Per shard, as last reported; 0: unknown.
         self._num_items = [0] * len(shards)
 
     async def search(
@@ -129,8 +128,8 @@ class ShardedCandidates:
         timeout_s: float,
         max_gap: float | None = None,
     ) -> Pool:
-        """Return all shards' pools as one. Each shard gets its share of `pool_size` plus three standard deviations, so
-        the pool is larger. Raises: DependencyUnavailable if none answered.
+        """Return all pools as one. Each shard gets its share of `pool_size` plus three standard deviations. Raises:
+        DependencyUnavailable if none answered.
         """
         size = share_of_pool(pool_size, len(self._shards))
 
@@ -150,9 +149,9 @@ class ShardedCandidates:
     async def similar(
         self, item_id: str, *, k: int, filter: ItemFilter, seen: Sequence[str], timeout_s: float
     ) -> Ranking:
-        """Ask the item's shard, which also returns the item's components; then send these to the other shards.
+        """Ask the item's shard, then send its components to the others.
 
-        Raises: NotFound, and the other errors of the item's shard.
+        Raises: NotFound, and other errors of the item's shard.
         """
         until = self._clock() + (1 - _OWN_SHARE) * timeout_s
         home = self._home(item_id)
@@ -178,7 +177,7 @@ class ShardedCandidates:
     async def explain_votes(
         self, query_state: PackedQueryState, item_id: str, *, seen: Seen, timeout_s: float
     ) -> ItemVotes:
-        """Return the answer of the item's shard."""
+        """Ask the item's shard."""
         return await self._shards[self._home(item_id)].explain_votes(
             query_state, item_id, seen=seen, timeout_s=timeout_s
         )
@@ -194,7 +193,7 @@ class ShardedCandidates:
     async def _ask_one_version(
         self, ask: Callable[[RemoteCandidates, str, float], Awaitable[A]], timeout_s: float
     ) -> _Answers[A]:
-        """Ask all shards, and once more those that were ahead of the others."""
+        """Ask all shards, then once more those that were ahead."""
         until = self._clock() + (1 - _OWN_SHARE) * timeout_s
         answers = await self._ask(ask, [""] * len(self._shards), until, timeout_s)
         wanted = answers.oldest.index_version
@@ -213,7 +212,7 @@ class ShardedCandidates:
         *,
         asks_all: bool = True,
     ) -> _Answers[A]:
-        """Ask every shard whose entry in `versions` is not None for that index version ("": the newest).
+        """Ask each shard for its version in `versions` ("": the newest; None: not asked).
 
         Raises: DependencyUnavailable if `asks_all` and none answered.
         """
@@ -273,7 +272,7 @@ class ShardedCandidates:
         return _Answers(answers, self._share([one is not None for one in answers]))
 
     def _share(self, answered: Sequence[bool]) -> float:
-        """Return the share of items in the shards that answered. A shard of unknown size counts as an average one."""
+        """A shard of unknown size counts as an average one."""
         if all(answered):
             return 1.0
         heard = [count for count in self._num_items if count]
@@ -284,8 +283,8 @@ class ShardedCandidates:
 
 
 def share_of_pool(size: int, count: int) -> int:
-    """Return how many items of a pool each of n shards is asked for: the best `size` are distributed binomially, and
-    this is three standard deviations above the mean.
+    """Return each shard's part of a pool: the best `size` are distributed binomially, so three standard deviations
+    above the mean.
     """
     share = 1 / count
     return min(size, math.ceil(size * share + 3 * math.sqrt(size * share * (1 - share))))
@@ -318,8 +317,8 @@ def _merged_rankings(answers: _Answers[Ranking], k: int) -> Ranking:
 
 
 def _certificate(rankings: Sequence[Ranking], k: int, kth: float | None) -> Certificate:
-    """Return the certificate of the merged answer. Items that an exact shard omitted rank after its last item, hence
-    after the K-th of all. Items that a shard with a gap omitted score at most its last item's score plus the gap.
+    """Items that an exact shard omitted rank after its last item, hence after the K-th of all. Those that a shard with
+    a gap omitted score at most its last item's score plus the gap.
     """
     gaps = [(one, one.certificate.gap) for one in rankings if one.certificate != EXACT]
     if not gaps:

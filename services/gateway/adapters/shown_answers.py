@@ -1,7 +1,7 @@
-"""Read the topic `exposures` for people, in a thread of its own: a user's newest answers, or one of them.
+"""Read a user's answers in the topic `exposures`, in a separate thread.
 
-A user's records are in one partition, under the user's pseudonym, between those of others. The newest are read from the
-partition's end backwards; a single one from the time in its id on.
+A user's records are in one partition, under the pseudonym, between those of others. The newest are read backwards; a
+single one from the time in its id on.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from services.platform.stream.record import SourceRecord
 T = TypeVar("T")
 
 _MAX_BYTES, _MAX_S, _TIMEOUT_S = 16 << 20, 2.0, 10.0
-# Longest time from an answer to its record: a second in the queue, ten for delivery, and differences of clocks.
+# Longest time from an answer to its record: a second in the queue, ten for delivery, and clock differences.
 _LATEST_MS = 30_000
 
 
 class KafkaShownAnswers:
-    """Implements `ports.ShownAnswers`. pseudonym_key: None where this gateway records no exposures."""
+    """Implements `ports.ShownAnswers`. pseudonym_key: None without recorded exposures."""
 
     def __init__(self, bootstrap: Brokers, pseudonym_key: bytes | None) -> None:
         self._key = pseudonym_key
@@ -80,7 +80,7 @@ class KafkaShownAnswers:
         raise NotFound("no record of this answer: not written, removed, or not found within the limits of the search")
 
     def close(self) -> None:
-        """Stop the thread, without waiting for a pending call."""
+        """Stop the thread without waiting for a call."""
         self._thread.submit(self._reader.close)
         self._thread.shutdown(wait=False)
 

@@ -1,4 +1,4 @@
-"""The user state store, through `services.user_state.reader`."""
+"""The state store, through `services.user_state.reader`."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ class RedisUserStates:
         self._calls = calls or PartCalls()
 
     async def read_user(self, user_id: str, *, with_seen: bool, partition: int | None) -> UserView:
-        """Read in one round trip; a state of another model version is ignored."""
+        """Read in one round trip; other models' states are ignored."""
         began, failed = time.perf_counter(), True
         try:
             view = await self._reader.read_user(user_id, self._model_version, with_seen=with_seen, partition=partition)
@@ -34,7 +34,7 @@ class RedisUserStates:
         return [HistoryEvent(event.item_id, event.event_time_ms, event.type, event.value) for event in events]
 
     async def epoch(self) -> str | None:
-        """Return the stream's current epoch."""
+        """Return the stream's epoch."""
         return await self._reader.epoch()
 
     async def progress(self) -> tuple[str | None, Mapping[int, int]]:

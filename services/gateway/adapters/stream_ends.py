@@ -1,4 +1,4 @@
-"""Read the stream's end offsets with kafka-python in a separate thread, since its client blocks."""
+"""Read the stream's end offsets in a thread, since kafka-python blocks."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class KafkaStreamEnds:
-    """Implements `ports.StreamEnds`. Connects on first use; call `close` at the end."""
+    """Implements `ports.StreamEnds`. Connects on first use."""
 
     def __init__(self, bootstrap: Brokers) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stream-ends")
@@ -25,36 +25,36 @@ class KafkaStreamEnds:
         self._asking: asyncio.Future[Mapping[int, int]] | None = None
 
     def start(self) -> None:
-        """Connect in the background; otherwise the first caller would wait for it, and time out."""
+        """Connect in the background: otherwise the first caller would time out."""
         self._thread.submit(self._reader.partitions)
 
     async def interactions(self, timeout_s: float) -> Mapping[int, int]:
         """Return the end offsets; concurrent callers share one request.
 
-        Raises: DependencyUnavailable; DeadlineExceeded if the broker took longer than `timeout_s`.
+        Raises: DependencyUnavailable; DeadlineExceeded.
         """
         if self._asking is None or self._asking.done():
             self._asking = self._submit(self._reader.end_offsets)
         return await within(self._asking, timeout_s)
 
     async def attribution_partitions(self, timeout_s: float) -> int:
-        """Return the number in the client's metadata, refreshed every few minutes. Raises: as `interactions`."""
+        """Return the number in the client's metadata. Raises: as `interactions`."""
         return await within(self._submit(lambda: self._reader.num_partitions(ATTRIBUTIONS)), timeout_s)
 
     def _submit(self, ask: Callable[[], T]) -> asyncio.Future[T]:
         asking = asyncio.get_running_loop().run_in_executor(self._thread, ask)
-        # Read the error here: if every caller has timed out, asyncio would log it as never retrieved.
+        # Else, if every caller timed out, asyncio logs an error that was never retrieved.
         asking.add_done_callback(lambda done: done.cancelled() or done.exception())
         return asking
 
     async def close(self) -> None:
-        """Stop the thread, without waiting for a pending answer."""
+        """Stop the thread without waiting."""
         self._thread.submit(self._reader.close)
         self._thread.shutdown(wait=False)
 
 
 async def within(asking: asyncio.Future[T], timeout_s: float) -> T:
-    """Return a thread's result. Raises: DeadlineExceeded; the call in the thread continues."""
+    """Raises: DeadlineExceeded; the thread's call continues."""
     try:
         async with asyncio.timeout(timeout_s):
             return await asyncio.shield(asking)

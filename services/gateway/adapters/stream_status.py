@@ -1,10 +1,8 @@
-"""Probe the stream's parts in the background, so that no request waits for a probe.
+"""Probe Kafka's brokers (TCP) and the encoder's health twice a second, so that no request waits for a probe.
 
-Twice a second: a TCP connection to each Kafka broker, and the encoder process's health. Readers get the last result.
-The log is reachable if at least half of the brokers are: two of three still accept writes, one alone does not. The
-cluster's list omits dead brokers, so the longest list so far gives their number. A probe with an unexpected exception
-counts as "no", is logged, and is repeated like any other. An encoder that does not answer in time counts as "no" only
-the second time in a row: on a busy machine a single answer may be late.
+The log is reachable if at least half of the brokers are: two of three still accept writes. The cluster's list omits
+dead brokers, so the longest list so far gives their number. An unexpected exception counts as "no" and is logged. An
+encoder that does not answer in time counts as "no" the second time in a row: on a busy machine one answer may be late.
 """
 
 import asyncio
@@ -67,7 +65,7 @@ class ProbedStreamStatus:
             await self.probe()
 
     async def _answer(self, name: str, probe: Awaitable[bool]) -> bool:
-        """Return a probe's result; False if it raised. An error is logged, unless its text equals the last one's."""
+        """Return a probe's result; False, with a log entry for a new text, if it raised."""
         failure, answer = "", False
         try:
             answer = await probe
@@ -79,7 +77,7 @@ class ProbedStreamStatus:
         return answer
 
     async def _half_of_brokers(self) -> bool:
-        # A list of the same length may have a new address: a broker may have moved.
+        # A list of the same length may have a new address.
         if len(named := self._named_now()) >= len(self._brokers):
             self._brokers = named
         answers = await asyncio.gather(*map(self._connects, self._brokers))

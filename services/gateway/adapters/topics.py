@@ -27,7 +27,7 @@ class KafkaLog(Generic[R]):
         self._producer, self._topic, self._key, self._encode, self._tracing = producer, topic, key, encode, tracing
 
     async def append(self, record: R, timeout_s: float) -> Position:
-        """Append a record; all in-sync replicas have acknowledged it on return."""
+        """Append a record; on return all in-sync replicas have it."""
         partition, offset = await self._producer.send(
             self._topic,
             self._key(record).encode(),
@@ -39,12 +39,12 @@ class KafkaLog(Generic[R]):
 
 
 def interaction_log(producer: EventProducer, tracing: Tracing = OFF) -> KafkaLog[Interaction]:
-    """Return the log of interactions, keyed by user, which preserves the order of a user's events."""
+    """Return the log of interactions, keyed by user, which preserves their order."""
     return KafkaLog(producer, INTERACTIONS, lambda one: one.user_id, encode_interaction, tracing)
 
 
 def item_log(producer: EventProducer, tracing: Tracing = OFF) -> KafkaLog[CatalogueItem]:
-    """Return the log of items, keyed by item: an item's newest record is its state."""
+    """Return the log of items, keyed by item: the newest record is its state."""
     return KafkaLog(producer, ITEMS, lambda one: one.item_id, encode_item, tracing)
 
 

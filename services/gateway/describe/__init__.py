@@ -1,1 +1,1 @@
-"""Descriptions for people: the catalogue and a user's stored data. No recommendation passes through here."""
+"""The catalogue and a user's stored data, for people."""

@@ -1,7 +1,4 @@
-"""DescribeCatalogue: categories with counts, attributes, and meanings of event types; and details of answered items.
-
-It reads the gateway's own titles and popular items, and calls no process.
-"""
+"""DescribeCatalogue and details of answered items, from the gateway's own titles and popular items."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,7 +22,7 @@ class ItemDetails:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueDescription:
-    """num_items: includes withdrawn ones. categories: the largest of `num_categories`, with counts, largest first."""
+    """num_items: with withdrawn ones. categories: the largest of `num_categories`, with counts."""
 
     model: ServedModel
     num_items: int

@@ -1,6 +1,6 @@
-"""GetItem and ListItems: the catalogue's items for people, read from the gateway's own columns.
+"""GetItem and ListItems, read from the gateway's own columns.
 
-A page examines a limited number of items, so a prefix that few items have may need several pages.
+A page examines a limited number of items, so a rare prefix may need several pages.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class GetItem:
         answers, all_answered = await self.refreshers.item(item_id, self.timeout_s)
         progress = max(answers, key=lambda one: one.num_interactions, default=None)
         if progress is not None and not (all_answered or progress.num_interactions):
-            progress = None  # its refresher did not answer
+            progress = None
         return ItemReport(known=known, progress=progress, model_version=self.model.version)
 
 
@@ -72,7 +72,7 @@ class ListItems:
     model: ServedModel
 
     async def __call__(self, query: ItemsQuery) -> tuple[Sequence[KnownItem], str]:
-        """Return a page's items, and the token of the next page, "" at the end. Raises: InvalidRequest."""
+        """Return a page's items, and the next page's token, "" at the end. Raises: InvalidRequest."""
         validate_text("prefix", query.prefix, 0, MAX_TITLE_BYTES)
         validate_text("category", query.category, 0, MAX_CATEGORY_BYTES)
         if query.page_size > MAX_PAGE:
@@ -80,7 +80,7 @@ class ListItems:
         return await asyncio.to_thread(self._page, query, self._start(query.page_token))
 
     def _start(self, token: str) -> int | None:
-        """Return the key at which the page begins. A token names key and model: another model has other keys."""
+        """Return the page's first key; another model has other keys."""
         key, _, model = token.partition("@")
         if not token:
             return None
@@ -94,7 +94,7 @@ class ListItems:
         popular, prefix = self.described.popular, query.prefix.encode().lower()
         keys = popular.rows_in(query.category)
         if query.newest_first:
-            # New items have negative keys; the newest item has the smallest.
+            # New items have negative keys, the newest the smallest.
             keys = np.sort(np.where(keys >= popular.num_trained, -keys, keys))
         first = 0 if start is None else int(np.searchsorted(keys, start))
         size, last = query.page_size or DEFAULT_PAGE, min(first + MAX_LOOKED, len(keys))

@@ -1,4 +1,4 @@
-"""ListExposures and GetExposure: answers that a user got, for authorized people. Knows the port, not Kafka."""
+"""ListExposures and GetExposure: a user's answers, for authorized people."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ DEFAULT_ANSWERS, MAX_ANSWERS = 20, 100
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An answer, and its record's position in `exposures`."""
+    """An answer, and its position in `exposures`."""
 
     exposure: Exposure
     position: Position
@@ -23,7 +23,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The newest answers of a user, newest first. oldest_ms: Unix milliseconds of the oldest record that was read.
+    """A user's answers, newest first. oldest_ms: Unix milliseconds of the oldest record read.
 
     is_complete: there are no older answers.
     """
@@ -34,7 +34,7 @@ class Looked:
 
 
 class ShownAnswers(Protocol):
-    """The log of exposures (Kafka), for reading."""
+    """Reads the log of exposures (Kafka)."""
 
     async def newest(self, user_id: str, most: int) -> Looked:
         """Return a user's newest answers, within limits of bytes and time."""

@@ -1,4 +1,4 @@
-"""GetUser: one user's data in the state store, for authorized people. Knows ports, not processes."""
+"""GetUser: a user's data in the state store, for authorized people."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ DEFAULT_EVENTS, MAX_EVENTS, MAX_SKIPPED = 100, 1_000, 100_000
 
 @dataclass(frozen=True, slots=True)
 class DescribedEvent:
-    """An event of the history, with its item's title ("": unknown) and its meaning, an `event_schema.Role`."""
+    """An event with its item's title ("": unknown) and meaning, an `event_schema.Role`."""
 
     event: HistoryEvent
     title: str
@@ -27,7 +27,7 @@ class DescribedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedUser:
-    """events: some of the `num_events` stored ones, newest first. state: the model's state of the user, or None."""
+    """events: some of `num_events`, newest first. state: of this model."""
 
     events: Sequence[DescribedEvent]
     num_events: int
@@ -73,7 +73,6 @@ class GetUser:
 
 
 def _role(event: HistoryEvent, schema: EventSchema) -> str:
-    """Return the role: by a rating's value, or by the event's type."""
     kind = event.type or DEFAULT_TYPE
     if schema.speaks_for(kind, event.value):
         return Role.POSITIVE

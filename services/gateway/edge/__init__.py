@@ -1,1 +1,1 @@
-"""Who may call what, what they did, and texts that only this gateway can have made."""
+"""API keys, roles, the audit log, signed texts."""

@@ -1,22 +1,22 @@
-"""How many calls of each RPC may run at a time."""
+"""How many calls of each RPC run at a time."""
 
 from services.platform.rpc.admission import Admission
 
-# A median that leaves most answers within a tenth of a second; a search refused is answered nothing.
+# With these medians most answers take less than a tenth of a second.
 QUICK_S, QUICK_WRITE_S, QUICK_SEARCH_S = 0.04, 0.05, 0.1
 
 
 def admissions() -> dict[str, Admission]:
-    """What limits each RPC: a measured limit for reads and writes each, streams and administration apart from them."""
-    # Fewer are quicker than more that are late: two at a time are some 200 a second.
+    """Return each RPC's limit: reads and writes have measured ones."""
+    # Two reads at a time are some 200 a second.
     reads = Admission("recommendations", smallest=2, largest=512, surplus=32, quick_s=QUICK_S)
-    # A write mostly waits for Kafka: what piles up while the machine stands still for a moment is no overload.
+    # A write mostly waits for Kafka: many at once, after a short stall of the machine, are no overload.
     writes = Admission("writes", smallest=128, largest=2048, smallest_yielding=2, quick_s=QUICK_WRITE_S)
     streams = Admission("streams", smallest=128, largest=128, per_caller=64)
     rest = Admission("administration", smallest=32, largest=32)
     return {
         "Recommend": reads,
-        # There is no cheaper answer to a search, so that 32 wait (60 ms of work on two cores) before one is refused.
+        # A search has no cheaper answer: 32 wait (60 ms of work on two cores) before one is refused.
         "Search": Admission("searches", smallest=4, largest=128, queue=32, quick_s=QUICK_SEARCH_S),
         "RecordInteractions": writes,
         "RecordImpressions": writes,

@@ -1,7 +1,7 @@
-"""API keys: one JSON file with each key's id, roles and rate, and the SHA-256 of its secret instead of the secret.
+"""API keys: one JSON file with each key's id, roles, rate, and the SHA-256 of its secret.
 
-A secret is 256 random bits, which cannot be guessed even with a fast digest. Slow hashes (scrypt, Argon2) protect
-passwords that people choose; here they would only cost each call milliseconds. The file is always replaced whole.
+A secret is 256 random bits, which no fast digest makes guessable; slow hashes (scrypt, Argon2) protect chosen passwords
+and would cost each call milliseconds. The file is always replaced whole.
 """
 
 import fcntl
@@ -20,15 +20,15 @@ from pydantic_core import ErrorDetails
 from services.gateway.edge.roles import Role
 from services.platform.config import ConfigError
 
-# Scanners for leaked secrets recognise ours by this prefix.
+# Scanners for leaked secrets recognise this prefix.
 _PREFIX = "freshet_"
 _MAX_RATE = 1_000_000
 
 
 class ApiKey(BaseModel):
-    """One key in the file. `sha256`: the digest of its secret, in lower-case hexadecimal digits.
+    """One key in the file. `sha256`: of its secret, in lower-case hexadecimal.
 
-    `requests_per_second`: limit of the long-term rate; None: unlimited. `burst`: most calls at once; None: a second's.
+    `requests_per_second`: the long-term rate; None: unlimited. `burst`: most calls at once; None: a second's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -56,14 +56,13 @@ class _KeysFile(BaseModel):
 
 
 def digest(secret: bytes) -> bytes:
-    """Return the digest by which a key is found."""
     return hashlib.sha256(secret).digest()
 
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
     """Return the keys of a file, in its order.
 
-    Raises: ConfigError with the field, its value and the allowed values. It omits a value that may be a secret.
+    Raises: ConfigError with field, value (unless it may be a secret) and allowed values.
     """
     try:
         return _KeysFile.model_validate_json(path.read_bytes()).keys
@@ -75,9 +74,9 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
 
 
 def create_key(path: Path, **fields: Any) -> str:
-    """Add a key with these fields of `ApiKey` to the file, and return its new secret. A missing file is created.
+    """Add a key to the file, which is created if missing; return its secret.
 
-    Raises: ConfigError for an invalid field, an id that is taken, or a file that cannot be used.
+    Raises: ConfigError for an invalid field, a taken id, or an unusable file.
     """
     secret = _PREFIX + secrets.token_urlsafe(32)
     try:
@@ -94,7 +93,7 @@ def create_key(path: Path, **fields: Any) -> str:
 
 
 def remove_key(path: Path, key_id: str) -> bool:
-    """Remove a key from the file; return False if no key has this id. Raises: ConfigError as `read_keys`."""
+    """Remove a key; return False if there is none. Raises: ConfigError as `read_keys`."""
     with _locked(path):
         keys = read_keys(path)
         left = tuple(key for key in keys if key.id != key_id)
@@ -104,7 +103,7 @@ def remove_key(path: Path, key_id: str) -> bool:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file atomically; only its owner may read it."""
+    """Replace a file atomically, readable by its owner only."""
     path = path.resolve()
     handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # Mode 0600.
     try:
@@ -124,7 +123,7 @@ def _write(path: Path, keys: tuple[ApiKey, ...]) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Allow one writer at a time: a writer with older contents would restore a key that another has revoked."""
+    """One writer at a time: an older content would restore a revoked key."""
     folder = os.open(path.resolve().parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -135,6 +134,6 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _explain(error: ErrorDetails) -> str:
     where, value = error["loc"], error["input"]
-    # The value of any other field may be the secret itself, put there by mistake.
+    # Another field's value may be the secret, put there by mistake.
     is_shown = (ApiKey.model_fields.keys() - {"sha256"}) & set(where) and not isinstance(value, dict)
     return f"{'.'.join(map(str, where))}{f'={str(value)[:80]!r}' if is_shown else ''} allowed: {error['msg']}".lstrip()

@@ -1,8 +1,8 @@
-"""The audit log: who called what with which outcome, one JSON object per line, in a file of its own or on stderr.
+"""The audit log: one JSON object per line, in a file or on stderr.
 
-A line has time, key id, method, status, peer address, and of a refusal the reason. It never has a secret, a user id, an
-item or a query: nothing in it is a caller's own text. Every call of a method in `AUDITED` is written. Of refusals,
-a limited number per key, status and window is written, so that a flood of them cannot fill the disk.
+A line has time, key id, method, status, peer address, and a refusal's reason. It never has a secret or a caller's own
+text, such as a user id, an item or a query. Every call of a method in `AUDITED` is written. Of refusals, a limited
+number per key, status and window is written, so that they cannot fill the disk.
 """
 
 import json
@@ -20,8 +20,8 @@ from services.platform.config import ConfigError
 
 log = structlog.get_logger()
 
-# How many refusals with one key and status are written per window, and the window's length. The rest are counted: one
-# line at the end of the window has their number. All callers without a known key count as one key.
+# Refusals per key, status and window, and the window's seconds. The rest are counted in a line at the window's end. All
+# callers without a known key count as one.
 MAX_REFUSALS, WINDOW_S = 20, 60.0
 
 
@@ -33,7 +33,7 @@ class _Window:
 
 
 class AuditLog:
-    """Writes lines to one file. Call `end_windows` about every second, and before the process ends."""
+    """Writes lines to one file. Call `end_windows` every second, and before the process ends."""
 
     def __init__(self, path: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """path: None for stderr. Raises: ConfigError when it cannot be written."""
@@ -47,11 +47,11 @@ class AuditLog:
         self._windows: dict[tuple[str, str], _Window] = {}
 
     def call(self, key_id: str, method: str, peer: str, status: str) -> None:
-        """Write a line for a finished call of an audited method."""
+        """Write a line for an audited call."""
         self._write(key=key_id, method=method, status=status, peer=peer)
 
     def refusal(self, key_id: str, method: str, peer: str, status: str, reason: str) -> None:
-        """Write or count a refused call. key_id: empty for a caller without a known key."""
+        """Write or count a refusal. key_id: empty without a known key."""
         window = self._windows.get((key_id, status))
         if window is None:
             window = self._windows[key_id, status] = _Window(self._clock() + WINDOW_S)
@@ -62,7 +62,7 @@ class AuditLog:
         self._write(key=key_id, method=method, status=status, peer=peer, reason=reason)
 
     def end_windows(self, *, now: bool = False) -> None:
-        """Close the windows that have ended (with `now`, all), and write how many refusals each left out."""
+        """Close the ended windows (with `now`, all), and write their numbers of omitted refusals."""
         time_s = self._clock()
         for (key_id, status), window in list(self._windows.items()):
             if now or time_s >= window.ends_s:
@@ -83,7 +83,7 @@ class AuditLog:
             sys.stderr.write(text)
             sys.stderr.flush()
             return
-        # Opened each time (lines are few), so that the file may be moved away.
+        # Opened each time, so that the file may be moved away.
         opened = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
         with os.fdopen(opened, "a", encoding="utf-8") as file:
             file.write(text)

@@ -1,7 +1,6 @@
 """Authentication and authorisation by API keys: `services.platform.rpc.guard` calls `Door` before each RPC.
 
-A key is looked up by the digest of its secret, so response times reveal nothing about a secret. Keys may change while
-calls run; a call that has begun goes on. `Door` does not read the keys file; `follow_keys` does.
+A key is found by its secret's digest, so response times reveal nothing. Keys may change while calls run.
 """
 
 import asyncio
@@ -29,9 +28,9 @@ _LOOK_EVERY_S = 1.0
 
 
 class TokenBucket:
-    """A token bucket: a sustained rate of `per_second` calls, and bursts of up to `burst` calls.
+    """A sustained rate of `per_second` calls, with bursts of up to `burst`.
 
-    Its only state is the time at which the bucket is full again.
+    Its only state is the time at which it is full again.
     """
 
     __slots__ = ("_full_s", "limits")
@@ -41,7 +40,7 @@ class TokenBucket:
         self._full_s = 0.0
 
     def take(self, now_s: float) -> float:
-        """Count one call, and return 0; or return the seconds until one may be made."""
+        """Count a call and return 0, or return the seconds until one may be made."""
         per_second, burst = self.limits
         full_s = max(self._full_s, now_s)
         wait_s = full_s - (burst - 1) / per_second - now_s
@@ -53,7 +52,7 @@ class TokenBucket:
 
 
 class _KnownKey:
-    """A key, and what a call checks: its expiry time, allowed methods and rate limit."""
+    """What a call checks: expiry, methods, rate."""
 
     __slots__ = ("expires_s", "key", "methods", "rate")
 
@@ -66,12 +65,12 @@ class _KnownKey:
             limits = (key.requests_per_second, key.burst or max(1, int(key.requests_per_second)))
             self.rate = TokenBucket(*limits)
             if before is not None and before.rate is not None and before.rate.limits == self.rate.limits:
-                # A key with unchanged limits continues with its present token bucket.
+                # A key with unchanged limits keeps its token bucket.
                 self.rate = before.rate
 
 
 class Door:
-    """Admits a call or raises. Writes rejections, and the outcomes of the methods in `AUDITED`, to the audit log."""
+    """Admits a call or raises; writes rejections and calls of `AUDITED` methods to the audit log."""
 
     def __init__(
         self,
@@ -87,18 +86,18 @@ class Door:
         self.set_keys(keys)
 
     def set_keys(self, keys: Iterable[ApiKey]) -> None:
-        """From now on these keys are valid, and no others."""
+        """Replace the valid keys."""
         before = {holder.key.id: holder for holder in self._by_digest.values()}
         self._by_digest = {bytes.fromhex(key.sha256): _KnownKey(key, before.get(key.id)) for key in keys}
 
     def knows(self, metadata: Any) -> bool:
-        """Return whether the metadata of a call contain one of the present keys, expired or not."""
+        """Return whether the metadata contain a present key, expired or not."""
         return digest(_secret_of(metadata)) in self._by_digest
 
     def __call__(self, method: str, context: Any) -> Callable[[str], None] | None:
-        """Check a call. Return a function to call with its final status, or None if the method is not audited.
+        """Return a function for the final status, or None without audit.
 
-        Raises: Unauthenticated, PermissionDenied; Overloaded, with the time to wait, when the key's rate is used up.
+        Raises: Unauthenticated, PermissionDenied; Overloaded, with the time to wait.
         """
         secret = _secret_of(context.invocation_metadata())
         holder = self._by_digest.get(digest(secret))
@@ -126,9 +125,9 @@ class Door:
 
 @contextlib.asynccontextmanager
 async def opened_door(path: Path | None, audit_log: Path | None) -> AsyncIterator[Door | None]:
-    """Yield a door whose keys follow the file at `path` while the block runs. Without a path: None, no key is required.
+    """Yield a door whose keys follow the file; None without a path.
 
-    Raises: ConfigError for a keys file or an audit log that cannot be used.
+    Raises: ConfigError for an unusable keys file or audit log.
     """
     if path is None:
         log.warning(
@@ -148,7 +147,7 @@ async def opened_door(path: Path | None, audit_log: Path | None) -> AsyncIterato
 
 
 async def follow_keys(path: Path, door: Door) -> None:
-    """Run for ever: read the file again when it has changed. If it is invalid, the earlier keys stay valid."""
+    """Read a changed file again, for ever; if it is invalid, the earlier keys stay valid."""
     seen: tuple[int, ...] = ()
     while True:
         await asyncio.sleep(_LOOK_EVERY_S)
@@ -168,7 +167,7 @@ async def follow_keys(path: Path, door: Door) -> None:
 
 
 def _look(path: Path) -> tuple[int, ...]:
-    """Return the file's modification time, size and inode, to detect a change; its errno if there is no file."""
+    """Return modification time, size and inode, to detect a change; errno without a file."""
     try:
         found = path.stat()
     except OSError as exc:
@@ -177,7 +176,6 @@ def _look(path: Path) -> tuple[int, ...]:
 
 
 def _secret_of(metadata: Any) -> bytes:
-    """The secret that the caller sent; empty for none."""
     for name, value in metadata or ():
         if name == "authorization":
             if isinstance(value, str) and value[: len(_SCHEME)].lower() == _SCHEME:

@@ -1,9 +1,8 @@
-"""`python -m services.gateway.edge.first_keys KEYS SECRETS`: what containers need before they start.
+"""`python -m services.gateway.edge.first_keys KEYS SECRETS`: the keys that containers need.
 
-KEYS/api-keys.json gets one key of all roles; its secret goes to SECRETS/api-key, and a new key of pseudonyms to
-SECRETS/pseudonym-key, a copy of it to KEYS; KEYS/signing-key signs what clients bring back. Two folders, because the
-gateway is given the first one alone. The command line is not in the images; in a container this is `freshet keys
-create`.
+KEYS/api-keys.json gets one key of all roles, its secret SECRETS/api-key; SECRETS/pseudonym-key is new, with a copy in
+KEYS; KEYS/signing-key signs texts for clients. Only the first folder is for the gateway. In a container this is
+`freshet keys create`.
 """
 
 import secrets
@@ -15,7 +14,7 @@ from services.gateway.edge.roles import Role
 
 
 def make_first_keys(keys: Path, secret: Path) -> None:
-    """Create both files; an existing key is not changed. A key of pseudonyms that is lost cannot be made again."""
+    """Create missing keys; a lost key of pseudonyms cannot be made again."""
     keys.mkdir(exist_ok=True)
     if not (pseudonyms := secret / "pseudonym-key").exists():
         write_private(pseudonyms, secrets.token_urlsafe(32))

@@ -1,4 +1,4 @@
-"""The table of roles that may call each RPC. No key may call an RPC that is not in it.
+"""The roles that may call each RPC; no key may call others.
 
 docs/operate/security.md repeats the table; tests compare both with protos/freshet/v1/gateway.proto.
 """
@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 
 class Role(StrEnum):
-    """What a key permits. A key may have several roles."""
+    """What a key, with one or more roles, permits."""
 
     RECOMMEND = "recommend"  # reads answers, of any user
     INGEST = "ingest"  # writes interactions, of any user
@@ -49,5 +49,5 @@ ROLES_OF: Mapping[str, frozenset[Role]] = MappingProxyType(
         "ReplayDeadLetter": frozenset({Role.OPERATOR}),
     }
 )
-# RPCs for operators, erasers and support only. The audit log records each call of these, successful or not.
+# The audit log records each call of these RPCs.
 AUDITED = frozenset(method for method, roles in ROLES_OF.items() if roles <= {Role.OPERATOR, Role.ERASER, Role.SUPPORT})

@@ -1,7 +1,7 @@
-"""Signed texts that clients return to the gateway. Only a holder of the key can make one; each is valid for one user.
+"""Signed texts that clients return, each valid for one user.
 
-A text is: body | tag of user and body | MAC of both, in URL-safe base64. The tag differs with each body, so two texts
-do not show that they belong to one user. Gateways that answer the same clients share the key. Nothing is stored.
+A text: body | tag of user and body | MAC of both, in URL-safe base64. The tag differs with each body, so texts do not
+show a common user. Gateways with the same clients share the key.
 """
 
 import binascii
@@ -23,7 +23,7 @@ _KEY_BYTES = 32
 
 
 class Altered(ValueError):
-    """The text was not made with this key, or not for this purpose, or it was changed."""
+    """The text was changed, or made with another key or purpose."""
 
 
 class OfAnotherUser(ValueError):
@@ -37,7 +37,7 @@ class Signer:
         self._key = blake2b(key, digest_size=_KEY_BYTES, person=purpose).digest()
 
     def sign(self, body: bytes, user_id: str) -> str:
-        """Return the text with `body`, valid for `user_id` only. A multiple of three bytes needs no padding."""
+        """Return the text for `user_id`. A multiple of three bytes needs no padding."""
         signed = body + self._tag(body, user_id)
         return urlsafe_b64encode(signed + self._mac(signed)).decode()
 
@@ -49,7 +49,7 @@ class Signer:
             raise Altered from exc
         body, signed, mac = raw[:num_bytes], raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
         whole = len(raw) == num_bytes + _TAG_BYTES + _MAC_BYTES
-        # Only the text that `sign` made is valid: base64 decodes some other texts to the same bytes.
+        # base64 decodes some other texts to the same bytes.
         if not whole or not compare_digest(mac, self._mac(signed)) or urlsafe_b64encode(raw).decode() != text:
             raise Altered
         if not compare_digest(signed[num_bytes:], self._tag(body, user_id)):
@@ -64,7 +64,7 @@ class Signer:
 
 
 def signing_key(key: str, file: Path | None) -> bytes:
-    """Return the signing key: `key` if not empty, else the file's, else a random one for this process.
+    """Return `key`, else the file's, else a random one.
 
     Raises: ConfigError for a file without a key.
     """

@@ -9,7 +9,7 @@ from services.gateway.domain import RecommendQuery
 
 
 def with_arms(query: RecommendQuery) -> RecommendQuery:
-    """Return the query with its arms' settings; its own settings win. Rules are added to its own."""
+    """Return the query with its arms' settings (its own win) and rules."""
     arms = [one.arm for one in query.assignments if one.arm is not None and one.arm.has_settings]
     if not arms:
         return query
@@ -17,7 +17,7 @@ def with_arms(query: RecommendQuery) -> RecommendQuery:
     for arm in arms:
         diversity, most = diversity or arm.diversity, most or arm.max_per_category
         share = share if arm.new_item_share is None else arm.new_item_share
-        # A further page of a list is not searched for.
+        # A further page is not searched for.
         gap = arm.max_gap if gap is None and not query.page_token else gap
     rules = (*query.rules, *rules_of_arms(query.assignments))
     return replace(query, rules=rules, diversity=diversity, max_per_category=most, new_item_share=share, max_gap=gap)

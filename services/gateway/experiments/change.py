@@ -1,4 +1,4 @@
-"""ChangeExperiment: create, start, stop or remove an experiment, under the same conditions as `freshet experiments`."""
+"""ChangeExperiment, under the same conditions as `freshet experiments`."""
 
 import secrets
 from collections.abc import Callable
@@ -19,9 +19,9 @@ class ChangeExperiment:
     operate: Operate[Experiments]
 
     async def create(self, new: Experiment, expected_revision: int) -> tuple[int, bool]:
-        """Add an experiment; return what `Operate` returns.
+        """Add an experiment; return as `Operate`.
 
-        Raises: InvalidRequest; NotFound for a version set that is not staged; PreconditionFailed; as `Operate`.
+        Raises: InvalidRequest; NotFound for an unknown version set; PreconditionFailed; as `Operate`.
         """
         self.routes.check(new)
         staged = self.routes.sets.sets if self.routes.sets else {}
@@ -32,9 +32,9 @@ class ChangeExperiment:
         return await self.operate(expected_revision, lambda all_: all_.created(salted), f"create {new.name}")
 
     async def __call__(self, step: str, name: str, expected_revision: int) -> tuple[int, bool]:
-        """Start, stop or remove an experiment; return what `Operate` returns. step: "start", "stop" or "remove".
+        """Start, stop or remove an experiment; return as `Operate`. step: "start", "stop" or "remove".
 
-        Raises: InvalidRequest for another step; NotFound; PreconditionFailed; as `Operate`.
+        Raises: InvalidRequest; NotFound; PreconditionFailed; as `Operate`.
         """
         steps: dict[str, Callable[[Experiments], Experiments]] = {
             "start": lambda all_: all_.started(name, now_ms()),

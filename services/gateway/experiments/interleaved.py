@@ -1,4 +1,4 @@
-"""Recommend under an interleaved experiment: both arms answer, and the answer is drafted from the two."""
+"""Recommend under an interleaved experiment: the answer is drafted from both arms'."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ class Interleaved:
     async def __call__(
         self, query: RecommendQuery, mixed: Assignment, first: ServedSet, second: ServedSet
     ) -> Recommendation:
-        """Return the first set's answer with items drafted from both. The answer has no certificate, since it is not
-        the ranking of one arm. first, second: the version sets of the experiment's arms.
+        """Return the first set's answer with items drafted from both. It is not the ranking of one arm, so it has no
+        certificate. first, second: the arms' version sets.
 
         Raises: as `Recommend`.
         """

@@ -1,1 +1,1 @@
-"""How the parts do, for people on call: readiness, and calls by the minute. No recommendation waits for it."""
+"""Readiness and calls by the minute, for people on call."""

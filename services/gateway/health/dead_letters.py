@@ -1,4 +1,4 @@
-"""ListDeadLetters and ReplayDeadLetter: list dead letters, and write one again. Knows the port, not Kafka."""
+"""ListDeadLetters and ReplayDeadLetter."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class DeadLetters:
     log: DeadLetterLog
 
     async def newest(self, topic: str, max_letters: int) -> tuple[Sequence[StoredLetter], bool]:
-        """Return the newest letters of a topic, or of each ("": all), and whether there are older ones.
+        """Return a topic's newest letters ("": of each), and whether there are older ones.
 
         Raises: InvalidRequest; DependencyUnavailable.
         """
@@ -37,7 +37,7 @@ class DeadLetters:
         return shown, has_older or len(shown) < len(letters)
 
     async def replay(self, topic: str, place: Position, *, preview: bool) -> Replayed:
-        """Write the record again, unless it was replayed before or a later change would be undone.
+        """Write the record again, unless it was replayed or a later change would be undone.
 
         Raises: InvalidRequest; NotFound; DependencyUnavailable.
         """

@@ -1,6 +1,6 @@
-"""GetHealth: check every part at once, and add its statistics by minute. An unavailable part is no error.
+"""GetHealth: check every part, and add its statistics by minute.
 
-All callers share a check that is at most a second old. Without callers, a check every ten seconds fills the minutes.
+Callers share a check at most a second old; without callers, one runs every ten seconds.
 """
 
 import asyncio
@@ -25,9 +25,7 @@ _TIMEOUT_S, _FRESH_S, _LOOK_EVERY_S = 1.0, 1.0, 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartHealth:
-    """One part. problem: why it is not ready, else "". started: whether it was ever ready. minutes: the part's rows of
-    `Minutes.last`.
-    """
+    """problem: why it is not ready, else "". started: it was ever ready. minutes: rows of `Minutes.last`."""
 
     name: str
     problem: str
@@ -39,7 +37,7 @@ class PartHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthReport:
-    """since_ms: when this process started. first_ms: when the first minute began. last_s: seconds of the last one."""
+    """since_ms: start of this process. first_ms: begin of the first minute. last_s: seconds of the last one."""
 
     since_ms: int
     first_ms: int
@@ -48,7 +46,7 @@ class HealthReport:
 
 
 class GetHealth:
-    """The handler; one per version set. All of them share the gateway's `minutes`."""
+    """The handler; one per version set. All share the gateway's `minutes`."""
 
     def __init__(self, ports: Ports, freshness: GetFreshness, minutes: Minutes) -> None:
         self._ports, self._freshness, self._minutes = ports, freshness, minutes
@@ -80,7 +78,7 @@ class GetHealth:
         )
 
     async def look(self) -> Mapping[str, str]:
-        """Check all parts, unless the last check is recent; return by part why it is not ready, "" if it is."""
+        """Check all parts, unless done recently; return why each is not ready, "" if it is."""
         async with self._lock:
             if time.monotonic() - self._looked_s >= _FRESH_S:
                 asked = asyncio.gather(self._ports.parts.problems(_TIMEOUT_S), self._freshness())
@@ -92,7 +90,7 @@ class GetHealth:
         return self._problems
 
     async def look_now(self) -> float:
-        """Check for the minutes; return the seconds until the next check, at the end of the minute at the latest."""
+        """Check; return the seconds until the next check, at the latest the end of the minute."""
         await self.look()
         return min(_LOOK_EVERY_S, self._minutes.left_s + 0.01)
 

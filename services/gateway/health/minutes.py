@@ -1,6 +1,6 @@
-"""Each part's calls per minute, for the last 24 hours. A ring in memory has 25 bytes per part and minute.
+"""Each part's calls per minute, for the last 24 hours. A ring in memory has 25 bytes per part and minute; durations are
+counted in eight buckets per octave (percentiles within 5%).
 
-A call adds one to its minute's count and to a bucket of durations (eight per octave: percentiles are within 5%).
 Minutes count from the start of the process. For one event loop.
 """
 
@@ -24,12 +24,12 @@ _ROW = np.dtype(
     ]
 )
 _PER_OCTAVE = 8
-# The last bucket has all calls of 123 s and more.
+# The last bucket: 123 s and more.
 _BUCKETS = 27 * _PER_OCTAVE
 
 
 class PartCalls:
-    """Calls of one part in the current minute."""
+    """A part's calls in the current minute."""
 
     __slots__ = ("_buckets", "calls", "degraded", "failed")
 
@@ -44,7 +44,7 @@ class PartCalls:
         self._buckets[min(_BUCKETS - 1, int(log2(1.0 + 1e6 * max(0.0, seconds)) * _PER_OCTAVE))] += 1
 
     def quantile_ms(self, share: float) -> float:
-        """Return the time within which this share of the calls ended; 0 without calls."""
+        """Return the time within which this share of calls ended; 0 without calls."""
         if not self.calls:
             return 0.0
         cumulated = np.cumsum(self._buckets)
@@ -75,11 +75,11 @@ class Minutes:
 
     @property
     def left_s(self) -> float:
-        """Return the seconds left of the current minute."""
+        """Return the current minute's seconds left."""
         return max(0.0, MINUTE_S * (self._over + 1) - (self._clock() - self._began))
 
     def seen(self, problems: Mapping[str, str], lags: Mapping[str, float] = MappingProxyType({})) -> None:
-        """Record a check's result. problems: by part, "" if it is ready. lags: by part."""
+        """Record a check. problems: "" if ready. lags: by part."""
         self.roll()
         for place, name in enumerate(PARTS):
             self._ready[place] &= not problems.get(name)
@@ -88,7 +88,7 @@ class Minutes:
     def roll(self) -> None:
         """Store the minutes that are over."""
         over = int((self._clock() - self._began) // MINUTE_S)
-        # After more than a day without a call of `roll`, only the last day's rows are written.
+        # After more than a day, only the last day's rows are written.
         self._over = max(self._over, over - MINUTES)
         while self._over < over:
             self._rows[self._over % MINUTES] = self._present()
@@ -98,10 +98,10 @@ class Minutes:
             self._ready[:], self._lag[:] = True, UNKNOWN_LAG
 
     def last(self, count: int) -> tuple[int, float, Sequence[NDArray[np.void]]]:
-        """Return the newest minutes, oldest first, the current one last.
+        """Return the newest minutes, the current one last.
 
-        The result: when the first one began (Unix milliseconds), the seconds that the last one has lasted, and for each
-        of `PARTS` its rows, (count,) or fewer soon after a start.
+        The result: the first one's begin (Unix milliseconds), the last one's seconds, and each of `PARTS`' rows,
+        (count,) or fewer after a start.
         """
         self.roll()
         begin = max(0, self._over + 1 - min(count, MINUTES))

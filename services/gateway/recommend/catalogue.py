@@ -1,7 +1,6 @@
 """The gateway's view of the topic `items`: titles, and the items of the fallback.
 
-Candidates and reranker apply the same records; answers made without them use this view. A follower's thread writes it
-while the event loop reads.
+A follower's thread writes it while the event loop reads.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +28,6 @@ class Titles:
         self._is_described = np.zeros(len(self._titles), dtype=bool)
 
     def put(self, item_id: str, title: str) -> None:
-        """Set the title."""
         row = self._ids.get(item_id, -1)
         is_bundled = row >= 0 and self._titles[row] == title
         if is_bundled:
@@ -48,8 +46,8 @@ class Titles:
         return [described.get(item_id, title) for item_id, title in zip(item_ids, titles, strict=True)]
 
     def starting(self, rows: Indices, prefix: bytes) -> tuple[Mask, Mask]:
-        """Return which of m rows have a bundle title that begins with `prefix` (lower case), and which have a title
-        from elsewhere: (m,) each.
+        """Return which of m rows have a bundle title that begins with `prefix` (lower case), and which have another
+        title.
         """
         others = (rows < 0) | (rows >= len(self._titles))
         others[~others] = self._is_described[rows[~others]]
@@ -67,13 +65,13 @@ class DescribedItems:
     def __init__(self, titles: Titles, popular: PopularItems) -> None:
         self.titles, self.popular = titles, popular
         popular.knows_withdrawn = False
-        # The last applied offset of `items`; by item, attributes that other models declare; records of watched items.
+        # By item: attributes that other models declare; records of watched items.
         self.applied = -1
         self._undeclared: dict[str, Values] = {}
         self._watched: dict[str, list[CatalogueItem]] = {}
 
     def caught_up(self) -> None:
-        """The topic was read to its end once."""
+        """Record that the topic was read to its end once."""
         self.popular.knows_withdrawn = True
 
     def apply(self, batch: Batch, *, is_live: bool) -> bool:
@@ -127,7 +125,7 @@ class DescribedItems:
         return self.known(np.array([row]))[0] if row >= 0 else None
 
     def starting(self, rows: Indices, prefix: bytes) -> Mask:
-        """Return which of m rows have an id or a title that begins with `prefix` (lower case): (m,)."""
+        """Return which of m rows have an id or a title that begins with `prefix` (lower case)."""
         passes, others = self.titles.starting(self.popular.bundled(rows), prefix)
         numbers = np.flatnonzero(others)
         for number, title in zip(numbers, self.titles.of(self.popular.ids_of(rows[numbers])), strict=True):

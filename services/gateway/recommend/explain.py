@@ -1,7 +1,7 @@
 """Explain: find the user's state as Recommend does, then explain one item's score.
 
-An unavailable part makes the call fail: it must not count as zero. Only a user without a state gets an answer without a
-score, since Recommend has no scores for them either. Knows ports, not processes.
+An unavailable part makes the call fail: it must not count as zero. A user without a state gets an answer without a
+score, since Recommend has no scores for them either.
 """
 
 import asyncio
@@ -32,9 +32,7 @@ class Explain:
     rules: LiveRules
 
     async def __call__(self, query: ExplainQuery) -> Explanation:
-        """Explain a score. Raises: InvalidRequest with the field; NotFound for an item that no index serves; the error
-        of a dependency that did not answer.
-        """
+        """Raises: InvalidRequest with the field; NotFound for an item that no index serves; a dependency's error."""
         asked_ms = now_ms()
         await in_turn(check_explain, query, asked_ms, self.model.kinds)
         rules = (*self.rules.now.rules, *query.rules, *query.arm_rules)
@@ -66,9 +64,7 @@ class Explain:
         )
 
     async def _find_state(self, query: ExplainQuery, asked_ms: int) -> tuple[FoundState, Sequence[HistoryEvent]]:
-        """Return the state and its history, in Recommend's order: a state made from the request's history, the stored
-        state, one made from the stored history.
-        """
+        """Try, in Recommend's order: a state of the request's history, the stored state, one of the stored history."""
         if query.history:
             history: Sequence[HistoryEvent] = with_times(query.history, asked_ms)
             source = "request"

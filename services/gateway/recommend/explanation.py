@@ -1,6 +1,6 @@
-"""The parts of an explanation, and their shares of the final score. Plain values, no Protobuf.
+"""The parts of an explanation, and their shares of the final score.
 
-The reranker explains the similarity, the candidates process the voting interactions; both are combined here.
+The reranker explains the similarity, the candidates process the voting interactions.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,6 @@ class ExplainQuery:
     history: tuple[HistoryEvent, ...] = ()
     max_pairs: int = 0
     rules: tuple[Rule, ...] = ()
-    # Rules of the arms of the user's experiments.
     arm_rules: tuple[Rule, ...] = ()
 
 
@@ -35,7 +34,7 @@ class PastInteraction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The answer; without a state (state_source "none") there is no score, and the parts are None."""
+    """The answer. Without a state (state_source "none") score and parts are absent."""
 
     model_version: str
     state_source: str
@@ -43,7 +42,6 @@ class Explanation:
     similarity: ExplainedScore | None = None
     votes: ItemVotes | None = None
     history: Sequence[PastInteraction] = ()
-    # Rules that name the item.
     rules: Sequence[Rule] = ()
 
     @property
@@ -53,7 +51,7 @@ class Explanation:
 
     @property
     def parts(self) -> tuple[float, float, float]:
-        """The parts that add up to the final score: the model's own components, refreshed ones, votes."""
+        """The parts of the final score: the model's own components, refreshed ones, votes."""
         if self.similarity is None:
             return (0.0, 0.0, 0.0)
         weight = 1.0 if self.votes is None else self.votes.model_share
@@ -67,9 +65,7 @@ class Explanation:
 
     @property
     def shares(self) -> tuple[float, float, float]:
-        """Each part's share of the sum of absolute values, in the order of `parts`: with opposite signs, a part can be
-        larger than the score.
-        """
+        """Each part's share of the sum of absolute values: with opposite signs, a part can be larger than the score."""
         sizes = [abs(part) for part in self.parts]
         total = sum(sizes)
         if total == 0:

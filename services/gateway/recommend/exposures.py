@@ -1,7 +1,6 @@
 """Exposures: each answer's exposure id, and its record in the log.
 
-An exposure id contains the time of its answer and is signed for its user, so a client that returns it identifies the
-answer without stored state. Only the log has the answer's content.
+An exposure id contains its answer's time and is signed for its user, so no stored state is needed to check it.
 """
 
 import os
@@ -45,7 +44,7 @@ class Exposures:
         teams: Sequence[int] = (),
         rules_revision: int = 0,
     ) -> str:
-        """Return the exposure id of an answer sent now (see `Exposure`); an empty user id is a visitor without one."""
+        """Return the exposure id of an answer sent now; an empty user id is a visitor without one."""
         shown_ms = self._clock_ms()
         exposure_id = self._signer.sign(shown_ms.to_bytes(_TIME_BYTES, "big") + os.urandom(_NONCE_BYTES), user_id)
         if self._log is not None:
@@ -86,8 +85,7 @@ class Exposures:
         return int.from_bytes(body[:_TIME_BYTES], "big")
 
     def check_named(self, exposure_id: str, user_id: str, field: str) -> None:
-        """Check an interaction's exposure id. Producers may have their own ids, so only an id known to be another
-        user's is wrong.
+        """Producers may have their own ids, so only an id known to be another user's is wrong.
 
         Raises: PermissionDenied.
         """

@@ -29,7 +29,7 @@ class NewItems:
     async def among(
         self, work: Work[RecommendQuery], state: PackedQueryState, ranking: Ranking, asked_ms: int
     ) -> Ranking:
-        """Return the ranking with new items at some positions. Items already in the answer are not drawn again."""
+        """Return the ranking with new items, none of them twice, at some positions."""
         query, items = work.query, ranking.items
         share = self.share if query.new_item_share is None else query.new_item_share
         if not share or not (fresh := self._fresh(query, items, asked_ms)):
@@ -52,7 +52,6 @@ class NewItems:
         return replace(ranking, items=drawn)
 
     def _fresh(self, query: RecommendQuery, items: Sequence[ScoredItem], asked_ms: int) -> list[str]:
-        """Return new items outside the answer that the request allows by id and no rule buries."""
         asked_for, in_answer = frozenset(query.filter.allow_item_ids), {item.item_id for item in items}
         fresh = [
             item_id
@@ -66,7 +65,6 @@ class NewItems:
         return fresh
 
     def _not_pinned(self, query: RecommendQuery, items: Sequence[ScoredItem]) -> list[int]:
-        """Return the positions, from 0, without a pinned item."""
         free, end = list(range(len(items))), len(items)
         for pin in sorted({rule.pin for rule in query.rules if rule.pin}, reverse=True):
             # A pin beyond the answer's end is at its end.
@@ -86,9 +84,7 @@ class NewItems:
         new: Sequence[ScoredItem],
         share: float,
     ) -> list[ScoredItem]:
-        """Return new items, with rules applied to their scores, of which every draw respects the limits: the limits
-        admit all of them together with the items that remain after any draw.
-        """
+        """Return new items, with rules applied to their scores: the limits admit all of them after any draw."""
         query, in_answer = work.query, {item.item_id for item in items}
         scored = rescored(new, query, work.discounts, self.popular)
         admitted: list[ScoredItem] = []

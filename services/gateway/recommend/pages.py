@@ -1,8 +1,7 @@
-"""Pages: a ranked list is stored once for its user. Clients read it page by page, with signed tokens.
+"""A ranked list is stored once for its user, who reads it page by page with signed tokens.
 
-Pages of one list never repeat or omit an item, whatever the index does meanwhile: the list is stored, not the query. A
-token contains list and offset, and is valid for its user only. A list expires 15 minutes after it was made, or when
-its user has four newer lists.
+Its pages never repeat or omit an item when the index changes. A list expires 15 minutes after it was made, or when its
+user has four newer lists.
 """
 
 import json
@@ -20,8 +19,7 @@ from services.platform.errors import InvalidRequest, PermissionDenied, Precondit
 
 LIST_TTL_S = 15 * 60
 MAX_LISTS = 4
-# Tokens of earlier versions have no bucket, but a four-byte offset. An offset is at most 1,000, so its first byte is 0,
-# which is read as bucket 0.
+# Old tokens have no bucket, but a four-byte offset of at most 1,000: its first byte, 0, is read as bucket 0.
 _ID_BYTES, _TIME_BYTES, _OFFSET_BYTES = 5, 6, 3
 _PLACE_BYTES = 1 + _OFFSET_BYTES
 _BODY_BYTES = _ID_BYTES + _TIME_BYTES + _PLACE_BYTES
@@ -34,8 +32,8 @@ _ENDED = (
 
 @dataclass(frozen=True, slots=True)
 class PagePosition:
-    """The start of the next page: `offset` items of a list are before it. made_ms: Unix milliseconds. absence_bucket:
-    of the state that ranked the list.
+    """The start of the next page: `offset` items are before it. made_ms: Unix milliseconds. absence_bucket: of the
+    state that ranked the list.
     """
 
     list_id: bytes
@@ -46,7 +44,7 @@ class PagePosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedList:
-    """A ranked list, complete, with its provenance. Stored scores have single precision."""
+    """A ranked list with its provenance. Stored scores have single precision."""
 
     ranking: Ranking
     model_version: str
@@ -55,23 +53,23 @@ class ServedList:
 
 
 class PageTokens:
-    """Issues and reads tokens; no state is stored here."""
+    """Issues and reads tokens, without stored state."""
 
     def __init__(self, key: bytes, clock_ms: Callable[[], int] = now_ms) -> None:
         self._signer, self._clock_ms = Signer(key, b"page"), clock_ms
 
     def begin(self, offset: int, absence_bucket: int = 0) -> PagePosition:
-        """Return the position `offset` in a new list, made now."""
+        """Return a position in a new list, made now."""
         return PagePosition(os.urandom(_ID_BYTES), self._clock_ms(), offset, absence_bucket)
 
     def token(self, place: PagePosition, user_id: str) -> str:
-        """Return the signed token of a position, for the client to send back."""
+        """Return a position's signed token."""
         made, offset = place.made_ms.to_bytes(_TIME_BYTES, "big"), place.offset.to_bytes(_OFFSET_BYTES, "big")
         return self._signer.sign(place.list_id + made + bytes([place.absence_bucket]) + offset, user_id)
 
     def place(self, token: str, user_id: str) -> PagePosition:
-        """Return the place of a token. Raises: InvalidRequest for an altered token, PermissionDenied for another
-        user's, PreconditionFailed for one whose list has expired.
+        """Raises: InvalidRequest for an altered token, PermissionDenied for another user's, PreconditionFailed for an
+        expired list.
         """
         try:
             body = self._signer.open(token, _BODY_BYTES, user_id)
@@ -88,9 +86,7 @@ class PageTokens:
 
 
 def packed_list(place: PagePosition, served: ServedList) -> bytes:
-    """Return the stored bytes: the list's id, the certificate, and the list as an exposure, whose context has the other
-    fields.
-    """
+    """Return the stored bytes: list id, certificate, and an exposure, whose context has the other fields."""
     items, certificate = served.ranking.items, served.ranking.certificate
     shown = Exposure(
         exposure_id=place.list_id.hex(),
@@ -113,13 +109,13 @@ def packed_list(place: PagePosition, served: ServedList) -> bytes:
 
 
 def find_list(entries: list[bytes], place: PagePosition) -> ServedList:
-    """Return the place's list among the stored ones. Raises: PreconditionFailed if it is gone."""
+    """Raises: PreconditionFailed if the list is gone."""
     for entry in entries:
         if entry[:_ID_BYTES] == place.list_id:
             (gap,) = _GAP.unpack_from(entry, _ID_BYTES)
             shown = decode_exposure(entry[_ID_BYTES + _GAP.size :])
             columns = shown.item_ids, shown.scores, shown.sources, shown.propensities or [1.0] * len(shown.item_ids)
-            # Lists stored by an earlier version have no such context.
+            # Lists of an earlier version have no such context.
             context = {name: json.loads(text) for name, text in shown.context.items()}
             rules = context.get("rules", {})
             slots = enumerate(zip(*columns, strict=True))

@@ -1,11 +1,8 @@
 """Popular items under a request's filter, from recent events and training.
 
-An item's count is its faded count in the stream (`algorithms.items.popularity`) plus three hundredths of its count in
-training, which orders an unused catalogue and soon becomes negligible. This module also applies category limits where
-the reranker can't.
+An item's count is its faded stream count (`algorithms.items.popularity`) plus 0.03 times its training count.
 
-Most answers have the same few items, whose ids and categories stay decoded. Further items are filtered by columns, many
-rows at once (`popular_rows.py`).
+Most answers have the same few items, which stay decoded; others are filtered by columns (`popular_rows.py`).
 
 Letters: n items of the bundle, m requested items.
 """
@@ -30,8 +27,7 @@ from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import ScoredItem
 from services.gateway.recommend.popular_rows import TRAINING_COUNTS, Entry, ItemRows, NegatedCounts, StreamCounts
 
-# The first `_FIRST` items stay decoded. Later rows are filtered in chunks: `_FIRST` rows, then twice as many each time,
-# at most `_MOST`.
+# The first `_FIRST` items stay decoded; later rows are filtered in chunks that double up to `_MOST`.
 _FIRST, _MOST = 256, 4096
 _DECODED = 512  # most rows decoded at a time
 _WARNINGS, _NEAR, _COMPARED = 3, 3, 500
@@ -40,9 +36,7 @@ _WITHDRAWN, _UNAVAILABLE = 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownItem:
-    """An item of the catalogue. is_trained: training knew it. first_seen_ms: of an item that training did not know,
-    the time of its first description.
-    """
+    """is_trained: training knew it. first_seen_ms: the first description of an item that training did not know."""
 
     item: CatalogueItem
     is_trained: bool
@@ -50,9 +44,9 @@ class KnownItem:
 
 
 class PopularItems:
-    """The catalogue in order of popularity (ties: in training's order, by item id), then new items.
+    """The catalogue in order of popularity (ties: training's order), then new items.
 
-    knows_withdrawn: whether withdrawals after training are known; set by the follower of the topic `items`.
+    knows_withdrawn: whether the topic `items` was read to its end.
     """
 
     def __init__(
@@ -70,14 +64,12 @@ class PopularItems:
         self.knows_withdrawn = True
         # By row: 0 if answers may contain the item, else the sum of _WITHDRAWN and _UNAVAILABLE.
         self._withheld = bytearray(len(self._rows))
-        # Rows of items unknown to training, and when each was first described (Unix milliseconds).
+        # Rows of items unknown to training, and the Unix milliseconds of their first description.
         self._new: list[tuple[int, int]] = []
         self.take({})
 
     def take(self, counts: Mapping[str, float]) -> None:
-        """Replace the stream's counts. Ids unknown to bundle and catalogue are ignored. May be called from another
-        thread.
-        """
+        """Replace the stream's counts. Unknown ids are ignored. May be called from another thread."""
         rows = self._rows.rows_of(list(counts)).tolist()
         live = dict(sorted((row, count) for row, count in zip(rows, counts.values(), strict=True) if row >= 0))
         now = StreamCounts.of(live, self._rows.negatives(np.fromiter(live, np.int64, len(live))))
@@ -100,10 +92,8 @@ class PopularItems:
         available: bool = True,
         written_ms: int = 0,
     ) -> None:
-        """Apply an item's description from the catalogue.
-
-        May be called from another thread: it replaces values or appends to them, and readers see a new item only when
-        it is complete. An item has its training count under new categories until the next `take`.
+        """May be called from another thread: it replaces or appends values, and readers see a new item only when it is
+        complete. An item has its training count under new categories until the next `take`.
         """
         rows = self._rows
         row = rows.row(item_id)
@@ -122,7 +112,7 @@ class PopularItems:
             self._withheld[row] = 0
 
     def newest(self, since_ms: int, most: int) -> list[str]:
-        """Return at most `most` served items unknown to training, first described since `since_ms`, newest first."""
+        """Return the newest items unknown to training, first described since `since_ms`, newest first."""
         found: list[str] = []
         for written_ms, row in reversed(self._new):
             if written_ms < since_ms or len(found) == most:
@@ -132,12 +122,12 @@ class PopularItems:
         return found
 
     def row(self, item_id: str) -> int:
-        """Return the item's row, -1 for an unknown one. Rows are in training's order, then new items by arrival."""
+        """Return the item's row, -1 if unknown. Rows are in training's order, then new items by arrival."""
         return self._rows.row(item_id)
 
     @property
     def num_trained(self) -> int:
-        """Number of rows of the bundle's items; new ones follow."""
+        """Number of rows of the bundle's items."""
         return len(self._rows.order)
 
     def rows_in(self, category: str) -> Indices:
@@ -157,7 +147,7 @@ class PopularItems:
         return items
 
     def ids_starting(self, rows: Indices, prefix: bytes) -> Mask:
-        """Return which of m rows have an id that begins with `prefix` (lower case): (m,)."""
+        """Return which of m rows have an id that begins with `prefix` (lower case)."""
         return self._rows.ids_starting(rows, prefix)
 
     def known(self, rows: Indices) -> list[KnownItem]:
@@ -182,11 +172,11 @@ class PopularItems:
         return len(self._withheld) - self._withheld.count(0)
 
     def are_withdrawn(self, item_ids: Sequence[str]) -> list[bool]:
-        """Return whether each of m items is withdrawn or unavailable; False for an unknown one."""
+        """Return whether each item is known to be withdrawn or unavailable."""
         return [row >= 0 and bool(self._withheld[row]) for row in self._rows.rows_of(item_ids).tolist()]
 
     def top(self, k: int, wanted: ItemFilter, seen: Iterable[str], max_per_category: int) -> list[ScoredItem]:
-        """Return the k most popular items that the filter allows; score: the share of all counts."""
+        """Return the k most popular allowed items; score: the share of all counts."""
         now = self._now
         denied = frozenset([*wanted.deny_item_ids, *(seen if wanted.exclude_seen else ())])
         choice = _Choice(k, denied, self._withheld, max_per_category, (self._total + now.total) or 1.0)
@@ -206,7 +196,7 @@ class PopularItems:
         return len(self._rows)
 
     def category_counts(self) -> Mapping[str, int]:
-        """Return the number of items per category, with withdrawn ones."""
+        """Items per category, with withdrawn ones."""
         return self._rows.category_counts()
 
     def categories_of(self, item_ids: Sequence[str]) -> list[tuple[str, ...]]:
@@ -214,9 +204,7 @@ class PopularItems:
         return self._rows.names_of(self._rows.rows_of(item_ids))
 
     def warnings(self, wanted: ItemFilter) -> list[str]:
-        """Return warnings for the filter's first categories without items, with similar names; none before all items
-        are known.
-        """
+        """Warn of the filter's first categories without items; none before all items are known."""
         found: list[str] = []
         for field in ("allow_categories", "deny_categories") if self.knows_withdrawn else ():
             for position, name in enumerate(getattr(wanted, field)):
@@ -229,14 +217,12 @@ class PopularItems:
         return found
 
     def named(self, item_ids: Sequence[str], which: Sequence[ItemFilter]) -> list[Mask]:
-        """Return, for each filter, which of m items match its ids, categories and conditions: (m,)."""
+        """Return, for each filter, which of m items match: (m,)."""
         rows = self._rows.rows_of(item_ids)
         return [passing(one, _Rows(self._rows, self._attributes, rows, item_ids)) for one in which]
 
     def _first(self, wanted: ItemFilter, now: StreamCounts) -> Iterable[Entry]:
-        """Return the allowed ones of the first items, with their current categories. It decides as `passing` does, but
-        item by item, since most answers need only a few.
-        """
+        """Decide as `passing` does, but item by item, since most answers need only a few."""
         first: Iterable[Entry] = now.first
         if wanted.where:
             rows = np.fromiter((row for _, row, _, _ in now.first), np.int64, len(now.first))
@@ -250,7 +236,7 @@ class PopularItems:
         return first
 
     def _take(self, choice: "_Choice", wanted: ItemFilter, negatives: NegatedCounts, rows: Indices) -> None:
-        """Choose among some rows. Only those that pass by columns are decoded, a few at a time."""
+        """Decode only rows that pass by columns, a few at a time."""
         if not wanted.is_open:
             passes = passing(wanted, _Rows(self._rows, self._attributes, rows))
             negatives, rows = negatives[passes], rows[passes]
@@ -267,7 +253,6 @@ class PopularItems:
             negatives, rows = negatives[some.stop :], rows[some.stop :]
 
     def _asked(self, item_ids: Sequence[str], now: StreamCounts) -> tuple[NegatedCounts, Indices]:
-        """Return the rows of these items, by count."""
         rows = np.unique(self._rows.rows_of(item_ids))
         rows = rows[rows >= 0]
         negatives = self._rows.negatives(rows)
@@ -276,8 +261,8 @@ class PopularItems:
         return _by_count(negatives, rows)
 
     def _behind(self, now: StreamCounts, allowed: Set[str]) -> Iterator[tuple[NegatedCounts, Indices]]:
-        """Yield rows after the first items, by count, each once. Of those without a stream count, only `allowed`
-        categories are read (empty: all).
+        """Yield rows after the first items, by count. Without a stream count, only `allowed` categories are read
+        (empty: all).
         """
         start, at = now.after
         for some in self._trained(allowed, start):
@@ -295,7 +280,7 @@ class PopularItems:
             yield now.negatives[at:], now.rows[at:]
 
     def _trained(self, allowed: Set[str], start: int) -> Iterator[Indices]:
-        """Yield the rows of the `allowed` categories (empty: all) from `start` on, ascending, in chunks."""
+        """Yield the rows of the `allowed` categories (empty: all), ascending, in chunks."""
         size, lists = _FIRST, [part for name in allowed for part in self._by_category.of(name)]
         if not allowed:
             while start < (length := len(self._rows)):
@@ -316,7 +301,7 @@ class PopularItems:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """m rows to filter (`rules.filters.Filterable`): by their columns, and by their ids if known."""
+    """m rows to filter (`rules.filters.Filterable`)."""
 
     items: ItemRows
     attributes: AttributeRows
@@ -337,8 +322,6 @@ class _Rows:
 
 
 class _Choice:
-    """The first k items by count that ids and a limit per category allow."""
-
     def __init__(self, k: int, denied: Set[str], withheld: bytearray, limit: int, total: float) -> None:
         """withheld: by row. limit: per category, 0 for none. total: the denominator of shares."""
         self.k, self.limit, self._denied, self._withheld, self._total = k, limit, denied, withheld, total
@@ -351,7 +334,6 @@ class _Choice:
         return len(self.items) >= self.k
 
     def take(self, entries: Iterable[Entry]) -> None:
-        """Choose among the next items by count."""
         for negative, row, item_id, names in entries:
             if self._withheld[row] or item_id in self._denied:
                 continue
@@ -366,7 +348,7 @@ class _Choice:
 
 
 def near_names(name: str, known: Sequence[str]) -> list[str]:
-    """Return the first similar names: equal up to a few characters and case."""
+    """Return the first names equal up to a few characters and case."""
     folded = {one.casefold(): one for one in known[:_COMPARED]}
     return [folded[one] for one in get_close_matches(name.casefold(), folded, _NEAR)]
 

@@ -1,7 +1,6 @@
 """Read the stream's popularity from the state store every few seconds.
 
-The encoder process counts it (`algorithms.items.popularity`). If the store is unavailable, the last values stay in use:
-all counts fade equally, so their order does not change.
+If the store is unavailable, the last values stay in use: all counts fade equally, so their order stays.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ class FollowedPopularity:
         self._failure = ""
 
     def start(self) -> None:
-        """Read periodically."""
+        """Start periodic reads."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:

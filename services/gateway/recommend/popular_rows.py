@@ -1,6 +1,7 @@
-"""A table of items: the bundle's columns, and the stream's later changes. A bundle item's row is its training rank.
+"""A table of items: the bundle's columns, and the stream's later changes. A bundle item's row is its training rank; its
+data stays in the bundle's columns.
 
-The bundle's data stays in its columns. New items get rows after the bundle's, in order of arrival.
+New items follow in order of arrival.
 
 Letters: n items of the bundle, m requested items.
 """
@@ -17,22 +18,22 @@ from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Indices
 from services.algorithms.rules.filters import Mask
 
-# How much one training interaction counts, compared with one new stream interaction (docs/decisions/057).
+# The weight of a training interaction compared with a stream interaction (docs/decisions/057).
 TRAINING_COUNTS = 0.03
 
 Rows = npt.NDArray[np.int32]
 NegatedCounts = npt.NDArray[np.float64]
-# The count times -1 (the highest count sorts first), the row, the id and the bundle's categories.
+# The count times -1 (highest count first), row, id, the bundle's categories.
 Entry = tuple[float, int, str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCounts:
-    """Items with counts in the stream; `total` is their sum. A negative: an item's count with training, times -1.
+    """Items with counts in the stream; `total` is their sum. A negative is a count with training, times -1.
 
-    negatives and rows: sorted by descending count. ascending and of_ascending: rows and negatives, sorted by row.
-    first: the most popular items of the whole catalogue. after: where the others begin:
-    `after[0]` is a row (rows are by training count), `after[1]` an index in `rows`.
+    negatives, rows: by descending count. ascending, of_ascending: rows, negatives by row.
+    first: the most popular items of the catalogue. after: where the others begin, `after[0]` a row, `after[1]` an index
+    in `rows`.
     """
 
     negatives: NegatedCounts
@@ -53,13 +54,13 @@ class StreamCounts:
         return cls(negatives[order], rows[order], rows, negatives, float(counts.sum()))
 
     def places(self, rows: Indices) -> tuple[Mask, Indices]:
-        """Return which of these rows have a count in the stream, and the indices of those rows in `ascending`."""
+        """Return which rows have a count in the stream, and their indices in `ascending`."""
         at = np.searchsorted(self.ascending, rows)
         is_here = np.append(self.ascending, -1)[at] == rows
         return is_here, at[is_here]
 
     def before(self, negative: float, row: int) -> int:
-        """Return how many of `rows` come before this row. negative: the row's value of `ItemRows.negatives`."""
+        """Return how many of `rows` come before this row."""
         first, last = (int(np.searchsorted(self.negatives, negative, side)) for side in ("left", "right"))
         return first + int(np.searchsorted(self.rows[first:last], row))
 
@@ -74,11 +75,11 @@ class ItemRows:
         self._counts, self.categories = counts, Categories.of(categories)
         self._codes = {name: code for code, name in enumerate(self.categories.names)}
         by_id = self._ids.strings.order()
-        # order: the bundle's item index of each row. rank: the row of each of the bundle's items.
+        # order: the item index of each row. rank: the row of each item.
         self.order: Rows = by_id[np.argsort(-counts[by_id], kind="stable")].astype(np.int32)
         self.rank = np.empty_like(self.order)
         self.rank[self.order] = np.arange(len(self.order), dtype=np.int32)
-        # By row: categories that differ from the bundle's, and whether an item of the bundle has such categories.
+        # By row: categories that differ from the bundle's.
         self.described: dict[int, tuple[str, ...]] = {}
         self._is_described = np.zeros(len(self.order), dtype=bool)
         self._new_ids: list[str] = []
@@ -88,12 +89,12 @@ class ItemRows:
         return len(self.order) + len(self._new_ids)
 
     def row(self, item_id: str) -> int:
-        """Return the row, -1 for an unknown item."""
+        """Return the row, -1 if unknown."""
         bundled: int = self._ids.get(item_id, -1)
         return int(self.rank[bundled]) if bundled >= 0 else self._new_rows.get(item_id, -1)
 
     def put(self, row: int, item_id: str, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Set the categories of a row, possibly the one after the last; return the old ones."""
+        """Set the categories of a row, possibly a new one; return the old ones."""
         is_bundled = row < len(self.order)
         bundled = self.categories[int(self.order[row])] if is_bundled else ()
         before = self.described.get(row, bundled)
@@ -110,7 +111,7 @@ class ItemRows:
         return before
 
     def of_categories(self, rows: Indices, wanted: Set[str]) -> Mask:
-        """Return which of m rows have one of these categories: (m,)."""
+        """Return which of m rows have one of these categories."""
         by_columns = (rows >= 0) & (rows < len(self.order))
         by_columns[by_columns] = ~self._is_described[rows[by_columns]]
         lists, codes = self.categories.lists.take(self.order[rows[by_columns]]), self._codes
@@ -122,7 +123,7 @@ class ItemRows:
         return passes
 
     def category_counts(self) -> Counter[str]:
-        """Return the number of items per category; other threads may put items meanwhile."""
+        """Count items per category; other threads may put items meanwhile."""
         names = self.categories.names
         counted = np.bincount(self.categories.lists.codes, minlength=len(names))
         counts = Counter(dict(zip(names, counted.tolist(), strict=True)))
@@ -134,7 +135,7 @@ class ItemRows:
         return +counts
 
     def rows_of(self, item_ids: Sequence[str]) -> Indices:
-        """Return the rows of m items, -1 for an unknown one: (m,)."""
+        """Return the rows of m items, -1 if unknown."""
         rows = self._ids.find(item_ids)
         bundled = rows >= 0
         rows[bundled] = self.rank[rows[bundled]]
@@ -144,7 +145,7 @@ class ItemRows:
         return rows
 
     def ids_starting(self, rows: Indices, prefix: bytes) -> Mask:
-        """Return which of m rows have an id that begins with the lower-case `prefix`, whatever the id's case: (m,)."""
+        """Return which of m rows have an id that begins with `prefix` (lower case)."""
         passes = np.zeros(len(rows), dtype=bool)
         is_bundled = rows < len(self.order)
         passes[is_bundled] = self._ids.strings.starting(self.order[rows[is_bundled]].astype(np.int64), prefix)
@@ -176,7 +177,7 @@ class ItemRows:
         return [described.get(row, one) for row, one in zip(rows.tolist(), names, strict=True)]
 
     def negatives(self, rows: Indices) -> NegatedCounts:
-        """Return the training count of each row times -TRAINING_COUNTS, 0 for a new item: (m,)."""
+        """Return each row's training count times -TRAINING_COUNTS, 0 for a new item."""
         counts = np.zeros(len(rows))
         is_bundled = rows < len(self.order)
         counts[is_bundled] = -TRAINING_COUNTS * self._counts[self.order[rows[is_bundled]]]

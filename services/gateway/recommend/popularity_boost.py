@@ -1,8 +1,7 @@
-"""Popularity for little-known users: popular items score more while the user has few events.
+"""Popular items score more while the user has few events (docs/decisions/057-popularity.md).
 
-A boosted item of count n scores WEIGHT · tau · ln(n / n_200) more, where n_200 is the 200th item's count. Other scores
-do not change, so the search and one more among the boosted items prove an answer. A model trained with sampled
-negatives ignores popularity, and states of a few events carry little information (docs/decisions/057-popularity.md).
+An item of count n scores WEIGHT · tau · ln(n / n_200) more, where n_200 is the 200th item's count. Other scores do not
+change, so the search and one more among the boosted items prove an answer.
 """
 
 import math
@@ -18,7 +17,7 @@ MAX_BOOSTED = 200
 
 
 def boosts(popular: Sequence[ScoredItem], tau: float) -> dict[str, float]:
-    """Return the additional scores of popular items, whose scores are shares, by id."""
+    """Return the boosts of popular items, whose scores are shares."""
     counted = [item for item in popular if item.score > 0]
     if not counted:
         return {}
@@ -27,14 +26,13 @@ def boosts(popular: Sequence[ScoredItem], tau: float) -> dict[str, float]:
 
 
 def with_boosts(found: Ranking, among: Ranking, boost: Mapping[str, float], k: int) -> Ranking:
-    """Return the best k by boosted scores. found: the best k of all items. among: all boosted ones."""
+    """Return the k best by boosted scores. found: the k best of all. among: all boosted ones."""
     own = {item.item_id for item in found.items}
     items = [*found.items, *(item for item in among.items if item.item_id not in own)]
 
     def boosted(item: ScoredItem) -> float:
         return item.score + boost.get(item.item_id, 0.0)
 
-    # Of about 200 items k are returned: only those are rebuilt.
     best = [
         replace(item, score=boosted(item), source=item.source if item.item_id in own else "popular")
         for item in sorted(items, key=boosted, reverse=True)[:k]
@@ -43,7 +41,7 @@ def with_boosts(found: Ranking, among: Ranking, boost: Mapping[str, float], k: i
 
 
 def of_both(found: Ranking, among: Ranking) -> Certificate:
-    """Return what both searches prove; nothing if the index changed in between."""
+    """Return what both searches prove; nothing if they used different indexes."""
     if found.index_version != among.index_version:
         return ESTIMATE
     return max(found.certificate, among.certificate, key=lambda one: math.inf if one.gap is None else one.gap)

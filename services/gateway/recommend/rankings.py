@@ -1,8 +1,7 @@
 """Rank items by the user's state, or return popular items if there is no state.
 
-Candidates alone find the k best. If words widen the choice, or rules and limits need more than the k best, a pool goes
-to the reranker; if that is unavailable, the answer has the first stage's order. Words only widen the pool: the user's
-model orders it.
+Candidates alone find the k best. If words widen the choice, or rules and limits need more, a pool goes to the reranker
+(fallback: the first stage's order).
 """
 
 import asyncio
@@ -32,16 +31,16 @@ from services.gateway.stages import Limits, Stages, Work
 from services.gateway.validation import MAX_K
 
 MAX_POOL = 10_000
-# How often a pool is widened if limits leave an answer short. One more is rare on catalogues with 18 categories.
+# How often a pool is widened; one more is rare on catalogues with 18 categories.
 MAX_WIDENINGS = 8
-# Items requested of each source of items by words, at least k.
+# Items requested of each text source, at least k.
 WORDS_DEPTH = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rankings:
-    """One per version set, called concurrently. tau: the scale of the model's scores. cold_items: popular items are
-    boosted for users with fewer items than this.
+    """One per version set, called concurrently. tau: the scale of scores. cold_items: popular items are boosted for
+    users with fewer items.
     """
 
     stages: Stages
@@ -52,10 +51,10 @@ class Rankings:
     cold_items: int
 
     async def best(self, work: Work[RecommendQuery], state: PackedQueryState) -> Ranking | None:
-        """Return the ranking of candidates alone, unless words widen the choice or rules need more than the k best."""
+        """Use candidates alone, unless words widen the choice or rules need more than the k best."""
         query = work.query
         by_words: Sequence[str] = ()
-        # Category limits, diversity and caps choose among the pool: make it larger.
+        # Limits, diversity and caps choose among the pool.
         chooses = query.max_per_category or query.diversity or any(rule.cap for rule in query.rules)
         size = max(self.limits.pool_size, query.k * (4 if chooses else 2)) + len(work.discounts)
         size = min(MAX_POOL, size)
@@ -70,7 +69,7 @@ class Rankings:
         return None if pool is None else await self._rank(work, state, pool, by_words, size)
 
     async def _searched(self, work: Work[RecommendQuery], state: PackedQueryState, k: int) -> Ranking | None:
-        """Return the k best, popular ones boosted for users with few items."""
+        """Boost popular items for users with few items."""
         if work.num_had >= self.cold_items:
             return await self.stages.search(work, state, k)
         # Exclusions of single items do not affect boosts.
@@ -86,7 +85,6 @@ class Rankings:
     async def _propose(
         self, work: Work[RecommendQuery], state: PackedQueryState, wanted: ItemFilter, size: int
     ) -> Pool | None:
-        """Return the first stage's pool, with the items that each rule needs."""
         query = work.query
         if not query.rules:
             return await self.stages.propose(work, state, size, wanted)
@@ -98,7 +96,6 @@ class Rankings:
         return pool and with_own_pools(pool, [(rule, found) for (rule, _), found in zip(among, own, strict=True)])
 
     async def _find(self, work: Work[RecommendQuery]) -> Sequence[str]:
-        """Return the items found by the request's words, best first."""
         query = work.query
         answers = await self.text.find(
             query.query,
@@ -140,9 +137,8 @@ class Rankings:
             is_short = bool(is_limited) and len(ranking.items) < query.k and pool.bound != -math.inf
             if not is_short and (query.max_gap is None or ranking.certificate.proves(query.max_gap)):
                 return ranking
-            # A proof of `max_gap` needs a bound on all items of the request's filter.
+            # A proof of `max_gap` needs a bound for the whole filter.
             beside = with_room(wanted, ranking.items, query, self.popular) if is_short else query.filter
-            # If no filter can exclude full groups, use a larger pool.
             if beside == wanted and size == MAX_POOL:
                 break
             size = size if is_short and beside != wanted else min(MAX_POOL, 4 * size)
@@ -157,7 +153,7 @@ class Rankings:
             is_narrowed = beside != query.filter
             ranking = replace(longer, certificate=of_both(longer, ranking)) if is_narrowed else longer
             pool, wanted = joined, beside
-        # If the answer is short, the limits may admit items outside the pool: it is an estimate.
+        # If a short answer could gain items from outside the pool, it is an estimate.
         is_full = not is_limited or len(ranking.items) == query.k or pool.bound == -math.inf
         return ranking if is_full else replace(ranking, certificate=ESTIMATE)
 
@@ -179,8 +175,8 @@ class Rankings:
 
 
 def _joined(pool: Pool, by_words: Sequence[str]) -> Pool:
-    """Return the pool with items found by words. Its bound stays valid: it covers every item outside the first stage's
-    pool. The added items have a vote of 0: every item with votes is in the first stage's pool.
+    """Append items found by words. The bound stays valid: it covers every item outside the first stage's pool. Added
+    items have vote 0: every item with votes is in that pool.
     """
     there = set(pool.item_ids)
     joining = [item_id for item_id in by_words if item_id not in there][: max(0, MAX_POOL - len(there))]

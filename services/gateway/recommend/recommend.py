@@ -1,10 +1,8 @@
-"""Recommend: read the user's state, search, rerank if rules need it; on a failure use the next fallback and mark the
-answer.
+"""Recommend: read the user's state, search, rerank if rules need it.
 
-The order of fallbacks: a state of the user (`request_states`), then popular items; the reranker's order, then the first
-stage's (`rankings`). Requests beyond the gateway's concurrency limit get popular items at once. A failed dependency is
-never an error, except for a further page of a stored list: only a bad request or an exceeded deadline is. Knows ports,
-not processes.
+A failure leads to the next fallback and marks the answer: `request_states`, then popular items; the reranker's order,
+then the first stage's (`rankings`). Beyond the concurrency limit, popular items are returned at once. Only a bad
+request, an exceeded deadline or a further page can fail.
 """
 
 from dataclasses import dataclass, replace
@@ -55,11 +53,7 @@ class Recommend:
     limits: Limits
 
     async def __call__(self, query: RecommendQuery) -> Recommendation:
-        """Answer `query`.
-
-        Raises: InvalidRequest with the field; DeadlineExceeded if the caller's time ran out; for a further page, as
-        `_next_page`.
-        """
+        """Raises: InvalidRequest with the field; DeadlineExceeded; for a further page, as `_next_page`."""
         asked_ms = now_ms()
         await in_turn(check_query, query, asked_ms, self.model.kinds)
         standing = StandingRules() if query.without_standing_rules else self.rules.now
@@ -89,7 +83,7 @@ class Recommend:
         return answer
 
     async def _ranked(self, work: Work[RecommendQuery], asked_ms: int) -> tuple[Ranking, FoundState]:
-        """Return the ranking and the state that it is based on; popular items are based on none."""
+        """Return the ranking and its state; popular items have none."""
         query, slot = work.query, admission.current.get()
         at_ms = asked_ms if query.as_of_ms is None else query.as_of_ms
         found = FoundState()
@@ -114,7 +108,7 @@ class Recommend:
         return replace(ranking, searched_share=work.searched_share), FoundState()
 
     async def _kept(self, work: Work[RecommendQuery], served: ServedList, query: RecommendQuery) -> PagePosition | None:
-        """Store a list for further pages; return the next page's position, None if nothing is stored."""
+        """Store a list for further pages; return the next page's position, if stored."""
         if not query.page_depth or len(served.ranking.items) <= query.k or Degradation.BUSY in work.degradations:
             return None
         place = self.pages.begin(query.k, work.absence_bucket)
@@ -124,7 +118,7 @@ class Recommend:
         return place if is_kept else None
 
     async def _next_page(self, work: Work[RecommendQuery], asked_ms: int) -> Recommendation:
-        """Return the stored list's next items, without those that are no longer served.
+        """Return the stored list's next items that are still served.
 
         Raises: as `PageTokens.place`; PreconditionFailed for an expired list; DependencyUnavailable.
         """
@@ -159,7 +153,6 @@ class Recommend:
         source: str,
         first_position: int = 1,
     ) -> Recommendation:
-        """Return the answer: the first k served items."""
         user_id, ranking = work.query.user_id, served.ranking
         items = ranking.items[:k]
         if work.query.not_again is not None and items:

@@ -1,9 +1,8 @@
-"""A user's recent exposures and their effects: items left out for a while, and scores lowered by impressions.
+"""A user's recent exposures: items left out for a while, and scores lowered by impressions.
 
-An impression subtracts d from its item's score for that user; d halves with each half-life. It is not feedback, and
-other users' scores do not change. The order stays exact: let S be the items with a discount. The best K of the K + |S|
-best, after discounts, are the best K of the whole catalogue: at least K of them have no discount, and all omitted items
-score below these.
+An impression subtracts d from its item's score for that user; d halves with each half-life. The order stays exact: with
+|S| discounted items, the K best of the K + |S| best are the K best of the catalogue, since at least K of them have no
+discount and all omitted items score below these.
 """
 
 from collections import Counter
@@ -15,7 +14,7 @@ from services.gateway.domain import NotAgain, Ranking
 MAX_ANSWERS, MAX_ITEMS_OF_ANSWER = 50, 200
 ANSWERS_TTL_S = 24 * 3600
 MAX_IMPRESSIONS = 100
-# Limit of a user's discounted items, by the newest impressions; a search returns one more item for each.
+# Most discounted items of a user; a search returns one more item for each.
 MAX_DISCOUNTED = 1_000
 # After this many half-lives, less than a thousandth of a discount is left.
 TTL_HALF_LIVES = 10
@@ -23,7 +22,7 @@ _TIME_BYTES = 6
 
 
 def packed_items(shown_ms: int, item_ids: Iterable[str]) -> bytes:
-    """Return an entry: Unix milliseconds, and the shown items."""
+    """Entry: Unix milliseconds, item ids."""
     return shown_ms.to_bytes(_TIME_BYTES, "big") + "\0".join(item_ids).encode()
 
 
@@ -41,7 +40,7 @@ def not_again(entries: Sequence[bytes], asked: NotAgain, now_ms: int) -> list[st
 
 
 def discounts_of(entries: Sequence[bytes], now_ms: int, *, discount: float, half_life_s: float) -> dict[str, float]:
-    """Return, by item, the discount of its impressions: discount · Σ 2^(-age / half-life). entries: newest first."""
+    """Return each item's discount: discount · Σ 2^(-age / half-life). entries: newest first."""
     found: Counter[str] = Counter()
     # A repeated impression has an equal entry.
     for shown_ms, item_ids in map(_unpacked, dict.fromkeys(entries)):
@@ -55,7 +54,7 @@ def discounts_of(entries: Sequence[bytes], now_ms: int, *, discount: float, half
 
 
 def discounted(ranking: Ranking, discounts: Mapping[str, float], k: int) -> Ranking:
-    """Return the best k after discounts. ranking: the k + |discounts| best."""
+    """Return the k best after discounts. ranking: the k + |discounts| best."""
     items = [replace(item, score=item.score - discounts.get(item.item_id, 0.0)) for item in ranking.items]
     items.sort(key=lambda item: -item.score)
     return replace(ranking, items=items[:k])

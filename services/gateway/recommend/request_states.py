@@ -1,7 +1,6 @@
-"""Find a request's state: the store's or one made from the request's history, as fresh as its token.
+"""Find a request's state, as fresh as its token.
 
-The order of fallbacks: a stored state of the whole history, a state made from that history now, an older stored state.
-The request's `Work` also gets the items that the user has seen, and the effects of recent exposures.
+Fallbacks: a stored state of the whole history, a state made from that history now, an older stored state.
 """
 
 import asyncio
@@ -32,7 +31,8 @@ from services.user_state.values import StoredState, UserView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStates:
-    """One per version set, called concurrently. Each call records its findings in the request's `Work`."""
+    """One per version set, called concurrently. Findings go to the request's `Work`, with seen items and recent
+    exposures."""
 
     stages: Stages
     tokens: TokenWaits
@@ -43,7 +43,7 @@ class RequestStates:
     preferences: Preferences
 
     async def find(self, work: Work[RecommendQuery], *, asked_ms: int, at_ms: int) -> FoundState:
-        """Return the request's state; apply earlier exposures to `work`. at_ms: the state's time, Unix milliseconds."""
+        """at_ms: the state's time, Unix milliseconds."""
         query = work.query
         if query.not_again is not None or (query.user_id and self.preferences.impression_discount):
             await self._read_shown(work, asked_ms)
@@ -52,7 +52,6 @@ class RequestStates:
         return await self._of_store(work)
 
     async def _read_shown(self, work: Work[RecommendQuery], asked_ms: int) -> None:
-        """Exclude items not to be repeated, and read the discounts of impressions."""
         preferences, asked = self.preferences, work.query.not_again
         wanted = {} if asked is None else {ANSWERS: MAX_ANSWERS}
         if preferences.impression_discount:
@@ -74,26 +73,26 @@ class RequestStates:
             )
 
     async def _of_store(self, work: Work[RecommendQuery]) -> FoundState:
-        """Return the stream's state, or one made from the stored history if this model's does not reflect all of it."""
+        """Use the stream's state, or one made from the stored history if the former does not reflect all of it."""
         view = await self._read_user(work)
         if view is None:
             return FoundState()
         found = await self.stages.find_state(work, view)
         if not found.answered:
-            # Store or encoder failed: there may be events that popular items do not reflect.
+            # After a failure there may be events that popular items do not reflect.
             token_failed(work)
         if not found.is_whole:
             _token_behind(work, found.stored)
         return found
 
     async def _of_history(self, work: Work[RecommendQuery], history: tuple[HistoryEvent, ...]) -> FoundState:
-        """Return the state of the request's own history; if the encoder fails, the stored one, marked as stale."""
+        """Encode the request's own history; if that fails, use the stored state, marked as stale."""
         if work.query.user_id:
             view, encoded = await asyncio.gather(self._read_user(work), self.stages.encode(work, history))
         else:
             view, encoded = None, await self.stages.encode(work, history)
         own = seen_in(reversed(history), self.schema)
-        # Stored items are excluded from the answer, but only the request's own vote.
+        # Stored items are excluded too, but only the request's own vote.
         silent = [*turned_down_in(history, self.schema), *(set(work.seen.item_ids) - set(own))]
         work.seen = Seen([*own, *work.seen.item_ids], silent)
         if encoded is not None:
@@ -110,7 +109,7 @@ class RequestStates:
         return FoundState()
 
     async def _read_user(self, work: Work[RecommendQuery]) -> UserView | None:
-        """Return the user's view, after waiting for a token; None if the store does not answer."""
+        """Read the user's view after waiting for a token; None if the store does not answer."""
         token = work.query.token
         partition = None if token is None else token.partition
         view = await self.stages.read_user(work, with_seen=True, partition=partition)
@@ -133,10 +132,9 @@ class RequestStates:
         return view
 
     async def _wait_for(self, work: Work[RecommendQuery], view: UserView, token: FreshnessToken) -> UserView | None:
-        """Wait until the token is reached, its epoch is gone, or the time for waiting is over; then read again.
+        """Wait until the token is reached, its epoch is gone, or time is over; then read again.
 
-        It does not wait if the log is unreachable: nothing new is applied, and the call would use nearly all of its
-        time.
+        If the log is unreachable nothing new is applied, so it does not wait.
         """
         began = time.monotonic()
         until = work.deadline - self.limits.token_reserve_s
@@ -148,14 +146,14 @@ class RequestStates:
 
 
 def token_failed(work: Work[RecommendQuery]) -> None:
-    """Mark that the answer does not honour the request's token, if it has one."""
+    """Mark that the answer does not honour the request's token."""
     if work.query.token is not None:
         work.token_honoured = False
         work.mark(Degradation.TOKEN_NOT_HONOURED)
 
 
 def _token_behind(work: Work[RecommendQuery], state: StoredState | None) -> None:
-    """Mark the token as not honoured if a state older than the watermark does not reach it by its own position."""
+    """Mark the token if a state older than the watermark does not reach it."""
     token = work.query.token
     if token is None:
         return

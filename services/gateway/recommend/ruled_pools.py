@@ -1,8 +1,8 @@
-"""Pools for rules: items of a boost or a pin may be outside the pool, so they get a separate search.
+"""Items of a boost or a pin may be outside the pool, so they get a separate search.
 
-The module also applies limits, caps and pins if the reranker does not.
+Limits, caps and pins are applied here if the reranker does not.
 
-The bounds of these searches limit the scores of omitted items with their boosts (`algorithms.rules.ranking_rules`).
+The searches' bounds limit the boosted scores of omitted items (`algorithms.rules.ranking_rules`).
 """
 
 import math
@@ -20,8 +20,8 @@ from services.gateway.recommend.popular import PopularItems
 
 
 def searched_for(rule: Rule, wanted: ItemFilter) -> ItemFilter | None:
-    """Return the filter of the items that a rule needs in the pool: those it lifts, or those left besides the buried
-    ones; None if no filter can express it (then the pool must suffice).
+    """Return the filter of the items that a rule lifts, or of those left besides the buried ones; None if no filter can
+    express it.
     """
     which = rule.which
     if rule.boost or rule.pin:
@@ -45,7 +45,7 @@ def searched_for(rule: Rule, wanted: ItemFilter) -> ItemFilter | None:
 
 
 def with_own_pools(pool: Pool, own: Sequence[tuple[Rule, Pool | None]]) -> Pool:
-    """Return the pool with the rules' search results, and a bound valid with boosts, in the pool's units.
+    """Join the rules' search results; the bound is valid with boosts.
 
     A failed search, or one of another index version, leaves no proof if the rule adds to scores.
     """
@@ -61,7 +61,7 @@ def with_own_pools(pool: Pool, own: Sequence[tuple[Rule, Pool | None]]) -> Pool:
 
 
 def with_items_of(pool: Pool, other: Pool) -> Pool:
-    """Return the pool, followed by the items that only the other pool has."""
+    """Append the items that only the other pool has."""
     there = set(pool.item_ids)
     rows = [row for row, item_id in enumerate(other.item_ids) if item_id not in there]
     return replace(
@@ -75,8 +75,8 @@ def with_items_of(pool: Pool, other: Pool) -> Pool:
 def with_room(
     wanted: ItemFilter, answer: Sequence[ScoredItem], query: RecommendQuery, popular: PopularItems
 ) -> ItemFilter:
-    """Return `wanted` without the categories and ids whose limits or caps the answer has used up. A cap that no filter
-    can express is left out.
+    """Return `wanted` without the categories and ids whose limits or caps are used up. A cap that no filter can express
+    is left out.
     """
     item_ids = [item.item_id for item in answer]
     categories: list[str] = []
@@ -100,7 +100,7 @@ def with_room(
 def rescored(
     items: Sequence[ScoredItem], query: RecommendQuery, discounts: Mapping[str, float], popular: PopularItems
 ) -> list[ScoredItem]:
-    """Return the items with boosts, buries and discounts in their scores, best first."""
+    """Apply boosts, buries and discounts; best first."""
     item_ids = [item.item_id for item in items]
     rules = [rule for rule in query.rules if rule.boost or rule.bury]
     moving = list(zip(rules, popular.named(item_ids, [rule.which for rule in rules]), strict=True))
@@ -115,7 +115,7 @@ def rescored(
 def within_rules(
     items: Sequence[ScoredItem], k: int, query: RecommendQuery, popular: PopularItems, *, pins: bool = True
 ) -> list[ScoredItem]:
-    """Return the first k items, best first, that category limits and caps admit, with pins at their positions."""
+    """Return the first k items that category limits and caps admit, with pins at their positions."""
     item_ids = [item.item_id for item in items]
     rules = [rule for rule in query.rules if rule.cap or rule.pin]
     masks = list(zip(rules, popular.named(item_ids, [rule.which for rule in rules]), strict=True))
@@ -131,7 +131,7 @@ def within_rules(
 
 
 def _bound(pool: Pool, boosts: Sequence[tuple[float, float | None]]) -> float | None:
-    """Return a bound valid with boosts. Boosts add to final scores; with votes, these have similarity * model_share."""
+    """Boosts add to final scores; with votes, these have similarity * model_share."""
     if not boosts or pool.bound is None:
         return pool.bound
     share = pool.model_share if pool.votes else 1.0

@@ -1,7 +1,6 @@
-"""Similar: the items most similar to one item, without the user's seen items if there is a user.
+"""Similar: the items most similar to one item, without the user's seen items.
 
-An answer is complete or an error, with one exception: if the state store does not answer, it may contain seen items,
-and is marked. Knows ports, not processes.
+If the state store does not answer, the answer may contain seen items and is marked; other failures are errors.
 """
 
 from dataclasses import dataclass, replace

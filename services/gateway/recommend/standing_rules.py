@@ -1,4 +1,4 @@
-"""Rules that apply to many requests: the operator's, for all answers, and those of experiments' arms."""
+"""Rules for many requests: the operator's, and those of experiments' arms."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,8 +20,8 @@ log = structlog.get_logger()
 
 
 class LiveRules:
-    """A model's standing rules. whole: all rules of the last PutRules, or of the file until then. now: the rules that
-    the model's attributes allow, which it applies. problems: why the others are left out.
+    """whole: all rules of the last PutRules, or of the file until then. now: those that the model's attributes allow.
+    problems: why the others are left out.
     """
 
     def __init__(self, kinds: Kinds, of_file: Sequence[Rule] = ()) -> None:
@@ -34,7 +34,7 @@ class LiveRules:
         check_rules(rules, self._kinds)
 
     def apply(self, standing: StandingRules) -> None:
-        """Apply these rules from now on."""
+        """Apply these rules."""
         kept, problems = [], []
         for position, rule in enumerate(standing.rules):
             try:
@@ -63,7 +63,7 @@ def standing_rules(file: Path | None, kinds: Kinds) -> list[Rule]:
 
 
 def check_arms(kinds: Kinds, one: Experiment) -> None:
-    """Raises: InvalidRequest for the first rule of an arm that breaks its limit, or that these kinds do not allow."""
+    """Raises: InvalidRequest for the first rule of an arm that breaks its limit or these kinds."""
     for number, arm in enumerate(one.arms):
         for position, rule in enumerate(arm.rules):
             check_rule(rule, f"arms[{number}].rules[{position}]", kinds)

@@ -1,4 +1,4 @@
-"""Waiting for freshness tokens: one read of the state store serves all that wait for a partition."""
+"""Wait for freshness tokens: one read of the state store serves all waiters of a partition."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ class _Waiter:
 
 
 class TokenWaits:
-    """One per version set, for one event loop. read: returns a user with the partition's watermark, None on failure."""
+    """For one event loop. read: returns a user with the partition's watermark, None on failure."""
 
     def __init__(self, read: Callable[[str, int], Awaitable[UserView | None]], *, poll_s: float) -> None:
         self._read, self._poll_s = read, poll_s
@@ -27,9 +27,7 @@ class TokenWaits:
         self._pollers: set[asyncio.Task[None]] = set()
 
     async def wait(self, user_id: str, token: FreshnessToken, until: float) -> bool:
-        """Wait until the token is reached, its epoch is gone, the store does not answer, or until `until` (monotonic
-        clock). Returns False at once if there is no time to wait.
-        """
+        """Wait until the token is reached, its epoch is gone, the store fails, or until `until` (monotonic clock)."""
         if time.monotonic() + self._poll_s >= until:
             return False
         loop = asyncio.get_running_loop()

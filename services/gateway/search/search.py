@@ -1,7 +1,6 @@
-"""Search: every source of items by words at once, fused by rank, ordered for a user if one is given.
+"""Search: every text source at once, fused by rank, ordered for a user if one is given.
 
-Without an unavailable source the answer lacks only that source's part; it is an error only if no source answered.
-Without a user's state the answer is not personal, and is marked. Knows ports, not processes.
+It is an error only if no source answered. Without a user's state the answer is not personal, and is marked.
 """
 
 import asyncio
@@ -22,13 +21,13 @@ from services.gateway.validation import MAX_K, check_search
 from services.platform.large_requests import in_turn
 from services.user_state.values import UserView
 
-# Items requested of each source, at least twice k, since an item of middle rank in two sources can win. With larger
-# depths, items of low rank in all sources push out the sought ones: on 500 pseudo queries over MovieLens-1M's titles,
-# MRR@10 of the fused answer is .759 with 100, .792 with 50, .825 with 30, .850 with 20.
+# Items of each source, at least twice k: an item of middle rank in two sources can win. With larger depths, items of
+# low rank in all sources push out the sought ones: on 500 pseudo queries over MovieLens-1M's titles, MRR@10 is .759
+# with 100, .792 with 50, .825 with 30, .850 with 20.
 DEPTH = 30
-# Number of found items that the user's model orders, at least k.
+# Found items that the user's model orders, at least k.
 PERSONAL_POOL = 200
-# Number of a user's last seen items that come first if the words find them.
+# Last seen items that come first if found.
 RECENT = 10
 
 
@@ -45,16 +44,14 @@ class Search:
     limits: Limits
 
     async def __call__(self, query: SearchQuery) -> SearchAnswer:
-        """Answer `query`.
-
-        Raises: InvalidRequest with the field; DependencyUnavailable with the reasons if no source answered (another
-        error of the tree if all of them failed alike); DeadlineExceeded if the caller's time ran out.
+        """Raises: InvalidRequest with the field; DependencyUnavailable with the reasons if no source answered (another
+        error if all failed alike); DeadlineExceeded.
         """
         work, asked_ms = Work.begin(query, budget_s=self.limits.budget_s), now_ms()
         await in_turn(check_search, query, self.model.kinds)
         view = None
         if query.user_id and query.filter.exclude_seen:
-            # Seen items are excluded inside the sources, so that the answer stays full: they must be known first.
+            # Sources exclude seen items, so that the answer stays full.
             view = await self._read_user(work, with_seen=True)
         answers, state = await asyncio.gather(self._find(work), self._state(work, view, asked_ms))
         if all(answer.hits is None for answer in answers):
@@ -117,7 +114,7 @@ class Search:
         )
 
     async def _state(self, work: Work[SearchQuery], view: UserView | None, asked_ms: int) -> PackedQueryState | None:
-        """Return the user's query state as in Recommend; None if there is none, or it is unavailable (marked)."""
+        """Return the state as in Recommend; mark an unavailable one."""
         if not work.query.user_id:
             return None
         if view is None and not work.query.filter.exclude_seen:
@@ -139,10 +136,9 @@ class Search:
     async def _order(
         self, work: Work[SearchQuery], state: PackedQueryState | None, fused: Sequence[Fused]
     ) -> tuple[Ranking | None, SourceTime]:
-        """Return the best found items in the order of the user's model; items unknown to it are left out.
+        """Order found items by the user's model; unknown ones are left out.
 
-        The user's recent items come first, in the sources' order: the model ranks what a user takes next, but a user
-        who searches for an item that they had most likely wants it again.
+        Recent items come first, in the sources' order: who searches for an item they had most likely wants it again.
         """
         if state is None:
             return None, SourceTime(source=PERSONAL, milliseconds=0.0, failure="there is no state of the user")

@@ -1,4 +1,4 @@
-"""Search's values: words, each source's results, the fused answer. Plain values, no Protobuf."""
+"""Search's values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,14 +7,14 @@ from services.algorithms.rules.filters import ItemFilter
 from services.contracts.experiments import Assignment
 from services.gateway.domain import Degradation
 
-# The sources of items by words, by their wire names; the user's own model only orders their results.
+# The text sources' wire names; the user's model only orders.
 SOURCES = ("text_mol", "phrases", "lexical")
 PERSONAL = "mol"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchQuery:
-    """One search, not validated (see `validation`). Answers contain seen items unless the filter excludes them."""
+    """A search, not validated. Seen items are included unless the filter excludes them."""
 
     query: str
     user_id: str = ""
@@ -26,7 +26,7 @@ class SearchQuery:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """score: in the source's unit. identifier: the text that the source generated for the item, if it generates any."""
+    """score: in the source's unit. identifier: the text generated for the item, if any."""
 
     item_id: str
     score: float
@@ -35,7 +35,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceHits:
-    """One source's results, best first, each item once, and its time."""
+    """A source's results, best first, each item once."""
 
     items: Sequence[Hit]
     text_version: str = ""
@@ -44,7 +44,7 @@ class SourceHits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceTime:
-    """One source's time, and why it did not answer (empty if it did)."""
+    """A source's time; failure: why it did not answer."""
 
     source: str
     milliseconds: float
@@ -62,7 +62,7 @@ class SourceRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """One item of the answer; score: fused, comparable within one answer only."""
+    """score: fused, comparable within one answer only."""
 
     item_id: str
     title: str
@@ -73,7 +73,7 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchAnswer:
-    """The answer with its provenance; model_version is empty if no user's model ordered it."""
+    """model_version is empty if no user's model ordered it."""
 
     results: Sequence[SearchResult]
     text_version: str

@@ -1,7 +1,6 @@
-"""Ask every source of items by words in one call, with a circuit breaker per source.
+"""Ask every text source in one call, with a circuit breaker per source.
 
-A source that is not loaded is no failure: the answer of the others is complete. If a loaded source did not answer, the
-reason is reported. Search fuses the results; Recommend adds them to its pool.
+A source that is not loaded is no failure; one that is loaded and did not answer is reported.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from services.platform.errors import DeadlineExceeded, DependencyUnavailable, Fr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceAnswer:
-    """One source's answer: its hits, or None with the error."""
+    """A source's hits, or its error."""
 
     source: str
     milliseconds: float
@@ -46,9 +45,9 @@ class TextRetrieval:
         self._breakers = {name: Breaker(f"text source {name}", open_seconds=limits.breaker_s) for name in SOURCES}
 
     async def find(self, query: str, *, k: int, filter: ItemFilter, left_s: float) -> list[SourceAnswer]:
-        """Return every source's answer, in the order of SOURCES; never raises an error of the tree.
+        """Return the answers in the order of SOURCES; never raises a FreshetError.
 
-        left_s: the caller's remaining time.
+        left_s: the caller's time.
         """
         began = time.monotonic()
         timeout_s = min(self._timeout_s, left_s)
@@ -105,7 +104,7 @@ def _error(answer: SourceHits | FreshetError) -> FreshetError | None:
 
 
 def no_source(answers: Sequence[SourceAnswer]) -> FreshetError:
-    """Return the error if no source answered: the class that all errors share, else DependencyUnavailable."""
+    """Return the class that all errors share, else DependencyUnavailable."""
     errors = [answer.error for answer in answers if answer.error is not None]
     reasons = "; ".join(dict.fromkeys(error.message for error in errors))
     kinds = {type(error) for error in errors if not isinstance(error, PreconditionFailed)} or {PreconditionFailed}
@@ -114,7 +113,7 @@ def no_source(answers: Sequence[SourceAnswer]) -> FreshetError:
 
 
 def without_seen(wanted: ItemFilter, seen: Sequence[str]) -> ItemFilter:
-    """Return the filter for the sources, which know no users: it denies seen items by id if they are excluded."""
+    """Deny seen items by id if they are excluded: sources know no users."""
     if not wanted.exclude_seen or not seen:
         return wanted
     return replace(wanted, deny_item_ids=(*wanted.deny_item_ids, *seen))

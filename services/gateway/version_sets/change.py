@@ -1,4 +1,4 @@
-"""ChangeVersionSet: an operator changes a staged version set's role, under the conditions of `freshet model`."""
+"""ChangeVersionSet, under the conditions of `freshet model`."""
 
 import secrets
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ from services.user_state.warmth import WARM, Warmth
 
 
 class Change(IntEnum):
-    """The numbers are those of the Protobuf enum `ChangeVersionSetRequest.Change`."""
+    """Numbers as in Protobuf's `ChangeVersionSetRequest.Change`."""
 
     SHADOW = 1
     CANARY = 2
@@ -26,14 +26,14 @@ class Change(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeVersionSet:
-    """The handler. measure: counts the users whose states of a model version are current."""
+    """The handler. measure: counts the users with current states of a model version."""
 
     routes: Routes
     operate: Operate[VersionSets]
     measure: Callable[[str], Awaitable[Warmth]]
 
     async def __call__(self, number: int, name: str, share: float, expected_revision: int) -> tuple[int, bool]:
-        """Apply the change; return the new revision, and whether this gateway applies it (see `Operate`).
+        """Apply the change; return as `Operate`.
 
         Raises: InvalidRequest; NotFound; PreconditionFailed with what is missing; as `Operate`.
         """
@@ -55,7 +55,7 @@ class ChangeVersionSet:
         return await self.operate(expected_revision, steps[change], f"{change.name.lower()} {name}{shared}")
 
     async def _check_promotion(self, name: str) -> None:
-        """Raises: NotFound; PreconditionFailed if the set is not ready here, or too few users have current states."""
+        """Raises: NotFound; PreconditionFailed if the set is not ready, or too few users have current states."""
         if self.routes.sets is None:
             raise PreconditionFailed(
                 "no set was ever staged, or this gateway has not read it yet: "
@@ -75,7 +75,7 @@ class ChangeVersionSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operations:
-    """The operators' changes that apply to all gateways: rules, version sets and experiments."""
+    """Operators' changes for all gateways."""
 
     rules: Operate[StandingRules]
     change_set: ChangeVersionSet

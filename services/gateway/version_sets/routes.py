@@ -1,8 +1,7 @@
-"""Route users to version sets: this gateway's sets, by the operator's newest record.
+"""Route users to version sets, by the operator's newest record.
 
-A request uses one set from start to end, so no answer mixes two. A set that cannot be opened here (for example without
-its bundle) answers nobody: its users get the gateway's own set, and `report` gives the reason. This module calls
-handlers, and does not depend on their parts.
+A request uses one set from start to end. The users of a set that cannot be opened here get the gateway's own set;
+`report` gives the reason.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from services.platform.errors import FreshetError, InvalidRequest
 
 log = structlog.get_logger()
 
-# Grace period for in-flight calls of a retired version set: longer than any call.
+# Grace period for in-flight calls of a retired set: longer than any call.
 _GRACE_S = 5.0
 
 
@@ -38,8 +37,8 @@ async def _no_problem() -> str:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class ServedSet:
-    """A set open in this gateway. shadowed: answers without side effects. check: returns why its processes do not serve
-    its model ("" if they do). answered: number of answered Recommends.
+    """An open set. shadowed: answers without side effects. check: returns why its processes do not serve its model (""
+    if they do). answered: number of Recommends.
     """
 
     handlers: Handlers
@@ -53,7 +52,7 @@ class ServedSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetReport:
-    """A set of the operator's record, and its state in this gateway. problem: why it is not ready, "" if it is."""
+    """A recorded set's state here. problem: why it is not ready, "" if it is."""
 
     of: VersionSet
     problem: str
@@ -63,8 +62,8 @@ class SetReport:
 
 @dataclass(eq=False, kw_only=True)
 class Routes:
-    """own: the set that the settings define. open_set: opens a further set. check: raises InvalidRequest for an
-    experiment that the own model cannot apply.
+    """own: the settings' set. open_set: opens another. check: raises InvalidRequest for an experiment that the own
+    model cannot apply.
     """
 
     own: ServedSet
@@ -72,7 +71,7 @@ class Routes:
     check: Callable[[Experiment], None] = lambda one: None
     rng: Random = field(default_factory=Random)
     sets: VersionSets | None = field(default=None, init=False)
-    # experiments: those that this gateway applies. recorded: all. left_out: name -> why it is not applied.
+    # experiments: those applied here. recorded: all. left_out: name -> reason.
     experiments: Experiments = field(default_factory=Experiments, init=False)
     recorded: Experiments = field(default_factory=Experiments, init=False)
     left_out: dict[str, str] = field(default_factory=dict, init=False)
@@ -83,7 +82,7 @@ class Routes:
     _closing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     def of(self, user_id: str) -> ServedSet:
-        """Return the set that answers this user; "" stands for a request without a user."""
+        """Return the user's set; "": no user."""
         if self.sets is None:
             return self.own
         return self._sets.get(self.sets.set_for(user_id), self.own)
@@ -91,8 +90,8 @@ class Routes:
     def assigned(
         self, user_id: str, context: Mapping[str, str] = MappingProxyType({}), forced: Mapping[str, str] | None = None
     ) -> tuple[ServedSet, tuple[Assignment, ...]]:
-        """Return the set of a request, and its arms. An arm whose set is not open here is left out: the request does
-        not get it, so its exposure must not name it.
+        """Return a request's set and arms. An arm whose set is not open here is left out: the exposure must not name
+        it.
 
         Raises: InvalidRequest for impossible forced arms.
         """
@@ -105,11 +104,11 @@ class Routes:
         return served, tuple(assignments)
 
     def set_of(self, arm: Arm, default: ServedSet) -> ServedSet | None:
-        """Return the set of an arm's users; None if it is not open here."""
+        """Return an arm's set; None if it is not open here."""
         return self._sets.get(arm.version_set) if arm.version_set else default
 
     def apply_experiments(self, experiments: Experiments) -> None:
-        """Apply these experiments from now on. A running one that cannot be applied is left out, and logged."""
+        """Apply these experiments. A running one that cannot be applied is left out and logged."""
         kept, self.recorded, self.left_out = dict(experiments.experiments), experiments, {}
         for one in experiments.running:
             try:
@@ -121,7 +120,7 @@ class Routes:
         self.experiments = replace(experiments, experiments=kept)
 
     def apply_rules(self, standing: StandingRules) -> None:
-        """Apply these standing rules in every set from now on."""
+        """Apply these standing rules in every set."""
         self.standing = standing
         for served in self.open:
             served.handlers.recommend.rules.apply(standing)
@@ -133,7 +132,7 @@ class Routes:
 
     @property
     def serving(self) -> ServedSet:
-        """Return the default set: it answers the users outside the canary, and requests without a user."""
+        """Return the default set, for users outside the canary and requests without a user."""
         return self.of("")
 
     @property
@@ -149,12 +148,12 @@ class Routes:
             self._shadow.beside(query, answer)
 
     def took(self, user_id: str, item_id: str) -> None:
-        """Record that a user interacted with an item, for the shadow's report."""
+        """Record a user's interaction for the shadow's report."""
         if self._shadow is not None:
             self._shadow.took(user_id, item_id)
 
     async def apply(self, sets: VersionSets) -> None:
-        """Apply this record from now on. Sets that cannot be opened here are left out and reported."""
+        """Apply this record. Sets that cannot be opened are left out and reported."""
         served: dict[str, ServedSet] = {}
         problems: dict[str, str] = {}
         for name, one in sets.sets.items():
@@ -170,7 +169,7 @@ class Routes:
                     problems[name] = str(exc)
                     log.error("version_set_not_held", set=name, reason=str(exc))
         gone = [one for one in self._sets.values() if one is not self.own and one not in served.values()]
-        # Assigned without awaiting in between: a request sees the old record or this one.
+        # Without awaiting in between: a request sees one record.
         self._sets, self._problems, self.sets = served, problems, sets
         if self.standing is not None:
             self.apply_rules(self.standing)
@@ -183,7 +182,7 @@ class Routes:
             task.add_done_callback(self._closing.discard)
 
     async def report(self) -> list[SetReport]:
-        """Return the present state of every set of the record."""
+        """Return the state of every recorded set."""
         sets = self.sets or VersionSets.of_one(own_set(self.own.model_version))
         names = list(sets.sets)
         problems = await asyncio.gather(*(self._problem(name) for name in names))
@@ -223,5 +222,5 @@ class Routes:
 
 
 def own_set(model_version: str) -> VersionSet:
-    """Return the set of a gateway without an operator's record."""
+    """Return the set without an operator's record."""
     return VersionSet(name=model_version, model_version=model_version, bundle="")

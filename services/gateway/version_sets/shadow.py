@@ -1,7 +1,6 @@
-"""The shadow: a second version set that is called after the answering one, and a comparison of the answers.
+"""The shadow: a second set is called after the answering one, and compared.
 
-It runs outside the caller's deadline, with few concurrent calls, and does not affect exposures, pages or the gateway's
-metrics.
+It runs outside the caller's deadline, and does not affect exposures, pages or metrics.
 """
 
 import asyncio
@@ -19,17 +18,17 @@ from services.platform.errors import FreshetError
 
 log = structlog.get_logger()
 
-# Limit of concurrent calls: a shadow only uses spare capacity.
+# A shadow uses spare capacity only.
 MAX_UNDER_WAY = 2
-# Number of users whose next interaction is awaited, and of newest answers whose times are stored.
+# Users whose next interaction is awaited; stored times of answers.
 MAX_WAITING, MAX_TIMES = 10_000, 2_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShadowReport:
-    """Sums since the shadow began. overlap: mean share of items that are in both answers. score_shift: mean difference
-    of the best scores, shadow minus answer. taken: items that these users took next; taken_from_answer,
-    taken_from_shadow: how many of them each answer had.
+    """Sums since the start. overlap: mean share of common items. score_shift: mean difference of the best scores,
+    shadow minus answer. taken: items that these users took next; taken_from_answer, taken_from_shadow: how many each
+    answer had.
     """
 
     requests: int
@@ -46,7 +45,7 @@ class ShadowReport:
 
 @dataclass(slots=True)
 class _Sums:
-    """The sums of a `ShadowReport`; times: milliseconds of the newest answers."""
+    """times: milliseconds of the newest answers."""
 
     requests: int = 0
     compared: int = 0
@@ -60,7 +59,6 @@ class _Sums:
     times: list[float] = field(default_factory=list)
 
     def compare(self, answer: Recommendation, shadowed: Recommendation, took_ms: float) -> None:
-        """Compare two answers."""
         self.times = [*self.times[-MAX_TIMES:], took_ms]
         self.compared += 1
         self.overlap += len(_item_ids(answer) & _item_ids(shadowed)) / max(1, len(answer.items), len(shadowed.items))
@@ -102,13 +100,13 @@ class Shadow:
         self._sums = _Sums()
 
     def beside(self, query: RecommendQuery, answer: Recommendation) -> None:
-        """Call the shadow with an answered query, for a share of queries. Pages of a stored list are left out."""
+        """Call the shadow for a share of queries, without pages of stored lists."""
         if query.page_token or self._rng.random() >= self.share:
             return
         if len(self._tasks) >= MAX_UNDER_WAY:
             self._sums.skipped += 1
             return
-        # In a separate context: without the caller's deadline, queue position and trace.
+        # A separate context: without the caller's deadline, queue position and trace.
         task = asyncio.get_running_loop().create_task(
             self._compare(query, answer), name="shadow", context=contextvars.Context()
         )
@@ -116,7 +114,7 @@ class Shadow:
         task.add_done_callback(self._tasks.discard)
 
     def took(self, user_id: str, item_id: str) -> None:
-        """Record that a user took an item. Only the first item after the user's last compared answers counts."""
+        """Only the first item after a user's last compared answers counts."""
         if user_id not in self._waiting:
             return
         of_answer, of_shadow = self._waiting.pop(user_id)

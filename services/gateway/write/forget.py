@@ -1,7 +1,7 @@
-"""Forget a user: write a record, wait until every process has applied it, report what was found and what remains.
+"""Forget a user: write a record, wait until every process has applied it, report.
 
-Once the record is in the log, the user will be forgotten, even if a process is unavailable now. The gateway only asks
-the encoder process and the refreshers for their data; it removes nothing itself, since it has no user data.
+Once the record is in the log, the user will be forgotten, even if a process is unavailable now. The gateway itself has
+no user data.
 """
 
 import asyncio
@@ -33,9 +33,7 @@ _SUMS_UNKNOWN = "what item states and memory hold is not known everywhere: not e
 
 @dataclass(frozen=True, slots=True)
 class _Holdings:
-    """The available reports. stored: None if the encoder process did not answer. of_sets: for each version set, the
-    reports of its refreshers.
-    """
+    """stored: None if the encoder did not answer. of_sets: each version set's refreshers' reports."""
 
     stored: StoredUser | None
     of_sets: Sequence[Sequence[Contributions]]
@@ -67,8 +65,8 @@ class _Holdings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetUser:
-    """The handler. In every version set, the refreshers must report every partition of `attributions`. others: returns
-    the refreshers of the other sets.
+    """The handler. Each set's refreshers must report every partition of `attributions`. others: returns those of the
+    other sets.
     """
 
     ports: Ports
@@ -77,10 +75,10 @@ class ForgetUser:
     ask_timeout_s: float = 1.0
 
     async def __call__(self, user_id: str, *, preview: bool) -> ForgetReport:
-        """Forget a user, or (preview) only report the data.
+        """Forget a user, or (preview) only report.
 
-        Raises: InvalidRequest; DependencyUnavailable with a retry hint if the log did not acknowledge the record (it
-        may still have it: call again), or if a preview is unavailable.
+        Raises: InvalidRequest; DependencyUnavailable with a retry hint if the record was not acknowledged (it may be
+        written), or a preview is unavailable.
         """
         validate_id("user_id", user_id)
         deadline = time.monotonic() + (request_context.remaining_seconds() or DEFAULT_WAIT_S) - _ANSWER_RESERVE_S
@@ -107,8 +105,8 @@ class ForgetUser:
 
     async def _write(self, user_id: str, deadline: float) -> Forget:
         try:
-            # Concurrent callers share a request, so the first answer may be older than this call and miss a record
-            # acknowledged just before it. The second answer was requested after the first.
+            # Callers share a request, so the first answer may miss a record acknowledged before this call; the second
+            # was requested after the first.
             await self.ports.ends.interactions(_within(self.append_timeout_s, deadline))
             ends = await self.ports.ends.interactions(_within(self.append_timeout_s, deadline))
             forget = Forget(
@@ -123,7 +121,7 @@ class ForgetUser:
         return forget
 
     async def _look(self, user_id: str, until: float) -> _Holdings:
-        """Return the data reported before `until` (monotonic clock)."""
+        """Return the data until `until` (monotonic clock)."""
         try:
             timeout_s = _within(self.ask_timeout_s, until)
             async with asyncio.timeout(timeout_s):
@@ -153,7 +151,7 @@ class ForgetUser:
         if not found.all_answered:
             return False
         try:
-            # Read each time, since partitions may be added while the gateway runs.
+            # Partitions may be added at any time.
             number = await self.ports.ends.attribution_partitions(_within(self.append_timeout_s, until))
         except (DependencyUnavailable, DeadlineExceeded):
             return False
@@ -161,5 +159,4 @@ class ForgetUser:
 
 
 def _within(limit_s: float, until: float) -> float:
-    """Return the seconds until `until`, at most `limit_s`."""
     return max(0.001, min(limit_s, until - time.monotonic()))

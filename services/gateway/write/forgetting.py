@@ -1,4 +1,4 @@
-"""A user's data, and the effect of a forget: ForgetUser's answer. Plain values, no Protobuf."""
+"""A user's data, and a forget's effect."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredUser:
-    """The data of the encoder process and the state store. forgotten_up_to: by partition of `interactions`, the offset
-    up to which the user is forgotten; empty: no forget. in_model: training gave the user a component.
+    """The data of encoder and state store. forgotten_up_to: by partition of `interactions`, empty without a forget.
+    in_model: training gave the user a component.
     """
 
     pseudonym: str
@@ -20,7 +20,7 @@ class StoredUser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contributions:
-    """One refresher's data of a user. partitions: the partitions of `attributions` that it reads."""
+    """A refresher's data of a user. partitions: its ones of `attributions`."""
 
     summed_interactions: int = 0
     remembered_interactions: int = 0
@@ -30,8 +30,8 @@ class Contributions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetReport:
-    """found, left: counts by kind of data, before and after; a kind that could not be counted is left out. is_applied:
-    every process has applied the forget. remains: sentences that say what remains, and until when.
+    """found, left: counts by kind of data, before and after; unknown ones are left out. is_applied: by every process.
+    remains: sentences that say what remains, and until when.
     """
 
     forget_id: str

@@ -1,4 +1,4 @@
-"""RecordImpressions: the slots of an answer that were seen, written as interactions.
+"""RecordImpressions: seen slots of an answer, written as interactions.
 
 The exposure id contains the answer's time and user, so a record depends only on the request: a repeated request gives
 the same record, which counts once.

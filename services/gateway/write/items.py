@@ -1,12 +1,11 @@
-"""Write items with their metadata to the topic `items`, which every process reads.
+"""Write items to the topic `items`, which every process reads.
 
-Each record is a whole item under its id, so requests are idempotent. A rejected request has written nothing; a failed
-one may have written some.
+Each record is a whole item, so requests are idempotent. A rejected request has written nothing; a failed one may have
+written some.
 
-An edit of some fields merges them into the item as this gateway knows it, writes the whole item, and reads it back. If
-another writer's record came between, the edit is merged into that record and written again, so neither loses a field.
-The edits of one gateway run one after the other. One case is not covered: gateways A and B edit one item at once, and A
-edits it again in the milliseconds between B's record and B's correction.
+An edit of some fields is merged into the item as known here, written whole, and read back; if another record came
+between, it is merged into that one and written again. A gateway's edits run one after the other. Not covered: gateways
+A and B edit one item, and A edits it again in the milliseconds before B's correction.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ _LOOK_AGAIN_S = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutItems:
-    """The handler. described: this version set's view of the catalogue. others: returns the views of other sets."""
+    """The handler. described: this set's catalogue. others: returns those of other sets."""
 
     log: Log[CatalogueItem]
     kinds: Mapping[str, str]
@@ -39,10 +38,10 @@ class PutItems:
     _edits: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def __call__(self, items: Sequence[CatalogueItem], fields: Sequence[str] = ()) -> int:
-        """Write the whole items, or only these fields of them; return the number of items.
+        """Write the items, or only these fields; return the number of items.
 
-        Raises: InvalidRequest with the first item that breaks a limit, before anything is written; NotFound for an edit
-        of an unknown item; DependencyUnavailable with a retry hint if the log did not acknowledge all of them.
+        Raises: InvalidRequest for the first invalid item, before anything is written; NotFound for an edit of an
+        unknown item; DependencyUnavailable with a retry hint if not all were acknowledged.
         """
         await in_turn(_check, items, self.kinds)
         if not fields:
@@ -81,7 +80,7 @@ class PutItems:
         found = self.described.item(item_id)
         if found is None:
             raise NotFound(f"the catalogue has no item {item_id!r}; an edit of some fields needs a known one")
-        # Another version set's bundle may declare attributes that this one's does not.
+        # Another set's bundle may declare other attributes.
         of_others = [other.item(item_id) for other in self.others()]
         undeclared = {name: value for other in of_others if other for name, value in other.item.attributes.items()}
         undeclared = {name: value for name, value in undeclared.items() if name not in self.kinds}
@@ -105,7 +104,7 @@ class PutItems:
 
 
 def edited(present: CatalogueItem, edit: CatalogueItem, fields: Sequence[str]) -> CatalogueItem:
-    """Return the present item with the edit's values in these fields."""
+    """Return the present item with these fields of the edit."""
     changes = {name: getattr(edit, name) for name in fields if name in FIELDS}
     attributes = dict(changes.get("attributes", present.attributes))
     for name in (name.removeprefix(_ONE) for name in fields if name.startswith(_ONE)):

@@ -1,4 +1,4 @@
-"""Write an operator's change to a topic of operations, provided that the operator saw its last revision."""
+"""Write an operator's change to its topic, if the operator saw the last revision."""
 
 import asyncio
 import time
@@ -17,18 +17,16 @@ _APPLIED_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operate(Generic[S]):
-    """One topic. initial: returns the state before any operation, or raises. applied: returns the revision in force in
-    this gateway.
-    """
+    """One topic. initial: returns the first state, or raises. applied: returns the revision in force here."""
 
     control: Control[S]
     initial: Callable[[], S]
     applied: Callable[[], int]
 
     async def __call__(self, expected_revision: int, change: Callable[[S], S], operation: str) -> tuple[int, bool]:
-        """Write the operation; return the new revision, and whether this gateway applies it.
+        """Return the new revision, and whether this gateway applies it.
 
-        Raises: Conflict with the current revision if it is not the expected one; and as `change` and `Control.write`.
+        Raises: Conflict with the current revision; as `change` and `Control.write`.
         """
         revision = await asyncio.to_thread(self._written, expected_revision, change, operation)
         until = time.monotonic() + _APPLIED_S

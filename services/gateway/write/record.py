@@ -1,7 +1,7 @@
-"""Record, stream and undo interactions: validated, with ids and times, durable when the receipt is returned.
+"""Record, stream and undo interactions, durable when the receipt is returned.
 
-A rejected request has written nothing. A failed one may have written some: the client repeats it with the same event
-ids, and each event counts once.
+A rejected request has written nothing. A failed one may have written some: repeated with the same event ids, each event
+counts once.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ from services.user_state.layout import IMPRESSIONS
 
 MAX_STREAM = 100_000
 MAX_IN_FLIGHT = 256
-# A healthy stream acknowledges in milliseconds: a longer wait may be the stream's fault.
+# A healthy stream acknowledges in milliseconds; this wait may be its fault.
 _PATIENCE_S = 0.4
 
 
 class EpochCache:
-    """The stream's epoch, read at most once per `ttl_seconds`. If the store is unavailable, the last known one."""
+    """The stream's epoch, read at most once per `ttl_seconds`; the last known one without a store."""
 
     def __init__(
         self, states: UserStates, *, ttl_seconds: float = 0.5, clock: Callable[[], float] = time.monotonic
@@ -57,12 +57,12 @@ class EpochCache:
         self._reading: asyncio.Task[None] | None = None
 
     async def current(self) -> str:
-        """Return the epoch; empty if none was ever read. It never fails: writes do not need Redis."""
+        """Return the epoch; empty if none was read. Never fails: writes do not need Redis."""
         if self._read_at is not None and self._clock() - self._read_at < self._ttl_seconds:
             return self._epoch
         if self._reading is None:
             self._reading = asyncio.get_running_loop().create_task(self._read())
-        # Shielded: one impatient caller must not cancel the read of others.
+        # An impatient caller must not cancel others' read.
         await asyncio.shield(self._reading)
         return self._epoch
 
@@ -70,7 +70,7 @@ class EpochCache:
         try:
             self._epoch = await self._states.epoch() or ""
         except FreshetError:
-            # Tokens of an older epoch are not honoured, which is correct.
+            # Tokens of an older epoch are correctly not honoured.
             pass
         finally:
             self._read_at = self._clock()
@@ -78,7 +78,7 @@ class EpochCache:
 
 
 class RecordInteractions:
-    """The handler for writers; one per version set, called concurrently."""
+    """The handler; one per version set, called concurrently."""
 
     def __init__(
         self,
@@ -99,16 +99,16 @@ class RecordInteractions:
         self._breaker = Breaker("interaction_log", open_seconds=limits.breaker_s)
 
     async def __call__(self, interactions: Sequence[Interaction]) -> list[Receipt]:
-        """Write the whole request; return receipts in its order.
+        """Write the whole request; return receipts in order.
 
         Raises: InvalidRequest, and PermissionDenied for another user's exposure, before anything is written;
-        DependencyUnavailable with a retry hint if the stream did not acknowledge all of it.
+        DependencyUnavailable with a retry hint if not all was acknowledged.
         """
         await in_turn(self._check, interactions, now_ms())
         return await self.write(interactions)
 
     def takes(self, interaction: Interaction) -> bool:
-        """Whether the interaction means that the user took the item."""
+        """Whether the user took the item."""
         return bool(interaction.item_id) and self._schema.weight_for(interaction.type, interaction.value) > 0
 
     async def write(self, interactions: Sequence[Interaction]) -> list[Receipt]:
@@ -121,7 +121,7 @@ class RecordInteractions:
         return receipts
 
     async def _keep_seen(self, written: Iterable[Interaction]) -> None:
-        """Store impressions for discounts of scores. Best effort: a lost one has no discount."""
+        """For discounts; best effort."""
         of_user: dict[str, deque[Interaction]] = {}
         for one in written if self._preferences.impression_discount else ():
             if self._schema.of(one.type).role is Role.EXPOSURE:
@@ -135,9 +135,9 @@ class RecordInteractions:
                 self._metrics.component_failed("sessions")
 
     async def stream(self, interactions: AsyncIterator[Interaction]) -> list[Receipt]:
-        """Write a client stream: each interaction is sent on arrival, all receipts are returned at the end.
+        """Write a client stream: each interaction on arrival; all receipts at the end.
 
-        Raises: as `__call__`, but messages before a bad or failed one are written; the error has their number.
+        Raises: as `__call__`, with the number of messages written before.
         """
         pending: list[asyncio.Task[Receipt]] = []
         sent: list[Interaction] = []
@@ -166,7 +166,7 @@ class RecordInteractions:
                     sent.append(_with_id(interaction))
                     pending.append(asyncio.create_task(append(sent[-1])))
                     if not self._breaker.closed:
-                        # The stream is or was unavailable: this message shows whether it recovered.
+                        # This message shows whether the stream recovered.
                         await asyncio.wait(pending[-1:])
                         if not self._breaker.closed:
                             cut_short = True
@@ -191,7 +191,7 @@ class RecordInteractions:
         return receipts
 
     async def undo(self, user_id: str, event_id: str) -> Receipt:
-        """Write the undo of a user's earlier event. A repeated undo is written again under the same id."""
+        """Write the undo of a user's event; a repeated one has the same id."""
         validate_id("user_id", user_id)
         validate_id("event_id", event_id)
         digest = hashlib.sha256(f"{user_id}\0{event_id}".encode()).hexdigest()[:32]
@@ -239,7 +239,6 @@ class RecordInteractions:
 
 
 def _sorted(outcomes: Sequence[Receipt | BaseException]) -> tuple[list[Receipt], BaseException | None]:
-    """Return the receipts, and the first failure."""
     failure = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
     return [outcome for outcome in outcomes if isinstance(outcome, Receipt)], failure
 
@@ -249,7 +248,7 @@ def _with_id(interaction: Interaction) -> Interaction:
 
 
 def _with_count(failure: BaseException, written: int, total: int) -> BaseException:
-    """Return the same error with the number of durable records of the batch."""
+    """Add the number of durable records to the error."""
     if total == 1 or not isinstance(failure, FreshetError):
         return failure
     message = f"{failure.message}; {written} of {total} were acknowledged, send all again with the same event ids"

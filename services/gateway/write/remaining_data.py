@@ -1,7 +1,6 @@
-"""What remains of a forgotten user, where and until when: the sentences of ForgetUser's report.
+"""What remains of a forgotten user, where and until when: sentences of ForgetUser's report.
 
-Each topic with user data has a line here. Its retention comes from the definition with which Freshet creates the topic
-(an operator may have changed an existing topic). The sentences are the same for every user.
+Retention is that of Freshet's definition of the topic; an operator may have changed it.
 """
 
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from services.contracts.topics.search_clicks import SEARCH_CLICKS
 from services.contracts.topics.version_sets import VERSION_SETS
 from services.platform.stream.topic import Topic
 
-# Topic -> its data of a user after a forget. Every topic is here or in `WITHOUT_USER_DATA`.
+# Topic -> a user's data after a forget; every topic is here or in `WITHOUT_USER_DATA`.
 WITH_USER_DATA: Mapping[str, str] = {
     INTERACTIONS: "the user's records with the user id; every reading skips them, rebuilds and imports included",
     ATTRIBUTIONS: "the user's interactions and query states under a pseudonym; every reading skips them",
@@ -55,7 +54,7 @@ _DAY_MS = 24 * 3600 * 1000
 
 
 def until(topic: Topic) -> str:
-    """Return how long a record of the topic stays, by the topic's definition."""
+    """Return how long a record stays, by the topic's definition."""
     settings = topic.settings
     if settings.get("cleanup.policy") == "compact":
         if topic.name == FORGETS:

@@ -1,4 +1,4 @@
-"""Common code of handlers that write to the stream: the time limit of a write, and the retry hint."""
+"""The time limit of a write to the stream, and the retry hint."""
 
 from services.platform.errors import DeadlineExceeded
 from services.platform.rpc import request_context
@@ -8,9 +8,9 @@ _ANSWER_RESERVE_S = 0.05
 
 
 def write_timeout_s(limit_s: float, what: str) -> float:
-    """Return at most `limit_s`, and early enough that the caller still learns that the stream is unavailable.
+    """Return at most `limit_s`, so that the caller still learns that the stream is unavailable.
 
-    Raises: DeadlineExceeded if the caller has too little time left to write `what`.
+    Raises: DeadlineExceeded with too little time left to write `what`.
     """
     remaining = request_context.remaining_seconds()
     timeout_s = limit_s if remaining is None else min(limit_s, remaining - _ANSWER_RESERVE_S)

@@ -1,10 +1,9 @@
 """Adaptive concurrency limits per class of calls, fair between callers.
 
-A process that admits every call beyond its capacity answers none in time. The limit follows the calls' latency: it
-falls in proportion while the median of the last calls is above twice the unloaded latency, and grows by its square root
-otherwise (the gradient of Netflix's concurrency-limits and of Envoy's adaptive concurrency). The unloaded latency is
-learned while few calls run, so a long overload does not count as normal. The limit also falls while calls report that
-other work has priority. This module does not use gRPC.
+A process that admits every call beyond its capacity answers none in time. While the median latency is above twice the
+unloaded latency, the limit falls in proportion; otherwise it grows by its square root (the gradient of Netflix's
+concurrency-limits and of Envoy's adaptive concurrency). The unloaded latency is learned while few calls run, so a long
+overload does not count as normal. Calls that report work of higher priority also lower the limit.
 """
 
 import asyncio
@@ -19,16 +18,16 @@ from statistics import median
 from services.platform.errors import Overloaded
 
 _TOLERANCE = 2.0
-# The share of the limit for all callers; the rest is for callers below their fair share.
+# Share of the limit for all callers; the rest is for those below their fair share.
 _COMMON = 0.75
 _FIRST = 16
-# Up to this number, concurrent calls do not slow each other down.
+# Up to this number, calls do not slow each other down.
 _UNHURRIED = 2
 _WINDOW_S = 0.1
 _WINDOW_CALLS = 20
-# Factor of the limit in a window in which most calls yield.
+# Factor in a window in which most calls yield.
 _YIELD_FACTOR = 0.8
-# Learning rate of the unloaded latency per window.
+# Of the unloaded latency, per window.
 _LEARNED = 0.2
 _RETRY_AFTER_MS = 100
 # Longest wait of a call in the queue.
@@ -36,10 +35,9 @@ _PATIENCE_S = 0.5
 
 
 class Limit:
-    """The concurrency limit of a class of calls; `value` is the present one, from `smallest` to `largest`. If both are
-    equal, it is fixed. Not thread-safe.
+    """A concurrency limit, from `smallest` to `largest`; fixed if both are equal. Not thread-safe.
 
-    quick_s: a median up to this is no overload, however low the unloaded latency.
+    quick_s: no median up to this is overload.
     smallest_yielding: the minimum while calls yield; None: `smallest`.
     """
 
@@ -50,10 +48,10 @@ class Limit:
         self._smallest_yielding = self._smallest if smallest_yielding is None else smallest_yielding
         self._quick_s, self._clock = quick_s, clock
         self.value = float(max(self._smallest, min(_FIRST, largest)))
-        # The unloaded latency, and whether it was measured while few calls ran.
+        # The unloaded latency; whether few calls ran when it was measured.
         self._unhurried_s: float | None = None
         self._is_sure = False
-        # Of this window: latencies, number of calls that yielded, and the peak of concurrent calls.
+        # Of this window: latencies, yielding calls, peak of concurrent calls.
         self._taken_s: list[float] = []
         self._num_yielding = 0
         self._peak = 0
@@ -64,7 +62,7 @@ class Limit:
         self._peak = max(self._peak, calls)
 
     def took(self, seconds: float, *, yields: bool, in_flight: int) -> None:
-        """Record the end of a call. in_flight: calls still running."""
+        """Record a call's end. in_flight: calls still running."""
         if self._smallest == self._largest:
             return
         self._taken_s.append(seconds)
@@ -90,9 +88,9 @@ class Limit:
         if gradient < 1.0 and not self._is_sure:
             self.value = self._smallest
             return
-        # Without enough calls to reach the limit, it only falls.
+        # Without enough calls, it only falls.
         headroom = sqrt(self.value) if 2 * self._peak >= self.value else 0.0
-        # After yielding, the limit is below the minimum, and returns to it only at its normal growth.
+        # After yielding, it returns to the minimum only at its normal growth.
         least = min(self._smallest, self.value + sqrt(self.value))
         self.value = max(least, min(self._largest, gradient * self.value + headroom))
 
@@ -101,8 +99,8 @@ class Admission:
     """One class of calls. Not thread-safe.
 
     smallest, largest, quick_s, smallest_yielding: see `Limit`. per_caller: calls in flight of one caller.
-    surplus: calls beyond the limit that may begin if they get a cheaper answer (`Slot.is_surplus`).
-    queue: calls that may wait in `admit`; beyond it, calls are rejected.
+    surplus: calls beyond the limit that may begin with a cheaper answer (`Slot.is_surplus`).
+    queue: calls that may wait in `admit`.
     """
 
     def __init__(
@@ -124,7 +122,7 @@ class Admission:
         self._per_caller = per_caller
         self._surplus_left = surplus
         self._queue_size = queue
-        # Waiting calls in order of arrival: the caller, and the error if its turn does not come.
+        # In order of arrival: the caller, and the error if its turn does not come.
         self._queue: dict[asyncio.Future[Slot], tuple[str, Overloaded]] = {}
         self.in_flight = 0
         self._callers = Counter[str]()
@@ -135,7 +133,7 @@ class Admission:
         return self._limit.value
 
     def enter(self, caller: str, *, is_background: bool = False) -> "Slot":
-        """Admit one call; its `Slot.leave` has to follow. Background calls get half of the limit.
+        """Admit a call; its `Slot.leave` has to follow. Background calls get half of the limit.
 
         Raises: Overloaded.
         """
@@ -159,7 +157,7 @@ class Admission:
         return Slot(self, caller, self._clock, is_surplus=False)
 
     async def admit(self, caller: str, *, is_background: bool = False) -> "Slot":
-        """Admit a call like `enter`, but wait up to `_PATIENCE_S` if there is no room.
+        """Like `enter`, but wait up to `_PATIENCE_S`.
 
         If the queue is full, the newest call of the caller with most waiting calls is rejected. Raises: Overloaded.
         """
@@ -208,9 +206,9 @@ class Admission:
 
 
 class Slot:
-    """One admitted call. is_surplus: admitted beyond the limit; it needs a cheap answer without waiting.
+    """An admitted call. is_surplus: beyond the limit; it needs a cheap answer without waiting.
 
-    yields: the call found that other work has priority (`yield_to_others`).
+    yields: other work has priority (`yield_to_others`).
     """
 
     __slots__ = ("_admission", "_began", "_caller", "_clock", "_is_in", "is_surplus", "yields")
@@ -221,19 +219,19 @@ class Slot:
         self.yields = False
 
     def wait(self) -> None:
-        """Release the slot until `go_on`; the time in between does not count."""
+        """Release the slot until `go_on`; the time does not count."""
         self._is_in = False
         self._began -= self._clock()
         self._admission._count(self._caller, -1)
 
     def go_on(self) -> None:
-        """The inverse of `wait`; never rejected."""
+        """Undo `wait`; never rejected."""
         self._is_in = True
         self._began += self._clock()
         self._admission._count(self._caller, 1)
 
     def leave(self, *, worked: bool) -> None:
-        """Record the end of the call. worked: False for a failed call, whose latency does not measure the load."""
+        """worked: False for a failed call, whose latency does not measure the load."""
         if self.is_surplus:
             self._admission._surplus_left += 1
         if self._is_in:
@@ -247,7 +245,7 @@ current: ContextVar[Slot | None] = ContextVar("slot", default=None)
 
 
 def yield_to_others() -> None:
-    """Report that other work has priority, which lowers the limit of the current call's class."""
+    """Report that other work has priority: it lowers the limit of the current call's class."""
     slot = current.get()
     if slot is not None:
         slot.yields = True
@@ -255,7 +253,7 @@ def yield_to_others() -> None:
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Release the current call's slot while it waits for an event without working."""
+    """Release the current call's slot while it only waits."""
     slot = current.get()
     if slot is None:
         yield

@@ -1,6 +1,6 @@
-"""The gRPC server kit: start, guard every call, report health, drain.
+"""A gRPC server: start, guard every call, report health, drain.
 
-A process makes an `RpcServer` with its services, passes it to `serve`, and reports when it is ready.
+A process passes an `RpcServer` with its services to `serve`.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_concurrent_streams", 1024),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    # Silent connections: before HTTP/2, without a call, and with a dead peer.
+    # Connections before HTTP/2, without a call, and with a dead peer.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),
     ("grpc.keepalive_time_ms", 60_000),
@@ -53,29 +53,28 @@ _STARTING = "starting, or a part that it needs does not answer"
 
 
 def _connection_age(seconds: float) -> list[tuple[str, int]]:
-    """Return the option for a connection's maximum age. gRPC varies the age by a tenth. Running calls may finish."""
+    """gRPC varies the age by a tenth; running calls may finish."""
     return [("grpc.max_connection_age_ms", round(seconds * 1000))] if seconds else []
 
 
 class HealthState:
     """Whether this process accepts work. Thread-safe; may be set before the server starts.
 
-    It starts as not ready; a process calls `set_ready(True)` after it loaded its bundle. A watched loop that hangs
-    makes it not ready too.
+    A process calls `set_ready(True)` after it loaded its bundle; a watched loop that hangs makes it not ready.
     """
 
     def __init__(
         self, *, ready: bool = False, look_every_s: float = 1.0, check: Callable[[], str] | None = None
     ) -> None:
-        """check: returns why the process must not accept work, or ""; called every `look_every_s`."""
-        # The reason that the process set, and the one that checks found; "" for none.
+        """check: returns why the process must not accept work, or ""."""
+        # Set by the process, and found by checks.
         self._own_reason, self._found = "" if ready else _STARTING, ""
         self._draining = False
         self._look_every_s = look_every_s
         self._loops: dict[str, TurnClock] = {}
         self._check = check
         self.services: list[str] = [""]
-        # Further names, and whether the process still serves under them.
+        # Further names; whether the process still serves under them.
         self._names: dict[str, bool] = {}
         self._servicer: health.aio.HealthServicer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -89,11 +88,11 @@ class HealthState:
 
     @property
     def why_not(self) -> str:
-        """The reason why the process accepts no work; "" if it does."""
+        """Why the process accepts no work; "" if it does."""
         return "draining" if self._draining else self._found or self._own_reason
 
     def set_ready(self, ready: bool, why_not: str = "") -> None:
-        """Publish the state; a repeated value costs nothing. why_not: in a few words."""
+        """Publish the state; a repeated value costs nothing."""
         reason = "" if ready else why_not or _STARTING
         if reason != self._own_reason:
             self._own_reason = reason
@@ -104,16 +103,16 @@ class HealthState:
             asyncio.run_coroutine_threadsafe(self.publish(), self._loop)
 
     def serve_as(self, names: Collection[str]) -> None:
-        """Also serve under these names (`Process.health_of`); report earlier ones as not served."""
+        """Also serve under these names (`Process.health_of`); earlier ones are not served."""
         self._names = dict.fromkeys(self._names, False) | dict.fromkeys(names, True)
         self._publish_soon()
 
     def watch(self, loop: str, turns: TurnClock) -> None:
-        """Report not ready while this loop is stuck. Call it before the server starts."""
+        """Report not ready while this loop is stuck; call it before the server starts."""
         self._loops[loop] = turns
 
     async def attach(self, servicer: "health.aio.HealthServicer", services: Sequence[str]) -> None:
-        """Publish changes through `servicer` from now on. The server calls it."""
+        """Publish changes through `servicer`; called by the server."""
         self._servicer = servicer
         self.services = ["", *services]
         self._loop = asyncio.get_running_loop()
@@ -167,14 +166,12 @@ class HealthState:
 
 
 class _Health(health.aio.HealthServicer):  # type: ignore[misc]
-    """gRPC health with the reason in `Check`'s trailing metadata."""
-
     def __init__(self, state: HealthState) -> None:
         super().__init__()
         self._state = state
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:
-        """Return the status and the reason. An unknown service is NOT_FOUND."""
+        """An unknown service is NOT_FOUND."""
         if request.service not in (known := self._state.known):
             text = f"service={request.service[:80]!r} allowed: {', '.join(known[1:])}, or none"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
@@ -184,10 +181,9 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc]
 
 
 class _ReflectionPool:
-    """The default descriptor pool that also finds a file by a method's full name.
+    """A descriptor pool that also finds a file by a method's full name.
 
-    The reflection protocol asks for "the file containing a symbol", methods included, and clients (ghz) ask by method.
-    Protobuf's Python pool in C finds services, messages, fields and enums by name, but not methods.
+    Clients of reflection (ghz) ask by method, which Protobuf's Python pool in C does not find.
     """
 
     def __init__(self) -> None:
@@ -197,7 +193,7 @@ class _ReflectionPool:
         return getattr(self._pool, name)
 
     def FindFileContainingSymbol(self, symbol: str) -> Any:
-        """Return the descriptor of the file that defines `symbol`. Raises: KeyError without one."""
+        """Raises: KeyError without one."""
         try:
             return self._pool.FindFileContainingSymbol(symbol)
         except KeyError:
@@ -207,10 +203,10 @@ class _ReflectionPool:
 class RpcServer:
     """A guarded grpc.aio server with health and reflection. Call `start`, then `drain`.
 
-    health_state: reports readiness; without it, the server is ready at once. door: authorises calls; None allows all.
-    admissions: by method; methods without an entry share the limit of `settings`. max_request_bytes: a larger request
-    is rejected unread. limits: limits of repeated fields that differ from `request_counts.LIMITS`. told: called at
-    each call's end with method, status and seconds.
+    health_state: without it, the server is ready at once. door: authorises calls; None allows all.
+    admissions: by method; other methods share the limit of `settings`. max_request_bytes: larger requests are rejected
+    unread. limits: of repeated fields, where they differ from `request_counts.LIMITS`. told: called at each call's end
+    with method, status and seconds.
     """
 
     def __init__(
@@ -245,7 +241,7 @@ class RpcServer:
             options=[
                 *_SERVER_OPTIONS,
                 ("grpc.max_receive_message_length", max_request_bytes),
-                # Otherwise two servers could share a port by mistake and each get half of the calls.
+                # Otherwise two servers could share a port and each get half of the calls.
                 ("grpc.so_reuseport", int(settings.shares_port)),
                 *_connection_age(settings.connection_seconds),
             ],
@@ -255,10 +251,7 @@ class RpcServer:
         self.port = 0
 
     async def start(self) -> None:
-        """Bind and serve.
-
-        Raises: PortTaken with the port and its owner.
-        """
+        """Raises: PortTaken with the port and its owner."""
         host, port = self.settings.host, self.settings.port
         if not self.settings.shares_port:
             check_port_free(host, port)
@@ -284,7 +277,7 @@ class RpcServer:
         return int(self._server.add_secure_port(address, grpc.ssl_server_credentials(own, ca, asks)))
 
     async def drain(self) -> None:
-        """Report NOT_SERVING, accept no new calls, give running ones `drain_seconds` to finish."""
+        """Accept no new calls; give running ones `drain_seconds`."""
         await self._health.drain()
         await self._server.stop(self.settings.drain_seconds)
 
@@ -296,7 +289,7 @@ async def serve(
     before_listening: Callable[[], Awaitable[None]] | None = None,
     beside: "HttpServer | None" = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain, then call `on_drain` (close batchers, consumers, connections).
+    """Serve until SIGTERM or SIGINT, drain, then call `on_drain`.
 
     before_listening: awaited before the port is bound. beside: a second server with the same lifetime.
     Raises: PortTaken if the gRPC or the metrics port is taken (after `on_drain`).
@@ -319,7 +312,7 @@ async def serve(
             if beside is not None:
                 await beside.start()
             serve_metrics(settings.resolved_metrics_port, settings.host, tls=settings.tls)
-            # Objects from start-up live as long as the process: exclude them from garbage collection.
+            # Objects from start-up live as long as the process.
             gc.collect()
             gc.freeze()
             give_back_freed()

@@ -1,7 +1,7 @@
-"""Produce single records to Kafka for callers on one event loop, without blocking it.
+"""Produce records to Kafka for one event loop, without blocking it.
 
-kafka-python's producer belongs to one thread. Records of several callers go to that thread in groups. A send that timed
-out may still succeed: callers reuse their event ids.
+kafka-python's producer belongs to one thread, which gets records in groups. A send that timed out may still succeed:
+callers reuse their event ids.
 """
 
 import asyncio
@@ -35,13 +35,11 @@ from services.platform.stream.position import Position
 MAX_RECORD_BYTES = 1_000_000
 MAX_QUEUED = 10_000
 RETRY_BUILD_SECONDS = 0.5
-# Groups save processor time per event, summed over all processes: 2.3 -> 2.0 ms at 400 events a second; 1.07 -> 0.60 ms
-# with 32 callers in a closed loop (1,628 -> 3,184 events a second). A group is complete with as many records as the
-# last group had, or as were in flight when another record arrived. So a caller that waits for each answer does not wait
-# for others (closed loop of 1 and 8 callers: 1.4 ms instead of 4.9; 400 events a second: 1.7 instead of 2.1). Tried:
-# kafka-python's linger, which still wakes its thread for each record (half the gain); handing over on the event loop
-# without a separate thread (no gain); handing over at once if nothing is in flight (a quarter of the gain at 400 events
-# a second).
+# Groups save processor time per event over all processes: 2.3 -> 2.0 ms at 400 events a second; 1.07 -> 0.60 ms with 32
+# callers in a closed loop. A group is complete with as many records as the last one had, or as were in flight at an
+# arrival. So a single caller does not wait for others (closed loop of 1 and 8 callers: 1.4 ms instead of 4.9). Tried
+# with less or no gain: kafka-python's linger, handing over on the event loop, handing over at once if nothing is in
+# flight.
 _HAND_OVER_S = 0.005
 
 
@@ -52,7 +50,7 @@ class _Pending:
     result: asyncio.Future[Position]
 
     def settle(self, outcome: Position | Exception) -> None:
-        """Resolve the sender's future unless the sender gave up. Thread-safe."""
+        """Resolve the sender's future; thread-safe."""
 
         def finish() -> None:
             if self.result.done():
@@ -67,23 +65,23 @@ class _Pending:
 
 
 class _Gathering:
-    """Groups records for the thread, on the event loop. groups: read by the thread; None ends it."""
+    """groups: read by the thread; None ends it."""
 
     def __init__(self) -> None:
         self.groups: queue.SimpleQueue[list[_Pending] | None] = queue.SimpleQueue()
         self._gathered: list[_Pending] = []
-        # Expected records: the last group's size, or more if more were in flight since.
+        # The last group's size, or more if more were in flight since.
         self._expected = 1
         self._next_hand_over = 0.0
         self._hand_over_at: asyncio.TimerHandle | None = None
 
     def add(self, pending: _Pending, outstanding: int) -> None:
-        """Add a record. outstanding: number of records here, in the thread or in flight."""
+        """outstanding: records here, in the thread or in flight."""
         loop = pending.loop
         self._gathered.append(pending)
         if outstanding > len(self._gathered):
             self._expected = max(self._expected, outstanding)
-        # The group is handed over after the callbacks that are due now, so that a call's records stay together.
+        # After the callbacks that are due now, so that a call's records stay together.
         if len(self._gathered) == self._expected:
             self._put_at(loop, loop.time())
         elif len(self._gathered) == 1:
@@ -119,11 +117,10 @@ class _Connection:
         return {f"{broker.host}:{broker.port}" for broker in self._cluster.brokers()}
 
     def producer(self) -> KafkaProducer | None:
-        """Return a working producer; None without one, with the reason in `why_away`."""
+        """Return a working producer; None with the reason in `why_away`."""
         if self._producer is not None and self._broken is self._producer:
-            # kafka-python's idempotent producer does not recover after a batch in flight expired. Its queued records
-            # may still be written while the next producer sends. That is harmless: events have ids and are ordered by
-            # time.
+            # kafka-python's idempotent producer does not recover after a batch expired in flight. Its records may still
+            # be written: harmless, since events have ids and are ordered by time.
             settled_s = DELIVERY_TIMEOUT_MS / 1000 + SETTLING_S
             closing = (self._producer, settled_s)
             threading.Thread(target=close_producer, args=closing, name="old-producer", daemon=True).start()
@@ -133,7 +130,7 @@ class _Connection:
         return self._producer
 
     def broke(self, producer: KafkaProducer) -> None:
-        """Mark this producer as broken: a record of it failed. Thread-safe."""
+        """A record of this producer failed; thread-safe."""
         self._broken = producer
 
     def close(self) -> None:
@@ -153,17 +150,17 @@ class _Connection:
 
 
 class EventProducer:
-    """Produces single records for callers on one event loop; one thread owns the kafka-python producer.
+    """Produces records for callers on one event loop; one thread owns kafka-python's producer.
 
-    Records within `_HAND_OVER_S` of the last group wait for the next one, or until the expected number waits; later
-    records are sent at once. At most `max_queued` records wait or are in flight, including those whose sender gave up;
-    more raise Overloaded. While no broker answers, sends fail at once.
+    Within `_HAND_OVER_S` of the last group, records wait for the next one or the expected number. At most `max_queued`
+    records wait or are in flight, given-up ones included; more raise Overloaded. While no broker answers, sends fail at
+    once.
     """
 
     def __init__(self, bootstrap: Brokers, *, client_id: str = "freshet", max_queued: int = MAX_QUEUED) -> None:
         self._gathering, self._connection = _Gathering(), _Connection(bootstrap, client_id)
         self._max_queued = max_queued
-        # Records in this queue and kafka-python's. Both threads count.
+        # Records here and in kafka-python's queue; both threads count.
         self._outstanding = 0
         self._count_lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -171,25 +168,23 @@ class EventProducer:
         self._closed = False
 
     def start(self) -> None:
-        """Connect in the background, so that the first send does not wait for it. Idempotent, never blocks."""
+        """Connect in the background. Idempotent, never blocks."""
         with self._start_lock:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="event-producer", daemon=True)
                 self._thread.start()
 
     def brokers(self) -> Collection[str]:
-        """Return host:port of each broker in the cluster metadata, without dead ones; before connecting, the bootstrap
-        brokers.
-        """
+        """Return host:port of each live broker; before connecting, the bootstrap brokers."""
         return self._connection.brokers()
 
     async def send(
         self, topic: str, key: bytes, value: bytes | None, headers: Headers = (), timeout_s: float = 2.0
     ) -> Position:
-        """Write one record and return (partition, offset) once all in-sync replicas have it.
+        """Write one record; return once all in-sync replicas have it.
 
-        Raises: DependencyUnavailable after timeout_s (the record may still be written later); Overloaded if too many
-        sends wait; InvalidRequest if the record is too large.
+        Raises: DependencyUnavailable after timeout_s (it may still be written); Overloaded; InvalidRequest for a too
+        large record.
         """
         if value is not None and len(value) + len(key) > MAX_RECORD_BYTES:
             raise InvalidRequest.of("value", f"{len(value)} bytes", f"at most {MAX_RECORD_BYTES} bytes with its key")
@@ -210,7 +205,7 @@ class EventProducer:
             raise DependencyUnavailable(f"Kafka did not acknowledge within {timeout_s:.1f} s") from exc
 
     async def close(self, timeout_s: float = 2.0) -> None:
-        """Send queued records, then end the thread; after timeout_s the rest is dropped."""
+        """Send queued records; after timeout_s the rest is dropped."""
         self._closed = True
         thread = self._thread
         if thread is not None:
@@ -241,7 +236,7 @@ class EventProducer:
 
     def _acknowledged(self, pending: _Pending, metadata: Any) -> None:
         if metadata.offset < 0:
-            # A retried batch that the broker already had: written, at an unknown offset.
+            # The broker already had a retried batch, at an unknown offset.
             self._leave(pending, DependencyUnavailable("Kafka has the record but did not say where; send it again"))
             return
         self._leave(pending, Position(metadata.partition, metadata.offset))
@@ -251,7 +246,6 @@ class EventProducer:
         self._leave(pending, DependencyUnavailable(f"Kafka did not take the record: {error}"))
 
     def _leave(self, pending: _Pending, outcome: Position | Exception) -> None:
-        """Free the record's slot and resolve its sender's future."""
         with self._count_lock:
             self._outstanding -= 1
         pending.settle(outcome)

@@ -1,8 +1,7 @@
 """kafka-python's clients with short timeouts and the error tree.
 
-kafka-python's constructor and `send` wait for the broker, up to a minute by default. Here they block for seconds at
-most, so they belong in a thread (`event_producer.py` has one). Kafka's default partitioner (murmur2) places keys, so
-this code, bulk imports and outside producers agree on a key's partition. This module does not decode records.
+They block for seconds at most (kafka-python: up to a minute), so they belong in a thread. Keys are placed by Kafka's
+default partitioner (murmur2), as outside producers do.
 """
 
 import contextlib
@@ -27,23 +26,23 @@ from services.platform.stream.kafka_headers import accept_any_header_name
 from services.platform.stream.position import Position
 from services.platform.transport import ENCRYPTED, SASL, KafkaConnection
 
-# Twice Kafka's default: each topic has its own limit at the broker, and this one has to be higher.
+# Twice Kafka's default: topics have own limits, which this one has to exceed.
 _MAX_REQUEST_BYTES = 2 << 20
 DELIVERY_TIMEOUT_MS = 5_000
 _GATHERED_BYTES = 65_536
 REST_MS = 500
 # Above a fetch's limit (kafka-python's fetch_max_bytes, 50 MB).
 _MAX_ANSWER_BYTES = 1 << 27
-# kafka-python needs at most this long after the delivery timeout to fail a batch.
+# kafka-python fails a batch this long after the delivery timeout at most.
 SETTLING_S = 2.0
 
 Headers = Sequence[tuple[str, bytes]]
-# host:port, separated by commas, of brokers without authentication; else a connection with credentials.
+# host:port, separated by commas, or a connection with credentials.
 Brokers = str | KafkaConnection
 
 
 class Client(KafkaClient):  # type: ignore[misc]
-    """kafka-python's network client, but it raises if a broker refuses it; the library's client retries forever."""
+    """Raises if a broker refuses it; kafka-python's client retries forever."""
 
     _refusal: BaseException | None = None
 
@@ -62,7 +61,7 @@ class Client(KafkaClient):  # type: ignore[misc]
         return begun
 
     def poll(self, *args: Any, **named: Any) -> Any:
-        """Poll as the library does. Raises: also SaslAuthenticationFailedError if a broker refused this client."""
+        """Raises: also SaslAuthenticationFailedError if a broker refused this client."""
         answers = super().poll(*args, **named)
         if isinstance(self._refusal, SaslAuthenticationFailedError):
             refusal, self._refusal = self._refusal, None
@@ -70,7 +69,7 @@ class Client(KafkaClient):  # type: ignore[misc]
         return answers
 
     def check_version(self, *args: Any, **named: Any) -> Any:
-        """Return the library's result once a broker accepted this client. Raises: the reason if none did."""
+        """Return the result once a broker accepted this client. Raises: the reason if none did."""
         end = time.monotonic() + self.config["api_version_auto_timeout_ms"] / 1000
         try:
             found = super().check_version(*args, **named)
@@ -85,7 +84,7 @@ class Client(KafkaClient):  # type: ignore[misc]
 
 
 def kafka_options(brokers: Brokers) -> dict[str, Any]:
-    """Return the keyword arguments of every kafka-python client for brokers and credentials."""
+    """Return kafka-python's arguments for brokers and credentials."""
     options: dict[str, Any] = {"bootstrap_servers": str(brokers).split(","), "kafka_client": Client}
     if isinstance(brokers, str) or brokers.security == "PLAINTEXT":
         return options
@@ -106,9 +105,7 @@ def partition_for(key: bytes, num_partitions: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record to produce. partition: None for the default partitioner's choice. timestamp_ms: None for now; a topic
-    with the broker's append time ignores it.
-    """
+    """partition None: the default partitioner's. timestamp_ms None: now; ignored with the broker's append time."""
 
     topic: str
     key: bytes
@@ -127,7 +124,7 @@ def build_producer(
     delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
     connect: Callable[..., KafkaClient] = Client,
 ) -> KafkaProducer:
-    """Return an idempotent acks=all producer with short timeouts. Blocks: call it in a separate thread.
+    """Return an idempotent acks=all producer with short timeouts. Blocks: call it in a thread.
 
     connect: constructs the network client.
     Raises: DependencyUnavailable if no broker answers.
@@ -151,12 +148,12 @@ def build_producer(
             metrics_enabled=False,
         )
     except (KafkaError, OSError, AssertionError) as exc:
-        # The client asserts that a broker answers; it takes a paused one for an old version.
+        # The client asserts that a broker answers; a paused one looks like an old version.
         raise DependencyUnavailable(f"Kafka at {bootstrap} cannot be reached: {exc}") from exc
 
 
 def close_producer(producer: KafkaProducer, timeout_s: float) -> bool:
-    """Close after every record is acknowledged or failed; return False, still open, after the timeout."""
+    """Close after all acknowledgements; return False, still open, after the timeout."""
     try:
         producer.close(timeout=timeout_s)
     except KafkaTimeoutError:
@@ -165,7 +162,7 @@ def close_producer(producer: KafkaProducer, timeout_s: float) -> bool:
 
 
 class BulkProducer:
-    """Produces many records from one thread, and returns after all acknowledgements."""
+    """Produces many records from one thread; waits for all acknowledgements."""
 
     def __init__(
         self,
@@ -182,11 +179,11 @@ class BulkProducer:
         self._producer: KafkaProducer | None = None
 
     def send_many(self, records: Iterable[Record], timeout_s: float = 15.0) -> list[Position]:
-        """Write the records, in order per partition; return their positions in the same order.
+        """Write records, in order per partition; return their positions.
 
-        Offset -1: Kafka has the record, at an unknown offset (a retried batch).
-        Raises: DependencyUnavailable if any was not acknowledged in time. Some may have been written, but none is sent
-        after the return, because `send_many` waits for the delivery timeout.
+        Offset -1: written, at an unknown offset (a retried batch).
+        Raises: DependencyUnavailable if any was not acknowledged in time. Some may be written, but none after the
+        return: it waits for the delivery timeout.
         """
         deadline = time.monotonic() + timeout_s
         producer = self._connected()
@@ -205,12 +202,12 @@ class BulkProducer:
                 positions.append(Position(metadata.partition, metadata.offset))
             return positions
         except (KafkaError, OSError, AssertionError) as exc:
-            # A failed producer may not continue its sequence, and the next one must not overtake it.
+            # A failed producer may not continue its sequence, and the next must not overtake it.
             self.close(self._delivery_timeout_ms / 1000 + SETTLING_S)
             raise DependencyUnavailable(f"Kafka did not take the records: {exc}") from exc
 
     def num_partitions(self, topic: str) -> int:
-        """Return a topic's number of partitions, for records that go to every one. Raises: DependencyUnavailable."""
+        """Return a topic's number of partitions. Raises: DependencyUnavailable."""
         producer = self._connected()
         try:
             found = producer.partitions_for(topic)
@@ -222,7 +219,7 @@ class BulkProducer:
         return len(found)
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """Close the connection; the next call connects again."""
+        """Close; the next call connects again."""
         producer, self._producer = self._producer, None
         if producer is not None:
             close_producer(producer, timeout_s)
@@ -250,12 +247,11 @@ def build_consumer(
     max_poll_records: int = 512,
     max_partition_bytes: int = 1 << 20,
 ) -> KafkaConsumer:
-    """Return a consumer with assigned partitions (None: all of each topic), no automatic commits, and short timeouts.
+    """Return a consumer with assigned partitions (default all), no automatic commits, and short timeouts.
 
-    With `window_ms` the broker gathers records for this long, or 64 KB. Otherwise it returns a record at once; while
-    the stream is idle, the consumer asks every `rest_ms`, which costs almost nothing. There is no group membership and
-    no rebalance: a takeover takes as long as a process start. Only committed records are read, up to the first open
-    transaction.
+    With `window_ms` the broker gathers records for this long, or 64 KB. Otherwise it returns them at once; an idle
+    consumer asks every `rest_ms`. Without group membership there is no rebalance: a takeover takes as long as a process
+    start. Only committed records are read.
     Raises: DependencyUnavailable if the broker or a topic cannot be reached.
     """
     accept_any_header_name()
@@ -266,7 +262,7 @@ def build_consumer(
             client_id=client_id,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
-            # Outside producers may abort transactions; their records are not read.
+            # Aborted records of outside producers are not read.
             isolation_level="read_committed",
             fetch_max_wait_ms=window_ms or rest_ms,
             fetch_min_bytes=_GATHERED_BYTES if window_ms else 1,
