@@ -1,7 +1,6 @@
-"""Apply the stream's changes in the follower's thread: refreshed items, remembered interactions, metadata.
+"""Apply the stream's changes in the follower's thread, while searches continue, in candidates and the reranker.
 
-Candidates and the reranker share this module. Searches continue meanwhile. If the memory limit leaves no room, a change
-waits and the process reports it. Until then, answers come from the content applied so far, and name its position.
+A change beyond the memory limit waits and is reported; until then, answers name the position applied so far.
 """
 
 import time
@@ -31,10 +30,10 @@ class ServedItems(Protocol):
         newest_recorded_ms: int | None,
         lag_s: float | None,
     ) -> Sequence[str]:
-        """Serve a batch under its position and mark; return the ids of states that do not fit the model."""
+        """Serve a batch; return the ids of states that do not fit the model."""
 
     def describe(self, descriptions: Sequence[CatalogueItem]) -> None:
-        """Apply titles and categories; withdraw items, and serve returned ones again."""
+        """Apply titles and categories; withdraw or return items."""
 
     def reset(self) -> None:
         """Return to the content before any batch."""
@@ -44,7 +43,7 @@ class Remembered(Protocol):
     """The store of remembered interactions."""
 
     def apply(self, changes: Sequence[MemoryDelta]) -> int:
-        """Apply added and removed interactions; return how many do not fit the model."""
+        """Apply changes; return how many do not fit the model."""
 
     def clear(self) -> None:
         """Empty the store."""
@@ -53,8 +52,8 @@ class Remembered(Protocol):
 class CatalogueChanges:
     """A `Listener` of the catalogue's follower.
 
-    full_error: what `items` and `remembered` raise if a change exceeds their memory limit. on_change: called after each
-    change. merges: background merges whose failures are reported.
+    full_error: raised by `items` and `remembered` beyond their memory limit. on_change: called after each change.
+    merges: background merges whose failures are reported.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class CatalogueChanges:
         on_change: Callable[[], None] = lambda: None,
         holds: Callable[[str], bool] = lambda item_id: True,
     ) -> None:
-        """holds: whether an item is served here; changes of other items are ignored."""
+        """holds: whether an item is served here; others are ignored."""
         self._holds = holds
         self._items, self._remembered, self._metrics = items, remembered, metrics
         self._full_error, self._merges, self._on_change = full_error, MergeReports(merges), on_change
@@ -76,7 +75,7 @@ class CatalogueChanges:
         metrics.merge_failed.set_function(lambda: self._merges.is_failing)
 
     def apply(self, batch: Batch, *, is_live: bool) -> bool:
-        """Serve a batch. Returns False if there is no room; the batch has to be tried again."""
+        """Serve a batch. Returns False if there is no room: try again."""
         started = time.perf_counter()
         changes = [delta.change for delta in batch.deltas]
         items = [one for one in changes if isinstance(one, ItemDelta) and self._holds(one.item_id)]
@@ -106,9 +105,7 @@ class CatalogueChanges:
         return True
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
-        """Apply metadata. A returning item without room stays withdrawn until it is put again; withdrawals always
-        succeed.
-        """
+        """A returning item without room stays withdrawn until it is put again; withdrawals always succeed."""
         items = [one for one in items if self._holds(one.item_id)]
         try:
             self._items.describe(items)
@@ -126,7 +123,7 @@ class CatalogueChanges:
         self._done()
 
     def counted(self, kind: str, records: int) -> None:
-        """Count records that the follower could not use."""
+        """Count unusable records."""
         self._metrics.counted(kind, records)
 
     def _count(self, items: Sequence[ItemDelta], remembered: Sequence[MemoryDelta], misfits: int) -> None:

@@ -184,7 +184,7 @@ class CatalogueFollower(TopicFollower):
             self._listener.reset()
 
     def caught_up(self) -> None:
-        """Log it."""
+        """Log that the topics' ends are reached."""
         log.info("catalogue_caught_up", next_offsets=dict(self._next))
 
     @property

@@ -1,7 +1,6 @@
 """Refuse requests until the catalogue's topics were read to their ends once, since items might have been withdrawn.
 
-A process with items checks the gate before each answer; its health gives the reason when not ready. Later events of the
-topics do not close the gate again.
+A process with items checks the gate before each answer. Later events do not close it again.
 """
 
 from services.platform.errors import DependencyUnavailable
@@ -18,7 +17,7 @@ class CatalogueGate:
         health.set_ready(False, NOT_READ)
 
     def open(self) -> None:
-        """Open the gate: both ends were reached, or there are no topics to read."""
+        """Open the gate: the ends were reached, or there are no topics."""
         self._is_open = True
         self._health.set_ready(True)
 

@@ -1,4 +1,4 @@
-"""Log the failure of a background merge, once until it succeeds again, and the recovery."""
+"""Log a background merge's failure once, and its recovery."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -16,7 +16,7 @@ class Merging(Protocol):
 
 
 class MergeReports:
-    """For threads that apply changes; they call it after each one."""
+    """For threads that apply changes; called after each one."""
 
     def __init__(self, merges: Sequence[Merging]) -> None:
         self._merges = tuple(merges)
@@ -24,7 +24,7 @@ class MergeReports:
 
     @property
     def is_failing(self) -> bool:
-        """Whether any last merge failed. Thread-safe: merges fail and recover without changes."""
+        """Whether any merge failed last; thread-safe."""
         return any(merge.error is not None for merge in self._merges)
 
     def look(self) -> None:

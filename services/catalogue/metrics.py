@@ -1,4 +1,4 @@
-"""Metrics of a process that follows the catalogue: positions, lag, merges, and changes without room.
+"""Metrics of a process that follows the catalogue.
 
 Names are per process; candidates and the reranker give them the same meaning.
 """
@@ -40,7 +40,7 @@ class CatalogueMetrics:
         )
 
     def watch_turns(self, turns: TurnClock) -> None:
-        """Export the age of the follower's last good turn at scrape time."""
+        """Export the age of the follower's last good turn."""
         self._figures.turn_age(self._prefix + "turn_age_seconds", turns)
 
     def counted(self, kind: str, changes: int) -> None:

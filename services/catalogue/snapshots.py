@@ -1,8 +1,7 @@
-"""Snapshots of a catalogue on this machine, from which a restarted follower of `index-deltas` continues.
+"""Snapshots of a catalogue, from which a restarted follower of `index-deltas` continues.
 
-One is written every few minutes while serving, with the batch that it reflects. It is used only if the topic still has
-that batch's last record at its offset. A recreated topic has another record there. If compaction removed it, so much
-was written since that reading everything takes about as long. This module does not depend on indexes.
+One is written every few minutes while serving. It is used only if the topic still has its batch's last record at that
+offset. A recreated topic has another record; if compaction removed it, reading everything takes about as long.
 """
 
 import math
@@ -19,13 +18,13 @@ log = structlog.get_logger()
 C = TypeVar("C")
 
 # Half of the brokers' default retention of tombstones (delete.retention.ms). After a longer absence a tombstone may be
-# deleted, and the index would keep the dropped item.
+# gone, and the index would keep the dropped item.
 MAX_AGE_S = 12 * 3600.0
 SNAPSHOT_EVERY_S = 600.0
 
 
 class Snapshotted(Protocol):
-    """The catalogue's interface for snapshots."""
+    """A catalogue with snapshots."""
 
     def capture(self, **said: int) -> Callable[[Path], Path]: ...
 
@@ -44,10 +43,9 @@ def started(
     found: Callable[[Path], list[Path]],
     load: Callable[[Path], Any],
 ) -> tuple[C, Mapping[str, Any] | None]:
-    """Return `make` of the newest intact snapshot, or of None, and that snapshot's fields.
+    """Return `make` of the newest intact snapshot, or of None, and the snapshot's fields.
 
-    found: lists snapshots, newest first. load: opens one. If `load` or `make` raises ValueError, the next older one is
-    tried.
+    found: lists snapshots, newest first. load: opens one. After a ValueError the next older one is tried.
     """
     for path in found(root):
         try:
@@ -64,10 +62,9 @@ def started(
 
 
 class CatalogueSnapshots:
-    """Writes a catalogue's snapshots below a folder. taken: the fields of the snapshot that the catalogue started from;
-    None if it started without one.
+    """Writes snapshots below a folder. taken: the fields of the one that the catalogue started from, if any.
 
-    writes_first: write a snapshot as soon as possible, so that the next start need not repeat the work of this one.
+    writes_first: write one as soon as possible, so that the next start need not repeat this one's work.
     """
 
     def __init__(
@@ -86,8 +83,8 @@ class CatalogueSnapshots:
         self._thread = threading.Thread()
 
     def first_offset(self, is_in_place: Callable[[int, str], bool]) -> int | None:
-        """Return the offset of the first record that the catalogue lacks. None if its snapshot is too old or from
-        another topic; then the caller resets the catalogue to the bundle.
+        """Return the offset of the first missing record; None if the snapshot is too old or from another topic, so the
+        catalogue must be reset.
         """
         if self._taken is None or self._taken["position"] < 0:
             return 0
@@ -98,8 +95,7 @@ class CatalogueSnapshots:
         return None
 
     def look(self, next_offset: int) -> None:
-        """Start writing a snapshot if it is due and records were read since the last one: a disconnected process must
-        not renew its snapshot's age.
+        """Start a snapshot if it is due and records were read: a disconnected process must not renew its age.
 
         Call it when no batch is open or waiting.
         """

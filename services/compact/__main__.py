@@ -1,4 +1,4 @@
-"""`python -m services.compact`: the gateway's process with candidates and the reranker, or several of them."""
+"""`python -m services.compact`: gateway, candidates and reranker in one process or several workers."""
 
 import os
 
@@ -10,7 +10,7 @@ def main() -> int:
     """Run until a signal; return the exit status."""
     if os.environ.get(COUNT, "1") != "1" and WORKER not in os.environ:
         return run_process("gateway", WorkersSettings, keep_workers)
-    # The parent of workers does not import their modules.
+    # The workers' parent does not import their modules.
     from services.compact.bootstrap import run
     from services.compact.config import CompactSettings
 

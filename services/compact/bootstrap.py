@@ -1,4 +1,4 @@
-"""Assemble three processes in one: the gateway calls candidates and the reranker as objects."""
+"""Three processes in one: the gateway calls candidates and reranker as objects."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ from services.reranker.server import RerankerServicer
 
 
 class LaterWorkersCandidates(CandidatesSettings):
-    """For workers after the first: the first one does the tasks that are done once."""
+    """For later workers: the first one does the tasks that are done once."""
 
     @property
     def does_common_work(self) -> bool:

@@ -1,4 +1,4 @@
-"""The compact process's settings: the gateway's, and how many workers share its port."""
+"""The gateway's settings, and the number of workers."""
 
 from pydantic import Field
 
@@ -9,9 +9,9 @@ METRICS_STEP = 100
 
 
 class CompactSettings(GatewaySettings):
-    """Settings of one process. worker: set by the parent of several, see `workers.py`."""
+    """worker: set by the parent, see `workers.py`."""
 
-    # Number of this worker; None: the only one.
+    # None: the only one.
     worker: int | None = Field(default=None, ge=0, le=7, validation_alias="FRESHET_COMPACT_WORKER")
 
     @property
@@ -20,6 +20,6 @@ class CompactSettings(GatewaySettings):
 
     @property
     def resolved_metrics_port(self) -> int:
-        """Return the gateway's port, plus 100 for each worker after the first."""
+        """Return the gateway's port, plus 100 per earlier worker."""
         port = super().resolved_metrics_port
         return port + METRICS_STEP * (self.worker or 0) if port else 0

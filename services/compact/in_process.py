@@ -14,7 +14,7 @@ log = structlog.get_logger()
 
 
 class InProcess:
-    """Implements the gateway's `Peer`. servicer: its methods take a request and a context, which is None here."""
+    """Implements the gateway's `Peer`. servicer: its methods get None as context."""
 
     def __init__(self, servicer: Any) -> None:
         self._servicer = servicer

@@ -1,10 +1,9 @@
-"""Several workers behind one port: the kernel distributes new connections among them (SO_REUSEPORT).
+"""Several workers behind one port (SO_REUSEPORT).
 
-The parent process serves nothing. It starts the workers, restarts those that end, and ends them when it ends. Each is a
-whole gateway with candidates and the reranker, on its own core; large files of the bundle are mapped, so the machine
-has them in memory once. No worker listens before all are ready: an early one would get every connection. The first
-worker does tasks that are done once (dead letters, snapshots); all accept each other's signatures. Each worker limits
-an API key's rate separately, as several gateways do.
+The parent serves nothing: it starts, restarts and ends the workers. Each is a whole compact gateway on its own core;
+large bundle files are mapped, so memory has them once. No worker listens before all are ready: an early one would get
+every connection. The first worker does tasks that are done once (dead letters, snapshots). All accept each other's
+signatures; each limits an API key's rate separately.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ log = structlog.get_logger()
 
 SIGNING_KEY = "FRESHET_GATEWAY_SIGNING_KEY"
 COUNT, WORKER = "FRESHET_COMPACT_WORKERS", "FRESHET_COMPACT_WORKER"
-_DOOR = "FRESHET_COMPACT_DOOR"  # number of the socket on which a worker reports that it is ready, and receives "go"
+_DOOR = "FRESHET_COMPACT_DOOR"  # socket on which a worker reports that it is ready, and receives "go"
 _AGAIN_AFTER_S = 1.0
 _LOOK_EVERY_S = 0.05
 _PR_SET_PDEATHSIG = 1
@@ -44,7 +43,7 @@ class WorkersSettings(ProcessSettings):
 
 
 async def may_listen(health: "HealthState") -> None:
-    """In a worker: return after this and all other workers were ready."""
+    """In a worker: return once all workers are ready."""
     while not health.ready:  # noqa: ASYNC110  # threads set it
         await asyncio.sleep(_LOOK_EVERY_S)
     loop = asyncio.get_running_loop()
@@ -55,9 +54,9 @@ async def may_listen(health: "HealthState") -> None:
 
 
 async def keep_workers(settings: WorkersSettings) -> None:
-    """Start the workers and restart them until a signal.
+    """Start and restart workers until a signal.
 
-    Raises: PortTaken; DependencyUnavailable if one ended before all were ready; it has logged the reason.
+    Raises: PortTaken; DependencyUnavailable if one ended before all were ready.
     """
     check_port_free(settings.host, settings.port)
     await _Workers(settings).run()
@@ -135,5 +134,5 @@ def _has_signing_key() -> bool:
 
 
 def _ends_with_its_parent() -> None:
-    """Let the kernel end this worker when its parent ends, so that it frees the port. Runs between fork and exec."""
+    """The kernel ends this worker with its parent, which frees the port. Runs between fork and exec."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""Attributes of items, and filter conditions on them, as Protobuf and as plain values.
+"""Attributes of items, and conditions on them, as Protobuf and plain values.
 
-A value's Python type gives its kind: float a number, int a time in Unix milliseconds, str a tag. The bundle declares
-the attributes. `algorithms.rules.attributes`, which this package may not import, evaluates conditions.
+A value's type is its kind: float a number, int a time in Unix milliseconds, str a tag. `algorithms.rules.attributes`
+evaluates conditions.
 """
 
 import math
@@ -16,7 +16,7 @@ from services.platform.validation import MAX_ID_BYTES, validate_text
 
 Value = float | int | str
 KINDS: dict[type, str] = {float: "number", int: "time", str: "tag"}
-# By the number in messages; the texts are the names of `Comparison` values.
+# By number; the texts are the names of `Comparison` values.
 COMPARISONS = {
     number: name.removeprefix("COMPARISON_").replace("_", " ").lower()
     for name, number in common_pb2.AttributeCondition.Comparison.items()
@@ -29,9 +29,7 @@ ParsedCondition = tuple[str, str, tuple[Value, ...]]
 
 
 def read_value(message: Any, name: str) -> Value:
-    """Return the value of an AttributeValue in field `name`. Raises: InvalidRequest for an absent value or invalid
-    time.
-    """
+    """Return an AttributeValue's value. Raises: InvalidRequest for an absent value or invalid time."""
     match message.WhichOneof("value"):
         case "number":
             return float(message.number)
@@ -53,7 +51,7 @@ def set_value(message: Any, value: Value) -> None:
 
 
 def validate_value(name: str, value: Value) -> None:
-    """Raise InvalidRequest for NaN, infinity, a tag that is not 1-128 bytes of UTF-8, and other types."""
+    """Raise InvalidRequest for NaN, infinity, other types, and a tag that is not 1-128 bytes of UTF-8."""
     if type(value) not in KINDS:
         raise InvalidRequest.of(name, type(value).__name__, "a number, a time or a tag")
     if isinstance(value, str):

@@ -38,7 +38,7 @@ def parse_condition(text: str) -> ParsedCondition:
 
 
 def parse_value(text: str) -> Value:
-    """Return a number, a time in Unix milliseconds, or a tag. Raises: InvalidRequest for an invalid date."""
+    """Return a number, Unix milliseconds, or a tag. Raises: InvalidRequest for an invalid date."""
     if len(text) > 1 and text[0] == text[-1] == '"':
         return text[1:-1]
     if _NUMBER.fullmatch(text):
@@ -53,7 +53,7 @@ def parse_value(text: str) -> Value:
 
 
 def condition_text(name: str, comparison: str, values: Iterable[Value]) -> str:
-    """The inverse of `parse_condition`; a tag must be without double quotes."""
+    """The inverse of `parse_condition`, for tags without double quotes."""
     if comparison in ("present", "absent"):
         return f"has {'no ' if comparison == 'absent' else ''}{name}"
     texts = [

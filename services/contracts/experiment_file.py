@@ -1,4 +1,4 @@
-"""Read an experiment from YAML, for `freshet experiments create` and the console."""
+"""Read an experiment from YAML."""
 
 from pathlib import Path
 from typing import Any

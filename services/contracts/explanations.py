@@ -1,6 +1,6 @@
-"""The sources of one item's score: the reranker's part and the votes. Plain values, no Protobuf.
+"""The sources of an item's score: the reranker's part and the votes.
 
-Votes are grouped by type of interaction, with ages, so that no other user is identified.
+Votes are grouped by type, with ages, so that no other user is identified.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainedPair:
-    """One term of s: gating weight times cosine. from_model: the part of it that the model's own components make."""
+    """One term of s: gating weight times cosine. from_model: the model's own components' part."""
 
     query_component: int
     item_component: int
@@ -21,8 +21,8 @@ class ExplainedPair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainedScore:
-    """s = from_model + from_interactions. pairs: largest contribution first. model_share: the model's weight (lambda)
-    in the item's state.
+    """s = from_model + from_interactions. pairs: largest first. model_share: the model's weight (lambda) in the item's
+    state.
 
     rules: indices of the query's rules that name the item.
     """
@@ -40,7 +40,7 @@ class ExplainedScore:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VotingInteractions:
-    """Remembered interactions of one kind that voted for an item; ages in seconds of stream time."""
+    """One kind of remembered interactions that voted; ages in seconds of stream time."""
 
     type: str
     count: int
@@ -51,11 +51,10 @@ class VotingInteractions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemVotes:
-    """An item's vote, in similarity units. voters: its part from remembered interactions; the rest is from item
-    neighbours.
+    """An item's vote, in similarity units. voters: remembered interactions; the rest is from item neighbours.
 
-    num_neighbours: number of remembered interactions that were searched for, 0 without a memory. model_share: the
-    model's weight (lambda) against the vote, 1 without a memory and item neighbours.
+    num_neighbours: remembered interactions searched for, 0 without a memory. model_share: the model's weight (lambda)
+    against the vote, 1 without memory and item neighbours.
     """
 
     vote: float

@@ -1,4 +1,4 @@
-"""Follow a topic of operations, and pass on the newest state after each operation."""
+"""Follow a topic of operations."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -36,8 +36,8 @@ def operation_reader(
 
 
 class OperationFollower(TopicFollower, Generic[S]):
-    """Calls `changed` with the newest state, in this thread: once when the topic's end is first reached, if there is an
-    operation, and after each valid one. While Kafka is unavailable, the last state stays in force.
+    """Calls `changed` with the newest state in this thread: at the topic's end, if there is an operation, and after
+    each valid one. While Kafka is unavailable, the last state stays in force.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class OperationFollower(TopicFollower, Generic[S]):
         self._handed_over: Operation[S] | None = None
 
     def take(self, records: Sequence[SourceRecord], ends: Mapping[str, int]) -> None:
-        """Apply the operations; once the topic's end is reached, pass on the newest state.
+        """Once the topic's end is reached, pass on the newest state.
 
-        Raises: errors of `changed`; the state is then passed on again.
+        Raises: errors of `changed`; the state is passed on again.
         """
         void = self._counted.void
         self._counted.take(records)
@@ -76,7 +76,7 @@ class OperationFollower(TopicFollower, Generic[S]):
             self.caught_up()
 
     def drop(self, topic: str) -> None:
-        """Start again without operations; until the first one, the state that was passed on stays in force."""
+        """Start again; the state in force stays until the first operation."""
         self._counted = Counted(self._of.decode)
 
     def caught_up(self) -> None:

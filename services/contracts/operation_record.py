@@ -21,7 +21,7 @@ S = TypeVar("S", bound=Revised)
 
 
 class NotKnown(DependencyUnavailable):
-    """Kafka did not answer and may have the operation's record; the command's `list` shows it."""
+    """Kafka did not answer and may have the record; the command's `list` shows it."""
 
 
 class Control(Generic[S]):
@@ -31,7 +31,7 @@ class Control(Generic[S]):
         self._kafka, self._of = kafka, of
 
     def read(self) -> Counted[S]:
-        """Return the result of all operations so far. Raises: DependencyUnavailable."""
+        """Return the result of all operations. Raises: DependencyUnavailable."""
         counted = Counted(self._of.decode)
         ensure_topics(self._kafka, topics=(self._of.topic,))
         with self._reader() as topic:
@@ -39,9 +39,9 @@ class Control(Generic[S]):
         return counted
 
     def write(self, after: S, operation: str, operator: str = "") -> S:
-        """Write the next record. operator: "" for the user of this process.
+        """Write the next record. operator: "" for this process's user.
 
-        Raises: Conflict if another operation came first; DependencyUnavailable if the record was not written; NotKnown.
+        Raises: Conflict if another operation came first; DependencyUnavailable if nothing was written; NotKnown.
         """
         made = Operation(
             after=after,

@@ -1,8 +1,7 @@
-"""Topics of operators' operations: each record has the whole state after one operation.
+"""Topics of operations: each record has the whole state after one.
 
-A record is valid if its revision follows that of the last valid record. So if two operators act at once, every reader
-accepts the first record. This needs every record: the topic is never compacted; it gets a few records a week. The
-topics' modules define states and encodings.
+A record is valid if its revision follows that of the last valid record, so of two at once every reader accepts the
+first. This needs every record, so the topic is never compacted; it gets a few a week.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,7 +26,7 @@ S = TypeVar("S", bound=Revised)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation(Generic[S]):
-    """An operator's operation, and the state after it. time_ms: Unix milliseconds."""
+    """An operation and the state after it. time_ms: Unix milliseconds."""
 
     after: S
     operation: str
@@ -51,7 +50,7 @@ class OperationTopic(Generic[S]):
 
 @dataclass(slots=True)
 class Counted(Generic[S]):
-    """The valid operations read so far, in order, and the number of invalid or unreadable records."""
+    """The valid operations in order, and the number of other records."""
 
     decode: Callable[[bytes | None], Operation[S]]
     operations: list[Operation[S]] = field(default_factory=list)
@@ -79,7 +78,7 @@ class Counted(Generic[S]):
 
 
 def set_operation(message: Any, made: Operation[Any]) -> None:
-    """Write the operation without its state into its record's message."""
+    """Write the operation, without its state, into a message."""
     message.revision = made.after.revision
     message.operation, message.operator, message.operation_id = made.operation, made.operator, made.operation_id
     set_ms(message.time, made.time_ms)

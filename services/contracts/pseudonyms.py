@@ -1,4 +1,4 @@
-"""Pseudonyms of users outside the encoder: a keyed hash, and the key that its writers share."""
+"""Pseudonyms of users outside the encoder."""
 
 from hashlib import blake2b
 from pathlib import Path
@@ -13,13 +13,13 @@ DEVELOPMENT_PSEUDONYM_KEY = "freshet-development"
 class PseudonymSettings(ProcessSettings):
     """Settings of a process that writes pseudonyms."""
 
-    # Key of the hash that replaces user ids in attributions, search clicks and exposures. Keep it secret. On a change,
-    # add the old key to the encoder's earlier keys until `freshet backfill-attributions --rekey` has run; otherwise
-    # records under the old key are not found.
+    # Secret key of the hash that replaces user ids in attributions, search clicks and exposures. On a change, keep the
+    # old key in the encoder's earlier keys until `freshet backfill-attributions --rekey` has run; otherwise its records
+    # are not found.
     pseudonym_key: SecretStr = Field(
         default=SecretStr(DEVELOPMENT_PSEUDONYM_KEY), validation_alias="FRESHET_PSEUDONYM_KEY"
     )
-    # A file with the key, used if FRESHET_PSEUDONYM_KEY is not set.
+    # Used if FRESHET_PSEUDONYM_KEY is not set.
     pseudonym_key_file: Path | None = Field(default=None, validation_alias="FRESHET_PSEUDONYM_KEY_FILE")
 
     @field_validator("pseudonym_key")
@@ -30,14 +30,14 @@ class PseudonymSettings(ProcessSettings):
 
 
 def pseudonym_of(user_id: str, key: bytes) -> str:
-    """Return a user's pseudonym: a keyed hash, 128 bits in hex. key: 1-64 bytes."""
+    """Return a keyed hash, 128 bits in hex. key: 1-64 bytes."""
     return blake2b(user_id.encode(), key=key, digest_size=16).hexdigest()
 
 
 def pseudonym_key(settings: PseudonymSettings) -> bytes:
     """Return the pseudonym key.
 
-    Raises: ConfigError for a file without a key, and for the development key if other machines reach the process.
+    Raises: ConfigError for a file without a key, or for the development key off loopback.
     """
     key = settings.pseudonym_key.get_secret_value()
     if settings.pseudonym_key_file is not None and key == DEVELOPMENT_PSEUDONYM_KEY:

@@ -1,6 +1,6 @@
-"""A user's query state as bytes, the same in Redis, on the stream and between processes, and as a Protobuf message.
+"""A user's query state as bytes, the same in Redis, on the stream and in Protobuf.
 
-Scorers convert it to arrays (`unpacked`); everything else passes the bytes on.
+Only scorers convert it to arrays (`unpacked`).
 
 Letters: P_q query components, P component pairs, d component width.
 """
@@ -18,9 +18,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedQueryState:
-    """Half-precision little-endian bytes: components row-major (P_q, d), gate (P,) or empty for a plain dot product.
+    """Half-precision little-endian bytes, unchecked: components row-major (P_q, d), gate (P,) or empty for a plain dot
+    product.
 
-    model_version: the model that made the state, which matches item states of that model only. Nothing is checked.
+    model_version: the model that made the state; item states of other models do not match it.
     """
 
     model_version: str
@@ -31,7 +32,7 @@ class PackedQueryState:
 
 
 def to_message(state: PackedQueryState) -> common_pb2.QueryState:
-    """Return the message of a state."""
+    """Return a state's message."""
     return common_pb2.QueryState(
         model_version=state.model_version,
         components=state.components,
@@ -53,8 +54,8 @@ def from_message(message: common_pb2.QueryState) -> PackedQueryState:
 
 
 def unpacked(message: common_pb2.QueryState, unpack: Callable[..., T]) -> T:
-    """Return the arrays of a message. unpack: `algorithms.scoring.packed_state.unpack_query_state`, which this package
-    may not import.
+    """Return a message's arrays. unpack: `algorithms.scoring.packed_state.unpack_query_state`, which this package may
+    not import.
 
     Raises: InvalidRequest with the field if `unpack` raises ValueError.
     """

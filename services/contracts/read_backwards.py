@@ -1,4 +1,4 @@
-"""Read a partition backwards from its end, within limits of bytes and time, for requests of people."""
+"""Read a partition backwards, within limits of bytes and time."""
 
 import time
 from collections.abc import Iterator
@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from services.platform.stream.ports import Reader
 from services.platform.stream.record import SourceRecord
 
-# Records of a block, and a poll's longest wait (milliseconds).
+# Records of a block; a poll's longest wait in milliseconds.
 _BLOCK, _POLL_MS = 500, 200
 
 
 class Backwards:
-    """The newest records of one partition, in blocks; iterate once.
+    """A partition's newest records, in blocks; iterate once.
 
-    max_bytes: limit of the bytes of keys and values; the block that exceeds it is the last one. max_s: limit of the
-    total time. is_complete: after the iteration, whether all records back to the partition's first one were read.
+    max_bytes: of keys and values; the block that exceeds it is the last. max_s: total time. is_complete: whether all
+    records were read.
     """
 
     def __init__(self, reader: Reader, partition: int, *, topic: str = "", max_bytes: int, max_s: float) -> None:
@@ -23,7 +23,7 @@ class Backwards:
         self.is_complete = False
 
     def __iter__(self) -> Iterator[list[SourceRecord]]:
-        """Yield blocks, the newest one first; each is in the partition's order.
+        """Yield blocks, the newest first, each in the partition's order.
 
         Raises: DependencyUnavailable.
         """
@@ -35,7 +35,7 @@ class Backwards:
             start = max(first, end - _BLOCK)
             self._reader.assign({partition: start}, self._topic)
             block: list[SourceRecord] = []
-            # Compaction and transactions leave gaps, so the position, not a count, shows the end of the block.
+            # Compaction and transactions leave gaps: the position, not a count, shows the block's end.
             while self._reader.positions(self._topic)[partition] < end:
                 if time.monotonic() > deadline:
                     return

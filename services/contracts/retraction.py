@@ -1,8 +1,8 @@
-"""Records that retract interactions, and the rule of what they cover.
+"""Records that retract interactions, and what they cover.
 
-An `Undo` retracts one interaction, a `ForgetUpTo` all of a user up to positions of `interactions`. The order does not
-matter: a covered record is void even if it arrives later. Positions map partition to offset; an absent partition, and
-offset -1, cover nothing. Both kinds are written to `attributions` and `search-clicks`.
+An `Undo` retracts one interaction, a `ForgetUpTo` all of a user up to positions of `interactions`. A covered record is
+void even if it arrives later. Positions map partition to offset; an absent partition, and offset -1, cover nothing.
+Both are written to `attributions` and `search-clicks`.
 """
 
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ from services.platform.stream.times import set_ms
 
 UpTo = Mapping[int, int]
 
-# Separates several pseudonyms of one user in one text.
+# Separates several pseudonyms of one user.
 PSEUDONYMS_BETWEEN = ","
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfInteraction:
-    """The interaction's fields in every record made from it. (partition, offset) identifies such a record.
+    """An interaction's fields in every record made from it, identified by (partition, offset).
 
     Times: Unix milliseconds. recorded_ms: the broker's time of the interaction.
     """
@@ -36,9 +36,9 @@ class OfInteraction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undo(OfInteraction):
-    """Retracts the interaction at `undoes`, whatever its type, used or not.
+    """Retracts the interaction at `undoes`, whatever its type.
 
-    The other fields are those of the undoing event; event_id is "" if a forget voided the state instead.
+    The other fields are the undoing event's; event_id is "" if a forget voided the state.
     """
 
     undoes: Position
@@ -46,7 +46,7 @@ class Undo(OfInteraction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetUpTo:
-    """Retracts everything of a user at or below `up_to`."""
+    """Retracts a user's records at or below `up_to`."""
 
     forget_id: str
     up_to: UpTo
@@ -65,12 +65,12 @@ def covers(one: UpTo, other: UpTo) -> bool:
 
 
 def furthest(one: UpTo, other: UpTo) -> dict[int, int]:
-    """Return the positions that cover exactly the records that `one` or `other` covers."""
+    """Return the positions that cover exactly what `one` or `other` covers."""
     return {partition: max(one.get(partition, -1), other.get(partition, -1)) for partition in one.keys() | other.keys()}
 
 
 def write_about(message: Any, record: Any) -> None:
-    """Fill the fields common to records of `attributions` and `search-clicks`, and all fields of a retraction.
+    """Fill the fields common to `attributions` and `search-clicks`, and all of a retraction.
 
     message: an Attribution or a SearchClick.
     """

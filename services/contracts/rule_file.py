@@ -1,4 +1,4 @@
-"""Read rules from YAML, for the gateway's standing rules and the command line.
+"""Read rules from YAML.
 
 rules:
   - name: new-arrivals
@@ -24,7 +24,7 @@ _KEYS = ("name", *_LISTS, *EFFECTS)
 
 
 def read_rules(path: Path) -> list[common_pb2.Rule]:
-    """Return the rules of a file, limits unchecked. Raises: InvalidRequest with file, rule and key."""
+    """Return the rules of a file, limits unchecked. Raises: InvalidRequest."""
     try:
         written = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
@@ -33,7 +33,7 @@ def read_rules(path: Path) -> list[common_pb2.Rule]:
 
 
 def parse_rules(where: str, written: str) -> list[common_pb2.Rule]:
-    """Return the rules of a file's text. where: the file's name in errors. Raises: InvalidRequest as `read_rules`."""
+    """Return the rules of a text. where: the file's name in errors. Raises: InvalidRequest as `read_rules`."""
     try:
         content = yaml.safe_load(written)
     except (yaml.YAMLError, RecursionError) as exc:
@@ -51,7 +51,7 @@ def rules_from(where: str, raw: Any) -> list[common_pb2.Rule]:
 
 
 def rules_text(rules: Iterable[common_pb2.Rule]) -> str:
-    """Return these rules as a file's text, the inverse of `parse_rules`."""
+    """Return the rules as a file's text."""
     plain = []
     for rule in rules:
         lists = {"item_ids": [*rule.item_ids], "categories": [*rule.categories]}

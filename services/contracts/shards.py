@@ -1,7 +1,7 @@
-"""Shards of a catalogue: a process serves the items in a hash range of ids.
+"""Shards of a catalogue: a process serves a hash range of ids.
 
-Shard i of n has the ids whose 64-bit hash lies in [i, i + 1) * 2^64 / n. Callers and servers compute it, so no mapping
-is stored. n is constant in an installation: another n needs other processes.
+Shard i of n has the ids whose 64-bit hash lies in [i, i + 1) * 2^64 / n. No mapping is stored; n is constant in an
+installation.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Shard:
     count: int
 
     def __post_init__(self) -> None:
-        """Raises ValueError with the value and what is allowed."""
+        """Raises: ValueError with the value and what is allowed."""
         if not 1 <= self.count <= MAX_SHARDS or not 0 <= self.index < self.count:
             raise ValueError(f"shard {self}; allowed: i/n with n in 1-{MAX_SHARDS} and i in 0-n-1")
 
@@ -47,7 +47,7 @@ class Shard:
 
     def rows(self, item_ids: Strings) -> npt.NDArray[np.int64]:
         """Return the rows of this shard's ids. Cost: a microsecond an id, for the hash."""
-        digests = bytearray()  # joined at once, ten million objects would take half a gigabyte
+        digests = bytearray()  # ten million objects would take half a gigabyte
         for one in item_ids.encoded():
             digests += blake2b(one, digest_size=8).digest()
         hashes = np.frombuffer(digests, ">u8").astype(np.uint64)

@@ -1,4 +1,4 @@
-"""A user's history as columns, in Redis and in the topic `histories`: events, recent event ids and seen items."""
+"""A user's history as columns, in Redis and in `histories`."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,10 +12,7 @@ from services.platform.errors import PreconditionFailed
 
 
 class StoredEvent(NamedTuple):
-    """One event of a history. Order: (event_time_ms, partition, offset). id_hash: see `hash_event_id`.
-
-    type, value, exposure_id: those of the interaction.
-    """
+    """One event of a history, ordered by (event_time_ms, partition, offset). id_hash: see `hash_event_id`."""
 
     event_time_ms: int
     partition: int
@@ -28,10 +25,10 @@ class StoredEvent(NamedTuple):
 
 
 class RecentId(NamedTuple):
-    """A recent event id (hashed), its record's position, and the record's outcome.
+    """A recent event id (hashed), its record's position and outcome.
 
-    outcome: the writer's code (0-255), so that a redelivered record has the same outcome. item_id: the item of an
-    interaction that counts, so that it can be undone after it left the history; else "".
+    outcome: the writer's code (0-255), the same for a redelivered record. item_id: of an interaction that counts, for
+    undos after it left the history; else "".
     """
 
     id_hash: int
@@ -42,8 +39,8 @@ class RecentId(NamedTuple):
 
 
 class PackedHistory(NamedTuple):
-    """A user's stored history, not decoded. events, recent: serialised `HistoryEvents` and `RecentIds`. seen_item_ids:
-    joined with NUL. seen_times_ms: each seen item's newest event time: the first one, then differences.
+    """A stored history, not decoded. events, recent: serialised `HistoryEvents` and `RecentIds`. seen_item_ids: joined
+    with NUL. seen_times_ms: newest event times: the first one, then differences.
     """
 
     positions: Mapping[int, int]
@@ -55,7 +52,7 @@ class PackedHistory(NamedTuple):
 
 
 def hash_event_id(event_id: str) -> int:
-    """Return 64 bits of an event id. Two of a user's hundred-odd recent ids collide with probability 1e-17."""
+    """Return 64 bits of an event id. Two of a hundred-odd ids collide with probability 1e-17."""
     return int.from_bytes(hashlib.blake2b(event_id.encode(), digest_size=8).digest(), "little")
 
 
@@ -66,7 +63,7 @@ _T = TypeVar("_T")
 
 
 def pack_events(events: Sequence[StoredEvent]) -> bytes:
-    """Return a byte with the format's number, then the serialised `HistoryEvents`; b"" for no events."""
+    """Return the format's number, then the serialised `HistoryEvents`; b"" for none."""
     if not events:
         return b""
     data: bytes = events_message(events).SerializeToString()
@@ -79,7 +76,7 @@ def unpack_events(blob: bytes | None) -> list[StoredEvent]:
 
 
 def event_columns(blob: bytes | None) -> bytes:
-    """Return the serialised `HistoryEvents` from `pack_events`. Raises: as `unpack_events`."""
+    """Return the serialised `HistoryEvents`. Raises: as `unpack_events`."""
     if blob and blob[0] != _FORMAT:
         raise PreconditionFailed(
             f"a history has format {blob[0]}, this version reads {_FORMAT}: another version of Freshet wrote it. "
@@ -100,7 +97,7 @@ def pack_history(
     recent: Sequence[RecentId],
     seen: Mapping[str, int],
 ) -> PackedHistory:
-    """Return a user's history as the state store's `dump` returns it."""
+    """Return a history as the state store's `dump` does."""
     columns: bytes = events_message(events).SerializeToString()
     return PackedHistory(positions, forgotten, columns, pack_recent(recent), *pack_seen(seen))
 

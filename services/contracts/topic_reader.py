@@ -1,8 +1,8 @@
-"""The reading port over Kafka: assigned partitions, no group membership; the caller tracks progress.
+"""Read Kafka with assigned partitions, without group membership.
 
-kafka-python hides a lost broker from `poll` (it returns nothing and reconnects), so an empty poll is no error. Calls
-that need an answer raise DependencyUnavailable after a few seconds. The broker stores committed progress and the
-dead-lettered offset under the reader's group.
+kafka-python's `poll` hides a lost broker (it returns nothing and reconnects), so an empty poll is no error. Other calls
+raise DependencyUnavailable after a few seconds. Committed progress and the dead-lettered offset are under the reader's
+group.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from services.platform.stream.topic import Replicas
 
 _ANSWER_MS = 5_000
 _ASIDE_MS = 500
-# Bytes per partition when one record is wanted; a larger record is still returned.
+# Per partition, when one record is wanted; a larger one is still returned.
 _ASIDE_BYTES = 4_096
-# At a topic's end, the client's prefetch delays the next request by at most this.
+# At a topic's end, the prefetch delays the next request by at most this.
 _ASIDE_REST_MS = 10
 
 
 class TopicReader:
-    """Implements `ports.Reader` with a consumer that connects on first use."""
+    """Implements `ports.Reader`; connects on first use."""
 
     def __init__(
         self,
@@ -50,12 +50,13 @@ class TopicReader:
         dead_letters: BulkProducer | None = None,
         connect: Callable[..., KafkaConsumer] = build_consumer,
     ) -> None:
-        """partitions: those to read of every topic; None: all. makes_topics: create missing topics with these replicas;
-        None: wait for them.
+        """Set what to read and how.
 
-        window_ms: how long the broker gathers records before it answers. rest_ms: how long it waits for the first one;
-        another request on that connection (`bounds`, for example) waits for the answer. pause_ms: pause before the next
-        read of a busy stream, so that records gather; after an empty read, the next record is read at once.
+        partitions: those to read of every topic; None: all.
+        makes_topics: create missing topics with these replicas; None: wait for them.
+        window_ms: how long the broker gathers records before it answers.
+        rest_ms: how long it waits for the first one; another request (`bounds`, for example) waits for that answer.
+        pause_ms: pause before the next read of a busy stream, so that records gather.
         dead_letters: closed with the reader.
         """
         self._bootstrap, self._topics = bootstrap, topics
@@ -71,7 +72,7 @@ class TopicReader:
         }
         self._pause_s, self._max_records, self._producer = pause_ms / 1000, max_poll_records, dead_letters
         self._consumer: KafkaConsumer | None = None
-        # Reads single records without discarding the first consumer's prefetched ones.
+        # Reads single records, so that the first consumer keeps its prefetched ones.
         self._aside: KafkaConsumer | None = None
         self._busy = False
         # Assignment, positions and paused topics, restored in a new consumer.
@@ -104,7 +105,7 @@ class TopicReader:
         return {tp.partition: (firsts[tp], ends[tp]) for tp in wanted}
 
     def offset_at(self, partition: int, time_ms: int) -> int | None:
-        """Return the offset of the first topic's first record written at this time or later; None if there is none."""
+        """Return the first topic's first offset at this time or later, if any."""
         place = TopicPartition(self._topics[0], partition)
         with self._errors() as consumer:
             found = consumer.offsets_for_times({place: time_ms})[place]
@@ -126,12 +127,12 @@ class TopicReader:
                 batches = consumer.poll(timeout_ms=_ASIDE_MS, max_records=1)
                 for tp, batch in batches.items():
                     offset = wanted.pop(tp, -1)
-                    # If the record is missing, Kafka returns the next one, or beyond the topic's end the first one.
+                    # For a missing record, Kafka returns the next one, or beyond the end the first one.
                     if offset >= 0 and batch[0].offset == offset:
                         found[tp.partition] = _record(tp, batch[0])
                     consumer.pause(tp)
                 if not batches and asks:
-                    # An empty poll may mean the topic's end or a slow broker: the end offsets tell which.
+                    # An empty poll may mean the topic's end or a slow broker.
                     ends, asks = consumer.end_offsets(list(wanted)), False
                     wanted = {tp: offset for tp, offset in wanted.items() if offset < ends[tp]}
                 if wanted and time.monotonic() > deadline:
@@ -181,7 +182,7 @@ class TopicReader:
         found: list[SourceRecord] = []
         deadline = time.monotonic() + SILENCE_S
         try:
-            # Compaction deletes records, so positions, not counts, show that the end is reached.
+            # Compaction deletes records: positions, not counts, show the end.
             while any(at < ends.get(partition, 0) for partition, at in self.positions(topic).items()):
                 records = self.poll(200, only=topic)
                 found += records
@@ -233,7 +234,6 @@ class TopicReader:
             self._producer.close()
 
     def _of(self, consumer: KafkaConsumer, topic: str) -> list[TopicPartition]:
-        """Return the assigned partitions of a topic."""
         return sorted(tp for tp in consumer.assignment() if tp.topic == (topic or self._topics[0]))
 
     def _connected(self) -> KafkaConsumer:

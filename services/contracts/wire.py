@@ -1,7 +1,4 @@
-"""Convert filters, rules, certificates, freshness and explanations to Protobuf messages and back.
-
-Only this module converts them. The gateway checks a request's limits.
-"""
+"""Convert filters, rules, certificates, freshness and explanations to Protobuf and back; limits are the gateway's."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -38,7 +35,7 @@ def conditions_of(messages: Iterable[Any], name: str = "filter.where") -> tuple[
 def filter_of(
     message: common_pb2.Filter, seen_item_ids: Sequence[str] = (), *, excludes_seen: bool = False
 ) -> ItemFilter:
-    """Return the filter. excludes_seen: the default for an absent field. Raises: InvalidRequest with the field."""
+    """Return the filter. excludes_seen: default of an absent field. Raises: InvalidRequest with the field."""
     return ItemFilter(
         allow_item_ids=tuple(message.allow_item_ids),
         deny_item_ids=tuple(message.deny_item_ids),
@@ -51,7 +48,7 @@ def filter_of(
 
 
 def filter_message(wanted: ItemFilter) -> common_pb2.Filter:
-    """Return the message of a filter, without the seen items, which are a field of the request."""
+    """Return a filter's message, without seen items."""
     return common_pb2.Filter(
         exclude_seen=wanted.exclude_seen,
         allow_item_ids=wanted.allow_item_ids,
@@ -68,7 +65,7 @@ def rules_of(messages: Iterable[common_pb2.Rule]) -> tuple[Rule, ...]:
 
 
 def rule_of(message: common_pb2.Rule, name: str) -> Rule:
-    """Return a rule. name: the rule's field in errors. Raises: InvalidRequest with the field below it."""
+    """Return a rule. name: its field in errors. Raises: InvalidRequest."""
     which = ItemFilter(
         exclude_seen=False,
         allow_item_ids=tuple(message.item_ids),
@@ -81,7 +78,7 @@ def rule_of(message: common_pb2.Rule, name: str) -> Rule:
 
 
 def rule_message(rule: Rule) -> common_pb2.Rule:
-    """The inverse of `rule_of`; sets only the effect that is not 0."""
+    """The inverse of `rule_of`; sets only the effect."""
     which = filter_message(rule.which)
     effect: dict[str, Any] = {
         name: value
@@ -94,7 +91,7 @@ def rule_message(rule: Rule) -> common_pb2.Rule:
 
 
 def certificate_message(certificate: Certificate) -> common_pb2.Certificate:
-    """Return a certificate's message. A gap of 0 means proven exact; None means an estimate."""
+    """Return a certificate's message. Gap 0: proven exact; None: an estimate."""
     return common_pb2.Certificate(kind=f"KIND_{certificate.kind.upper()}", gap=certificate.gap)
 
 
@@ -108,7 +105,7 @@ def certificate_of(message: common_pb2.Certificate) -> Certificate:
 def index_freshness_message(
     deltas_offset: int, newest_recorded_ms: int | None, lag_seconds: float | None
 ) -> common_pb2.IndexFreshness:
-    """Return what an index reflects of the stream (see `IndexFreshness` in the proto)."""
+    """Return an index's freshness (`IndexFreshness` in the proto)."""
     message = common_pb2.IndexFreshness(deltas_offset=deltas_offset, lag_seconds=lag_seconds)
     if newest_recorded_ms is not None:
         message.newest_recorded_time.FromMilliseconds(newest_recorded_ms)

@@ -45,7 +45,7 @@ class GatewaySettings(PseudonymSettings):
     candidates_address: str = Field(default="127.0.0.1:50052", validation_alias="FRESHET_CANDIDATES_ADDRESS")
     reranker_address: str = Field(default="127.0.0.1:50053", validation_alias="FRESHET_RERANKER_ADDRESS")
     generator_address: str = Field(default="127.0.0.1:50055", validation_alias="FRESHET_GENERATOR_ADDRESS")
-    # Separated by commas.
+    # Each refresher reads some partitions; separated by commas.
     refresher_addresses: str = Field(default="127.0.0.1:50054", validation_alias="FRESHET_REFRESHER_ADDRESSES")
     # Time for a call without a deadline.
     budget_ms: int = Field(default=2000, ge=10, le=60_000, validation_alias="FRESHET_GATEWAY_BUDGET_MS")

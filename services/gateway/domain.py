@@ -142,7 +142,7 @@ class RecommendQuery:
     assignments: tuple[Assignment, ...] = ()
     # None: the gateway's setting.
     new_item_share: float | None = None
-    # Of the standing rules in `rules`.
+    # The revision of the standing rules in `rules`.
     rules_revision: int = 0
     without_standing_rules: bool = False
 

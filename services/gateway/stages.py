@@ -93,11 +93,11 @@ class Work(Generic[Q]):
     num_had: int = 0
     # Share of the catalogue in the shards that answered.
     searched_share: float = 1.0
-    # Examined by the passes of all searches.
+    # Items that the passes of all searches examined.
     items_touched: int = 0
-    # By impressions.
+    # Discounts of item scores by impressions.
     discounts: Mapping[str, float] = field(default_factory=dict)
-    # Of the user's absence.
+    # Bucket of the user's absence.
     absence_bucket: int = 0
     token_honoured: bool = True
 
@@ -126,7 +126,7 @@ class Work(Generic[Q]):
             self.searched_share = min(self.searched_share, found.searched_share)
 
     def end(self) -> float:
-        """Return the milliseconds in total. Raises: DeadlineExceeded if the deadline has passed."""
+        """Return the total time in milliseconds. Raises: DeadlineExceeded if the deadline has passed."""
         now = time.monotonic()
         if now > self.deadline:
             raise DeadlineExceeded("the deadline passed before the answer was ready")

@@ -1,5 +1,4 @@
-"""The base of every process: settings, errors, logs, metrics, the gRPC kit, and access to Kafka and Redis.
+"""The base of every process; it knows neither `services.algorithms` nor any process.
 
-It knows neither `services.algorithms` nor any process. Importing a module opens no connection, reads no environment
-and configures no logging.
+Importing a module opens no connection, reads no environment and configures no logging.
 """

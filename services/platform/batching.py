@@ -1,8 +1,7 @@
 """Natural batching: requests that arrive while one batch is computed form the next.
 
-There is no timer, so a lone request never waits; under load the batches grow. The work runs in a separate thread
-(NumPy, PyTorch and the inference client release the GIL); the event loop only queues. This module does not read the
-requests' content.
+There is no timer, so a lone request never waits. The work runs in a separate thread (NumPy, PyTorch and the inference
+client release the GIL).
 """
 
 import asyncio
@@ -19,10 +18,10 @@ Res = TypeVar("Res")
 
 
 class Batcher(Generic[Req, Res]):
-    """Gathers concurrent `submit` calls into lists of at most `max_batch` for `process`, one list at a time.
+    """Gathers `submit` calls into lists of at most `max_batch` for `process`, one at a time.
 
-    `process` runs in the worker thread and returns one result per request, in order. Its exception reaches every caller
-    of that batch and does not affect the next one.
+    `process`, in the worker thread, returns one result per request, in order. Its exception reaches every caller of the
+    batch.
     """
 
     def __init__(

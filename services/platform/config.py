@@ -1,7 +1,6 @@
-"""Settings that every process shares, read once from the environment by `load_settings`.
+"""Settings of every process, read once from the environment by `load_settings`.
 
-A process subclasses `ProcessSettings` in its own config.py and names its variables with
-`Field(validation_alias="FRESHET_<PROCESS>_...")`. Nothing is read at import.
+A process subclasses `ProcessSettings` and names its variables with `Field(validation_alias="FRESHET_<PROCESS>_...")`.
 """
 
 from ipaddress import ip_address
@@ -20,18 +19,18 @@ class ConfigError(ValueError):
 
 
 class ProcessSettings(TransportSettings):
-    """Shared settings. A variable is FRESHET_ and the field's name in capitals."""
+    """Shared settings. A variable is FRESHET_ and the field's name."""
 
     # The gateway's clients have no certificates.
     asks_client_certificates: ClassVar[bool] = True
 
     host: str = "127.0.0.1"
-    # A process sets its own default and variable. 0 takes any free port (tests).
+    # Processes set their own; 0 takes any free port (tests).
     port: int = Field(default=0, ge=0, le=65535)
     # None: port + 1000. 0: no metrics endpoint.
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
-    # For topics that a process creates: the replication factor and min.insync.replicas. 0: three and two with at least
-    # three brokers, else one and one.
+    # Replication factor and min.insync.replicas of created topics; 0: three and two with at least three brokers, else
+    # one and one.
     kafka_replication: int = Field(default=0, ge=0, le=100)
     kafka_min_in_sync: int = Field(default=0, ge=0, le=100)
     bundle: Path = Path(".freshet/bundle")
@@ -41,8 +40,8 @@ class ProcessSettings(TransportSettings):
     compute_threads: int = Field(default=1, ge=1, le=256)
     # RPCs in flight before new ones are rejected with RESOURCE_EXHAUSTED.
     max_in_flight: int = Field(default=512, ge=1, le=100_000)
-    # A gRPC connection is replaced after this time; no call is lost. 0: never. A call that arrives while a server ends
-    # is lost, so a load balancer should remove a server this long before its end: then no connection is left.
+    # A gRPC connection is replaced after this time, without losing a call. 0: never. A load balancer should remove a
+    # server this long before its end: then no connection is left.
     connection_seconds: float = Field(default=0.0, ge=0, le=86_400)
     # Seconds for running calls to finish after SIGTERM.
     drain_seconds: float = Field(default=5.0, ge=0, le=300)
@@ -77,7 +76,7 @@ class ProcessSettings(TransportSettings):
 
     @property
     def shares_port(self) -> bool:
-        """Whether several processes listen on the port, each with a share of the connections."""
+        """Whether several processes listen on the port."""
         return False
 
     @property
@@ -87,13 +86,13 @@ class ProcessSettings(TransportSettings):
 
     @property
     def resolved_metrics_port(self) -> int:
-        """The port of the metrics endpoint; 0: none."""
+        """The metrics port; 0: none."""
         if self.metrics_port is not None:
             return self.metrics_port
         return self.port + 1000 if self.port else 0
 
     def describe(self) -> dict[str, object]:
-        """Return the resolved settings for one log line at start. Passwords in URLs are masked."""
+        """Return the settings for a log line, with masked passwords."""
         fields = self.model_dump(mode="json")
         return {name: _mask(value) if isinstance(value, str) else value for name, value in fields.items()}
 
@@ -118,7 +117,7 @@ S = TypeVar("S", bound=TransportSettings)
 
 
 def load_settings(kind: type[S], **given: Any) -> S:
-    """Read `kind` from the environment, once, at the start of a process. given: takes precedence.
+    """Read `kind` from the environment. given: takes precedence.
 
     Raises: ConfigError with each invalid variable, its value and what is allowed.
     """
@@ -129,12 +128,12 @@ def load_settings(kind: type[S], **given: Any) -> S:
 
 
 def environment_tls() -> Tls | None:
-    """Return the certificate in the environment for a command's connections. Raises: ConfigError."""
+    """Return the environment's certificate for a command. Raises: ConfigError."""
     return load_settings(TransportSettings).tls
 
 
 def environment_kafka(bootstrap: str) -> KafkaConnection:
-    """Return the connection to the brokers at `bootstrap` with the environment's credentials. Raises: ConfigError."""
+    """Return the connection to `bootstrap` with the environment's credentials. Raises: ConfigError."""
     return load_settings(TransportSettings, kafka_bootstrap=bootstrap).kafka
 
 

@@ -1,7 +1,7 @@
-"""The tree of errors that cross a boundary, each with its gRPC status and whether a retry can help.
+"""Errors that cross a boundary, each with its gRPC status and whether a retry can help.
 
-Adapters translate library exceptions to the most specific class (`raise ... from exc`). `rpc/guard.py` maps the tree to
-status codes, and `rpc/client.py` maps status codes back. A new user or an unknown item is not an error.
+Adapters translate library exceptions (`raise ... from exc`); `rpc/guard.py` and `rpc/client.py` map to status codes and
+back. A new user or an unknown item is not an error.
 """
 
 from typing import Any, ClassVar, Self
@@ -10,9 +10,9 @@ import grpc
 
 
 class FreshetError(Exception):
-    """Base of the tree. status: seen by gRPC callers. retriable: whether trying again can help.
+    """Base of the tree. status: for gRPC callers. retriable: whether trying again can help.
 
-    `retry_after_ms`, when set, is sent as trailing metadata `retry-after-ms` and `grpc-retry-pushback-ms`.
+    `retry_after_ms` is sent as metadata `retry-after-ms` and `grpc-retry-pushback-ms`.
     """
 
     status: ClassVar[grpc.StatusCode]
@@ -26,7 +26,7 @@ class FreshetError(Exception):
 
 
 class InvalidRequest(FreshetError):
-    """Invalid in any state of the server: the caller must change the request."""
+    """Invalid in any state of the server."""
 
     status = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -46,7 +46,7 @@ class Unauthenticated(FreshetError):
 
 
 class PermissionDenied(FreshetError):
-    """The caller is known, but its roles exclude the method, or the request names another user's data."""
+    """The caller's roles exclude the method, or the request names another user's data."""
 
     status = grpc.StatusCode.PERMISSION_DENIED
 
@@ -58,7 +58,7 @@ class NotFound(FreshetError):
 
 
 class PreconditionFailed(FreshetError):
-    """Valid, but someone must act first (for example, if an index and a model disagree on d)."""
+    """Valid, but someone must act first."""
 
     status = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -71,14 +71,14 @@ class Conflict(FreshetError):
 
 
 class Overloaded(FreshetError):
-    """The queue or the limit is full, or the caller's own rate is used up; rejected early."""
+    """The queue, the limit or the caller's rate is used up."""
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
     default_retriable = True
 
 
 class DependencyUnavailable(FreshetError):
-    """Redis, Kafka, the inference server or another process is down, or this process is starting."""
+    """Redis, Kafka, the inference server or a process is down or starting."""
 
     status = grpc.StatusCode.UNAVAILABLE
     default_retriable = True

@@ -1,7 +1,7 @@
-"""Enabled tracing: exports this process's spans through OpenTelemetry's SDK. Imported only if needed.
+"""Enabled tracing, through OpenTelemetry's SDK; imported only if needed.
 
-Spans have names, numbers and status codes. Error texts are left out, since they may quote a caller's input; the log has
-them under the request id. A batch is sampled if it links to a sampled context.
+Spans have names, numbers and status codes, but no error texts, which may quote a caller's input. A batch is sampled if
+it links to a sampled context.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
 
 
 class ExportedSpans(Tracing):
-    """See `Tracing`. One per process, with its own provider instead of the library's global one."""
+    """See `Tracing`. With its own provider instead of the global one."""
 
     is_on = True
 
@@ -67,7 +67,7 @@ class ExportedSpans(Tracing):
 
     @contextmanager
     def _batch(self, name: str, links: Collection[str], numbers: Mapping[str, int]) -> Iterator[str]:
-        # All interactions of one request have the same traceparent.
+        # A request's interactions have one traceparent.
         others = dict.fromkeys(links)
         found = [trace.Link(context) for text in islice(others, MAX_LINKS) if (context := _context(text))]
         attributes = {f"freshet.{key}": value for key, value in numbers.items()}
@@ -95,7 +95,7 @@ class ExportedSpans(Tracing):
 
 
 class _Linked(Sampler):
-    """Samples every span with links. The given sampler decides about the others."""
+    """Samples spans with links; another sampler decides about the rest."""
 
     def __init__(self, others: Sampler) -> None:
         self._others = others
@@ -110,7 +110,7 @@ class _Linked(Sampler):
         links: Any = None,
         trace_state: Any = None,
     ) -> SamplingResult:
-        """Sample every span with links: only sampled contexts become links."""
+        """Only sampled contexts become links."""
         if links:
             return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes)
         return self._others.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
@@ -121,8 +121,6 @@ class _Linked(Sampler):
 
 
 class _WithoutTexts(SpanExporter):
-    """Exports spans without their status descriptions."""
-
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
 

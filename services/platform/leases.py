@@ -1,4 +1,4 @@
-"""The port by which processes share partitions (`services/user_state/leases.py` is the real adapter)."""
+"""The port by which processes share partitions (`services/user_state/leases.py`)."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,9 +7,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The leased partitions. terms: per partition, a number that grows with every owner. surplus: how many of them
-    others should have.
-    """
+    """The leased partitions. terms: per partition, grows with every owner. surplus: how many others should have."""
 
     terms: Mapping[int, int]
     surplus: int = 0
@@ -19,9 +17,7 @@ class Leases(Protocol):
     """Leases on partitions. Thread-safe."""
 
     def start(self, partitions: Sequence[int]) -> None:
-        """Join the group in the background; acquires free partitions at once. Raises: DependencyUnavailable, without
-        joining.
-        """
+        """Join in the background; acquires free partitions at once. Raises: DependencyUnavailable, without joining."""
 
     def holding(self) -> Holding:
         """Return the leased partitions."""

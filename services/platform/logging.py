@@ -1,7 +1,6 @@
-"""One JSON object per line on stdout, for this code's events and the libraries' logs.
+"""One JSON object per line on stdout, libraries' logs included.
 
-A process's `__main__` calls `configure_logging` once; modules call `structlog.get_logger()`. Fields bound with
-`structlog.contextvars`, and the current call's request id, appear on each line.
+Fields of `structlog.contextvars` and the request id are on each line.
 """
 
 import logging
@@ -12,8 +11,8 @@ import structlog
 
 from services.platform.rpc import request_context
 
-# At INFO these libraries log every reconnect; their warnings stay. kafka-python logs each rejected connection as an
-# error, several a second while a broker is down; the adapters log it once.
+# At INFO they log every reconnect; kafka-python logs rejected connections as errors, several a second, which the
+# adapters log once.
 _QUIET = {
     "kafka": logging.CRITICAL,
     "grpc": logging.WARNING,
@@ -31,7 +30,7 @@ def _add_request_id(_: Any, __: str, event: structlog.typing.EventDict) -> struc
 
 
 def configure_logging(process: str, level: str = "info", *, stream: TextIO | None = None) -> None:
-    """Write structlog's and the standard library's logs to `stream` (stdout) as JSON lines."""
+    """Write all logs to `stream` (stdout) as JSON lines."""
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,

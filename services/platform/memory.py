@@ -1,6 +1,6 @@
-"""Check that something large fits into memory before loading it, and return freed memory to the system.
+"""Check that something large fits into memory, and return freed memory.
 
-The limit is the operator's, or else what is left on this machine and in its control group.
+The limit is the operator's, or what is left on the machine and in its control group.
 """
 
 import ctypes
@@ -24,9 +24,9 @@ def available_bytes(cgroup: Path = _CGROUP) -> int:
 
 
 def require_memory(what: str, needed_bytes: int, *, limit_mb: int, variable: str) -> None:
-    """Raise MemoryError with both values unless `needed_bytes` fit.
+    """Raise MemoryError unless `needed_bytes` fit.
 
-    limit_mb: the operator's limit in MiB, set by the environment variable `variable`; 0 means the available memory.
+    limit_mb: MiB, set by `variable`; 0: the available memory.
     """
     limit = limit_mb * _MIB if limit_mb else available_bytes()
     if needed_bytes > limit:
@@ -35,7 +35,7 @@ def require_memory(what: str, needed_bytes: int, *, limit_mb: int, variable: str
 
 
 def give_back_freed() -> None:
-    """Return freed memory to the system: glibc keeps free blocks that lie between allocated ones."""
+    """Return freed memory to the system: glibc keeps free blocks between allocated ones."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,6 +1,6 @@
-"""Prometheus: latency buckets, the metrics endpoint, and the metrics of each gRPC server.
+"""Prometheus: metrics, endpoint, latency buckets.
 
-Names are `freshet_<process>_...` with seconds as base unit. Labels have few values and never user ids.
+Names are `freshet_<process>_...` with base unit seconds; labels never have user ids.
 """
 
 import sys
@@ -27,7 +27,7 @@ LARGE_BATCH_BUCKETS = (*BATCH_BUCKETS, 1024, 2048, 4096, 8192)
 
 
 class Figures:
-    """Creates metrics in one registry. Label names come last."""
+    """Creates metrics in one registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -41,13 +41,13 @@ class Figures:
         return Gauge(name, text, labels, registry=self.registry)
 
     def histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float] = LATENCY_BUCKETS_S) -> Histogram:
-        """Return a histogram, of seconds unless `buckets` are given."""
+        """Return a histogram, by default of seconds."""
         return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
     def turn_age(self, name: str, turns: TurnClock) -> None:
-        """Export the age of a follower's last good turn, and the failures since, computed at scrape time.
+        """Export the age of a follower's last good turn and the failures since.
 
-        name: ends with `_age_seconds`; the second metric ends with `_failures`.
+        name: `..._age_seconds`; the second one is `..._failures`.
         """
         text = "Seconds since the follower's last good turn; grows while it stalls."
         self.gauge(name, text).set_function(lambda: turns.age_s)
@@ -58,9 +58,9 @@ class Figures:
 def serve_metrics(
     port: int, host: str = "127.0.0.1", registry: CollectorRegistry = REGISTRY, *, tls: Tls | None = None
 ) -> None:
-    """Serve /metrics from a daemon thread. Port 0 serves nothing.
+    """Serve /metrics from a daemon thread; port 0 serves nothing.
 
-    tls: if set, accept only clients with a certificate of its CA. Raises: PortTaken with the port and its owner.
+    tls: accept only clients with a certificate of its CA. Raises: PortTaken with the port and its owner.
     """
     if port == 0:
         return
@@ -77,8 +77,7 @@ def serve_metrics(
             client_cafile=str(tls.ca),
             client_auth_required=True,
         )
-        # Handshake on the first read, in the request's own thread. In the accepting thread, a client that connects and
-        # sends nothing would block all others.
+        # Handshake in the request's thread: in the accepting one, a client that sends nothing would block all others.
         server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
         server.handle_error = _say_refused  # type: ignore[method-assign,assignment]
     except OSError as exc:
@@ -86,12 +85,12 @@ def serve_metrics(
 
 
 def _say_refused(_: Any, client: Any) -> None:
-    """Log one line per client without the right certificate, instead of a traceback on stderr."""
+    """Log one line instead of a traceback on stderr."""
     log.warning("metrics_request_failed", client=client[0], reason=repr(sys.exception()))
 
 
 class RpcMetrics:
-    """Metrics of a gRPC server per method: seconds by status, and calls in flight."""
+    """Per method: seconds by status, calls in flight."""
 
     def __init__(
         self,
@@ -122,7 +121,7 @@ class RpcMetrics:
             self._told(method, code, seconds)
 
     def watch_limit(self, admission: Admission) -> None:
-        """Export the limit at scrape time."""
+        """Export the limit."""
         self._limit.labels(admission.name).set_function(lambda: admission.limit)
 
     def in_flight(self, calls: int) -> None:

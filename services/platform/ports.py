@@ -6,7 +6,7 @@ import psutil
 
 
 class PortTaken(RuntimeError):
-    """The port is taken. The message has the port, its owner and the remedy."""
+    """The port is taken; the message has its owner and the remedy."""
 
     def __init__(self, host: str, port: int, owner: str | None, *, purpose: str = "gRPC") -> None:
         owned = f"held by {owner}" if owner else "held by another process (its owner is not visible to this user)"
@@ -16,9 +16,10 @@ class PortTaken(RuntimeError):
 
 
 def port_owner(port: int) -> str | None:
-    """Return name and pid of the process that listens on `port`, else of one with an outgoing connection from it.
+    """Return name and pid of the process that listens on `port`, else of one with an outgoing connection from it
+    (32768-60999).
 
-    The system assigns ports between 32768 and 60999 to outgoing connections. None without a visible owner.
+    None without a visible owner.
     """
     try:
         connections = psutil.net_connections("tcp")
@@ -41,7 +42,7 @@ def check_port_free(host: str, port: int) -> None:
         return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As servers do: a port in TIME_WAIT is not taken.
+        # A port in TIME_WAIT is not taken.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

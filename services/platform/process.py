@@ -1,4 +1,4 @@
-"""Start and end a process: settings, logging, tracing, the event loop, and an exit status with one clear line.
+"""Start and end a process.
 
 Each `__main__.py` is `raise SystemExit(run_process("gateway", GatewaySettings, bootstrap.run))`.
 """
@@ -20,15 +20,15 @@ S = TypeVar("S", bound=ProcessSettings)
 
 log = structlog.get_logger()
 
-# A thread that folds or follows a stream yields the interpreter this often, so a request waits at most this long.
+# Threads yield the interpreter this often, so a request waits at most this long.
 _SWITCH_INTERVAL_S = 0.0005
 
 
 def run_process(process: str, kind: type[S], run: Callable[[S], Coroutine[Any, Any, None]]) -> int:
-    """Read settings, configure logging, run until a signal; return the exit status.
+    """Run until a signal; return the exit status.
 
-    An invalid setting, a taken port, an unusable bundle (ValueError) or an unavailable dependency ends it with one line
-    on stderr and status 1. Other exceptions propagate with their traceback.
+    An invalid setting, a taken port, an unusable bundle (ValueError) or an unavailable dependency gives one line on
+    stderr and status 1. Other exceptions propagate with their traceback.
     """
     try:
         settings = load_settings(kind)
@@ -49,7 +49,7 @@ def run_process(process: str, kind: type[S], run: Callable[[S], Coroutine[Any, A
 
 
 def configure_tracing(process: str, endpoint: str) -> Tracing:
-    """Export this process's spans to `endpoint` (OTLP over gRPC, host:port); "" is off."""
+    """Export spans to `endpoint` (OTLP over gRPC, host:port); "" is off."""
     if not endpoint:
         return OFF
     from services.platform.exported_spans import ExportedSpans, otlp_exporter

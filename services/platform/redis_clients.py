@@ -1,9 +1,7 @@
-"""Redis clients for a server's or a cluster's URL, with the redis-py commands that Freshet uses.
+"""Redis clients for a server's or a cluster's URL (`redis+cluster://HOST:PORT,HOST:PORT`), which connect on first use.
 
-The scheme selects a cluster: `redis+cluster://HOST:PORT,HOST:PORT`. Clients connect on first use. The cluster clients
-replace redis-py's pipelines. Those ask a server for the keys of each script call, and retry failed commands one by one,
-which takes minutes while a node is unreachable. These send each node its commands once; after a failure they refresh
-the cluster's nodes and raise.
+redis-py's cluster pipelines ask for each script call's keys, and retry commands one by one, which takes minutes without
+a node. These send each node its commands once; after a failure they refresh the nodes and raise.
 """
 
 import asyncio
@@ -28,8 +26,7 @@ from services.platform.transport import cluster_nodes, node_url
 # Exceptions that a client may raise.
 REDIS_ERRORS = (RedisError, RedisClusterException, OSError, TimeoutError)
 _SUMMED = ("evicted_keys", "expired_keys")
-# One retry on a connection that Redis closed while idle. No retry on a timeout, except to ask a cluster's nodes for the
-# new topology.
+# One retry on a connection that Redis closed while idle, none on a timeout, except for a cluster's new topology.
 _RETRIES = 1
 
 
@@ -66,7 +63,7 @@ def open_async_client(url: str, *, timeout_s: float, max_connections: int = 64) 
 
 
 def advice_on(exc: Exception) -> str:
-    """Return how to correct FRESHET_REDIS_URL after an error; "" if the URL is not the cause."""
+    """Return how to correct FRESHET_REDIS_URL; "" if it is not the cause."""
     if isinstance(exc, MovedError):
         return "FRESHET_REDIS_URL is redis:// of a cluster's node; allowed: redis+cluster://HOST:PORT,HOST:PORT"
     if isinstance(exc, RedisClusterException) and "Cluster mode is not enabled" in str(exc):
@@ -78,14 +75,13 @@ def advice_on(exc: Exception) -> str:
 
 
 def _node_options(found: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Return the connection options in a URL."""
     given = {name: value for name, value in found.items() if name not in ("host", "port", "db", "connection_class")}
     tls = {"ssl": True} if "connection_class" in found else {}
     return {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, **tls, **given}
 
 
 class _Cluster:
-    """Constructs redis-py's cluster client on first use, because its constructor connects."""
+    """Constructs redis-py's cluster client, whose constructor connects, on first use."""
 
     def __init__(self, nodes: list[tuple[str, int]], options: Mapping[str, Any]) -> None:
         self._nodes, self._options = nodes, options
@@ -118,7 +114,7 @@ class _Cluster:
         return _Pipeline(self)
 
     def info(self, section: str = "everything") -> dict[str, Any]:
-        """Return the fullest master's info, since a full one rejects writes, with the removed keys of all summed."""
+        """Return the fullest master's info, since a full one rejects writes, with all removed keys summed."""
         masters: Any = self.client().info(section, target_nodes=redis.RedisCluster.PRIMARIES)
         found: list[dict[str, Any]] = list(masters.values())
         fullest = max(found, key=lambda one: one.get("used_memory", 0) / (one.get("maxmemory") or float("inf")))
@@ -131,7 +127,7 @@ class _Cluster:
 
 
 class _Pipeline:
-    """Sends commands to the nodes of their keys, in order per node, one node after another."""
+    """Sends commands to their keys' nodes, in order per node."""
 
     def __init__(self, cluster: _Cluster) -> None:
         self._cluster = cluster
@@ -166,7 +162,7 @@ class _Pipeline:
 
 
 class _AsyncCluster:
-    """redis-py's cluster client with a concurrent pipeline, and a ping of one node."""
+    """redis-py's client with a concurrent pipeline and a ping of one node."""
 
     def __init__(self, cluster: redis.asyncio.RedisCluster) -> None:
         self._cluster = cluster
@@ -183,7 +179,7 @@ class _AsyncCluster:
 
     async def aclose(self) -> None:
         await self._cluster.aclose()
-        # The client's own `aclose` closes nothing while a refresh of its nodes is pending.
+        # Its own `aclose` closes nothing during a refresh.
         for kind in ("nodes_cache", "startup_nodes"):
             await self._cluster.nodes_manager.aclose(kind)
 

@@ -1,9 +1,7 @@
-"""OpenTelemetry traces over gRPC and Kafka, if an OTLP endpoint is set. Otherwise the library is not imported.
+"""OpenTelemetry traces over gRPC and Kafka, if an OTLP endpoint is set; otherwise the library is not imported.
 
-An interceptor without effect still costs every RPC some tens of microseconds, so disabled tracing has none. A record
-carries the context of its writer's span in the header `traceparent` (W3C Trace Context); outside producers may set it
-too. A batch of records has one span with links to those contexts. Contexts are texts; only `exported_spans` imports
-OpenTelemetry.
+An interceptor costs every RPC some tens of microseconds, so disabled tracing has none. Records carry their writer's
+context in the header `traceparent` (W3C Trace Context). A batch has one span with links to them.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,10 +16,9 @@ _NOTHING: Mapping[tuple[int, int], str] = {}
 
 
 class Tracing:
-    """A process's tracing. This class is disabled tracing; `exported_spans.ExportedSpans` is enabled tracing.
+    """This class is disabled tracing.
 
-    A traceparent is the text of a sampled span's context; "" is none. interceptors: for the server and for client
-    channels.
+    A traceparent is a sampled span's context as text; "" is none. interceptors: for server and client channels.
     """
 
     server_interceptors: tuple[Any, ...] = ()
@@ -29,7 +26,7 @@ class Tracing:
     is_on = False
 
     def headers(self) -> Headers:
-        """Return the headers for a record written in the current span; none if it is not sampled."""
+        """Return a record's headers; none if not sampled."""
         return ()
 
     def sampled(self, records: Iterable[SourceRecord]) -> Mapping[tuple[int, int], str]:
@@ -37,18 +34,18 @@ class Tracing:
         return _NOTHING
 
     def batch(self, name: str, links: Collection[str], **numbers: int) -> AbstractContextManager[str]:
-        """Return a context manager of a new trace's span for a batch; it yields the span's traceparent.
+        """Yield the traceparent of a new trace's span for a batch.
 
-        links: traceparents of the batch's records; without any there is no span. numbers: attributes of the span.
+        links: the records' traceparents; without any there is no span. numbers: attributes.
         """
         return nullcontext("")
 
     def stage(self, name: str) -> AbstractContextManager[object]:
-        """Return a context manager of a child of the current span, if any."""
+        """A child of the current span, if any."""
         return nullcontext()
 
     def link(self, traceparent: str, name: str) -> None:
-        """Link the current span to the span whose result it uses. name: the name of that result."""
+        """Link to the span whose result is used. name: of that result."""
 
 
 OFF = Tracing()

@@ -1,7 +1,4 @@
-"""Addresses and security of connections: TLS by PEM files, Kafka's SASL, Redis' URL.
-
-The defaults are plaintext, for loopback. This module opens no connection; the clients of gRPC, Kafka and Redis do.
-"""
+"""Addresses and security of connections: TLS, Kafka's SASL, Redis' URL; by default plaintext for loopback."""
 
 import ssl
 from dataclasses import dataclass
@@ -27,9 +24,9 @@ class Tls:
     ca: Path
 
     def client_context(self) -> ssl.SSLContext:
-        """Return a client's context. It presents the certificate and verifies the server's CA and host name.
+        """Return a client's context, which verifies the server's CA and host name.
 
-        Raises: OSError if a file is invalid, or the key does not match the certificate.
+        Raises: OSError for an invalid file, or a key of another certificate.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(self.ca)
@@ -39,7 +36,7 @@ class Tls:
 
 
 def inference_options(tls: Tls | None) -> dict[str, Any]:
-    """Return the keyword arguments of the inference server's client; None is plaintext."""
+    """Return the inference client's arguments."""
     if tls is None:
         return {}
     return {
@@ -90,7 +87,7 @@ CLUSTER_SCHEMES = ("redis+cluster", "rediss+cluster")
 
 
 def cluster_nodes(url: str) -> list[tuple[str, int]]:
-    """Return host and port of each node in a cluster's URL; none for another URL."""
+    """Return the nodes in a cluster's URL; none for another URL."""
     scheme, _, rest = url.partition("://")
     if scheme not in CLUSTER_SCHEMES:
         return []
@@ -124,7 +121,7 @@ def check_redis_url(value: str) -> str:
 
 
 class TransportSettings(BaseSettings):
-    """Settings that processes and commands share. A variable is FRESHET_ and the field's name in capitals."""
+    """Shared by processes and commands. A variable is FRESHET_ and the field's name."""
 
     model_config = SettingsConfigDict(
         env_prefix="FRESHET_",
@@ -136,8 +133,8 @@ class TransportSettings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    # PEM files, all or none. With them a process serves TLS, requires client certificates of the CA, and presents its
-    # own certificate to its peers.
+    # PEM files, all or none: a process serves TLS, requires client certificates of the CA, and presents its own to
+    # peers.
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_ca: Path | None = None
@@ -240,11 +237,11 @@ class TransportSettings(BaseSettings):
 
     @property
     def redis(self) -> str:
-        """The state store's URL, with the certificate's files if it is encrypted."""
+        """The state store's URL, with certificates if encrypted."""
         if self.tls is None or not self.redis_url.startswith(("rediss://", "rediss+cluster://")):
             return self.redis_url
         files = {"ssl_ca_certs": self.tls.ca, "ssl_certfile": self.tls.certificate, "ssl_keyfile": self.tls.key}
         parts = urlsplit(self.redis_url)
-        # The URL's own parameters come first and take precedence.
+        # The URL's own parameters take precedence.
         query = "&".join(filter(None, (parts.query, urlencode(files))))
         return urlunsplit(parts._replace(query=query))

@@ -1,13 +1,12 @@
-"""The time since a loop's last turn ended, and since the last good one.
+"""The time since a loop's last turn, and since the last good one.
 
-A loop that fails or hangs exports no metric. Its thread reports each turn here; metrics and health read from other
-threads.
+A loop that hangs exports no metric, so other threads read this clock.
 """
 
 import time
 from collections.abc import Callable
 
-# A turn waits for calls that time out after seconds, and applies thousands of records at most; longer is a hang.
+# Calls in a turn time out after seconds; longer is a hang.
 STUCK_S = 60.0
 
 
@@ -34,5 +33,5 @@ class TurnClock:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the present turn takes too long. A failing turn ends, and is not stuck."""
+        """Whether the turn takes too long; a failing one ends."""
         return self._clock() - self._ended_s > self._stuck_s

@@ -1,7 +1,6 @@
-"""Limits of texts (ids, queries, names), checked wherever a text enters the system.
+"""Limits of texts, checked wherever one enters the system.
 
-An invalid text is an InvalidRequest with the field and what is allowed. The text itself is not repeated, since messages
-are logged.
+Errors do not repeat the text, since messages are logged.
 """
 
 from services.platform.errors import InvalidRequest
@@ -11,7 +10,7 @@ MAX_QUERY_BYTES = 1024
 
 
 def utf8_size(name: str, text: str) -> int:
-    """Return the size of `text` in UTF-8. Raises: InvalidRequest if it is not valid."""
+    """Return the size in UTF-8. Raises: InvalidRequest if it is not valid."""
     try:
         return len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError as exc:
@@ -32,9 +31,8 @@ def validate_id(name: str, text: str) -> None:
 
 
 def validate_query(name: str, text: str) -> None:
-    """Raise InvalidRequest unless `text` is UTF-8 of 1-1,024 bytes, not only white space, without control characters.
-
-    Any script passes, emoji included; each source decides what it finds.
+    """Raise InvalidRequest unless `text` is UTF-8 of 1-1,024 bytes, not only white space, without control characters;
+    any script passes.
     """
     validate_text(name, text, 1, MAX_QUERY_BYTES)
     if text.isspace():

@@ -1,7 +1,4 @@
-"""The local stack: Kafka, Redis, the inference server and Freshet's processes on this machine, without containers.
-
-Commands, the demo and the tests use `Stack` (launcher.py).
-"""
+"""The local stack: Kafka, Redis, the inference server and Freshet's processes, without containers."""
 
 from services.stack.errors import StackError
 from services.stack.launcher import PartStatus, Stack

@@ -1,7 +1,6 @@
-"""Detached processes that outlive the launcher and are found by pid files.
+"""Detached processes, found by pid files.
 
-A pid file has the process's id and its creation time, so a new process with a recycled id is never signalled. Each
-child leads its own process group, so that its children end with it.
+A pid file has the creation time too, so a recycled id is never signalled. Each child leads its process group.
 """
 
 import contextlib
@@ -22,13 +21,13 @@ from services.stack.errors import StackError
 
 _WEIGHT_PER_NICENESS = 1.25  # Linux's
 _CREATION_TOLERANCE_S = 0.05
-# Children outlive their launcher, including a Stack object; their handles stay here so that they are reaped.
+# Children outlive a Stack object; their handles are kept to reap them.
 _handles: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A command to run. environment: complete, nothing else is inherited."""
+    """A command to run. environment: complete, nothing is inherited."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]
@@ -44,7 +43,7 @@ class Children:
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
     def spawn(self, name: str, launch: Launch, log: Path) -> psutil.Process:
-        """Start `name` detached, with its output appended to `log`.
+        """Start `name` detached; output goes to `log`.
 
         Raises: StackError if it is running, or the program cannot be executed.
         """
@@ -72,7 +71,7 @@ class Children:
         return process
 
     def lower_priority(self, name: str, cpu_shares: int) -> None:
-        """Give the process of that name, and its session, the niceness that corresponds to `cpu_shares`."""
+        """Give the process and its session the niceness of `cpu_shares`."""
         process = self.find(name)
         if process is not None and cpu_shares < FULL_CPU_SHARES:
             _lower_priority(process.pid, cpu_shares)
@@ -90,7 +89,7 @@ class Children:
             process = psutil.Process(noted.pid)
             if abs(process.create_time() - noted.created) >= _CREATION_TOLERANCE_S:
                 return None
-            # A zombie with threads is still ending, and its ports are in use until they end.
+            # A zombie with threads is still ending and uses its ports.
             dead = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
             return None if dead else process
         except psutil.Error:
@@ -111,7 +110,7 @@ class Children:
         return True
 
     def wait_gone(self, name: str, timeout_s: float) -> bool:
-        """Wait until the process has ended, then drop its pid file; False if it still runs after `timeout_s`."""
+        """Wait until the process has ended, then drop its pid file; False after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while self.find(name) is not None:
             if time.monotonic() > deadline:
@@ -145,10 +144,7 @@ class _PidFile:
 
 
 def _lower_priority(pid: int, cpu_shares: int) -> None:
-    """Set the niceness of the process and of its session: desktop Linux weighs sessions, not processes (autogroup).
-
-    Other systems have no autogroup file.
-    """
+    """Desktop Linux weighs sessions, not processes (autogroup); other systems have no autogroup file."""
     niceness = min(19, round(math.log(FULL_CPU_SHARES / cpu_shares, _WEIGHT_PER_NICENESS)))
     with contextlib.suppress(OSError):  # it has ended
         os.setpriority(os.PRIO_PROCESS, pid, niceness)

@@ -1,7 +1,6 @@
-"""docker-compose.yml as the launcher reads it: the single source of commands, settings and order.
+"""docker-compose.yml as the launcher reads it: commands, settings and order.
 
-Containers find each other by service name; here everything is on the loopback address, so `localize` turns
-"kafka:19094" into this stack's address. This module starts nothing.
+Containers find each other by name; `localize` turns "kafka:19094" into this stack's address.
 """
 
 import os
@@ -18,8 +17,7 @@ from services.stack.folders import REPOSITORY
 from services.stack.ports import LOOPBACK, PARTS, Ports
 
 Profile = Literal["split", "compact"]
-# In a compact stack, the first ones run in the gateway's process. The second one does not run, since encoding needs no
-# server.
+# In a compact stack, the first ones run in the gateway's process, and the second one does not run.
 IN_GATEWAY, NOT_COMPACT = ("candidates", "reranker"), ("inference-server",)
 COMPOSE_FILE = REPOSITORY / "docker-compose.yml"
 _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
@@ -27,9 +25,9 @@ _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """One service of the file, variables filled in. needs: service -> whether it must be healthy.
+    """A service, with its variables filled in. needs: service -> whether it must be healthy.
 
-    cpu_shares: its weight when several compete for the processor; the default is 1,024.
+    cpu_shares: its weight for the processor, by default 1,024.
     """
 
     name: str
@@ -42,10 +40,9 @@ class Service:
 
 
 def read_compose(path: Path = COMPOSE_FILE, environ: Mapping[str, str] | None = None) -> dict[str, Service]:
-    """Return the services of a compose file by name, without those that run once, which only containers need.
+    """Return the services by name, without those that run once.
 
-    Raises: FileNotFoundError without the file (an installation without the repository), ValueError for a variable
-    without value and default.
+    Raises: FileNotFoundError without the repository's file, ValueError for a variable without value and default.
     """
     environ = os.environ if environ is None else environ
     if not path.exists():
@@ -55,7 +52,7 @@ def read_compose(path: Path = COMPOSE_FILE, environ: Mapping[str, str] | None = 
 
 
 def compact(services: Mapping[str, Service], workers: int = 1) -> dict[str, Service]:
-    """Return the services of a compact stack: one process, or `workers`, instead of three, and no inference server."""
+    """Return a compact stack's services: one process, or `workers`, instead of three, and no inference server."""
     left = {name: service for name, service in services.items() if name not in (*IN_GATEWAY, *NOT_COMPACT)}
     settings = {key: value for name in IN_GATEWAY for key, value in services[name].environment.items()}
     gateway = left["gateway"]
@@ -74,7 +71,7 @@ def compact(services: Mapping[str, Service], workers: int = 1) -> dict[str, Serv
 
 
 def sharded(services: Mapping[str, Service], addresses: str) -> dict[str, Service]:
-    """Return the services of a stack whose candidates run elsewhere, in shards at these addresses."""
+    """Return the services with candidates in shards at these addresses."""
     left = {name: service for name, service in services.items() if name != "candidates"}
     gateway = left["gateway"]
     left["gateway"] = replace(
@@ -86,7 +83,7 @@ def sharded(services: Mapping[str, Service], addresses: str) -> dict[str, Servic
 
 
 def localize(value: str, ports: Ports, bundle: Path, text: Path) -> str:
-    """Return a container's setting for a process on this machine: hosts, the bind address and both bundles."""
+    """Return a container's setting for this machine: hosts, bind address, bundles."""
     if value == "0.0.0.0":
         return LOOPBACK
     folders = {"/bundle": str(bundle), "/text": str(text)}
@@ -96,7 +93,7 @@ def localize(value: str, ports: Ports, bundle: Path, text: Path) -> str:
 
 
 def local_environment(service: Service, ports: Ports, bundle: Path, text: Path) -> dict[str, str]:
-    """Return a process's settings on this machine; its own port, a number in the file, becomes this stack's."""
+    """Return a process's settings, with this stack's port."""
     environment = {
         name: localize(value, ports, bundle, text)
         for name, value in service.environment.items()
@@ -134,7 +131,7 @@ def _service(name: str, entry: Mapping[str, Any]) -> Service:
 
 
 def _filled(value: Any, environ: Mapping[str, str]) -> Any:
-    """Return `value` with each ${NAME:-default} replaced, in lists and mappings too."""
+    """Replace each ${NAME:-default}, in lists and mappings too."""
     if isinstance(value, dict):
         return {key: _filled(entry, environ) for key, entry in value.items()}
     if isinstance(value, list):

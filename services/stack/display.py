@@ -1,6 +1,6 @@
-"""Show the stack's start: one line per part, with its step and the step's duration.
+"""Show the stack's start: a line per part, with step and duration.
 
-On a terminal the lines update; elsewhere (a log, CI) each change is one line.
+It updates on a terminal; elsewhere each change is a line.
 """
 
 import time
@@ -13,13 +13,13 @@ from services.stack.components.component import Say
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-# Steps shorter than this show no clock.
+# Shorter steps show no clock.
 _SHOW_CLOCK_AFTER_S = 2.0
 _DONE = ("ready", "stopped")
 
 
 class PartLines:
-    """The newest line of each part; renders as a table."""
+    """The parts' newest lines, as a table."""
 
     def __init__(self) -> None:
         self._lines: dict[str, tuple[str, float]] = {}
@@ -45,7 +45,7 @@ class PartLines:
 
 @contextmanager
 def showing(console: "Console | None") -> Iterator[Say]:
-    """Yield a `say` for `Stack`; None shows nothing (for machine-readable results)."""
+    """Yield a `say`; None shows nothing."""
     if console is None:
         yield lambda part, doing: None
         return

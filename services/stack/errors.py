@@ -1,4 +1,4 @@
-"""Errors of the local stack, with the part, the reason and the next step."""
+"""Errors with the part, the reason and the next step."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ class StackError(RuntimeError):
 
 
 def tail(path: Path, *, lines: int = 15, bytes_read: int = 16_384) -> str:
-    """Return the last lines of a log, or a sentence that there is none."""
+    """Return a log's last lines, or a sentence that there is none."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)

@@ -1,7 +1,7 @@
-"""The local stack's folders: state per checkout (.freshet), recipes' results in the user's cache.
+"""The stack's folders: state per checkout (.freshet), recipes' results in the user's cache.
 
-A recipe (Kafka's jars, the inference server's environment, a Redis binary) is built once per content of its description
-and shared by every clone; concurrent launchers build it once. This module does not depend on what is built.
+A recipe (Kafka's jars, an environment, a Redis binary) is built once per content and shared by clones and concurrent
+launchers.
 """
 
 import fcntl
@@ -20,7 +20,7 @@ DEFAULT_STATE = Path(".freshet")
 
 @dataclass(frozen=True)
 class StateFolder:
-    """`run/` (pid files, ports), `logs/<name>.log`, `data/<name>/` (data of Kafka and Redis), `results/`."""
+    """`run/` (pid files, ports), `logs/<name>.log`, `data/<name>/`, `results/`."""
 
     root: Path
 
@@ -50,7 +50,7 @@ class StateFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the stack: one launcher at a time changes it; others wait."""
+        """Lock the stack: one launcher at a time changes it."""
         self.run.mkdir(parents=True, exist_ok=True)
         with _locked(self.run / "lock"):
             yield
@@ -64,7 +64,7 @@ def cache_root(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def recipe_key(*recipes: Path) -> str:
-    """Return a hash (twelve hex digits) of the recipes' content, the Python version and the platform."""
+    """Return a hash (twelve hex digits) of content, Python version and platform."""
     digest = hashlib.sha256(f"{sys.version_info[:2]} {sys.platform} {os.uname().machine}".encode())
     for recipe in recipes:
         digest.update(recipe.read_bytes())
@@ -72,9 +72,9 @@ def recipe_key(*recipes: Path) -> str:
 
 
 def build_once(folder: Path, build: Callable[[Path], None], *, in_place: bool = False) -> Path:
-    """Return `folder`; if it does not exist, `build(aside)` fills it first. A failed build leaves nothing.
+    """Return `folder`, filled by `build(aside)` if absent; a failed build leaves nothing.
 
-    in_place: build at the final path (a virtual environment contains its path) and mark completion with a file.
+    in_place: build at the final path (a virtual environment contains it) and mark completion.
     """
     complete = folder / ".complete"
     if complete.exists():

@@ -1,7 +1,6 @@
-"""The two lags of the freshness contract, read from the processes' histograms.
+"""The freshness contract's two lags, from the processes' histograms.
 
-The encoder measures event to user state; every process that serves item states measures event to index. An unavailable
-process, or one that does not measure the lag, has none.
+Event to user state (encoder), and event to index (processes with item states).
 """
 
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ Buckets = dict[float, float]
 
 
 def read_samples(address: str) -> "list[Sample]":
-    """Return every sample of the metrics at `address` (host:port). Raises: OSError if it does not answer."""
+    """Return every sample at `address`. Raises: OSError if it does not answer."""
     from prometheus_client.parser import text_string_to_metric_families
 
     tls = environment_tls()
@@ -31,7 +30,7 @@ def read_samples(address: str) -> "list[Sample]":
 
 
 def read_histogram(address: str, name: str, labels: Mapping[str, str]) -> Buckets:
-    """Return cumulative counts by upper bound (seconds) of one histogram at `address` (host:port); empty if absent.
+    """Return a histogram's cumulative counts by upper bound (seconds); empty if absent.
 
     Raises: OSError if it does not answer.
     """
@@ -43,7 +42,7 @@ def read_histogram(address: str, name: str, labels: Mapping[str, str]) -> Bucket
 
 
 def quantile_ms(before: Buckets, after: Buckets, share: float) -> float | None:
-    """Return the `share` quantile, in milliseconds, of the values between two reads; linear inside a bucket.
+    """Return the quantile, in milliseconds, of the values between two reads; linear inside a bucket.
 
     None without values, or if the quantile is above the last finite bound.
     """
@@ -64,9 +63,9 @@ def quantile_ms(before: Buckets, after: Buckets, share: float) -> float | None:
 
 
 class Lags:
-    """Reads the histograms at `addresses` (name -> host:port and histogram).
+    """Reads histograms at `addresses` (name -> host:port and histogram).
 
-    since_start: count values since the processes' start, else since the creation of this object.
+    since_start: of the processes, else since this object's creation.
     """
 
     def __init__(self, addresses: Mapping[str, tuple[str, str]], *, since_start: bool) -> None:
@@ -75,7 +74,7 @@ class Lags:
 
     @classmethod
     def of(cls, ports: "Ports", *, since_start: bool) -> "Lags":
-        """Return the lags of a local stack. since_start: as in the class."""
+        """Return a local stack's lags."""
         found = {
             what: (ports.address(f"{row.name}-metrics"), histogram)
             for row in PROCESSES.values()
@@ -84,7 +83,7 @@ class Lags:
         return cls(found, since_start=since_start)
 
     def read(self) -> dict[str, dict[str, Any] | None]:
-        """Return count, p50 and p99 in milliseconds per lag (None without values); None for an unavailable process."""
+        """Return count, p50 and p99 in milliseconds per lag; None for an unavailable process."""
         lags: dict[str, dict[str, Any] | None] = {}
         for name in self._addresses:
             after = self._buckets(name)

@@ -311,7 +311,7 @@ class Stack:
             time.sleep(_POLL_S)
 
     def _lower_priority(self, name: str) -> None:
-        """Only once it has answered: a start with an eighth of the weight took 47 s, not 17."""
+        """Lower a part's priority after its first answer: a start with an eighth of the weight took 47 s, not 17."""
         self._children.lower_priority(name, self.components[name].service.cpu_shares)
 
     def _spawn(self, name: str) -> None:

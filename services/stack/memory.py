@@ -1,7 +1,6 @@
-"""Check before a start whether the bundle fits into the machine's memory.
+"""Check whether the bundle fits into memory before a start.
 
-The estimate adds a measured amount per part and what the bundle's files add to it. It is generous. Each process checks
-its own need exactly when it loads the bundle.
+The estimate, a measured amount per part plus the bundle's files, is generous. Each process checks its own need exactly.
 """
 
 import json
@@ -21,7 +20,7 @@ _ENCODE = frozenset({"encoder", "inference-server"})
 def needed_bytes(
     bundle: Path, parts: Iterable[str], *, text: Path | None = None, settings: Mapping[str, str] = os.environ
 ) -> dict[str, int]:
-    """Return the bytes that each part needs for this bundle, for a text bundle at `text`, and for options that are set.
+    """Return the bytes that each part needs for the bundle, the text bundle and set options.
 
     Raises: StackError if a manifest can't be read.
     """
@@ -39,7 +38,7 @@ def needed_bytes(
 def require_stack_memory(
     bundle: Path, parts: Iterable[str], available: int | None = None, *, text: Path | None = None
 ) -> None:
-    """Raises: StackError with the needed and the available memory, unless `parts` fit into the available memory."""
+    """Raises: StackError with needed and available memory, unless `parts` fit."""
     needed = needed_bytes(bundle, parts, text=text)
     have = available_bytes() if available is None else available
     need = sum(needed.values())

@@ -1,4 +1,4 @@
-"""A stack's record in its state folder, so that opening the folder later gives the same stack."""
+"""A stack's record in its state folder."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,13 @@ from services.stack.errors import StackError
 from services.stack.folders import StateFolder
 from services.stack.ports import LOOPBACK, PARTS, Ports, owner
 
-# For each shard, and each of its replicas: the ports by name.
+# Per shard and replica: the ports by name.
 Shards = list[list[dict[str, int]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """The parameters of the last `up`. A field is None if it is not recorded."""
+    """The last `up`'s parameters, None if not recorded."""
 
     ports: Ports | None = None
     bundle: str | None = None
@@ -29,7 +29,7 @@ class Note:
 
     @classmethod
     def read(cls, folder: StateFolder) -> "Note":
-        """Read the folder's record; an empty one if there is none or it is unreadable."""
+        """Read the record; an empty one if absent or unreadable."""
         try:
             noted = json.loads(note_file(folder).read_text(encoding="utf-8"))
             return cls(
@@ -54,7 +54,7 @@ class Note:
         note_file(folder).write_text(json.dumps(noted, indent=1), encoding="utf-8")
 
     def require_same(self, wanted: "Note", running: Sequence[str]) -> None:
-        """Raises: StackError if parts are running with other parameters, such as ports or bundle."""
+        """Raises: StackError if parts run with other parameters."""
         if not running:
             return
         them = ", ".join(running)
@@ -84,12 +84,12 @@ class Note:
 
 
 def note_file(folder: StateFolder) -> Path:
-    """Return the record's path; `freshet down` removes it."""
+    """Return the path; `freshet down` removes it."""
     return folder.run / "stack.json"
 
 
 def bundle_file(folder: StateFolder) -> Path:
-    """Return the path of the file that names the bundle used instead of `<state>/bundle`."""
+    """Return the path that names the bundle in use."""
     return folder.root / "bundle-in-use"
 
 
@@ -100,17 +100,17 @@ def taken_over(folder: StateFolder) -> str:
 
 
 def new_shards(shards: int, replicas: int) -> Shards:
-    """Return this many shards and replicas on free ports; none for one shard."""
+    """Return shards and replicas on free ports; none for one shard."""
     return [[_free_candidates() for _ in range(replicas)] for _ in range(shards)] if shards > 1 else []
 
 
 def counts(shards: Shards) -> tuple[int, int]:
-    """Return the number of shards, and of replicas of each."""
+    """Return the numbers of shards and replicas."""
     return (len(shards), len(shards[0])) if shards else (1, 1)
 
 
 def shard_addresses(shards: Shards) -> str:
-    """Return the candidates' addresses in the gateway's format."""
+    """Return the addresses in the gateway's format."""
     return ";".join(",".join(map(_candidates_address, one)) for one in shards)
 
 

@@ -1,7 +1,6 @@
-"""The ports of one stack: the defaults of docker-compose.yml, shifted ones, or a free block for tests.
+"""A stack's ports: docker-compose.yml's, shifted ones, or a free block for tests.
 
-Names are the compose services; a service's further port is `<service>-<what>`. services/platform/ports finds taken
-ports and their owners.
+Names are the services; a further port is `<service>-<what>`.
 """
 
 import os
@@ -17,9 +16,9 @@ from services.platform.ports import PortTaken, check_port_free
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One part. ports: its main port first, under the part's name. stop_s: seconds between SIGTERM and SIGKILL.
+    """ports: the main one first. stop_s: seconds between SIGTERM and SIGKILL.
 
-    memory_mb, holds, options and needs as in `processes.Process`.
+    Others as in `processes.Process`.
     """
 
     name: str
@@ -65,14 +64,14 @@ _ROWS = (
         )
         for row in PROCESSES.values()
     ),
-    # The console has no gRPC and depends only on the gateway, so `PROCESSES` has no row for it.
+    # The console has no gRPC, so `PROCESSES` has no row for it.
     Part(name=CONSOLE, ports={CONSOLE: 50060}, memory_mb=120, needs_bundle=False),
 )
 PARTS: Mapping[str, Part] = MappingProxyType({row.name: row for row in _ROWS})
 
 
 def stop_order() -> Iterator[list[str]]:
-    """Yield groups of parts that may stop together. A part stops after all parts that depend on it."""
+    """Yield groups of parts that may stop together, after those that depend on them."""
     left = dict(PARTS)
     while left:
         needed = {other for part in left.values() for other in part.needs}
@@ -87,8 +86,8 @@ DEFAULTS: Mapping[str, int] = MappingProxyType(
     {name: number for part in PARTS.values() for name, number in part.ports.items()}
 )
 _OWNERS = {name: part.name for part in PARTS.values() for name in part.ports}
-# These ports are below those of outgoing connections (32768-60999 on Linux), and differ from those of the demo in tests
-# (tests/e2e). A block's last port is its guard.
+# Below outgoing connections (32768-60999 on Linux), and other than the demo's in tests (tests/e2e). A block's last port
+# is its guard.
 _FREE_BLOCKS = range(20_000, 27_000, len(DEFAULTS) + 1)
 
 
@@ -109,7 +108,7 @@ class Ports:
         return self.numbers[name]
 
     def of(self, part: str) -> dict[str, int]:
-        """Return every port of one part, its main port first."""
+        """Return a part's ports, its main one first."""
         return {name: number for name, number in sorted(self.numbers.items()) if owner(name) == part}
 
     def address(self, name: str) -> str:
@@ -122,10 +121,9 @@ class Ports:
 
     @classmethod
     def free(cls) -> "Ports":
-        """Return a block of ports without listeners. No other call returns it until this process ends.
+        """Return a block of ports without listeners, once per process.
 
-        Its guard port stays bound, so that concurrent tests do not take each other's ports while the parts that listen
-        on them are down. Each process tries blocks in its own order.
+        Its guard port stays bound, so that concurrent tests do not take ports of stopped parts.
         """
         blocks = list(_FREE_BLOCKS)
         random.Random(f"{os.getpid()} {os.urandom(4).hex()}").shuffle(blocks)
@@ -136,7 +134,7 @@ class Ports:
         raise ValueError(f"no block of {len(DEFAULTS)} free ports between 20000 and 27000")
 
     def taken(self, part: str | None = None) -> Iterator[PortTaken]:
-        """Yield a problem for each port that has a listener, among those of `part` or of all parts."""
+        """Yield a problem for each port (of `part`) with a listener."""
         for name, number in self.numbers.items():
             if part is not None and owner(name) != part:
                 continue
@@ -147,7 +145,7 @@ class Ports:
 
 
 def owner(name: str) -> str:
-    """Return the part of this port: "encoder-metrics" belongs to "encoder"."""
+    """Return a port's part: "encoder-metrics" belongs to "encoder"."""
     return _OWNERS[name]
 
 

@@ -1,7 +1,6 @@
-"""Probe whether parts are ready: one short request in the part's own protocol, not only a connection to its port.
+"""Probe parts with one short request in their own protocol.
 
-Each probe returns None if the part is ready, else the reason in a few words. services/platform/rpc/health_check.py
-probes Freshet's own processes.
+A probe returns None if ready, else the reason. services/platform/rpc/health_check.py probes Freshet's processes.
 """
 
 import socket
@@ -12,9 +11,9 @@ _METADATA_KEY, _METADATA_VERSION = 3, 1
 
 
 def probe_kafka(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
-    """Request the cluster's metadata. Kafka is ready when the metadata has a broker.
+    """Kafka is ready when its metadata has a broker.
 
-    The request is written by hand, because kafka-python's clients retry and block for longer than a probe may take.
+    The request is written by hand: kafka-python's clients retry and block for too long.
     """
     client_id = b"freshet-probe"
     body = struct.pack(">hhih", _METADATA_KEY, _METADATA_VERSION, 1, len(client_id)) + client_id + struct.pack(">i", 0)
@@ -32,7 +31,7 @@ def probe_kafka(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
 
 
 def probe_redis(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
-    """Send PING. Redis is not ready while it loads its file."""
+    """Redis is not ready while it loads its file."""
     try:
         with _connect(address, timeout_s) as connection:
             connection.sendall(b"PING\r\n")
@@ -43,7 +42,7 @@ def probe_redis(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
 
 
 def probe_inference_server(address: str, model: str = "encoder", timeout_s: float = TIMEOUT_S) -> str | None:
-    """Ask over gRPC whether the server and the model are ready."""
+    """Whether server and model are ready."""
     import grpc
     from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -77,7 +76,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def silence(address: str) -> str | None:
-    """Return why no connection to the address is possible; None if one is. Costs a tenth of a client's probe."""
+    """Return why no connection is possible, at a tenth of a client's cost."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=1.0).close()

@@ -1,4 +1,4 @@
-"""Freshet's version: that of the installed distribution, whose name differs from the import roots."""
+"""The installed distribution's version."""
 
 from importlib.metadata import version
 

@@ -1,7 +1,6 @@
-"""The processes of further version sets of a local stack: each set is a small stack in `STATE/sets/NAME`.
+"""Further version sets of a local stack, each a small stack in `STATE/sets/NAME`.
 
-It has candidates, a reranker and a refresher (and a generator if it has its own texts) on its own ports, and uses the
-stack's Kafka, Redis, encoder and gateway. `Stack` starts and stops it, checks its memory and writes its logs.
+It has candidates, a reranker, a refresher (and a generator for own texts), and uses the stack's other parts.
 """
 
 import json
@@ -21,7 +20,7 @@ def set_parts(stack: Stack) -> tuple[str, ...]:
 
 
 def new_set(main: Stack, name: str, bundle: Path, text: Path | None, say: Say | None = None) -> Stack:
-    """Return a new set's stack, recorded but not started, with ports that are free now."""
+    """Return a new set's stack on free ports, recorded but not started."""
     free = Ports.free()
     folder = _folder(main, name)
     numbers = {port: number for port, number in free.numbers.items() if owner(port) in (*_OWN, _TEXT)}
@@ -46,12 +45,12 @@ def find_set(main: Stack, name: str, say: Say | None = None) -> Stack:
 
 
 def set_names(main: Stack) -> list[str]:
-    """Return the names of all recorded sets, running or not."""
+    """Return all recorded sets' names."""
     return sorted(found.parent.name for found in main.place.state.root.glob("sets/*/set.json"))
 
 
 def remove_set(main: Stack, name: str) -> None:
-    """Stop the set's processes, and remove its record and logs."""
+    """Stop a set, and remove its record and logs."""
     find_set(main, name).down()
     shutil.rmtree(_folder(main, name))
 

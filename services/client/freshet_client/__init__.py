@@ -1,4 +1,4 @@
-"""Client of Freshet's gateway: reads recommendations, search results and explanations, and writes interactions.
+"""Client of Freshet's gateway.
 
     from freshet_client import Client
 

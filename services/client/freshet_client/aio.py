@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 
 class AsyncGrpcTransport:
-    """As `GrpcTransport`. The first call makes the channel, because a channel belongs to one event loop."""
+    """As `GrpcTransport`. The first call makes the channel, which belongs to one event loop."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -99,7 +99,6 @@ class AsyncGrpcTransport:
             raise FreshetError(f"the client of {endpoint.target} is closed") from error
 
     async def close(self) -> None:
-        """End the connection."""
         if self._channel is not None:
             await self._channel.close()
 

@@ -1,4 +1,4 @@
-"""The gateway's calls, for both clients: method, request and how to read the answer. This module sends nothing."""
+"""The gateway's calls, for both clients; nothing is sent here."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from freshet_client.wire import read, write
 
 T = TypeVar("T")
 
-# Limits of one request; the gateway refuses a larger one.
+# Limits of one request: the gateway refuses a larger one.
 MAX_ENTRIES, MAX_BYTES = 1000, 4 * 1024 * 1024
-# Upper bounds: tag and length of an entry; the request's other fields (user id, exposure id).
+# Upper bounds: an entry's tag and length; the request's other fields.
 _ENTRY_BYTES, _REST_BYTES = 8, 1024
 
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """One call; `field` names the field of the answer to read, "" for the whole answer."""
+    """One call; `field` of the answer is read, "" for the whole."""
 
     method: str
     request: Any
@@ -70,7 +70,7 @@ def _call(method: str, request: Any, field: str = "", **fields: Any) -> Call[Any
 
 
 def recommend(user_id: str, k: int, options: Any) -> Call[Recommendation]:
-    """The top k items for a user; `options` are those of RecommendOptions."""
+    """The top k items for a user."""
     return _call("Recommend", gateway_pb2.RecommendRequest(), user_id=user_id, k=k, **options)
 
 
@@ -131,7 +131,7 @@ def forget_user(user_id: str, preview: bool) -> Call[ForgetReport]:
 
 
 def freshness() -> Call[FreshnessReport]:
-    """How far each part of the system has read."""
+    """How far each part has read."""
     return _call("GetFreshness", gateway_pb2.GetFreshnessRequest())
 
 
@@ -207,7 +207,7 @@ def put_rules(wanted: Sequence[Rule], expected_revision: int) -> Call[Changed]:
 
 
 def _parts(request: Any, field: str, entries: Sequence[Any]) -> Iterator[Any]:
-    """Requests with the entries in their order, each within the limits. All entries are checked before any request.
+    """Requests with the entries in order, within the limits; all are checked first.
 
     Raises: InvalidArgument for an entry of a wrong type, TooLarge for one that fits no request.
     """

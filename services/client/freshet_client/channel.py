@@ -1,4 +1,4 @@
-"""A gateway's endpoint: target, options, TLS and API key. The sync and the async client share this module."""
+"""A gateway's endpoint: target, options, TLS and API key, for both clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import grpc
 from freshet_client.errors import InvalidArgument
 
 _ALLOWED = "host:port, such as 127.0.0.1:50050, [::1]:50050 or dns:///gateway:50050; commas between IP addresses"
-# The client reconnects within a second to a gateway that restarts; gRPC's default backoff grows to two minutes.
+# The client reconnects to a restarted gateway within a second; gRPC's default backoff grows to two minutes.
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5000),
@@ -26,10 +26,9 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class Tls:
-    """Encrypt the connection. Each field is PEM, as bytes or as the path of a file.
+    """Encrypt the connection. Fields are PEM, as bytes or a file's path.
 
-    `ca`: the trusted authorities; None is gRPC's own list. `certificate` and `key`: this client's, if the gateway
-    requires a client certificate.
+    `ca`: trusted authorities; None: gRPC's list. `certificate`, `key`: this client's, if the gateway requires them.
     """
 
     ca: bytes | str | Path | None = None
@@ -37,7 +36,7 @@ class Tls:
     key: bytes | str | Path | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """The credentials for a channel. Raises: InvalidArgument naming what is missing or cannot be read."""
+        """The credentials for a channel. Raises: InvalidArgument."""
         if (self.certificate is None) != (self.key is None):
             raise InvalidArgument("tls.certificate and tls.key: one of them is missing; allowed: both or neither")
         ca, key, certificate = (_pem(name, getattr(self, name)) for name in ("ca", "key", "certificate"))
@@ -55,7 +54,7 @@ def _pem(name: str, value: bytes | str | Path | None) -> bytes | None:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A checked target with everything that a channel to it needs."""
+    """A checked target with its channel's parameters."""
 
     target: str
     options: Sequence[tuple[str, Any]]
@@ -68,7 +67,7 @@ class Endpoint:
         checked, hosts = _checked(target)
         options: list[tuple[str, Any]] = [*_OPTIONS, ("grpc.service_config", service_config())]
         if all(_is_loopback(host) for host in hosts):
-            # Ignore the environment's HTTP proxy: it cannot reach this machine's loopback.
+            # An HTTP proxy cannot reach this machine's loopback.
             options.append(("grpc.enable_http_proxy", 0))
         metadata = []
         if api_key is not None:
@@ -81,12 +80,12 @@ class Endpoint:
 
 
 def service_config() -> str:
-    """The published gRPC service config: which calls are retried, how often, and the largest request."""
+    """The published gRPC service config: retries, and the largest request."""
     return (files("freshet_client") / "service_config.json").read_text(encoding="utf-8")
 
 
 def _checked(target: str) -> tuple[str, list[str]]:
-    """The target in gRPC's syntax, and its hosts; the loopback address stands for `unix:` and `xds:` targets."""
+    """The target in gRPC's syntax, and its hosts; loopback for `unix:` and `xds:`."""
     if not isinstance(target, str) or not target or target.startswith(("http:", "https:", "grpc:")) or " " in target:
         raise InvalidArgument.of("target", target, _ALLOWED)
     if target.startswith(("unix:", "xds:", "ipv4:", "ipv6:")):

@@ -1,4 +1,4 @@
-"""The gateway's limits on requests, checked by the in-memory gateway (`testing`). Each raises InvalidArgument."""
+"""The gateway's limits, checked by the in-memory gateway (`testing`); each raises InvalidArgument."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_k(k: int) -> None:
 
 
 def check_id(name: str, text: str) -> None:
-    """Check the id of a user, an item or an event."""
+    """Check an id."""
     check_text(name, text, 1, 128)
     if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in text):
         raise InvalidArgument.of(name, "text with control characters", "no control characters")
@@ -32,7 +32,7 @@ def check_text(name: str, text: str, least: int, most: int) -> None:
 
 
 def check_shown(request: Any) -> None:
-    """Check the fields of a Recommend that the other checks do not cover."""
+    """Check a Recommend's other fields."""
     if not 0.0 <= request.diversity <= 1.0:
         raise InvalidArgument.of("diversity", request.diversity, "0-1")
     if request.HasField("max_gap") and not 0.0 <= request.max_gap < math.inf:
@@ -57,7 +57,7 @@ def check_shown(request: Any) -> None:
 
 
 def check_interaction(one: Any, prefix: str) -> None:
-    """Check one interaction; errors put `prefix` before its field names."""
+    """Check one interaction; errors put `prefix` before field names."""
     for name in ("user_id", "item_id"):
         check_id(prefix + name, getattr(one, name))
     check_text(f"{prefix}type", one.type or "interaction", 1, 64)

@@ -1,13 +1,12 @@
-"""A gateway in memory, for tests of programs that use this package. It opens no port and needs no other process.
+"""A gateway in memory, for tests. It opens no port.
 
     gateway = FakeGateway([Item("661", "James and the Giant Peach", ["Animation"]), Item("1", "Toy Story")])
     with gateway.client() as client:
         client.session("42").record("661", "like")
 
-It keeps the gateway's promises: limits and their errors, tokens, pages, what was seen and shown, exposures, undo and
-forget. Scores are its own: an item has one point for each category that it shares with an item of the history, and less
-than one for how often it was taken. Rules, diversity, category limits and conditions change nothing. One contract suite
-runs on this and on the real gateway.
+It has the gateway's limits and errors, tokens, pages, seen and shown items, exposures, undo and forget. An item's score
+is a point for each category shared with an item of the history, and less than one for how often it was taken. Rules,
+diversity, category limits and conditions change nothing. One contract suite runs on both gateways.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _PARTITIONS, _MAX_LISTS, _MAX_ANSWERS = 16, 4, 50
 
 @dataclass
 class _Event:
-    """What was written of a user; `offset` says when."""
+    """A user's event at an `offset`."""
 
     message: Any
     offset: int
@@ -68,14 +67,14 @@ class _List:
 
 
 class FakeGateway:
-    """See the module. `items`: the catalogue, as Items or ids. May be used by several threads."""
+    """`items`: the catalogue, as Items or ids. Thread-safe."""
 
     def __init__(self, items: Iterable[Item | str]) -> None:
         self._lock = threading.RLock()
         self._items: dict[str, Any] = {}
         self._users: dict[str, _User] = {}
         self._lists: dict[str, _List] = {}
-        # A page's token -> its list and how many items come before it.
+        # A page's token -> its list, and the items before it.
         self._places: dict[str, tuple[str, int]] = {}
         self._exposures: dict[str, str] = {}
         self._failures: list[FreshetError] = []
@@ -97,11 +96,11 @@ class FakeGateway:
         return AsyncClient.over(_AsyncTransport(self))
 
     def fail(self, *errors: FreshetError) -> None:
-        """The next calls raise these, one each, and do nothing."""
+        """The next calls raise these, one each."""
         self._failures += errors
 
     def hold_back(self) -> None:
-        """Acknowledge writes from now on, but apply none: tokens are not honoured until `catch_up`."""
+        """Acknowledge writes, but apply none: tokens are not honoured until `catch_up`."""
         self._applied = [offset - 1 for offset in self._offsets]
 
     def catch_up(self) -> None:
@@ -114,11 +113,11 @@ class FakeGateway:
             one.is_gone = True
 
     def interactions(self, user_id: str) -> list[Any]:
-        """What was written of a user and not undone, oldest first, as Protobuf messages."""
+        """A user's interactions without undone ones, oldest first, as messages."""
         return [one.message for one in self._users.get(user_id, _User()).events if not one.is_undone]
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """What the gateway's method answers to the request's message, at once."""
+        """The method's answer to the request's message."""
         with self._lock:
             if self._failures:
                 raise self._failures.pop(0)
@@ -126,7 +125,7 @@ class FakeGateway:
             if handler is None:
                 raise Unsupported(f"the gateway in memory has no {method}")
             answered = handler(request)
-            # As off the wire: nothing is shared with what is kept here.
+            # As off the wire: nothing is shared.
             return type(answered).FromString(answered.SerializeToString())
 
     def close(self) -> None:
@@ -173,7 +172,7 @@ class FakeGateway:
         return self._shown(request, answer, ranked[: request.k], token)
 
     def _applied_to(self, request: Any) -> tuple[list[Any], bool]:
-        """The user's events that count by now, and whether they reach the request's token."""
+        """The user's applied events, and whether they reach the token."""
         limit = self._applied[_partition(request.user_id)]
         user = self._users.get(request.user_id, _User())
         events = [one.message for one in user.events if one.offset <= limit and not one.is_undone]
@@ -222,7 +221,6 @@ class FakeGateway:
         }
 
     def _shown(self, request: Any, answer: Any, items: Sequence[Any], token: str) -> Any:
-        """The answer as it goes out, remembered where the request says so."""
         user = self._users.get(request.user_id)
         if user is not None and user.events and request.HasField("not_again"):
             user.answers = [*user.answers, (time.monotonic(), [one.item_id for one in items])][-_MAX_ANSWERS:]

@@ -1,4 +1,4 @@
-"""Converts Protobuf messages to plain values and back, by field name. Fields that a dataclass lacks are left out."""
+"""Converts Protobuf messages to plain values and back, by field name; fields that a dataclass lacks are left out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from freshet_client.errors import InvalidArgument
 
 T = TypeVar("T")
 
-# Messages whose dataclass has another name, or is not in `answers`.
+# Messages whose dataclass has another name or module.
 _CLASSES: dict[str, Any] = {
     "InteractionReceipt": answers.Receipt,
     "RecommendResponse": answers.Recommendation,
@@ -65,7 +65,7 @@ _WHOLE = {
 
 
 def read(message: Any, cls: Any = None) -> Any:
-    """The plain value of an answer. Optional fields that are absent are None."""
+    """An answer's plain value; absent optional fields are None."""
     descriptor = message.DESCRIPTOR
     cls = cls or _CLASSES.get(descriptor.name) or getattr(answers, descriptor.name)
     return cls(**{name: value_of(message) for name, value_of in _plan(cls, descriptor)})
@@ -109,14 +109,14 @@ def _attribute_value(value: Any) -> Any:
 
 
 def enum_name(enum: Any, number: int) -> str:
-    """The value's name in lower case, without the enum's name; for example "degradation_99" for an unknown value."""
+    """The value's lower-case name without the enum's; "degradation_99" if unknown."""
     prefix = f"{enum.name.upper()}_"
     known = enum.values_by_number.get(number)
     return known.name[len(prefix) :].lower() if known is not None else f"{prefix.lower()}{number}"
 
 
 def write(message: T, values: Any, path: str = "") -> T:
-    """Fill a request from a dataclass or a mapping; None leaves a field absent. Returns the message.
+    """Fill and return a request; None leaves a field absent.
 
     Raises: InvalidArgument naming the field, its value and what is allowed.
     """
@@ -172,7 +172,6 @@ def _set_map(message: Any, field: Any, value: Any, path: str) -> None:
 
 
 def _fill(part: Any, value: Any, path: str) -> None:
-    """Fill a nested message."""
     name = part.DESCRIPTOR.name
     if name == "Timestamp":
         _attempt(part.FromDatetime, value, path, "a datetime")
@@ -194,7 +193,7 @@ def _attempt(act: Callable[[Any], Any], value: Any, path: str, allowed: str) -> 
 
 
 def _allowed(field: Any) -> str:
-    """What a scalar field takes, in words."""
+    """A scalar field's allowed values."""
     if field.type in _WHOLE:
         return _WHOLE[field.type]
     return {field.TYPE_STRING: "text, UTF-8", field.TYPE_BOOL: "True or False"}.get(field.type, "a number")

@@ -1,6 +1,6 @@
-"""The Kafka topics, one module each: name, partitions, retention, message, encoding. This module creates them.
+"""The Kafka topics, one module each, listed in `_OWN`, and their creation.
 
-Readers and writers take a topic's name from its module. A new topic is a module here, listed in `_OWN`.
+Readers and writers take a topic's name from its module.
 """
 
 from collections.abc import Collection
@@ -62,12 +62,12 @@ def ensure_topics(
     replicas: Replicas = DEFAULT_REPLICAS,
     timeout_ms: int = 10_000,
 ) -> list[str]:
-    """Create missing topics and return their names. Blocks: call it from a thread.
+    """Create missing topics; return their names. Blocks.
 
-    The cluster's size is the number of running brokers, or of those in `bootstrap` if there are more.
+    The cluster's size is the running brokers, or those in `bootstrap` if more.
 
-    Raises: DependencyUnavailable if the broker cannot be reached or refuses, or while fewer brokers run than replicas
-    are wanted; PreconditionFailed for contradictory replicas.
+    Raises: DependencyUnavailable without the broker, or with fewer brokers than wanted replicas; PreconditionFailed for
+    contradictory replicas.
     """
     try:
         admin = KafkaAdminClient(
@@ -83,7 +83,7 @@ def ensure_topics(
         missing = [topic for topic in topics if topic.name not in existing]
         if missing:
             num_brokers = len(admin.describe_cluster()["brokers"])
-            # Topics created while a broker is still starting would have one replica for good.
+            # While a broker is starting, topics would get one replica for good.
             factor, in_sync = replicas.on(max(num_brokers, len(set(str(bootstrap).split(",")))))
             if num_brokers < factor:
                 raise DependencyUnavailable(
@@ -122,7 +122,7 @@ def _create(
     try:
         response = admin.create_topics(wanted, timeout_ms=timeout_ms)
     except TopicAlreadyExistsError:
-        return  # another process was first; the next call creates topics that are still missing
+        return  # another process was first
     for name, code, *rest in response.topic_errors:
         error = for_code(code)
         if error not in (NoError, TopicAlreadyExistsError):

@@ -1,7 +1,7 @@
 """The topic `attributions`: the query state before each interaction, and retractions.
 
-The encoder writes it, keyed by item (a forget goes to every partition). Each refresher reads its partitions and
-validates records against its model: `services/refresher/adapters/decoding.py`.
+The encoder writes it, keyed by item (a forget goes to every partition). Refreshers validate records against their
+model: `services/refresher/adapters/decoding.py`.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from services.contracts.retraction import ForgetUpTo, OfInteraction, Undo, write
 from services.platform.stream.topic import FOREVER, Topic
 
 ATTRIBUTIONS = "attributions"
-# Kept for rebuilds: after a forget or an undo, and for a new memory, records are read again.
+# Records are read again after a forget or an undo, and for a new memory.
 TOPIC = Topic(name=ATTRIBUTIONS, settings=FOREVER, has_dead_letters=True)
 
 
@@ -30,7 +30,7 @@ Attributed = Attribution | Undo | ForgetUpTo
 
 
 def encode_attribution(record: Attributed) -> bytes:
-    """Return the value of a record."""
+    """Return a record's value."""
     message = events_pb2.Attribution()
     write_about(message, record)
     if isinstance(record, Attribution):

@@ -1,7 +1,7 @@
-"""The dead-letter topics: unusable records with their bytes, headers and the reason.
+"""The dead-letter topics: unusable records with the reason.
 
-A dead letter has the original key, value and headers, and in further headers the reason and the source. Replays are
-noted in the same topic, in records without a value.
+A dead letter has the original key, value and headers, and further headers for reason and source. Replays are noted in
+records without a value.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,9 +13,9 @@ from services.platform.stream.record import DeadLetter, SourceRecord
 from services.platform.stream.topic import FOREVER, Topic
 
 SUFFIX = ".dead-letter"
-# A dead letter is a whole record (Kafka's own limit: 1 MiB) and the reason.
+# A whole record (Kafka's limit: 1 MiB) and the reason.
 MAX_DEAD_LETTER_BYTES = 2 << 20
-# The rest is for the headers with the reason, and for Kafka's overhead.
+# The rest is for the reason's headers and Kafka's overhead.
 MAX_COPIED_BYTES = MAX_DEAD_LETTER_BYTES - 65_536
 MAX_REASON_BYTES = 512
 _OURS = "freshet-"
@@ -32,8 +32,7 @@ def dead_letter_topic(topic: Topic) -> Topic:
 def dead_letter(dead: DeadLetter) -> Record:
     """Return the record to write.
 
-    An oversized record is cut, and its original size is added: a dead letter that cannot be sent would stop the stream.
-    The source position refers to the whole record.
+    An oversized record is cut, and its size added: a dead letter that cannot be sent would stop the stream.
     """
     record = dead.record
     key, value = record.key or b"", record.value or b""
@@ -63,8 +62,8 @@ def dead_letter(dead: DeadLetter) -> Record:
 class StoredLetter:
     """A stored dead letter.
 
-    topic, position: the original's. written_ms: when the original was written; if unknown, when it was dead-lettered.
-    is_whole: key, value and headers are complete. replayed_to: the position of the record's replay.
+    topic, position: the original's. written_ms: of the original, else of the dead letter.
+    is_whole: key, value and headers are complete. replayed_to: the replay's position.
     """
 
     topic: str
@@ -84,9 +83,7 @@ class StoredLetter:
 
 
 def stored_letters(records: Iterable[SourceRecord]) -> list[StoredLetter]:
-    """Return the dead letters in these records, one per original, in order of their first occurrence. Skips other
-    records.
-    """
+    """Return the dead letters in these records, one per original."""
     found: dict[tuple[str, Position], StoredLetter] = {}
     replayed: dict[tuple[str, Position], Position] = {}
     for record in records:
@@ -116,7 +113,7 @@ def stored_letters(records: Iterable[SourceRecord]) -> list[StoredLetter]:
 
 
 def replay_notes(letters: Sequence[tuple[StoredLetter, Position]]) -> list[Record]:
-    """Return the records that note these replays and their positions."""
+    """Return the records that note these replays."""
     return [
         Record(
             letter.topic + SUFFIX,

@@ -1,7 +1,6 @@
-"""The topic `experiments`: all experiments and their states, one complete record per operation.
+"""The topic `experiments`: one complete record per operation.
 
-`freshet experiments` writes it; gateways and `freshet results` read it in full. `services.contracts.operations` decides
-which records are valid. A record has the times at which each experiment was started and stopped.
+`freshet experiments` writes it; gateways and `freshet results` read it in full.
 """
 
 from freshet.v1 import events_pb2
@@ -17,7 +16,7 @@ EXPERIMENTS = "experiments"
 
 
 def experiment_message(one: Experiment) -> events_pb2.Experiment:
-    """Return an experiment's message in records and answers."""
+    """Return an experiment's message."""
     message = events_pb2.Experiment(
         name=one.name,
         layer=one.layer,
@@ -83,7 +82,7 @@ def experiment_of(message: events_pb2.Experiment) -> Experiment:
 
 
 def encode_operation(made: Operation[Experiments]) -> bytes:
-    """Return the value of a record; it has no key."""
+    """Return a record's value, without a key."""
     message = events_pb2.Experiments(experiments=map(experiment_message, made.after.experiments.values()))
     set_operation(message, made)
     value: bytes = message.SerializeToString()

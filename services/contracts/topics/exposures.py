@@ -1,7 +1,6 @@
 """The topic `exposures`: what was shown to whom, one record per answer.
 
-The gateway writes it after the answer. An exposure id identifies a record; interactions refer to it. Users are
-pseudonyms, as in `attributions`.
+The gateway writes it after the answer. Interactions refer to its exposure id. Users are pseudonyms.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,13 +47,13 @@ class Exposure:
 
 
 def assignment_message(assigned: tuple[str, str, float]) -> common_pb2.Assignment:
-    """Return the message of (experiment, arm, share) in records and answers."""
+    """Return the message of (experiment, arm, share)."""
     experiment, arm, share = assigned
     return common_pb2.Assignment(experiment=experiment, arm=arm, share=share)
 
 
 def encode_exposure(exposure: Exposure) -> bytes:
-    """Return the value of a record; its key is the user's pseudonym, or the exposure id."""
+    """Return a record's value; its key is the pseudonym, or the exposure id."""
     number = {name: at for at, name in enumerate(dict.fromkeys(exposure.sources))}
     message = events_pb2.Exposure(
         exposure_id=exposure.exposure_id,

@@ -1,7 +1,7 @@
-"""The topic `forgets`: users to forget, up to which positions; limits and encoding.
+"""The topic `forgets`: users to forget, up to which positions.
 
-The gateway writes it; each encoder process reads it in full. An InvalidRequest names the field and the allowed values,
-not the user's id, since messages are logged.
+The gateway writes it; each encoder process reads it in full. Errors do not contain the user's id, since messages are
+logged.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ TOPIC = Topic(name=FORGETS, num_partitions=1, settings=COMPACTED, has_dead_lette
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
-    """All interactions of a user at or below `up_to` (partition -> offset; -1: none) are void; later ones count.
+    """A user's interactions at or below `up_to` (partition -> offset; -1: none) are void.
 
     requested_ms: Unix milliseconds.
     """
@@ -32,7 +32,7 @@ class Forget:
 
 
 def encode_forget(forget: Forget) -> bytes:
-    """Return the value of a record; its key is the user id."""
+    """Return a record's value; its key is the user id."""
     message = events_pb2.Forget(forget_id=forget.forget_id, user_id=forget.user_id)
     write_up_to(message.up_to, forget.up_to)
     set_ms(message.requested_time, forget.requested_ms)

@@ -1,9 +1,8 @@
-"""The topic `histories`: each user's durable history, and marks of what it reflects of `interactions`.
+"""The topic `histories`: durable histories, and marks of what they reflect of `interactions`.
 
-The encoder process writes it and reads it back, in the user's home partition. Each reading of `interactions` from its
-beginning has a number, which records and marks carry: a user's newest record is valid if it has the number of the
-partition's newest mark. Each value ends with a checksum. An altered value is rejected, and the user's interactions are
-read again.
+The encoder writes and reads it in the user's home partition. Each reading of `interactions` from its beginning has a
+number: a user's newest record is valid if it has that of the partition's newest mark. Values end with a checksum; after
+an altered one the user's interactions are read again.
 """
 
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ MAX_RECORD_BYTES = 2 << 20
 _DAY_MS = 24 * 3600 * 1000
 TOPIC = Topic(
     name=HISTORIES,
-    # Old records of a user are compacted within about a day, even with few writes.
+    # Old records are compacted within about a day, even with few writes.
     settings=COMPACTED | {"max.compaction.lag.ms": str(_DAY_MS), "max.message.bytes": str(MAX_RECORD_BYTES)},
     as_many_as=INTERACTIONS,
 )
@@ -50,7 +49,7 @@ class EncodedHistory(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRecord:
-    """A user from a record. seen: item -> newest event time. Other fields: see `user_state.values.UserHistory`."""
+    """A user's record. seen: item -> newest event time. Other fields: see `user_state.values.UserHistory`."""
 
     reading: int
     positions: dict[int, int]
@@ -76,8 +75,8 @@ class Mark:
 
 
 def encode_history(user_id: str, history: PackedHistory, reading: int) -> bytes:
-    """Return the value of a user's record; its key is the user id. Returns b"" if the value is too large for Kafka: the
-    user's records of `interactions` are then read again.
+    """Return a record's value; its key is the user id. Returns b"" if it is too large for Kafka: the user's
+    interactions are then read again.
     """
     message = events_pb2.UserHistory(
         format=_FORMAT, reading=reading, seen_item_ids=history.seen_item_ids, seen_time_ms=history.seen_times_ms
@@ -91,7 +90,7 @@ def encode_history(user_id: str, history: PackedHistory, reading: int) -> bytes:
 
 
 def decode_history(key: bytes, value: bytes | None) -> HistoryRecord:
-    """Decode and validate a user's record. Raises: InvalidRequest with the defect."""
+    """Decode and validate a record. Raises: InvalidRequest with the defect."""
     message = _opened(events_pb2.UserHistory, key, value)
     try:
         return HistoryRecord(
@@ -107,7 +106,7 @@ def decode_history(key: bytes, value: bytes | None) -> HistoryRecord:
 
 
 def encode_mark(mark: Mark) -> bytes:
-    """Return the value of a mark; its key is MARK_KEY."""
+    """Return a mark's value; its key is MARK_KEY."""
     message = events_pb2.HistoriesMark(
         format=_FORMAT,
         reading=mark.reading,

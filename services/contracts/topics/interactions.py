@@ -1,8 +1,7 @@
 """The topic `interactions`: interactions, their limits and encoding.
 
-The gateway validates and encodes; outside producers write Protobuf or JSON directly; the encoder process decodes and
-validates with the same rules. An InvalidRequest has the field, the value and what is allowed, but no ids, since
-messages are logged. This module calls neither Kafka nor gRPC.
+The gateway and outside producers (Protobuf or JSON) write it; the encoder validates with the same rules. Errors contain
+no ids, since messages are logged.
 """
 
 import json
@@ -22,8 +21,8 @@ from services.platform.validation import utf8_size, validate_id, validate_query,
 INTERACTIONS = "interactions"
 TOPIC = Topic(
     name=INTERACTIONS,
-    # The broker sets each record's time, so that reading a record again gives the same result. Producers may use any
-    # compression (lz4, snappy, zstd, gzip); the broker decompresses, so that every reader can read.
+    # The broker sets each record's time, so that reading it again gives the same result. The broker decompresses (lz4,
+    # snappy, zstd, gzip), so that every reader can read.
     settings=FOREVER | {"message.timestamp.type": "LogAppendTime", "compression.type": "uncompressed"},
     has_dead_letters=True,
 )
@@ -63,10 +62,9 @@ class Interaction:
 
 
 def validate(interaction: Interaction, now_ms: int) -> None:
-    """Check every limit of an interaction; an empty event_id passes, since it is assigned later.
+    """Check every limit; an empty event_id passes.
 
-    now_ms: the validator's clock, Unix milliseconds. Old events are accepted. Events more than a day in the future are
-    rejected.
+    now_ms: Unix milliseconds. Old events are accepted, events more than a day in the future rejected.
     Raises: InvalidRequest with the field, the value and what is allowed.
     """
     it = interaction
@@ -101,7 +99,7 @@ def validate(interaction: Interaction, now_ms: int) -> None:
 
 
 def from_message(message: events_pb2.Interaction, *, missing_time_ms: int) -> Interaction:
-    """Return the dataclass of a Protobuf message, validating only the range of event_time.
+    """Return a message's dataclass, validating only the range of event_time.
 
     missing_time_ms: replaces an absent event_time. Raises: InvalidRequest.
     """
@@ -148,11 +146,10 @@ def decode_interaction(
     *,
     missing_time_ms: int = 0,
 ) -> Interaction:
-    """Decode a record: Protobuf, or JSON with the header `content-type: application/json`.
+    """Decode Protobuf, or JSON with the header `content-type: application/json`, without checking limits.
 
-    missing_time_ms: replaces an absent event_time; pass the record's own time, so that reading it again gives the same
-    result. Callers check the limits with `validate`.
-    Raises: InvalidRequest for unreadable bytes, or if the key is not the user id.
+    missing_time_ms: replaces an absent event_time; the record's own time gives the same result again.
+    Raises: InvalidRequest for unreadable bytes, or a key that is not the user id.
     """
     if not value:
         raise InvalidRequest.of("value", "no bytes", "an Interaction as Protobuf or JSON")
@@ -212,7 +209,7 @@ def _from_json(value: bytes, missing_time_ms: int) -> Interaction:
 
 
 def _json_text(document: dict[str, Any], name: str) -> str:
-    """Return a string field. Integers become decimal text, since many catalogues have numeric ids."""
+    """Integers become decimal text: many catalogues have numeric ids."""
     value = document.get(name)
     if value is None:
         return ""

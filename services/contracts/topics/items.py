@@ -1,7 +1,6 @@
-"""The topic `items`: catalogue metadata, limits and encoding.
+"""The topic `items`: catalogue metadata.
 
-The gateway validates and encodes; refresher, candidates and reranker decode and validate with the same rules. An
-InvalidRequest has the field and what is allowed. This module does not handle item states.
+The gateway writes it; readers validate with the same rules.
 """
 
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ MAX_ATTRIBUTES = 32
 class CatalogueItem:
     """An item from its newest record.
 
-    available: if False, answers omit the item, but its state stays. withdrawn: answers omit it until it is put again.
+    available False: answers omit the item, but its state stays. withdrawn: answers omit it until it is put again.
     """
 
     item_id: str
@@ -37,9 +36,9 @@ class CatalogueItem:
     attributes: Mapping[str, Value] = field(default_factory=dict)
     available: bool = True
     withdrawn: bool = False
-    # Attributes that the reader's bundle does not declare; another model's bundle may declare them.
+    # Not declared by this bundle; another model's may declare them.
     undeclared: Mapping[str, Value] = field(default_factory=dict, compare=False)
-    # The record's time in Unix milliseconds and its offset, if the reader sets them.
+    # The record's Unix milliseconds and offset, if the reader sets them.
     written_ms: int = field(default=0, compare=False)
     offset: int = field(default=-1, compare=False)
 
@@ -50,7 +49,7 @@ class CatalogueItem:
 
 
 def validate_item(item: CatalogueItem) -> None:
-    """Raise InvalidRequest with the field for an id, text, value or count beyond its limit, or a text not in UTF-8."""
+    """Raise InvalidRequest for a field beyond its limit, or a text not in UTF-8."""
     validate_id("item_id", item.item_id)
     validate_text("title", item.title, 0, MAX_TITLE_BYTES)
     if len(item.categories) > MAX_CATEGORIES:
@@ -64,7 +63,7 @@ def validate_item(item: CatalogueItem) -> None:
 
 
 def check_kinds(item: CatalogueItem, kinds: Mapping[str, str], *, unknown: bool) -> None:
-    """Raise InvalidRequest if an attribute's kind is not the declared one. unknown: also if it is not declared."""
+    """Raise InvalidRequest if an attribute's kind is not the declared one. unknown: also if undeclared."""
     for name, value in item.attributes.items():
         declared, found = kinds.get(name), KINDS[type(value)]
         if declared is None and unknown:
@@ -75,7 +74,7 @@ def check_kinds(item: CatalogueItem, kinds: Mapping[str, str], *, unknown: bool)
 
 
 def item_from_message(message: events_pb2.Item) -> CatalogueItem:
-    """Return the dataclass of a Protobuf message, checking only that attributes have values. Raises: InvalidRequest."""
+    """Return a message's dataclass, checking only that attributes have values. Raises: InvalidRequest."""
     return CatalogueItem(
         item_id=message.item_id,
         title=message.title,
@@ -89,7 +88,7 @@ def item_from_message(message: events_pb2.Item) -> CatalogueItem:
 
 
 def encode_item(item: CatalogueItem) -> bytes:
-    """Return the value of a record; its key is the item id."""
+    """Return a record's value; its key is the item id."""
     message = events_pb2.Item(
         item_id=item.item_id, title=item.title, categories=item.categories, withdrawn=item.withdrawn
     )
@@ -106,7 +105,7 @@ def decode_item(
 ) -> CatalogueItem:
     """Decode and validate a record. Raises: InvalidRequest with the field.
 
-    Attributes not in `kinds` become `undeclared`: another model's bundle, served at the same time, may declare them.
+    Attributes not in `kinds` become `undeclared`.
     """
     item = item_from_message(parse(events_pb2.Item, value))
     validate_item(item)

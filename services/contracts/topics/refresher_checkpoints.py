@@ -1,8 +1,7 @@
-"""The topic `refresher-checkpoints`: the state of refreshers' partitions, for their next owner.
+"""The topic `refresher-checkpoints`: refreshers' states for a partition's next owner.
 
-A checkpoint is a head and parts. Heads lie in partition 0 and name each part by offset, size and digest. Parts lie in
-the other partitions, split to fit a broker's default limit. Keys begin with the model and the partition of
-`attributions`. Only refreshers decode the values. A part that no head names gets a tombstone.
+A checkpoint has a head, in partition 0, which names its parts by offset, size and digest. Parts lie in the other
+partitions, split to fit a broker's limit. A part that no head names gets a tombstone.
 """
 
 import base64
@@ -17,14 +16,14 @@ from services.platform.errors import InvalidRequest
 from services.platform.stream.topic import COMPACTED, NUM_PARTITIONS, Topic
 
 REFRESHER_CHECKPOINTS = "refresher-checkpoints"
-# Small segments: the newest one is never compacted, and heads are read in full.
+# The newest segment is never compacted, and heads are read in full.
 TOPIC = Topic(
     name=REFRESHER_CHECKPOINTS,
     num_partitions=1 + NUM_PARTITIONS,
     settings={**COMPACTED, "segment.bytes": str(64 << 20), "min.cleanable.dirty.ratio": "0.1"},
 )
 HEADS = 0
-# Kafka's default limit for a record with key and overhead is 1,048,588 bytes.
+# Kafka's limit with key and overhead: 1,048,588 bytes.
 PART_BYTES = 1_000_000
 
 _SHA_BYTES = 32
@@ -32,7 +31,7 @@ _SHA_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A record that contains a part or a piece of a part. key: the end of the record's key."""
+    """A record with a part or a piece of a part. key: the end of the record's key."""
 
     key: str
     offset: int
@@ -42,7 +41,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Head:
-    """One checkpoint. next_piece: the number of the owner's next record."""
+    """A checkpoint. next_piece: number of the owner's next record."""
 
     owner: str
     next_piece: int
@@ -66,7 +65,7 @@ def digest_of(data: bytes) -> str:
 
 
 def encode_head(head: Head) -> bytes:
-    """Return the value of a head's record."""
+    """Return a head's value."""
     document = {
         "owner": head.owner,
         "next_piece": head.next_piece,
@@ -81,7 +80,7 @@ def encode_head(head: Head) -> bytes:
 
 
 def decode_head(value: bytes) -> Head:
-    """Decode a head's record. Raises: InvalidRequest if it is truncated, altered or of another format."""
+    """Decode a head. Raises: InvalidRequest if it is truncated, altered or of another format."""
     sha, body = value[:_SHA_BYTES], value[_SHA_BYTES:]
     if hashlib.sha256(body).digest() != sha:
         raise InvalidRequest.of("value", f"sha256 {hashlib.sha256(body).hexdigest()}", sha.hex())

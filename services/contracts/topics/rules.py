@@ -1,7 +1,6 @@
-"""The topic `rules`: the standing rules of all answers, one complete record per operation.
+"""The topic `rules`: the standing rules, one complete record per operation.
 
-The gateway writes it for operators; gateways read it in full. `services.contracts.operations` decides which records are
-valid. Each gateway checks the rules against its model's attributes.
+The gateway writes it for operators; gateways read it in full. Each gateway checks them against its model's attributes.
 """
 
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ class StandingRules(Revised):
 
 
 def encode_operation(made: Operation[StandingRules]) -> bytes:
-    """Return the value of a record; it has no key."""
+    """Return a record's value, without a key."""
     message = events_pb2.StandingRules(rules=map(rule_message, made.after.rules))
     set_operation(message, made)
     value: bytes = message.SerializeToString()

@@ -1,8 +1,8 @@
 """The topic `search-clicks`: items chosen from search results, and retractions.
 
-The encoder process writes it for interactions of type "search_click"; each generator reads it in full. A record's
-source, the interaction's position, identifies it. A crash may repeat a record. A retracted record is void even if it
-arrives after its retraction. An InvalidRequest has the field, but no texts, since messages are logged.
+The encoder writes it; each generator reads it in full. A record's source, the interaction's position, identifies it; a
+crash may repeat it. A retraction also voids records that arrive later. Errors contain no texts, since messages are
+logged.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from services.platform.stream.topic import FOREVER, Topic, parse
 from services.platform.validation import validate_id, validate_query
 
 SEARCH_CLICKS = "search-clicks"
-# Records stay forever: a starting generator reads the topic from the beginning.
+# A starting generator reads the topic from the beginning.
 TOPIC = Topic(name=SEARCH_CLICKS, num_partitions=1, settings=FOREVER, has_dead_letters=True)
 
 
@@ -29,17 +29,17 @@ class SearchClick(OfInteraction):
     value: float
 
 
-# The encoder does not store types, so an undo may retract something else than a search click.
+# The encoder does not store types, so an undo may be of another type.
 ClickRecord = SearchClick | Undo | ForgetUpTo
 
 
 def key_of(record: ClickRecord) -> bytes:
-    """Return the record's key: an id, the same for repeated records."""
+    """Return a record's key, the same if the record is repeated."""
     return (record.forget_id if isinstance(record, ForgetUpTo) else record.event_id).encode()
 
 
 def encode_click(record: ClickRecord) -> bytes:
-    """Return the value of a record."""
+    """Return a record's value."""
     message = events_pb2.SearchClick()
     write_about(message, record)
     if isinstance(record, SearchClick):

@@ -1,7 +1,6 @@
-"""The topic `version-sets`: the models and their traffic, one complete record per operation.
+"""The topic `version-sets`: one complete record per operation.
 
-`freshet model` writes it; gateways and encoders read it in full. `services.contracts.operations` decides which records
-are valid.
+`freshet model` writes it; gateways and encoders read it in full.
 """
 
 from freshet.v1 import events_pb2
@@ -15,7 +14,7 @@ VERSION_SETS = "version-sets"
 
 
 def set_message(version_set: VersionSet) -> events_pb2.VersionSet:
-    """Return a set's message in records and answers."""
+    """Return a set's message."""
     return events_pb2.VersionSet(
         name=version_set.name,
         model_version=version_set.model_version,
@@ -28,12 +27,12 @@ def set_message(version_set: VersionSet) -> events_pb2.VersionSet:
 
 
 def share_message(share: Share | None) -> events_pb2.SetShare | None:
-    """Return a share's message in records and answers; None for None."""
+    """Return a share's message."""
     return None if share is None else events_pb2.SetShare(name=share.name, share=share.share)
 
 
 def encode_operation(made: Operation[VersionSets]) -> bytes:
-    """Return the value of a record; it has no key."""
+    """Return a record's value, without a key."""
     after = made.after
     message = events_pb2.VersionSets(
         sets=[set_message(version_set) for version_set in after.sets.values()],

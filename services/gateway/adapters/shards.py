@@ -90,7 +90,7 @@ class ShardedCandidates:
             for number in range(len(shards))
         ]
         self._hedges = _MAX_HEDGES
-        # Per shard, as last reported; 0: unknown.
+        # Items per shard, as last reported; 0: unknown.
         self._num_items = [0] * len(shards)
 
     async def search(

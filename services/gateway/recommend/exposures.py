@@ -85,7 +85,8 @@ class Exposures:
         return int.from_bytes(body[:_TIME_BYTES], "big")
 
     def check_named(self, exposure_id: str, user_id: str, field: str) -> None:
-        """Producers may have their own ids, so only an id known to be another user's is wrong.
+        """Check an interaction's exposure id: producers may have their own ids, so only an id known to be another
+        user's is wrong.
 
         Raises: PermissionDenied.
         """

@@ -84,7 +84,8 @@ class NewItems:
         new: Sequence[ScoredItem],
         share: float,
     ) -> list[ScoredItem]:
-        """Return new items, with rules applied to their scores: the limits admit all of them after any draw."""
+        """Return new items, with rules applied to their scores: the limits admit all of them together with the items
+        that remain after any draw."""
         query, in_answer = work.query, {item.item_id for item in items}
         scored = rescored(new, query, work.discounts, self.popular)
         admitted: list[ScoredItem] = []

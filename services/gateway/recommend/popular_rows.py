@@ -23,7 +23,7 @@ TRAINING_COUNTS = 0.03
 
 Rows = npt.NDArray[np.int32]
 NegatedCounts = npt.NDArray[np.float64]
-# The count times -1 (highest count first), row, id, the bundle's categories.
+# The count times -1 (so the highest count sorts first), the row, the id and the bundle's categories.
 Entry = tuple[float, int, str, tuple[str, ...]]
 
 

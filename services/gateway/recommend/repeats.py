@@ -22,7 +22,7 @@ _TIME_BYTES = 6
 
 
 def packed_items(shown_ms: int, item_ids: Iterable[str]) -> bytes:
-    """Entry: Unix milliseconds, item ids."""
+    """Return an entry: Unix milliseconds, and the shown items."""
     return shown_ms.to_bytes(_TIME_BYTES, "big") + "\0".join(item_ids).encode()
 
 

@@ -47,7 +47,7 @@ class TextRetrieval:
     async def find(self, query: str, *, k: int, filter: ItemFilter, left_s: float) -> list[SourceAnswer]:
         """Return the answers in the order of SOURCES; never raises a FreshetError.
 
-        left_s: the caller's time.
+        left_s: the caller's remaining time.
         """
         began = time.monotonic()
         timeout_s = min(self._timeout_s, left_s)

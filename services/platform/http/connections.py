@@ -1,7 +1,7 @@
-"""Connections of the JSON port with limits on the header's size, on the time for header and body, and on idle time.
+"""Connections of the JSON port with limits on header size, time for header and body, and idle time.
 
-uvicorn with httptools has no such limits, but is twice as fast as with h11. Beyond the limit per address or port, the
-oldest idle connection is closed.
+uvicorn with httptools lacks them, but is twice as fast as with h11. Beyond the limit per address or port, the oldest
+idle connection is closed.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class LimitedConnection(HttpToolsProtocol):
             if self._header_bytes > MAX_HEADER_BYTES:
                 self.send_400_response(f"header of more than {MAX_HEADER_BYTES} bytes")
         elif self._timer is None and self._is_idle:
-            # No byte of a request has arrived, or only its first ones.
+            # No request has arrived, or only its first bytes.
             self._close_in(HEADER_S)
 
     def on_message_begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Parse JSON requests. An error has the field, its value and what is allowed."""
+"""Parse JSON requests."""
 
 import json
 from collections import Counter
@@ -56,7 +56,7 @@ def _refused(wrong: str) -> InvalidRequest:
 
 
 def _first_wrong(document: Any, kind: type[Message]) -> str:
-    """Return the first invalid field; "" if no single field is invalid."""
+    """Return the first invalid field; "" if no single one is."""
     try:
         return _wrong_in(document, cast(Descriptor, kind.DESCRIPTOR), "")
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""`GET /openapi.json`: an OpenAPI document of the JSON port, made from the services' descriptors.
+"""`GET /openapi.json`: the JSON port's OpenAPI document, from the services' descriptors.
 
-The schemas are Protobuf's JSON of the messages: names in camel case, 64-bit numbers as strings, enums by name, bytes in
-base64. Descriptors at run time carry no comments; those are in protos/.
+Schemas are Protobuf's JSON: camel case, 64-bit numbers as strings, enums by name, bytes in base64. Comments are only in
+protos/.
 """
 
 import json
@@ -91,14 +91,14 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reference(of: Descriptor | EnumDescriptor, schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return a reference to the type's schema. If it is absent, add it and the schemas that it refers to."""
+    """Return a reference to the type's schema; add it and those that it refers to, if absent."""
     if of.full_name == "google.protobuf.Timestamp":
         return _TIMESTAMP
     if of.full_name not in schemas:
         if isinstance(of, EnumDescriptor):
             schemas[of.full_name] = {"type": "string", "enum": [value.name for value in of.values]}
         else:
-            # Add the schema before its fields: a message may contain itself.
+            # Added before its fields, since a message may contain itself.
             schemas[of.full_name] = found = {"type": "object", "additionalProperties": False}
             found["properties"] = {field.json_name: _field(field, schemas) for field in of.fields}
     return {"$ref": f"#/components/schemas/{of.full_name}"}

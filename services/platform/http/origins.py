@@ -1,8 +1,7 @@
-"""CORS: web pages of a list of exact origins may call the JSON port. The list is empty by default.
+"""CORS: pages of exact origins, by default none, may call the JSON port.
 
-JSON is no content type of a form, so a browser sends a page's call only if a preflight request allows it. This module
-refuses the preflight of any other origin, and adds no header that lets its pages read an answer. Cookies are never
-allowed: a page sends its API key in a header.
+JSON is no form's content type, so a browser needs a preflight. The preflight of another origin is refused, and its
+pages cannot read an answer. Cookies are never allowed.
 """
 
 import re
@@ -19,7 +18,7 @@ _PREFLIGHT_S = 7200
 
 
 def origins(value: str) -> frozenset[str]:
-    """Return the origins in a setting, separated by commas. Raises: ValueError for one that is no exact origin."""
+    """Return a setting's origins. Raises: ValueError for one that is no exact origin."""
     found = frozenset(part.strip().lower() for part in value.split(",") if part.strip())
     for one in sorted(found):
         if not _ORIGIN.fullmatch(one):
@@ -28,7 +27,7 @@ def origins(value: str) -> frozenset[str]:
 
 
 class WithOrigins:
-    """An ASGI application that answers preflights and lets pages of these origins read its answers."""
+    """An ASGI application that answers preflights and lets these origins read answers."""
 
     def __init__(self, application: Any, allowed: Collection[str]) -> None:
         self._application, self._allowed = application, allowed
@@ -70,5 +69,5 @@ class WithOrigins:
 
 
 def _cors_headers(origin: str, may_read: bool) -> list[tuple[bytes, bytes]]:
-    """Return an answer's CORS headers. `vary` tells caches that the answer depends on the origin."""
+    """`vary` tells caches that the answer depends on the origin."""
     return [(b"vary", b"origin"), *([(b"access-control-allow-origin", origin.encode("latin-1"))] if may_read else [])]

@@ -1,8 +1,7 @@
-"""Serve RPCs over HTTP: JSON or Protobuf in a POST to /<package>.<Service>/<Method>, in the Connect protocol.
+"""Serve RPCs over HTTP: JSON or Protobuf in a POST to /<package>.<Service>/<Method> (Connect protocol).
 
-The handlers, guard, process and event loop are gRPC's, so limits, keys, deadlines (`Connect-Timeout-Ms`), request ids
-and errors are the same. Connect's clients (also in browsers) and curl can call it. Streaming methods are gRPC only,
-because over HTTP/1.1 they cannot answer while they read.
+Handlers, guard and event loop are gRPC's, so limits, keys, deadlines (`Connect-Timeout-Ms`), request ids and errors are
+the same. Streams are gRPC only: over HTTP/1.1 they cannot answer while they read.
 """
 
 import asyncio
@@ -46,7 +45,7 @@ Answer = Callable[[Any, Any], Awaitable[Any]]
 
 
 class _Codec:
-    """Implements Connect's `Codec` for Google's messages. The guard parses requests."""
+    """Connect's `Codec` for Google's messages; the guard parses requests."""
 
     def __init__(self, *, is_json: bool) -> None:
         self._is_json = is_json
@@ -99,7 +98,7 @@ class _Application(ConnectASGIApplication[None]):
 
 
 class _Explained:
-    """Adds a body with what is allowed to Connect's empty rejections of a path, an HTTP method or a content type."""
+    """Adds what is allowed to Connect's empty rejections."""
 
     def __init__(self, application: Any, paths: Collection[str], most: int) -> None:
         """most: bytes of a body; a longer one gets 413. Connect's 429 means overload, which a client may retry."""
@@ -134,7 +133,7 @@ class _Explained:
 
 
 class _OnLoopback:
-    """Accepts only loopback host names, so that web pages of other names cannot call this machine (DNS rebinding)."""
+    """Accepts only loopback host names, against DNS rebinding."""
 
     def __init__(self, application: Any) -> None:
         self._application = application
@@ -157,7 +156,7 @@ def _hostname(host: str) -> str | None:
 
 
 class _KnownFirst:
-    """Checks the API key before it reads the body. From an unknown caller it reads only short Health requests."""
+    """Checks the API key before the body; unknown callers may send short Health requests."""
 
     def __init__(self, application: Any, guards: CallGuards) -> None:
         self._application, self._guards = application, guards
@@ -188,12 +187,12 @@ class _KnownFirst:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no handlers; the process handles signals."""
+        """Install no handlers: the process handles signals."""
         yield
 
 
 class HttpServer:
-    """Serves the unary methods of services over HTTP. Call `start`, then `drain`."""
+    """Serves unary methods over HTTP. Call `start`, then `drain`."""
 
     def __init__(
         self,
@@ -206,9 +205,9 @@ class HttpServer:
         knows_callers: bool,
         origins: Collection[str] = (),
     ) -> None:
-        """services: the implementation of each; gRPC's Health is not guarded. port: 0 takes any free port.
-        knows_callers: whether API keys are required; without keys, only calls to a loopback name are answered.
-        origins: the origins of web pages that may call it.
+        """services: the implementations; Health is not guarded. port: 0 takes any free port.
+        knows_callers: API keys are required; else only calls to a loopback name are answered.
+        origins: of allowed web pages.
         """
         self._settings, self.port = settings, port
         endpoints = {
@@ -230,7 +229,7 @@ class HttpServer:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Bind and serve. Raises: PortTaken with the port and its owner."""
+        """Raises: PortTaken with the port and its owner."""
         host = self._settings.host
         if not self._settings.shares_port:
             check_port_free(host, self.port)
@@ -293,7 +292,7 @@ def _endpoint(service: ServiceDescriptor, method: MethodDescriptor, answer: Answ
         response = await guarded.unary_unary(body, call)
         if not body.is_json:
             return response
-        # JSON takes some 30 us per thousand bytes of a message.
+        # JSON takes some 30 us per thousand bytes.
         large_requests.size_bytes.set(4 * response.ByteSize())
         return await large_requests.in_turn(partial(_encoded, is_json=True), response)
 

@@ -1,4 +1,4 @@
-"""gRPC clients between Freshet's processes: channels that detect a dead peer, and calls that raise FreshetError.
+"""gRPC clients between processes; errors are FreshetErrors.
 
 A call carries the request id and never exceeds the deadline of the call that it serves.
 """
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# Reconnects to a restarted peer within a second; the library's default backs off to two minutes. The second option also
-# limits one attempt: a machine under load needs more than 0.1 s to accept a connection. The environment's HTTP proxy is
-# not used between processes.
+# Reconnects within a second; the library's default backs off to two minutes. The second option also limits an attempt:
+# under load, accepting takes more than 0.1 s.
 PEER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5000),
@@ -36,7 +35,7 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", 16 * 1024 * 1024),
 ]
 
-# Ejects a replica whose calls mostly fail or time out while others answer, for example a suspended one.
+# Ejects a replica whose calls mostly fail while others answer.
 _OUTLIERS = {
     "interval": "1s",
     "baseEjectionTime": "5s",
@@ -45,7 +44,7 @@ _OUTLIERS = {
     "failurePercentageEjection": {"threshold": 60, "minimumHosts": 2, "requestVolume": 3},
     "childPolicy": [{"round_robin": {}}],
 }
-# Retries a call on another replica if a terminating replica did not answer it.
+# Retries a call on another replica if a terminating one did not answer it.
 _RETRY = {
     "maxAttempts": 2,
     "initialBackoff": "0.01s",
@@ -66,8 +65,8 @@ _BY_STATUS: dict[grpc.StatusCode, type[errors.FreshetError]] = {
         errors.DeadlineExceeded,
     )
 }
-# Unauthenticated and PermissionDenied are left out: a peer that rejects this process is not the caller's fault.
-# UNIMPLEMENTED: the peer has another version and has to be deployed.
+# Without Unauthenticated and PermissionDenied: a peer's rejection is not the caller's fault. UNIMPLEMENTED: the peer
+# has another version.
 _BY_STATUS[grpc.StatusCode.UNIMPLEMENTED] = errors.PreconditionFailed
 _BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}
 
@@ -81,13 +80,11 @@ def channel(
     service: str = "",
     health: str = "",
 ) -> grpc.aio.Channel:
-    """Return a channel to host:port, or to several IP addresses with ports, separated by commas. It connects lazily.
+    """Return a lazy channel to host:port, or to IP addresses with ports, separated by commas. Calls go round-robin to
+    addresses whose health service `health` (default `service`; "": no check) is SERVING. Calls of `service` must be
+    idempotent: an UNAVAILABLE one is retried once.
 
-    Calls go round-robin to the resolved addresses that report the health service `health` as SERVING; its default is
-    `service`. If `service` is "", there is no health check. Calls of `service` have to be idempotent: an UNAVAILABLE
-    one is retried once.
-    interceptors: `Tracing.client_interceptors` traces the calls. shares: reuse this process's connection to the same
-    target. tls: None is plaintext.
+    interceptors: `Tracing.client_interceptors`. shares: reuse this process's connection. tls: None is plaintext.
     """
     options = [*_CHANNEL_OPTIONS, ("grpc.service_config", _service_config(service, health or service))]
     if not shares:
@@ -111,12 +108,12 @@ def _service_config(service: str, health: str) -> str:
 
 
 def blocking_channel(target: str, tls: Tls | None = None) -> grpc.Channel:
-    """Return a channel to host:port for a command or a probe. tls: None is plaintext."""
+    """Return a channel for a command or a probe. tls: None is plaintext."""
     return grpc.insecure_channel(target) if tls is None else grpc.secure_channel(target, _credentials(tls))
 
 
 def gateway_client(target: str, *, is_background: bool = False) -> "freshet_client.Client":
-    """Return a blocking client of the gateway for a command, with the environment's API key and certificates.
+    """Return a command's client, with the environment's API key and certificates.
 
     is_background: nobody waits for the answers. Raises: ValueError for unusable certificates;
     freshet_client.InvalidArgument.
@@ -132,7 +129,7 @@ def gateway_client(target: str, *, is_background: bool = False) -> "freshet_clie
 
 
 def api_key_metadata() -> tuple[tuple[str, str], ...]:
-    """Return the metadata with the API key of FRESHET_API_KEY; empty without one."""
+    """Return the metadata for FRESHET_API_KEY."""
     key = os.environ.get("FRESHET_API_KEY")
     return (("authorization", f"Bearer {key}"),) if key else ()
 
@@ -142,12 +139,12 @@ def _credentials(tls: Tls) -> grpc.ChannelCredentials:
 
 
 def translate(exc: grpc.RpcError, peer: str) -> errors.FreshetError:
-    """Return the tree's error for a failed call to `peer`. A status outside the tree means that the peer is broken."""
+    """Return the tree's error; a status outside it means that `peer` is broken."""
     return _translated(exc.code(), exc.details(), peer)
 
 
 def translate_status(number: int, reason: str, peer: str) -> errors.FreshetError:
-    """Return the tree's error for a status inside an answer of `peer`."""
+    """Return the tree's error for a status in an answer."""
     return _translated(_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN), reason, peer)
 
 
@@ -160,9 +157,9 @@ def _translated(code: grpc.StatusCode, details: str | None, peer: str) -> errors
 
 
 async def call(method: Any, request: Any, *, timeout_s: float, peer: str) -> Any:
-    """Await a unary stub method within the current deadline, at most `timeout_s`.
+    """Await a unary method within the current deadline, at most `timeout_s`.
 
-    Raises: a FreshetError with `peer`'s name; DeadlineExceeded at once if no time is left.
+    Raises: a FreshetError; DeadlineExceeded at once if no time is left.
     """
     timeout = request_context.bounded_timeout(timeout_s)
     if timeout <= 0:

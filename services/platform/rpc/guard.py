@@ -1,9 +1,8 @@
-"""The interceptor of every RPC. There is only one, because each further interceptor slows every call.
+"""The one interceptor of every RPC, since each interceptor slows every call.
 
-It binds the request id and the deadline. It rejects unknown callers before their request is read, late and surplus
-calls before it is parsed, and requests with too many entries before a message is built. It maps the error tree to
-status codes, and counts calls. Any other exception is a bug: neutral text to the caller, the stack in the log. Health
-and reflection are not guarded. `Door` decides who may call what.
+It binds request id and deadline, maps the error tree to status codes, and counts calls. Unknown callers are rejected
+before their request is read, late and surplus calls before it is parsed, too many entries before a message is built.
+Any other exception is a bug: neutral text to the caller, the stack in the log. Health and reflection are not guarded.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ UNGUARDED = ("/grpc.health.", "/grpc.reflection.")
 _INTERNAL_TEXT = "internal error; quote the request id when reporting it"
 _NO_MESSAGE = "the request is not a message of this method"
 _MAX_REQUEST_ID = 64
-# The value "background" limits these calls to half of the limit.
+# "background" calls get half of the limit.
 _PRIORITY_HEADER = "freshet-priority"
 
 
@@ -39,20 +38,20 @@ class Door(Protocol):
     """Authenticates and authorises callers."""
 
     def knows(self, metadata: Any) -> bool:
-        """Return whether the metadata identify a caller; an unknown caller's request is not read."""
+        """Whether the metadata identify a caller; others' requests are not read."""
         ...
 
     def __call__(self, method: str, context: Any) -> Callable[[str], None] | None:
-        """Authorise a call before anything else. Raises: a FreshetError if it is not allowed.
+        """Authorise a call. Raises: a FreshetError.
 
-        A returned function is called once with the call's status at its end.
+        A returned function is called with the status at the call's end.
         """
         ...
 
 
 class Body:
-    """A request's bytes. The parser removes them: exceptions and frames of failed calls refer to each other until the
-    garbage collector runs, and should not retain megabytes.
+    """A request's bytes, removed by the parser: failed calls' exceptions and frames refer to each other until garbage
+    collection, and should not retain megabytes.
     """
 
     __slots__ = ("_data", "is_json")
@@ -73,7 +72,7 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps each handler once; a call then costs one dictionary lookup and one guard.
 
     max_in_flight: calls of all methods without an entry in `admissions`. idle_s: how long a stream may be idle.
-    limits: limits of repeated fields that differ from `LIMITS`.
+    limits: of repeated fields, where they differ from `LIMITS`.
     """
 
     def __init__(
@@ -117,11 +116,11 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return wrapped
 
     def guarded(self, path: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
-        """Return the method's handler inside the guard; a health or reflection method's handler unchanged."""
+        """Return the guarded handler; health and reflection unchanged."""
         return handler if path.startswith(UNGUARDED) else self._wrap(handler, path)
 
     def _refusing(self, path: str) -> grpc.RpcMethodHandler:
-        """Return a stream handler for unknown callers, since a stream's messages are read only on request."""
+        """Return a stream handler for unknown callers: a stream's messages are read only on request."""
 
         async def refuse(_: Any, context: Any) -> Any:
             async with _Guard(self, path.rpartition("/")[2], context):
@@ -130,7 +129,7 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return grpc.stream_unary_rpc_method_handler(refuse)
 
     def _wrap(self, handler: grpc.RpcMethodHandler, path: str) -> grpc.RpcMethodHandler:
-        # The guard parses requests, so that requests of unknown or late callers are not parsed.
+        # Requests of unknown or late callers are not parsed.
         method, streams = path.rpartition("/")[2], handler.request_streaming
         read = reader(path, self.limits)
         coders = {"request_deserializer": Body, "response_serializer": handler.response_serializer}
@@ -175,7 +174,7 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 class _Guard:
-    """One call. On entry it rejects the call or binds its context; on exit it maps its error and counts it."""
+    """Rejects a call or binds its context on entry; maps its error and counts it on exit."""
 
     __slots__ = ("_context", "_ended", "_guards", "_method", "_slot", "_started")
 
@@ -188,7 +187,7 @@ class _Guard:
 
     async def __aenter__(self) -> None:
         guards = self._guards
-        # Each call runs in its own task, so nothing has to be reset.
+        # Each call has its own task: nothing to reset.
         request_id, is_background = _status_of(self._context)
         request_context.request_id.set(request_id)
         if guards.door is not None:
@@ -250,7 +249,7 @@ class _Guard:
         log.debug("rpc_refused", method=self._method, status=exc.status.name, message=exc.message)
         metadata = [(request_context.REQUEST_ID_HEADER, request_context.request_id.get())]
         if exc.retry_after_ms is not None:
-            # The second one is gRPC's own: clients with a retry policy wait that long.
+            # The second one is gRPC's own, for retry policies.
             metadata += [(name, str(exc.retry_after_ms)) for name in ("retry-after-ms", "grpc-retry-pushback-ms")]
         await self._context.abort(exc.status, exc.message, tuple(metadata))
 
@@ -275,7 +274,7 @@ def reader(path: str, limits: Mapping[str, int]) -> Callable[[Body], Any]:
 
 
 def _caller(context: Any) -> str:
-    """Return the unit of fairness: the API key's owner; without keys, the address."""
+    """Return the unit of fairness: the key's owner, else the address."""
     caller = request_context.caller.get()
     if not caller:
         peer: str = context.peer()
@@ -284,7 +283,7 @@ def _caller(context: Any) -> str:
 
 
 def _status_of(context: Any) -> tuple[str, bool]:
-    """Return the metadata's request id, or a new one, and whether the call is in the background."""
+    """Return the request id, or a new one, and whether the call is in the background."""
     request_id, is_background = "", False
     for key, value in context.invocation_metadata() or ():
         if key == request_context.REQUEST_ID_HEADER:

@@ -1,8 +1,8 @@
-"""Check a process's gRPC health once, for the launcher and the containers' health checks.
+"""Check a process's gRPC health once.
 
-`python -m services.platform.rpc.health_check HOST:PORT` exits with 0 if the process is ready, else with 1 and the
-reason on stderr. With --alive, any answer is enough. It runs every ten seconds in each container, so it loads the
-settings only if there are certificates: without them it takes 0.12 s of processor time instead of 0.29 s.
+`python -m services.platform.rpc.health_check HOST:PORT` exits with 0, or with 1 and the reason on stderr. With --alive,
+any answer is enough. It runs every ten seconds in each container, so it loads the settings only for certificates (0.12
+s of processor time instead of 0.29 s).
 """
 
 import os
@@ -15,14 +15,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 if TYPE_CHECKING:
     from services.platform.transport import Tls
 
-# Trailing metadata of a health check: the reason why a process is not ready.
+# Trailing metadata with the reason why a process is not ready.
 WHY_NOT_READY = "freshet-not-ready"
 
 
 def probe_grpc(
     address: str, timeout_s: float = 1.0, tls: "Tls | None" = None, *, alive_is_enough: bool = False
 ) -> str | None:
-    """Return None if the process at `address` (host:port) is SERVING, else the reason in a few words.
+    """Return None if the process is SERVING, else the reason.
 
     alive_is_enough: accept NOT_SERVING.
     """

@@ -1,7 +1,7 @@
-"""Limit the entries of a request's repeated fields, before a message is built.
+"""Limit the entries of repeated fields, before a message is built.
 
-4 MB can encode two million empty messages: Protobuf makes 350 MB of them, and a handler needs half a minute. So entries
-are counted in the bytes (Protobuf) or in lists and objects (JSON). This module does not interpret fields.
+4 MB can encode two million empty messages: 350 MB in Protobuf, and half a minute in a handler. So entries are counted
+in the bytes (Protobuf) or in lists and objects (JSON).
 """
 
 from collections import Counter
@@ -14,16 +14,15 @@ from google.protobuf.message import DecodeError
 
 from services.platform.errors import InvalidRequest
 
-# A smaller Protobuf request is not counted: it has 2,048 entries at most, some 25 ms to build, and handlers check their
-# limits. Counting takes 3.3 µs an interaction, a third of the gateway's cost of recording 50 of them.
+# A smaller Protobuf request is not counted: 2,048 entries at most take some 25 ms to build. Counting takes 3.3 µs an
+# interaction, a third of the gateway's cost of recording 50.
 UNCOUNTED_BYTES = 4096
-# Fields in a whole request, of any kind; the largest allowed request has 120,000.
+# Fields in a request; the largest allowed one has 120,000.
 MAX_FIELDS = 200_000
 _IDS = 50_000
 
-# Most entries of "Message.field" in one message, of "*Message.field" in all messages of a request. These limits apply
-# between processes: the gateway adds seen items (at most 19,000), items answered before, and standing rules.
-# `OF_CLIENTS` has the lower limits of clients.
+# Most entries of "Message.field" in one message, of "*Message.field" in a whole request. They apply between processes:
+# the gateway adds seen items (at most 19,000), answered items, standing rules. `OF_CLIENTS` has clients' lower limits.
 LIMITS: Mapping[str, int] = {
     "Arm.rules": 8,
     "AttributeCondition.values": 1000,
@@ -80,8 +79,8 @@ _WIDTHS = {FieldDescriptor.CPPTYPE_DOUBLE: 8, FieldDescriptor.CPPTYPE_FLOAT: 4}
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """most: allowed entries in one message. in_all: allowed entries in all messages of a request. packed: bytes of an
-    entry if entries are packed, else 0. inner: counts inside an entry.
+    """most: allowed entries in one message. in_all: in a request. packed: bytes of a packed entry, else 0. inner:
+    counts inside an entry.
     """
 
     name: str
@@ -92,9 +91,9 @@ class _Field:
 
 
 class RequestCounts:
-    """The limits of one kind of message, and of the messages in it.
+    """One kind of message's limits, inner ones included.
 
-    limits: see `LIMITS` for the keys.
+    limits: keys as in `LIMITS`.
     Raises: KeyError for a repeated field without a limit.
     """
 
@@ -127,7 +126,7 @@ class RequestCounts:
             raise DecodeError("the message ends within a field") from exc
 
     def check_json(self, document: Any) -> None:
-        """Check a JSON request, as Python parsed it. Raises: InvalidRequest with the field."""
+        """Check a parsed JSON request. Raises: InvalidRequest with the field."""
         self._walk(document, "", Counter())
 
     def _scan(self, data: bytes, at: int, end: int, path: str, in_all: Counter[str]) -> None:
@@ -156,7 +155,7 @@ class RequestCounts:
                 continue
             number = size // field.packed if field.packed and wire == 2 else 1
             if wire == 2 and field.inner is None and not field.packed and tag < 128:
-                # Skip many short texts at once: this loop takes most of the time of counting a large request.
+                # Skip many short texts at once: this loop takes most of the time.
                 most = field.most - counts[tag]
                 while at < end and data[at] == tag and (size := data[at + 1]) < 128 and number <= most:
                     at += 2 + size
@@ -190,9 +189,7 @@ class RequestCounts:
 
 
 def _check(field: _Field, path: str, name: str, found: int, more: int, in_all: Counter[str]) -> None:
-    """Check a field's entries. name: as in the request. found: entries in its message so far. more: the last of them,
-    which `in_all` does not yet include.
-    """
+    """name: as in the request. found: entries in its message. more: the last of them, not yet in `in_all`."""
     if found > field.most:
         allowed = f"at most {field.most} entries" if field.most > 1 else "once"
         raise InvalidRequest.of(f"{path}{name}", f"{found} entries or more", allowed)

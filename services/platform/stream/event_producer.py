@@ -130,7 +130,7 @@ class _Connection:
         return self._producer
 
     def broke(self, producer: KafkaProducer) -> None:
-        """A record of this producer failed; thread-safe."""
+        """Mark this producer as broken; thread-safe."""
         self._broken = producer
 
     def close(self) -> None:

@@ -1,8 +1,7 @@
-"""The loop of every thread that follows topics: turns until stopped.
+"""The loop of every thread that follows topics.
 
-If a turn fails, the loop logs it once, waits and tries again. After two failures in a row it calls `on_stall`, and it
-exports the lag meanwhile. `turns` detects a turn that hangs; health and metrics read it. `poison.py` decides what
-happens after an exception outside the error tree. Subclasses read and apply records; this module uses no client.
+A failed turn is logged once and repeated after a wait; after two in a row `on_stall` is called. `turns` detects a turn
+that hangs. `poison.py` decides after an exception outside the error tree.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ R = TypeVar("R")
 
 
 class Due:
-    """Returns True once per `every_s` (monotonic clock), first after `after_s`."""
+    """True once per `every_s` (monotonic clock), first after `after_s`."""
 
     def __init__(self, every_s: float, *, after_s: float = 0.0) -> None:
         self._every_s, self._at = every_s, time.monotonic() + after_s if after_s else 0.0
@@ -38,11 +37,11 @@ class Due:
 class Follower:
     """Runs turns from `start` to `stop`.
 
-    `on_ready` is called once the subclass called `ready`, and again when turns work after `on_stall`. Without
-    `on_stall` a stall has no effect: what was read is still served, with its position.
+    `on_ready`: called after `ready`, and when turns work again after `on_stall`. Without `on_stall`, what was read is
+    still served during a stall.
 
-    After any failure the loop waits and repeats the turn. After several exceptions in a row outside the error tree,
-    `tries_alone` is True, and a poison record is set aside. `lost` may discard a half-applied change.
+    After several exceptions outside the error tree, `tries_alone` is True, and a poison record is set aside. `lost` may
+    discard a half-applied change.
     """
 
     def __init__(
@@ -74,11 +73,11 @@ class Follower:
         raise NotImplementedError
 
     def lost(self, exc: Exception) -> None:
-        """Called after a turn raised: records read and records applied may differ."""
+        """Called after a failed turn: records read and applied may differ."""
 
     @property
     def tries_alone(self) -> bool:
-        """Whether to apply records one by one, after repeated exceptions outside the error tree."""
+        """Whether to apply records one by one."""
         return self.bugs >= ATTEMPTS
 
     def one_by_one(
@@ -90,10 +89,10 @@ class Follower:
         set_aside: Callable[[R, str], object],
         rehearse: Callable[[R], object] | None,
     ) -> None:
-        """Apply records one by one, in order; set a poison record aside with a reason.
+        """Apply records one by one; set a poison record aside.
 
-        key: identifies a record. rehearse: does what `apply` does without visible effects.
-        Raises: as `apply`; the records before the failing one are applied.
+        key: identifies a record. rehearse: `apply` without visible effects.
+        Raises: as `apply`; earlier records are applied.
         """
         applied = 0
         for number, record in enumerate(records):
@@ -113,7 +112,7 @@ class Follower:
                 self.poison.applied([record])
 
     def report_lag(self, *, asks: bool) -> None:
-        """Export the lag. asks: request the topics' ends from the broker, because polls fail and return none."""
+        """Export the lag. asks: request the ends from the broker, because polls fail."""
 
     def finish(self) -> None:
         """Save and close, after the last turn."""
@@ -130,7 +129,7 @@ class Follower:
             self._thread.join(timeout_s)
 
     def step(self) -> int:
-        """Run one turn and log its recovery. Raises: what the turn raises; pass it to `fail`."""
+        """Run one turn and log its recovery. Raises: as the turn; pass it to `fail`."""
         records = self.turn()
         self._export_lag(asks=False)
         if self._complaint:

@@ -1,7 +1,6 @@
-"""Accept header names in any encoding: kafka-python fails forever at a record whose header name is not UTF-8.
+"""Header names in any encoding: kafka-python fails forever at one that is not UTF-8.
 
-Kafka does not check names, so one producer could stop a stream. Invalid bytes become U+FFFD; keys, values and header
-values do not change. Records with valid names have no extra cost.
+Kafka does not check names, so a producer could stop a stream. Invalid bytes become U+FFFD.
 """
 
 from typing import Any

@@ -1,9 +1,7 @@
-"""Decide whether a failure is the record's fault: the one policy of every loop that follows topics.
+"""Decide whether a failure is the record's fault.
 
-A poison record fails alone and deterministically because of its content. It may be set aside. For any other failure
-(memory, a disk, a model, a process of another version) the loop stops, waits and logs the reason: waiting loses
-nothing. This module uses no client: a loop passes it the applied records, and a function that tries a record without
-writing.
+A poison record fails alone and deterministically because of its content; it may be set aside. For other failures
+(memory, a disk, a model, another version's process) the loop waits, which loses nothing.
 """
 
 import traceback
@@ -20,16 +18,15 @@ log = structlog.get_logger()
 
 R = TypeVar("R")
 
-# Failures of a whole batch before its records are tried alone: most failures pass within these few waits.
+# Failures of a batch before its records are tried alone: most pass within these waits.
 ATTEMPTS = 3
-# Records before and after the suspect that are tried alone.
+# Records tried alone before and after the suspect.
 NEIGHBOURS = 8
-# Largest share of neighbours that may fail alone. A bad producer's records lie together, so some may; if more fail, the
-# process or the model is the cause.
+# Largest share of neighbours that may fail alone. A bad producer's records lie together; if more fail, the process or
+# the model is the cause.
 MAX_FAILING_NEIGHBOURS = 0.25
 # Largest share of the last `WINDOW` records to set aside (`FEW` in any case). Errors of real data hit fewer than one
-# record in a thousand so far; a broken process or model hits whole kinds of records. Beyond the share the loop waits
-# for an operator, and a corrected version then loses nothing.
+# record in a thousand; a broken process hits whole kinds. Beyond it the loop waits for an operator.
 MAX_POISON_SHARE = 0.01
 FEW = 3
 WINDOW = 10_000
@@ -40,8 +37,8 @@ _ENVIRONMENT = (MemoryError, OSError, RecursionError, SystemError, ImportError, 
 
 
 def depends_on_record(exc: BaseException) -> bool:
-    """Return whether a record can cause the error: neither it nor its causes come from the error tree, memory, files,
-    time or the interpreter.
+    """Whether a record can cause the error: it and its causes are not of the error tree, memory, files, time or the
+    interpreter.
     """
     seen: set[int] = set()
     found: BaseException | None = exc
@@ -54,7 +51,7 @@ def depends_on_record(exc: BaseException) -> bool:
 
 
 def signature(exc: BaseException) -> str:
-    """Return what identifies a failure: the error's class, and the line that raised it."""
+    """Return a failure's class and line."""
     frames = traceback.extract_tb(exc.__traceback__)
     place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
     return f"{type(exc).__name__}{place}"
@@ -62,7 +59,7 @@ def signature(exc: BaseException) -> str:
 
 @dataclass(slots=True)
 class _Suspect:
-    """A record that failed alone: its failure, and whether others passed alone since."""
+    """A record that failed alone; whether others passed since."""
 
     signature: str
     others_passed: bool = False
@@ -97,15 +94,13 @@ class PoisonPolicy(Generic[R]):
         applied: int = 0,
         rehearse: Callable[[R], object] | None = None,
     ) -> bool:
-        """Return whether a record that failed alone may be set aside. False: wait, and try it again; the reason is
-        logged once.
+        """Return whether a record that failed alone may be set aside; if not, wait and try again.
 
-        True needs two calls for the same key with the same failure, and an earlier call that found healthy neighbours:
-        records of `behind` (in order) and the last applied ones that pass alone in `rehearse`. `rehearse` does all but
-        the visible effects, and raises like applying. If the record passes in `rehearse`, writing it fails; then
-        the evidence is `applied`, the number of records that were applied alone just before it.
+        It needs two calls with the same key and failure, and healthy neighbours: records of `behind` and the last
+        applied ones that pass alone in `rehearse`. `rehearse` does all but the visible effects. If the record itself
+        passes, writing fails; the evidence is then `applied`, the records applied alone just before.
 
-        Raises: a FreshetError of `rehearse`: a dependency is unavailable.
+        Raises: a FreshetError of `rehearse`.
         """
         reason = self._innocent_because(key, record, exc, behind, applied, rehearse)
         if reason:
@@ -129,7 +124,7 @@ class PoisonPolicy(Generic[R]):
         applied: int,
         rehearse: Callable[[R], object] | None,
     ) -> str:
-        """Return why the record is not set aside now; "" if it is."""
+        """Return why it is not set aside; "" if it is."""
         if not depends_on_record(exc):
             return f"{type(exc).__name__}: no record causes this; waiting until it has passed"
         failure = signature(exc)

@@ -1,7 +1,7 @@
-"""A record's position in a topic: partition and offset, their limits, and both in one integer.
+"""A record's position: partition and offset, also as one integer.
 
-A packed position has 63 bits, ordered by partition, then offset. The functions on messages take any message with the
-fields `partition` and `offset`.
+It has 63 bits, ordered by partition, then offset. The functions on messages take any message with the fields
+`partition` and `offset`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ class Position(NamedTuple):
 
 
 def pack_position(partition: int, offset: int) -> int:
-    """Return the position as one integer; both within their limits."""
+    """Return one integer; both within their limits."""
     return partition << _OFFSET_BITS | offset
 
 
@@ -32,7 +32,7 @@ def unpack_position(packed: int) -> Position:
 
 
 def read_position(name: str, message: Any, *, least: int = 0) -> Position:
-    """Return a message's position with an offset of at least `least`. Raises: InvalidRequest for the field `name`."""
+    """Return a message's position. Raises: InvalidRequest for the field `name`."""
     if not (0 <= message.partition <= MAX_PARTITION and least <= message.offset <= MAX_OFFSET):
         raise InvalidRequest.of(
             name,
@@ -43,7 +43,7 @@ def read_position(name: str, message: Any, *, least: int = 0) -> Position:
 
 
 def read_up_to(name: str, messages: Iterable[Any]) -> dict[int, int]:
-    """Return the last offset per partition in messages; -1: none. Raises: InvalidRequest for `name`."""
+    """Return the last offset per partition; -1: none. Raises: InvalidRequest for `name`."""
     up_to: dict[int, int] = {}
     for message in messages:
         partition, offset = read_position(name, message, least=-1)
@@ -54,6 +54,6 @@ def read_up_to(name: str, messages: Iterable[Any]) -> dict[int, int]:
 
 
 def write_up_to(messages: Any, up_to: Mapping[int, int]) -> None:
-    """Add each partition's offset to a repeated field, in order of partition."""
+    """Add each partition's offset to a repeated field."""
     for partition in sorted(up_to):
         messages.add(partition=partition, offset=up_to[partition])

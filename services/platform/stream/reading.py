@@ -1,7 +1,7 @@
-"""Read records known to exist: ranges of a topic's partitions, or single records of one.
+"""Read records known to exist.
 
-Since the records exist, silence is the broker's fault: reading fails after `SILENCE_S`. Gaps from compaction and
-transactions are skipped.
+Silence is therefore the broker's fault: reading fails after `SILENCE_S`. Gaps from compaction and transactions are
+skipped.
 """
 
 import time
@@ -11,17 +11,16 @@ from services.platform.errors import DependencyUnavailable
 from services.platform.stream.ports import Reader
 from services.platform.stream.record import SourceRecord
 
-# Reading fails if nothing came for this long.
 SILENCE_S = 10.0
-# Records per poll in `read_offsets`; records that are not wanted are discarded.
+# Records per poll in `read_offsets`.
 _TOGETHER = 64
 
 
 def read_ranges(
     reader: Reader, ranges: Mapping[int, tuple[int, int]], *, poll_ms: int, max_records: int
 ) -> Iterator[Sequence[SourceRecord]]:
-    """Yield the first topic's records between two offsets per partition (both included, the first one existing), poll
-    by poll; a poll without records yields an empty list.
+    """Yield the first topic's records between two offsets per partition (both included, the first existing), poll by
+    poll; a poll without records yields an empty list.
 
     Raises: DependencyUnavailable.
     """
@@ -45,7 +44,7 @@ def read_ranges(
 
 
 def read_between(reader: Reader, ranges: Mapping[int, tuple[int, int]]) -> Iterator[SourceRecord]:
-    """Yield the existing records from the first to the last offset of each partition.
+    """Yield the existing records between two offsets per partition.
 
     Raises: DependencyUnavailable.
     """
@@ -58,16 +57,15 @@ def read_between(reader: Reader, ranges: Mapping[int, tuple[int, int]]) -> Itera
 def read_offsets(
     reader: Reader, topic: str, partition: int, offsets: Sequence[int], *, max_gap: int
 ) -> Iterator[tuple[int, SourceRecord | None]]:
-    """Yield each of these ascending offsets with its record; None if it is gone.
+    """Yield these ascending offsets with their records; None if gone.
 
-    max_gap: up to this many records between two wanted ones are read and skipped, which is cheaper than another fetch.
+    max_gap: skipping this many records is cheaper than another fetch.
     Raises: DependencyUnavailable.
     """
     at, next_offset = 0, -1
     deadline = time.monotonic() + SILENCE_S
     while at < len(offsets):
-        # Outside these bounds the broker would begin elsewhere: retention deleted the records, or a recreated topic is
-        # shorter.
+        # Outside these bounds the broker would begin elsewhere.
         if next_offset < 0:
             first, end = reader.bounds([partition], topic)[partition]
         if not first <= offsets[at] < end:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SourceRecord:
-    """One record. written_ms: the broker's append time or the writer's time, by the topic's setting, Unix milliseconds.
-    headers: values may be null.
+    """One record. written_ms: the broker's or the writer's time, by the topic's setting, Unix milliseconds. headers:
+    values may be null.
     """
 
     topic: str
@@ -28,5 +28,5 @@ class DeadLetter:
 
     @property
     def offset(self) -> int:
-        """The record's offset in its partition."""
+        """The record's offset."""
         return self.record.offset

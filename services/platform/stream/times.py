@@ -4,7 +4,7 @@ from typing import Any
 
 from services.platform.errors import InvalidRequest
 
-# Protobuf's limits: years 1 to 9999. Other values break later writers.
+# Protobuf's limits, years 1 to 9999: other values break later writers.
 _LEAST_S, _MOST_S = -62_135_596_800, 253_402_300_799
 MOST_MS = 1000 * _MOST_S + 999
 
@@ -16,9 +16,9 @@ def set_ms(stamp: Any, unix_ms: int) -> None:
 
 
 def read_ms(stamp: Any, name: str) -> int:
-    """Return the Timestamp of field `name`, rounded down to milliseconds.
+    """Return the Timestamp, rounded down to milliseconds.
 
-    Raises: InvalidRequest outside Protobuf's limits: a raw writer may send anything.
+    Raises: InvalidRequest outside Protobuf's limits.
     """
     if not 0 <= stamp.nanos < 1_000_000_000:
         raise InvalidRequest.of(f"{name}.nanos", stamp.nanos, "0-999999999")

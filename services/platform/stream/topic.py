@@ -1,4 +1,4 @@
-"""The configuration of a topic, and shared parsing of its Protobuf records."""
+"""A topic's configuration, and parsing of its records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +12,7 @@ NUM_PARTITIONS = 8
 FOREVER = {"retention.ms": "-1"}
 COMPACTED = {"cleanup.policy": "compact"}
 
-# With three brokers, each record has three replicas and is acknowledged by two: any one broker may fail without losing
-# or rejecting a record.
+# With three brokers, any one may fail without losing or rejecting a record.
 SAFE_REPLICAS, SAFE_IN_SYNC = 3, 2
 
 _M = TypeVar("_M", bound=Message)
@@ -21,7 +20,7 @@ _M = TypeVar("_M", bound=Message)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replicas:
-    """Replication factor and min.insync.replicas of created topics. Every producer waits for all in-sync replicas.
+    """Replication of created topics.
 
     0: three and two on at least three brokers, else one and one.
     """
@@ -43,10 +42,9 @@ class Replicas:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topic:
-    """One topic and its configuration on creation; an existing topic does not change.
+    """A topic's configuration on creation.
 
-    has_dead_letters: unreadable records go to a separate topic. as_many_as: a topic with the same number of partitions,
-    if it exists.
+    has_dead_letters: for unreadable records. as_many_as: a topic with the same number of partitions.
     """
 
     name: str
@@ -57,7 +55,7 @@ class Topic:
 
 
 def parse(kind: type[_M], value: bytes | None) -> _M:
-    """Return the record's message, unchecked. Raises: InvalidRequest if there are no bytes or they are malformed."""
+    """Return the record's message, unchecked. Raises: InvalidRequest for absent or malformed bytes."""
     name = kind.DESCRIPTOR.name
     if not value:
         raise InvalidRequest.of("value", "no bytes", f"a whole {name} message")
@@ -68,6 +66,6 @@ def parse(kind: type[_M], value: bytes | None) -> _M:
 
 
 def check_key(key: bytes | None, wanted: bytes, name: str) -> None:
-    """Raise InvalidRequest unless the record's key matches its value. name: what the key should be."""
+    """Raise InvalidRequest unless the key matches. name: what it should be."""
     if key != wanted:
         raise InvalidRequest.of("key", "absent" if key is None else f"{len(key)} other bytes", name)

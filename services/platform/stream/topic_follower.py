@@ -1,7 +1,6 @@
-"""Follow topics of one partition from their start; read a recreated topic again.
+"""Follow topics of one partition from their start, again after they were recreated.
 
-A subclass applies records (`take`) and discards a topic's content (`drop`). This class connects, seeks, and detects the
-end of the topics and recreated topics.
+A subclass applies records (`take`) and discards content (`drop`).
 """
 
 import time
@@ -21,10 +20,9 @@ _LOOK_EVERY_S = 5.0
 
 
 class TopicFollower(Follower):
-    """Follows topics of one partition each; ready after the ends of all were reached once. If later turns fail, the
-    content is still served.
+    """Ready after all ends were reached once; the content is still served if later turns fail.
 
-    `is_behind` is True until the ends are reached, again after each new connection.
+    `is_behind`: until the ends are reached, again after each connection.
     """
 
     def __init__(
@@ -40,29 +38,28 @@ class TopicFollower(Follower):
     ) -> None:
         super().__init__(name, on_ready=on_ready, backoff_s=backoff_s, max_backoff_s=backoff_s, turns=turns)
         self._topics, self._poll_s = topics, poll_s
-        # By topic, the next offset to take. The subclass advances it.
+        # By topic, the next offset to take; the subclass advances it.
         self._next = dict.fromkeys(followed, 0)
-        # The topics' ends at the time of connection; None while not connected.
+        # The topics' ends at the time of connection.
         self._ends: dict[str, int] | None = None
-        # By topic: a record that identifies the topic, and the newest record, which replaces it at the next check.
-        # `_next_look` is the time of that check.
+        # A record that identifies the topic; the newest one, which replaces it at `_next_look`.
         self._known_by, self._newest = dict[str, SourceRecord](), dict[str, SourceRecord]()
         self._next_look = 0.0
         self.is_behind = True
 
     def take(self, records: Sequence[SourceRecord], ends: Mapping[str, int]) -> None:
-        """Apply a poll's records in order, and advance `_next`. Raises: anything; the records are then read again."""
+        """Apply a poll's records in order, and advance `_next`. Raises: anything; the records are read again."""
         raise NotImplementedError
 
     def drop(self, topic: str) -> None:
-        """Discard this topic's content: it was recreated and is read from its start."""
+        """Discard a recreated topic's content."""
         raise NotImplementedError
 
     def caught_up(self) -> None:
         """Called when the ends are reached, also after a new connection."""
 
     def poll(self) -> Sequence[SourceRecord]:
-        """Return the next records of the topics."""
+        """Return the next records."""
         return self._topics.poll(round(1000 * self._poll_s))
 
     def turn(self) -> int:
@@ -91,7 +88,7 @@ class TopicFollower(Follower):
         self._topics.close()
 
     def is_at(self, ends: Mapping[str, int]) -> bool:
-        """Return whether everything before these ends was read."""
+        """Whether everything before these ends was read."""
         return all(self._topics.positions(topic)[0] >= end for topic, end in ends.items())
 
     def _connected(self) -> dict[str, int]:
@@ -103,9 +100,7 @@ class TopicFollower(Follower):
         return ends
 
     def _look(self, records: Sequence[SourceRecord]) -> set[str]:
-        """Return the recreated topics. Checks at intervals, before records are taken and after the last ones; an idle
-        topic is not checked.
-        """
+        """Return the recreated topics, checked at intervals; idle topics are not."""
         self._newest.update({record.topic: record for record in records})
         if not self._newest or time.monotonic() < self._next_look:
             return set()
@@ -116,8 +111,8 @@ class TopicFollower(Follower):
         return others
 
     def _is_another(self, topic: str, end: int) -> bool:
-        """Return whether the topic was recreated: it is shorter, or another record has the known offset. If compaction
-        deleted that record, this cannot be decided.
+        """A recreated topic is shorter, or has another record at the known offset; after compaction this cannot be
+        decided.
         """
         known_by = self._known_by.get(topic)
         if known_by is None or end <= known_by.offset:
@@ -126,9 +121,7 @@ class TopicFollower(Follower):
         return found is not None and found != known_by
 
     def _begin_again(self, topics: Collection[str]) -> None:
-        """Reset recreated topics, whose positions are invalid. The other topics' content stays, since it is not read
-        again.
-        """
+        """Recreated topics' positions are invalid; other topics' content stays."""
         if topics:
             log.warning("topics_recreated", follower=self.name, topics=sorted(topics), read=dict(self._next))
         for topic in topics:

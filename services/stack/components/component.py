@@ -1,4 +1,4 @@
-"""The launcher's interface to the parts of a stack, and code that their recipes share."""
+"""The interface to a stack's parts, and shared code."""
 
 import os
 import shutil
@@ -15,13 +15,13 @@ from services.stack.errors import StackError
 from services.stack.folders import StateFolder
 from services.stack.ports import Ports
 
-# Called with a part's name and its current step, in a few words.
+# Called with a part's name and its current step.
 Say = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """One stack's place: its state, ports, model bundle and text bundle (absolute paths; the text may be absent).
+    """A stack's state, ports, model bundle and text bundle (absolute paths; the text may be absent).
 
     settings: settings of its processes, in addition to those of docker-compose.yml.
     """
@@ -44,15 +44,15 @@ class Component(ABC):
         return self.service.name
 
     def missing(self) -> tuple[str, str] | None:
-        """Return what this machine lacks to run it, and the command that helps; None if nothing."""
+        """Return what the machine lacks and the command that helps, if any."""
         return None
 
     def prepare(self, say: Say) -> None:  # noqa: B027 - most have nothing to fetch
-        """Fetch and build its requirements, once. Raises: StackError."""
+        """Fetch and build requirements, once. Raises: StackError."""
 
     @abstractmethod
     def launch(self, place: Place) -> Launch:
-        """Write its configuration files and return its command."""
+        """Write configuration files; return the command."""
 
     @abstractmethod
     def probe(self, place: Place) -> str | None:
@@ -64,14 +64,14 @@ class Component(ABC):
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return this process's environment without Freshet's settings, which come only from docker-compose.yml."""
+    """Return the environment without Freshet's settings, which come from docker-compose.yml."""
     return {name: value for name, value in os.environ.items() if not name.startswith("FRESHET_")}
 
 
 def run_installer(
     part: str, argv: Sequence[str], *, advice: str, environment: Mapping[str, str] | None = None, timeout_s: float = 900
 ) -> None:
-    """Run an installer. Raises: StackError; if the installer failed, with the last lines of its output."""
+    """Run an installer. Raises: StackError with the output's end."""
     try:
         done = subprocess.run(
             argv,
@@ -92,13 +92,13 @@ def run_installer(
 
 
 def uv() -> str | None:
-    """Return the uv of the running environment, else the one on the path, else None."""
+    """Return the environment's uv, else the path's, else None."""
     installed = Path(sys.executable).parent / "uv"
     return str(installed) if installed.exists() else shutil.which("uv")
 
 
 def venv_command(folder: Path) -> list[str]:
-    """Return the command that makes an environment of the running Python at `folder`."""
+    """Return the command that makes an environment at `folder`."""
     program = uv()
     if program is not None:
         return [program, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(folder)]
@@ -106,7 +106,7 @@ def venv_command(folder: Path) -> list[str]:
 
 
 def install_command(python: str) -> list[str]:
-    """Return the command that installs into the environment of `python`; arguments follow."""
+    """Return the command that installs for `python`."""
     program = uv()
     if program is not None:
         return [program, "pip", "install", "--quiet", "--python", python]

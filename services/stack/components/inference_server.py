@@ -1,7 +1,6 @@
-"""Triton Inference Server from the nvidia-pytriton wheel, in its own environment (it needs NumPy 1.x).
+"""Triton Inference Server from the nvidia-pytriton wheel, in its own environment (NumPy 1.x).
 
-The wheel has the server, the Python backend and a stub per Python version, but no ONNX Runtime backend. So the model
-folder's config.pbtxt runs ONNX Runtime inside a Python-backend model. This module does not read the model.
+The wheel has no ONNX Runtime backend, so config.pbtxt runs ONNX Runtime inside a Python-backend model.
 """
 
 import hashlib
@@ -28,7 +27,7 @@ from services.stack.ports import LOOPBACK
 from services.stack.probes import probe_inference_server
 
 RECIPE = REPOSITORY / "deploy" / "inference_server" / "requirements.txt"
-# The stub and the server exchange tensors through shared memory: one megabyte at the start, not 64.
+# Stub and server exchange tensors through shared memory: one megabyte at the start, not 64.
 _BACKEND_FLAGS = (
     "--backend-config=python,shm-default-byte-size=1048576",
     "--backend-config=python,shm-growth-byte-size=1048576",
@@ -44,7 +43,7 @@ class InferenceServer(Component):
 
     @property
     def folder(self) -> Path:
-        """Its environment, with the backend folder next to the packages."""
+        """Its environment, with the backend folder."""
         return cache_root() / f"inference-server-{recipe_key(RECIPE)}"
 
     @property
@@ -77,7 +76,7 @@ class InferenceServer(Component):
         build_once(self.folder, build, in_place=True)
 
     def _gather_backend(self, backend: Path) -> None:
-        """Put the backend and the stub of the running Python into the one folder where the server looks for both."""
+        """Put backend and stub into the one folder where the server looks for both."""
         wheel = self._packages / "pytriton" / "tritonserver"
         stubs = wheel / "python_backend_stubs" / _python_version()
         if not stubs.is_dir():
@@ -106,7 +105,7 @@ class InferenceServer(Component):
             "--model-config-name": None,
         }
         prefix = shared_memory_prefix(place)
-        # The server is not running, so files with this stack's prefix were left by a killed one.
+        # The server is not running, so a killed one left these files.
         for left in _SHARED_MEMORY.glob(f"{prefix}*"):
             left.unlink(missing_ok=True)
         flags = dict(flag.partition("=")[::2] for flag in self.service.command[1:]) | own
@@ -129,7 +128,7 @@ class InferenceServer(Component):
         python_library = _python_library()
         libraries = [str(self._packages / "nvidia_pytriton.libs"), str(python_library) if python_library else ""]
         return environment | {
-            # The stub embeds Python; these variables set the packages that it uses.
+            # The stub embeds Python; these variables set its packages.
             "VIRTUAL_ENV": str(self.folder),
             "PYTHONPATH": str(self._packages),
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{environment.get('PATH', '')}",
@@ -141,7 +140,7 @@ class InferenceServer(Component):
         return probe_inference_server(place.ports.address("inference-server"))
 
     def version(self, place: Place) -> str:
-        """Return the version in the server's metadata."""
+        """Return the version in the metadata."""
         import grpc
         from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -163,7 +162,6 @@ def _python_version() -> str:
 
 
 def _python_library() -> Path | None:
-    """Return the folder with the running interpreter's shared library."""
     folders = [
         sysconfig.get_config_var("LIBDIR"),
         sysconfig.get_config_var("LIBPL"),

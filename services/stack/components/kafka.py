@@ -1,8 +1,7 @@
-"""Apache Kafka, one KRaft node: Java and jars as pinned in deploy/kafka, settings from docker-compose.yml.
+"""Apache Kafka, one KRaft node: pinned in deploy/kafka, settings from docker-compose.yml.
 
-Java comes as a Python package and the jars through one, so no JDK or Maven is needed. The image's rule
-KAFKA_A_B -> a.b makes the same server.properties here; only addresses and the data folder differ. This module creates
-no topics.
+Java and the jars come through Python packages, without JDK or Maven. The image's rule KAFKA_A_B -> a.b makes
+server.properties; only addresses and data folder differ.
 """
 
 import base64
@@ -36,11 +35,11 @@ _JVM_ONLY = ("KAFKA_HEAP_OPTS", "KAFKA_JVM_PERFORMANCE_OPTS")
 
 
 class Kafka(Component):
-    """The broker and its controller, one JVM. Java and the jars are fetched."""
+    """The broker and its controller, one JVM."""
 
     @property
     def folder(self) -> Path:
-        """The folder of Java and the jars, present or not."""
+        """The folder of Java and the jars."""
         return cache_root() / f"kafka-{recipe_key(PACKAGES, JARS)}"
 
     def prepare(self, say: Say) -> None:
@@ -77,7 +76,7 @@ class Kafka(Component):
         return probe_kafka(place.ports.address("kafka"))
 
     def version(self, place: Place) -> str:
-        """Return the version that the running broker logged."""
+        """Return the version in the broker's log."""
         log = place.state.log(self.name)
         found = re.findall(r"Kafka version: (\S+)", log.read_text(errors="replace")) if log.exists() else []
         if not found:
@@ -97,7 +96,7 @@ class Kafka(Component):
 
 
 def server_properties(environment: Mapping[str, str], ports: Ports, log_folder: Path) -> dict[str, str]:
-    """Return server.properties from the container's environment, with this stack's addresses and data folder."""
+    """Return server.properties with this stack's addresses and data folder."""
     named = {name: value for name, value in environment.items() if name not in _JVM_ONLY}
     properties = {name.removeprefix("KAFKA_").lower().replace("_", "."): value for name, value in named.items()}
     client = f"CLIENT://{ports.address('kafka')}"

