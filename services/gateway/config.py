@@ -131,7 +131,7 @@ class GatewaySettings(PseudonymSettings):
 
     @property
     def resolved_http_port(self) -> int:
-        """Return the HTTP port; 0: disabled."""
+        """Return the port of JSON over HTTP; 0: disabled."""
         if self.http_port is not None:
             return self.http_port
         return self.port + HTTP_STEP if self.port else 0

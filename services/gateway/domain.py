@@ -140,7 +140,7 @@ class RecommendQuery:
     # arms: experiment -> arm, chosen by an operator. assignments: the arms of this request.
     arms: Mapping[str, str] = field(default_factory=dict)
     assignments: tuple[Assignment, ...] = ()
-    # None: the gateway's setting.
+    # Share of positions for new items; None: the gateway's setting.
     new_item_share: float | None = None
     # The revision of the standing rules in `rules`.
     rules_revision: int = 0

@@ -1,4 +1,4 @@
-"""Convert requests and answers to and from Protobuf."""
+"""Convert requests from Protobuf, and answers to Protobuf."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -146,7 +146,7 @@ def receipt_message(receipt: Receipt) -> gateway_pb2.InteractionReceipt:
 def answer_message(
     answer: Recommendation, details: Callable[[Sequence[str]], Sequence[ItemDetails]] | None = None
 ) -> gateway_pb2.RecommendResponse:
-    """details: of items, if requested."""
+    """Convert an answer. details: of items, if the request wants them."""
     times = answer.stage_times
     # The stubs ask for enum classes that exist for type checkers only.
     degradations: list[Any] = [int(kind) for kind in answer.degradations]

@@ -16,7 +16,7 @@ _STAGES = ("queue", "encode", "first_stage", "rerank", "transport", "total")
 
 
 class GatewayMetrics:
-    """Label values are few and known."""
+    """Counters and histograms; label values are few and known."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self.minutes = Minutes()

@@ -48,7 +48,7 @@ class Limits:
     # One read of the state store; one call of another process.
     state_timeout_s: float = 0.25
     stage_timeout_s: float = 0.4
-    # One acknowledgement by the stream.
+    # One record's acknowledgement by the stream.
     append_timeout_s: float = 1.5
     # An edit of items, until it was read back.
     edit_timeout_s: float = 5.0

@@ -62,7 +62,7 @@ def ensure_topics(
     replicas: Replicas = DEFAULT_REPLICAS,
     timeout_ms: int = 10_000,
 ) -> list[str]:
-    """Create missing topics; return their names. Blocks.
+    """Create missing topics; return their names. Blocks: call it from a thread.
 
     The cluster's size is the running brokers, or those in `bootstrap` if more.
 

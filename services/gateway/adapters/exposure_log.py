@@ -69,7 +69,7 @@ class KafkaExposureLog:
             return
         try:
             self._producer.send_many([self._record(user_id, exposure) for user_id, exposure in noted])
-        except Exception as exc:
+        except Exception as exc:  # After any error the next records may still be written.
             is_bug = not isinstance(exc, FreshetError)
             log.warning("exposures_lost", exposures=len(noted), reason=str(exc), exc_info=is_bug)
             self._count(0, len(noted))

@@ -177,7 +177,7 @@ class ShardedCandidates:
     async def explain_votes(
         self, query_state: PackedQueryState, item_id: str, *, seen: Seen, timeout_s: float
     ) -> ItemVotes:
-        """Ask the item's shard."""
+        """Return the answer of the item's shard."""
         return await self._shards[self._home(item_id)].explain_votes(
             query_state, item_id, seen=seen, timeout_s=timeout_s
         )

@@ -54,7 +54,7 @@ class KafkaStreamEnds:
 
 
 async def within(asking: asyncio.Future[T], timeout_s: float) -> T:
-    """Raises: DeadlineExceeded; the thread's call continues."""
+    """Return a thread's result. Raises: DeadlineExceeded; the call in the thread continues."""
     try:
         async with asyncio.timeout(timeout_s):
             return await asyncio.shield(asking)

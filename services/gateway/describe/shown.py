@@ -34,7 +34,7 @@ class Looked:
 
 
 class ShownAnswers(Protocol):
-    """Reads the log of exposures (Kafka)."""
+    """The log of exposures (Kafka), for reading."""
 
     async def newest(self, user_id: str, most: int) -> Looked:
         """Return a user's newest answers, within limits of bytes and time."""

@@ -123,7 +123,7 @@ def _write(path: Path, keys: tuple[ApiKey, ...]) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One writer at a time: an older content would restore a revoked key."""
+    """Allow one writer at a time: a writer with older contents would restore a revoked key."""
     folder = os.open(path.resolve().parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)

@@ -1,6 +1,7 @@
 """Authentication and authorisation by API keys: `services.platform.rpc.guard` calls `Door` before each RPC.
 
-A key is found by its secret's digest, so response times reveal nothing. Keys may change while calls run.
+A key is found by its secret's digest, so response times reveal nothing. Keys may change while calls run; a call that
+has begun continues.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ class TokenBucket:
 
 
 class _KnownKey:
-    """What a call checks: expiry, methods, rate."""
+    """A key, and what a call checks: expiry time, allowed methods, rate."""
 
     __slots__ = ("expires_s", "key", "methods", "rate")
 
@@ -86,7 +87,7 @@ class Door:
         self.set_keys(keys)
 
     def set_keys(self, keys: Iterable[ApiKey]) -> None:
-        """Replace the valid keys."""
+        """From now on these keys are valid, and no others."""
         before = {holder.key.id: holder for holder in self._by_digest.values()}
         self._by_digest = {bytes.fromhex(key.sha256): _KnownKey(key, before.get(key.id)) for key in keys}
 

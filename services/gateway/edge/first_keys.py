@@ -14,7 +14,7 @@ from services.gateway.edge.roles import Role
 
 
 def make_first_keys(keys: Path, secret: Path) -> None:
-    """Create missing keys; a lost key of pseudonyms cannot be made again."""
+    """Create missing keys; existing ones do not change, and a lost key of pseudonyms cannot be made again."""
     keys.mkdir(exist_ok=True)
     if not (pseudonyms := secret / "pseudonym-key").exists():
         write_private(pseudonyms, secrets.token_urlsafe(32))

@@ -1,7 +1,7 @@
 """Signed texts that clients return, each valid for one user.
 
-A text: body | tag of user and body | MAC of both, in URL-safe base64. The tag differs with each body, so texts do not
-show a common user. Gateways with the same clients share the key.
+A text: body | tag of user and body | MAC of both, in URL-safe base64. The tag differs with each body, so two
+texts do not show that they belong to one user. Gateways with the same clients share the key.
 """
 
 import binascii

@@ -75,7 +75,7 @@ class Minutes:
 
     @property
     def left_s(self) -> float:
-        """Return the current minute's seconds left."""
+        """Return the seconds left of the current minute."""
         return max(0.0, MINUTE_S * (self._over + 1) - (self._clock() - self._began))
 
     def seen(self, problems: Mapping[str, str], lags: Mapping[str, float] = MappingProxyType({})) -> None:

@@ -47,7 +47,7 @@ class Titles:
 
     def starting(self, rows: Indices, prefix: bytes) -> tuple[Mask, Mask]:
         """Return which of m rows have a bundle title that begins with `prefix` (lower case), and which have another
-        title.
+        title: (m,) each.
         """
         others = (rows < 0) | (rows >= len(self._titles))
         others[~others] = self._is_described[rows[~others]]
@@ -125,7 +125,7 @@ class DescribedItems:
         return self.known(np.array([row]))[0] if row >= 0 else None
 
     def starting(self, rows: Indices, prefix: bytes) -> Mask:
-        """Return which of m rows have an id or a title that begins with `prefix` (lower case)."""
+        """Return which of m rows have an id or a title that begins with `prefix` (lower case): (m,)."""
         passes, others = self.titles.starting(self.popular.bundled(rows), prefix)
         numbers = np.flatnonzero(others)
         for number, title in zip(numbers, self.titles.of(self.popular.ids_of(rows[numbers])), strict=True):

@@ -85,7 +85,8 @@ class NewItems:
         share: float,
     ) -> list[ScoredItem]:
         """Return new items, with rules applied to their scores: the limits admit all of them together with the items
-        that remain after any draw."""
+        that remain after any draw.
+        """
         query, in_answer = work.query, {item.item_id for item in items}
         scored = rescored(new, query, work.discounts, self.popular)
         admitted: list[ScoredItem] = []

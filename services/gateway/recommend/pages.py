@@ -109,7 +109,7 @@ def packed_list(place: PagePosition, served: ServedList) -> bytes:
 
 
 def find_list(entries: list[bytes], place: PagePosition) -> ServedList:
-    """Raises: PreconditionFailed if the list is gone."""
+    """Find the stored list. Raises: PreconditionFailed if it is gone."""
     for entry in entries:
         if entry[:_ID_BYTES] == place.list_id:
             (gap,) = _GAP.unpack_from(entry, _ID_BYTES)

@@ -147,7 +147,7 @@ class PopularItems:
         return items
 
     def ids_starting(self, rows: Indices, prefix: bytes) -> Mask:
-        """Return which of m rows have an id that begins with `prefix` (lower case)."""
+        """Return which of m rows have an id that begins with `prefix` (lower case): (m,)."""
         return self._rows.ids_starting(rows, prefix)
 
     def known(self, rows: Indices) -> list[KnownItem]:
@@ -172,7 +172,7 @@ class PopularItems:
         return len(self._withheld) - self._withheld.count(0)
 
     def are_withdrawn(self, item_ids: Sequence[str]) -> list[bool]:
-        """Return whether each item is known to be withdrawn or unavailable."""
+        """Return whether each of m items is withdrawn or unavailable; False if unknown."""
         return [row >= 0 and bool(self._withheld[row]) for row in self._rows.rows_of(item_ids).tolist()]
 
     def top(self, k: int, wanted: ItemFilter, seen: Iterable[str], max_per_category: int) -> list[ScoredItem]:
@@ -301,7 +301,7 @@ class PopularItems:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """m rows to filter (`rules.filters.Filterable`)."""
+    """m rows to filter (`rules.filters.Filterable`), by their columns and by known ids."""
 
     items: ItemRows
     attributes: AttributeRows

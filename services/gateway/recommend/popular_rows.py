@@ -1,7 +1,6 @@
-"""A table of items: the bundle's columns, and the stream's later changes. A bundle item's row is its training rank; its
-data stays in the bundle's columns.
+"""A table of items: the bundle's columns, and the stream's later changes.
 
-New items follow in order of arrival.
+A bundle item's row is its training rank; its data stays in the bundle's columns. New items follow in order of arrival.
 
 Letters: n items of the bundle, m requested items.
 """
@@ -60,7 +59,7 @@ class StreamCounts:
         return is_here, at[is_here]
 
     def before(self, negative: float, row: int) -> int:
-        """Return how many of `rows` come before this row."""
+        """Return how many of `rows` come before this row. negative: its value of `ItemRows.negatives`."""
         first, last = (int(np.searchsorted(self.negatives, negative, side)) for side in ("left", "right"))
         return first + int(np.searchsorted(self.rows[first:last], row))
 
@@ -79,7 +78,7 @@ class ItemRows:
         self.order: Rows = by_id[np.argsort(-counts[by_id], kind="stable")].astype(np.int32)
         self.rank = np.empty_like(self.order)
         self.rank[self.order] = np.arange(len(self.order), dtype=np.int32)
-        # By row: categories that differ from the bundle's.
+        # By row: categories that differ from the bundle's; whether a bundle item has such.
         self.described: dict[int, tuple[str, ...]] = {}
         self._is_described = np.zeros(len(self.order), dtype=bool)
         self._new_ids: list[str] = []
@@ -111,7 +110,7 @@ class ItemRows:
         return before
 
     def of_categories(self, rows: Indices, wanted: Set[str]) -> Mask:
-        """Return which of m rows have one of these categories."""
+        """Return which of m rows have one of these categories: (m,)."""
         by_columns = (rows >= 0) & (rows < len(self.order))
         by_columns[by_columns] = ~self._is_described[rows[by_columns]]
         lists, codes = self.categories.lists.take(self.order[rows[by_columns]]), self._codes
@@ -135,7 +134,7 @@ class ItemRows:
         return +counts
 
     def rows_of(self, item_ids: Sequence[str]) -> Indices:
-        """Return the rows of m items, -1 if unknown."""
+        """Return the rows of m items, -1 if unknown: (m,)."""
         rows = self._ids.find(item_ids)
         bundled = rows >= 0
         rows[bundled] = self.rank[rows[bundled]]
@@ -145,7 +144,7 @@ class ItemRows:
         return rows
 
     def ids_starting(self, rows: Indices, prefix: bytes) -> Mask:
-        """Return which of m rows have an id that begins with `prefix` (lower case)."""
+        """Return which of m rows have an id that begins with `prefix` (lower case): (m,)."""
         passes = np.zeros(len(rows), dtype=bool)
         is_bundled = rows < len(self.order)
         passes[is_bundled] = self._ids.strings.starting(self.order[rows[is_bundled]].astype(np.int64), prefix)
@@ -177,7 +176,7 @@ class ItemRows:
         return [described.get(row, one) for row, one in zip(rows.tolist(), names, strict=True)]
 
     def negatives(self, rows: Indices) -> NegatedCounts:
-        """Return each row's training count times -TRAINING_COUNTS, 0 for a new item."""
+        """Return each row's training count times -TRAINING_COUNTS, 0 for a new item: (m,)."""
         counts = np.zeros(len(rows))
         is_bundled = rows < len(self.order)
         counts[is_bundled] = -TRAINING_COUNTS * self._counts[self.order[rows[is_bundled]]]

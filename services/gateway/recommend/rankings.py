@@ -54,7 +54,7 @@ class Rankings:
         """Use candidates alone, unless words widen the choice or rules need more than the k best."""
         query = work.query
         by_words: Sequence[str] = ()
-        # Limits, diversity and caps choose among the pool.
+        # Limits, diversity and caps choose among the pool: make it larger.
         chooses = query.max_per_category or query.diversity or any(rule.cap for rule in query.rules)
         size = max(self.limits.pool_size, query.k * (4 if chooses else 2)) + len(work.discounts)
         size = min(MAX_POOL, size)

@@ -32,7 +32,8 @@ from services.user_state.values import StoredState, UserView
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStates:
     """One per version set, called concurrently. Findings go to the request's `Work`, with seen items and recent
-    exposures."""
+    exposures.
+    """
 
     stages: Stages
     tokens: TokenWaits

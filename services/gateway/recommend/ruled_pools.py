@@ -100,7 +100,7 @@ def with_room(
 def rescored(
     items: Sequence[ScoredItem], query: RecommendQuery, discounts: Mapping[str, float], popular: PopularItems
 ) -> list[ScoredItem]:
-    """Apply boosts, buries and discounts; best first."""
+    """Return the items with boosts, buries and discounts in their scores, best first."""
     item_ids = [item.item_id for item in items]
     rules = [rule for rule in query.rules if rule.boost or rule.bury]
     moving = list(zip(rules, popular.named(item_ids, [rule.which for rule in rules]), strict=True))
@@ -131,7 +131,7 @@ def within_rules(
 
 
 def _bound(pool: Pool, boosts: Sequence[tuple[float, float | None]]) -> float | None:
-    """Boosts add to final scores; with votes, these have similarity * model_share."""
+    """Return a bound valid with boosts. Boosts add to final scores; with votes, these have similarity * model_share."""
     if not boosts or pool.bound is None:
         return pool.bound
     share = pool.model_share if pool.votes else 1.0

@@ -34,7 +34,7 @@ class LiveRules:
         check_rules(rules, self._kinds)
 
     def apply(self, standing: StandingRules) -> None:
-        """Apply these rules."""
+        """Apply these rules from now on."""
         kept, problems = [], []
         for position, rule in enumerate(standing.rules):
             try:
@@ -63,7 +63,7 @@ def standing_rules(file: Path | None, kinds: Kinds) -> list[Rule]:
 
 
 def check_arms(kinds: Kinds, one: Experiment) -> None:
-    """Raises: InvalidRequest for the first rule of an arm that breaks its limit or these kinds."""
+    """Raises: InvalidRequest for the first rule of an arm that breaks its limit, or that these kinds do not allow."""
     for number, arm in enumerate(one.arms):
         for position, rule in enumerate(arm.rules):
             check_rule(rule, f"arms[{number}].rules[{position}]", kinds)

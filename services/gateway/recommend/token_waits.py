@@ -27,7 +27,8 @@ class TokenWaits:
         self._pollers: set[asyncio.Task[None]] = set()
 
     async def wait(self, user_id: str, token: FreshnessToken, until: float) -> bool:
-        """Wait until the token is reached, its epoch is gone, the store fails, or until `until` (monotonic clock)."""
+        """Wait until the token is reached, its epoch is gone, the store fails, or until `until` (monotonic clock); at
+        once if no time is left."""
         if time.monotonic() + self._poll_s >= until:
             return False
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Search's values."""
+"""Search's values: words, each source's results, the fused answer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +62,7 @@ class SourceRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """score: fused, comparable within one answer only."""
+    """An item of the answer; score: fused, comparable within one answer only."""
 
     item_id: str
     title: str

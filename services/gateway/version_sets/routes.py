@@ -82,7 +82,7 @@ class Routes:
     _closing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     def of(self, user_id: str) -> ServedSet:
-        """Return the user's set; "": no user."""
+        """Return the set that answers this user ("": no user)."""
         if self.sets is None:
             return self.own
         return self._sets.get(self.sets.set_for(user_id), self.own)
@@ -222,5 +222,5 @@ class Routes:
 
 
 def own_set(model_version: str) -> VersionSet:
-    """Return the set without an operator's record."""
+    """Return the set of a gateway without an operator's record."""
     return VersionSet(name=model_version, model_version=model_version, bundle="")

@@ -45,7 +45,7 @@ class ShadowReport:
 
 @dataclass(slots=True)
 class _Sums:
-    """times: milliseconds of the newest answers."""
+    """The sums of a `ShadowReport`; times: milliseconds of the newest answers."""
 
     requests: int = 0
     compared: int = 0

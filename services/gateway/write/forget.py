@@ -121,7 +121,7 @@ class ForgetUser:
         return forget
 
     async def _look(self, user_id: str, until: float) -> _Holdings:
-        """Return the data until `until` (monotonic clock)."""
+        """Return the data reported before `until` (monotonic clock)."""
         try:
             timeout_s = _within(self.ask_timeout_s, until)
             async with asyncio.timeout(timeout_s):

@@ -1,4 +1,4 @@
-"""A user's data, and a forget's effect."""
+"""A user's data, and the effect of a forget: ForgetUser's answer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

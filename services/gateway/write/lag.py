@@ -17,7 +17,7 @@ _READS_STAND_BACK, _WRITES_STAND_BACK, _MOVES_S = 0.25, 0.5, 1.0
 
 
 class AcknowledgedLag:
-    """Which offset was acknowledged when, per partition."""
+    """Records, per partition, which offset was acknowledged when."""
 
     def __init__(self, *, grace_seconds: float = GRACE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._grace_seconds = grace_seconds

@@ -121,7 +121,7 @@ class RecordInteractions:
         return receipts
 
     async def _keep_seen(self, written: Iterable[Interaction]) -> None:
-        """For discounts; best effort."""
+        """Store impressions for discounts of scores; a lost one has no discount."""
         of_user: dict[str, deque[Interaction]] = {}
         for one in written if self._preferences.impression_discount else ():
             if self._schema.of(one.type).role is Role.EXPOSURE:

@@ -50,7 +50,7 @@ class _Pending:
     result: asyncio.Future[Position]
 
     def settle(self, outcome: Position | Exception) -> None:
-        """Resolve the sender's future; thread-safe."""
+        """Resolve the sender's future unless the sender gave up; thread-safe."""
 
         def finish() -> None:
             if self.result.done():
@@ -181,7 +181,7 @@ class EventProducer:
     async def send(
         self, topic: str, key: bytes, value: bytes | None, headers: Headers = (), timeout_s: float = 2.0
     ) -> Position:
-        """Write one record; return once all in-sync replicas have it.
+        """Write one record; return (partition, offset) once all in-sync replicas have it.
 
         Raises: DependencyUnavailable after timeout_s (it may still be written); Overloaded; InvalidRequest for a too
         large record.

@@ -73,7 +73,7 @@ class Follower:
         raise NotImplementedError
 
     def lost(self, exc: Exception) -> None:
-        """Called after a failed turn: records read and applied may differ."""
+        """Called after a turn raised: records read and applied may differ."""
 
     @property
     def tries_alone(self) -> bool:

@@ -51,7 +51,7 @@ def depends_on_record(exc: BaseException) -> bool:
 
 
 def signature(exc: BaseException) -> str:
-    """Return a failure's class and line."""
+    """Return what identifies a failure: the error's class, and the line that raised it."""
     frames = traceback.extract_tb(exc.__traceback__)
     place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
     return f"{type(exc).__name__}{place}"
