@@ -56,7 +56,8 @@ class Certificate:
 
     `kind` is "exact", "bounded" (no left-out item scores more than `gap` above the k-th) or "estimate" (no proof; `gap`
     is None). `gap` is in similarity units, 0 to 2. `asked_gap`: the request's `max_gap`. `items_touched`: how many
-    items the searches read. `interleaved`: drafted from the rankings of an experiment's two arms, the top k of neither.
+    items the searches read. `interleaved`: the answer is drafted from the rankings of an experiment's two arms, the top
+    k of neither.
     """
 
     kind: str
@@ -332,8 +333,8 @@ class Explanation:
 
 @dataclass(frozen=True)
 class ForgetReport:
-    """What was found of a user, and whether every process has applied the removal. `remains`: which data stays
-    elsewhere, where and until when."""
+    """What was found of a user, what is left, and whether every process has applied the removal. `remains`: which data
+    stays elsewhere, where and until when."""
 
     forget_id: str
     found: Mapping[str, int]

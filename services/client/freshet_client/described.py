@@ -105,7 +105,7 @@ class StoredEvent:
 
 @dataclass(frozen=True)
 class UserReport:
-    """What is stored of a user; of `num_events` events a part, newest first.
+    """What is stored of a user: a part of the `num_events` events, newest first.
 
     `state_position` and `state_time` are None if `model_version` has no state of the user.
     """
