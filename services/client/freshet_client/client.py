@@ -76,7 +76,7 @@ class GrpcTransport:
         self._stub = gateway_pb2_grpc.GatewayServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """Raises: FreshetError."""
+        """Send the request and return the answer's message. Raises: FreshetError."""
         deadline = time.monotonic() + timeout_s
         try:
             return self._send(method, request, timeout_s, timeout_s)
@@ -211,7 +211,7 @@ class Client:
         """Write interactions; each is durable when its receipt, in the same order, is returned.
 
         Interactions beyond one request are sent in several, one after the other, each with the deadline. A failure has
-        the earlier receipts in `receipts`. Repeated objects count once.
+        the earlier receipts in `receipts`. The same objects, recorded again, count once.
         """
         return self._run_all(calls.record(interactions), timeout_s)
 

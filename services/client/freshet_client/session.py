@@ -61,7 +61,7 @@ class _State:
         self._answers: deque[tuple[float, list[str]]] = deque(maxlen=_MAX_ANSWERS)
 
     def recommend_options(self, options: RecommendOptions, denied: Sequence[str] = ()) -> RecommendOptions:
-        """The call's options and the session's."""
+        """The call's own options and those that the session adds."""
         filled: RecommendOptions = {"freshness_token": self.token, "not_again": self.not_again, **options}
         denied = [*denied, *self._recent_items(filled.get("not_again"))]
         if self.is_visitor:
@@ -74,7 +74,8 @@ class _State:
         return filled
 
     def _recent_items(self, asked: NotAgain | None) -> list[str]:
-        """The gateway remembers answers only for users with a stored history."""
+        """Shown items to leave out, newest answer first: the gateway remembers answers only for users with a stored
+        history."""
         if asked is None:
             return []
         since = time.monotonic() - 60 * asked.minutes
