@@ -18,7 +18,7 @@ Res = TypeVar("Res")
 
 
 class Batcher(Generic[Req, Res]):
-    """Gathers `submit` calls into lists of at most `max_batch` for `process`, one at a time.
+    """Gathers `submit` calls into lists of at most `max_batch`; `process` gets one list at a time.
 
     `process`, in the worker thread, returns one result per request, in order. Its exception reaches every caller of the
     batch.

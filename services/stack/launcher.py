@@ -1,6 +1,7 @@
 """`Stack`: start the parts in docker-compose.yml's order, wait until they are healthy, stop them.
 
-A stack is a state folder: the same folder, opened later, gives the same parts, ports and bundle. Parts are detached.
+The state folder records parts, ports and bundle: until `down`, a stack opened with it has the same ones. Parts are
+detached processes.
 """
 
 import os
@@ -70,14 +71,13 @@ class Stack:
         console: bool | None = None,
         say: Say | None = None,
     ) -> None:
-        """Open a stack with its recorded ports, bundles and profile unless given.
+        """Open a stack. Parameters that are not given have the recorded values, else the defaults.
 
-        Defaults: bundle: of the last `replace_bundle`, else `<state>/bundle`; text: `<state>/text` (may be absent);
-        ports: documented; profile: "split"; workers: one, of a compact stack's gateway. say(part, doing): reports
-        progress.
+        Defaults: bundle: that of the last `replace_bundle`, else `<state>/bundle`; text: `<state>/text` (may be
+        absent); ports: the documented ones; profile: "split"; workers (gateway processes of a compact stack): 1.
 
-        shards: each with `replicas` stacks (`shard_stacks`); 1 means no shards. settings: additional ones. console:
-        whether it is a part.
+        shards: their number, each with `replicas` stacks (`shard_stacks`); 1 means no shards. settings: in addition to
+        those of docker-compose.yml. console: whether the console is a part. say(part, doing): reports progress.
         """
         folder = StateFolder(Path(state).resolve())
         noted = Note.read(folder)
@@ -145,7 +145,7 @@ class Stack:
         return self.place.state.log(part)
 
     def shard_stacks(self) -> Iterator[tuple[str, "Stack"]]:
-        """Yield each shard's replicas by name: stacks of candidates alone, in `STATE/shards`."""
+        """Yield the name and stack, in `STATE/shards`, of each shard's replicas. Only their part `candidates` runs."""
         for number, replicas in enumerate(self.shards):
             for place, ports in enumerate(replicas):
                 name = f"{number}-of-{len(self.shards)}-replica-{place}"
@@ -233,7 +233,7 @@ class Stack:
         self._lower_priority(name)
 
     def stop(self, name: str, *, timeout_s: float | None = None) -> None:
-        """Send SIGTERM, wait, and send SIGKILL if it takes too long."""
+        """Send SIGTERM, wait, and send SIGKILL if the part does not end in time."""
         self._stop_together([name], timeout_s)
 
     def kill(self, name: str) -> None:
@@ -286,7 +286,7 @@ class Stack:
         healthy: set[str] = set()
         reasons: dict[str, str] = {}
         while len(healthy) < len(wanted):
-            # Kafka comes last: it formats its folder first, which would delay the others.
+            # Kafka comes last: formatting its folder would delay the others.
             for name in sorted(waiting, key=lambda name: name == "kafka"):
                 needs = self.components[name].service.needs
                 if all(other in (healthy if must else began) for other, must in needs.items() if other in wanted):
@@ -311,7 +311,7 @@ class Stack:
             time.sleep(_POLL_S)
 
     def _lower_priority(self, name: str) -> None:
-        """Lower a part's priority after its first answer: a start with an eighth of the weight took 47 s, not 17."""
+        """Lower a part's priority once it has started: a start with an eighth of the CPU weight took 47 s, not 17."""
         self._children.lower_priority(name, self.components[name].service.cpu_shares)
 
     def _spawn(self, name: str) -> None:

@@ -1,8 +1,9 @@
 """Check that a partition of `interactions` is still the log whose records were applied (decision 030).
 
 The progress stores three anchors (offset and digest of a record) of each partition. `first` is this epoch's first
-record, `newest` its newest, which shows whether the log lost its end and was overwritten. `last`, at or shortly before
-`newest`, advances only after a check found it in place, so it is of the same log as the records before it.
+record. `newest` is its newest record and shows whether the log lost its end and was overwritten. `last` is at or
+shortly before `newest`. It advances only after a check found it in place, so it belongs to the same log as the records
+before it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -56,7 +57,7 @@ class Anchors(NamedTuple):
 
 
 class LostTail(Exception):
-    """A log lost applied records at its end. ends: these partitions' present ends."""
+    """Some partitions lost applied records at their end. ends: the present end of each of them."""
 
     def __init__(self, ends: Mapping[int, int]) -> None:
         super().__init__(f"the log lost its end: partitions end at {dict(ends)}")
@@ -70,7 +71,7 @@ class LogIdentity:
     _anchors: dict[int, Anchors] = field(default_factory=dict)
     # Each partition's last record read: the next `last` anchor.
     _latest: dict[int, SourceRecord] = field(default_factory=dict)
-    # From before the store was emptied; the new epoch's progress has no anchors yet.
+    # Anchors from before the store was emptied: the new epoch's progress has none yet.
     _kept: dict[int, Anchors] = field(default_factory=dict)
 
     @property
@@ -84,7 +85,7 @@ class LogIdentity:
         return "" if found is None else found.text
 
     def came(self, records: Sequence[SourceRecord]) -> None:
-        """Update the anchors by the records read, in order within each partition, after `check`."""
+        """Update the anchors from the records read (in order within each partition). Call `check` before."""
         latest = {record.partition: record for record in records}
         for partition in latest.keys() - self._anchors.keys():
             first = next(record for record in records if record.partition == partition)
@@ -185,8 +186,8 @@ def _another_log(partition: int, watermark: int, end: int, *, has_anchors: bool)
 def same_logs(stream: Reader, remembered: Mapping[int, tuple[int, str]]) -> set[int]:
     """The partitions that are still the remembered log. remembered: last offset and `LogIdentity.text`.
 
-    Anchors that retention deleted are accepted. A partition at offset -1 is accepted only while empty. Raises:
-    DependencyUnavailable.
+    A partition is accepted if retention deleted its `last` anchor. A partition with last offset -1 is accepted only
+    while it is empty. Raises: DependencyUnavailable.
     """
     bounds = stream.bounds(list(remembered))
     known = {p: anchors.last for p, (_, text) in remembered.items() if (anchors := Anchors.parse(text))}

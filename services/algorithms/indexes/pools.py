@@ -47,9 +47,9 @@ class PoolScan(Protocol):
         """Distinct rows among the `size` best of each list; `size` is at most `depth`."""
 
     def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
-        """Bounds (B,): no allowed item outside the pools of `size` has s above it; -inf: none omitted; NaN: no proof.
+        """Upper bounds (B,) on s of the allowed items outside the pools of `size`; -inf: none omitted; NaN: no proof.
 
-        kth_scores (B,), NaN if unknown: bounds that are below it, or provably stay above it, are not tightened.
+        kth_scores (B,), NaN if unknown. A bound below its K-th score, or provably always above it, is not tightened.
         """
 
 
@@ -101,7 +101,7 @@ class PooledIndex(ScoredIndex, ABC):
         return (depth,)
 
     def deeper(self, depths: Depths, k: int) -> Depths | None:
-        """The next depths if a pool has fewer than `k` items; None: deeper lists have no more."""
+        """The next depths if a pool has fewer than `k` items; None: deeper lists add no items."""
         return None
 
     @abstractmethod
@@ -110,7 +110,7 @@ class PooledIndex(ScoredIndex, ABC):
 
     @abstractmethod
     def listed(self, lists: tuple[Lists, ...], depths: Depths) -> tuple[Array, ...]:
-        """The pools' rows of the lists."""
+        """The rows of the lists that form the pools."""
 
     @abstractmethod
     def scanned(self, request: Request, lists: tuple[Lists, ...], depths: Depths) -> PoolScan:

@@ -31,8 +31,8 @@ class Catalogue:
     """X items of one model, in the bundle's order.
 
     user_component: the query component that identifies the user, if any. is_normalised: components have at most length
-    1; imported embeddings may be longer. version: the index version if known, of the whole catalogue. rows: by id.
-    voting: ids of the rows that neighbours refer to, of the whole catalogue.
+    1; imported embeddings may be longer. version: the whole catalogue's index version, if known. rows: the row of each
+    id. voting: the whole catalogue's ids; `neighbours` refers to them by row.
     """
 
     model_version: str
@@ -126,11 +126,11 @@ def _catalogue(bundle: Bundle, user_component: int | None, rows: Indices | None)
 
 
 def required_bytes(manifest: Manifest, *, parts: int = 1) -> int:
-    """The bytes of a catalogue of this shape, or of one of its `parts`, before any array is read.
+    """Estimate the bytes of a catalogue of this shape, or of one of its `parts`, without reading an array.
 
-    Counted are components once (mapped), the gate twice (mapped and transposed), averaged components, the items file
-    and hashes of ids. With neighbours, each part also has id objects, and all items' neighbours with weights and one
-    row number.
+    The estimate counts components once (mapped), the gate twice (mapped and transposed), averaged components, the items
+    file and hashes of ids. With neighbours, each part also has its ids as objects and, for all items of the catalogue,
+    neighbours with weights and one row number.
     """
     head = manifest.head
     gate = 2 * head.num_pairs if head.is_mixture else 0

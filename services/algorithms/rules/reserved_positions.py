@@ -1,10 +1,11 @@
 """Reserve positions of an answer for new items, at random, with known chances.
 
-Of k positions R are reserved: the share of k, rounded at random so that its mean is right, and at most the number of
-new items. Reserved positions, and the m new items at them, are drawn uniformly.
+R of the k positions are reserved: share * k, rounded up or down at random so that the mean stays share * k, but at most
+m. The reserved positions are drawn uniformly, and so are the R new items at them.
 
-A new item is at a position with chance E[R] / (k m). The ordinary item of rank r is at position j if j - r positions
-before it are reserved and j is not: C(j-1, j-r) C(k-j, R-j+r) / C(k, R), the mean over R.
+A new item is at a position with chance E[R] / (k m). With ranks and positions from 1, the ordinary item of rank r is at
+position j if j - r positions before it are reserved and j is not. The chance is C(j-1, j-r) C(k-j, R-j+r) / C(k, R),
+averaged over R.
 
 Letters: k positions, m new items, R reserved positions.
 """

@@ -1,6 +1,6 @@
 """`freshet backfill-attributions`: write attributions for all past interactions, while the live system runs.
 
-They are another model's, or, with `--rekey`, the live model's under another pseudonym key.
+The attributions are another model's, or, with `--rekey`, those of the live model under another pseudonym key.
 """
 
 from dataclasses import asdict
@@ -23,17 +23,17 @@ def backfill_attributions(
     on: options.On = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Write another model's attributions for all interactions so far, so that it starts with all past feedback.
+    """Write another model's attributions for all interactions so far. The model then starts with all past feedback.
 
     Only Kafka has to run; the model runs inside this command. Run it again shortly before you switch models: it adds
     newer interactions. Undone and forgotten interactions are left out. With `--archive` it first reads the archive, for
     interactions that retention removed, then the topic.
 
     With `--rekey` it writes attributions and search clicks of a live model again, under the pseudonyms of
-    FRESHET_PSEUDONYM_KEY. First give the encoder the new key, and the old one in FRESHET_PSEUDONYM_KEYS_BEFORE. Sums,
-    memory and the effect of clicks do not change; only the pseudonyms do. You may drop the old key when refreshers and
-    generators have read the new records. Interactions that retention removed are renamed with `--archive`; otherwise a
-    forget finds them only while the old key is configured. Run it for each live model.
+    FRESHET_PSEUDONYM_KEY. First give the encoder the new key, and the old one in FRESHET_PSEUDONYM_KEYS_BEFORE. Only
+    the pseudonyms change: the refreshers' sums and memory and the effect of clicks stay the same. You may drop the old
+    key when refreshers and generators have read the new records. Interactions that retention removed are renamed with
+    `--archive`; otherwise a forget finds them only while the old key is configured. Run it for each live model.
 
     Example:  freshet backfill-attributions --bundle .freshet/bundles/next
 

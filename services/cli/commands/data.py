@@ -38,7 +38,7 @@ def validate(
     """Check a table for duplicates, unsorted times, ids out of range and unknown types, and say what to do.
 
     `freshet train` and `freshet import` read a table in the same way, with the same findings. The exit status is 1 if a
-    finding prevents its use.
+    finding makes the table unusable.
 
     Example:  freshet data validate ratings.csv
     """

@@ -1,4 +1,4 @@
-"""The topic `experiments`: one complete record per operation.
+"""The topic `experiments`: one record per operation, with the whole state after it.
 
 `freshet experiments` writes it; gateways and `freshet results` read it in full.
 """

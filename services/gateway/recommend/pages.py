@@ -19,11 +19,11 @@ from services.platform.errors import InvalidRequest, PermissionDenied, Precondit
 
 LIST_TTL_S = 15 * 60
 MAX_LISTS = 4
-# Old tokens have no bucket, but a four-byte offset of at most 1,000: its first byte, 0, is read as bucket 0.
+# Old tokens have a four-byte offset and no bucket. The offset is at most 1,000, so its first byte is 0: bucket 0.
 _ID_BYTES, _TIME_BYTES, _OFFSET_BYTES = 5, 6, 3
 _PLACE_BYTES = 1 + _OFFSET_BYTES
 _BODY_BYTES = _ID_BYTES + _TIME_BYTES + _PLACE_BYTES
-_GAP = struct.Struct(">d")  # of the certificate; NaN: an estimate
+_GAP = struct.Struct(">d")  # the certificate's gap; NaN: an estimate
 _ENDED = (
     f"page_token: its list is gone; allowed: within {LIST_TTL_S // 60} minutes, and for a user's {MAX_LISTS} newest "
     "lists only"
@@ -32,8 +32,8 @@ _ENDED = (
 
 @dataclass(frozen=True, slots=True)
 class PagePosition:
-    """The start of the next page: `offset` items are before it. made_ms: Unix milliseconds. absence_bucket: of the
-    state that ranked the list.
+    """The start of the next page: `offset` items are before it. made_ms: Unix milliseconds.
+    absence_bucket: the bucket applied to the state that ranked the list.
     """
 
     list_id: bytes
@@ -68,8 +68,8 @@ class PageTokens:
         return self._signer.sign(place.list_id + made + bytes([place.absence_bucket]) + offset, user_id)
 
     def place(self, token: str, user_id: str) -> PagePosition:
-        """Raises: InvalidRequest for an altered token, PermissionDenied for another user's, PreconditionFailed for an
-        expired list.
+        """Return the token's position. Raises: InvalidRequest for an altered token, PermissionDenied for another user's
+        token, PreconditionFailed for an expired list.
         """
         try:
             body = self._signer.open(token, _BODY_BYTES, user_id)

@@ -20,8 +20,8 @@ from services.gateway.recommend.popular import PopularItems
 
 
 def searched_for(rule: Rule, wanted: ItemFilter) -> ItemFilter | None:
-    """Return the filter of the items that a rule lifts, or of those left besides the buried ones; None if no filter can
-    express it.
+    """Return the filter of the items that a rule boosts or pins, or of all items but those that it buries or caps; None
+    if no filter can express it.
     """
     which = rule.which
     if rule.boost or rule.pin:
@@ -31,7 +31,7 @@ def searched_for(rule: Rule, wanted: ItemFilter) -> ItemFilter | None:
             allowed = tuple(item_id for item_id in allowed if item_id in there)
             if not allowed:
                 return None
-        # An item needs a category of both lists: the reranker applies the request's list.
+        # An item needs a category of both lists. The filter has the rule's; the reranker applies the request's.
         categories = which.allow_categories or wanted.allow_categories
         where = (*wanted.where, *which.where)
         return replace(wanted, allow_item_ids=allowed, allow_categories=categories, where=where)
@@ -47,7 +47,7 @@ def searched_for(rule: Rule, wanted: ItemFilter) -> ItemFilter | None:
 def with_own_pools(pool: Pool, own: Sequence[tuple[Rule, Pool | None]]) -> Pool:
     """Join the rules' search results; the bound is valid with boosts.
 
-    A failed search, or one of another index version, leaves no proof if the rule adds to scores.
+    If a boost's search failed or used another index version, the result has no bound.
     """
     boosts: list[tuple[float, float | None]] = []
     joined = pool
@@ -131,7 +131,9 @@ def within_rules(
 
 
 def _bound(pool: Pool, boosts: Sequence[tuple[float, float | None]]) -> float | None:
-    """Return a bound valid with boosts. Boosts add to final scores; with votes, these have similarity * model_share."""
+    """Return a bound that is valid with boosts. With votes, final scores contain similarity * model_share, so boosts
+    are divided by model_share.
+    """
     if not boosts or pool.bound is None:
         return pool.bound
     share = pool.model_share if pool.votes else 1.0

@@ -1,4 +1,4 @@
-"""The shadow: a second set is called after the answering one, and compared.
+"""The shadow: a second version set, called after the answering one to compare their answers.
 
 It runs outside the caller's deadline, and does not affect exposures, pages or metrics.
 """
@@ -20,15 +20,15 @@ log = structlog.get_logger()
 
 # A shadow uses spare capacity only.
 MAX_UNDER_WAY = 2
-# Users whose next interaction is awaited; stored times of answers.
+# Users whose next interaction is awaited; stored latencies of answers.
 MAX_WAITING, MAX_TIMES = 10_000, 2_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShadowReport:
-    """Sums since the start. overlap: mean share of common items. score_shift: mean difference of the best scores,
-    shadow minus answer. taken: items that these users took next; taken_from_answer, taken_from_shadow: how many each
-    answer had.
+    """Counts and means since the start. overlap: mean share of common items. score_shift: mean difference of the best
+    scores, shadow minus answer. median_ms, p99_ms: of the newest answers. taken: items that users took next after
+    compared answers; taken_from_answer, taken_from_shadow: how many of them each answer had.
     """
 
     requests: int
@@ -100,7 +100,7 @@ class Shadow:
         self._sums = _Sums()
 
     def beside(self, query: RecommendQuery, answer: Recommendation) -> None:
-        """Call the shadow for a share of queries, without pages of stored lists."""
+        """Call the shadow for a share of queries, never for a page of a stored list."""
         if query.page_token or self._rng.random() >= self.share:
             return
         if len(self._tasks) >= MAX_UNDER_WAY:
@@ -114,7 +114,7 @@ class Shadow:
         task.add_done_callback(self._tasks.discard)
 
     def took(self, user_id: str, item_id: str) -> None:
-        """Only the first item after a user's last compared answers counts."""
+        """Count an item that a user took, if it is the first after the user's last compared answers."""
         if user_id not in self._waiting:
             return
         of_answer, of_shadow = self._waiting.pop(user_id)

@@ -29,7 +29,7 @@ class Writer(Protocol):
 
 
 class PastLog:
-    """Writes past interactions. pause: after each chunk extends the pause of the stream's consumer."""
+    """Writes past interactions. pause: called after each chunk, to extend the pause of the stream's consumer."""
 
     def __init__(
         self, *, stream: Reader, writer: Writer, pause: Callable[[], None], progress: Progressed = lambda *_: None

@@ -1,6 +1,7 @@
 """Fold the whole log from zero, independent of running processes: to verify a live state, or to start a new model.
 
-It reads up to the log's end at the start, publishes nothing, and returns digests to compare with a running refresher's.
+It reads up to the end that the log had at the start, publishes nothing, and returns digests to compare with those of a
+running refresher.
 A refresher with the same bundle and policy continues from saved checkpoints.
 """
 
@@ -46,7 +47,7 @@ class RebuildReport:
 
     @property
     def counts(self) -> Counter[str]:
-        """Return the records by outcome."""
+        """Return the number of records by outcome."""
         return sum((Counter(one.counts) for one in self.partitions), Counter())
 
 
@@ -57,9 +58,9 @@ class Rebuild:
         self._log, self._rules, self._progress = log, rules, progress
 
     def run(self, checkpoints: Checkpoints | None = None) -> RebuildReport:
-        """Fold everything; save it to `checkpoints`, if any.
+        """Fold the whole log, and save the states to `checkpoints`, if given.
 
-        Raises: DependencyUnavailable, also if no record arrives for 20 seconds before the log's end;
+        Raises: DependencyUnavailable, also if no record arrives for 20 seconds and the end is not reached;
         PreconditionFailed.
         """
         began = time.monotonic()

@@ -38,10 +38,11 @@ def load_dataset(
     """Load a data set.
 
     `name`: "auto", "simulator", a MovieLens name (ml-1m, ml-latest-small, ml-100k, ml-10m, ml-20m, ml-25m, ml-32m), one
-    of SEQUENCE_NAMES (order without times), or the path of a CSV or Parquet table (`read_table`), of sequences
+    of SEQUENCE_NAMES (ordered events without times), or the path of a CSV or Parquet table (`read_table`), of sequences
     (`read_sequences`), of an archive (`read_archive`), or of a MovieLens folder or zip. `root`: the only folder to
     search. `environ` defaults to os.environ, read at the call.
-    Raises: DatasetUnavailableError (a ValueError) if a named set is unavailable; ValueError for an invalid file.
+    Raises: DatasetUnavailableError (a ValueError) if a named set or the path is unavailable; ValueError for an invalid
+    file.
     """
     return read_data(name, root, download=download, environ=environ).accepted()
 
@@ -58,7 +59,7 @@ def read_data(
 ) -> Reading:
     """Load like `load_dataset`, with the findings in the caller's own file (named sets are not checked).
 
-    `schema` and `now_s`: see `check`. `table`: how to read a table, and any data's items file.
+    `schema` and `now_s`: see `check`. `table`: how to read a table; its items file applies to all data.
     Raises: the errors of `load_dataset`, except that errors in a file become findings; ValueError if columns are named
     but the data is not a table.
     """
@@ -173,5 +174,5 @@ def _read_path(path: Path, schema: EventSchema | None, table: TableOptions, now_
     except ValueError as exc:
         return unreadable(str(path), str(exc))
     _require_no_columns(path, table)
-    # Times were checked when the events entered the stream.
+    # An archive's times were checked when its events entered the stream.
     return Reading.of(data, check(data, schema=schema, now_s=math.inf if is_archive(path) else now_s))

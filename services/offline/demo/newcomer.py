@@ -1,8 +1,8 @@
-"""A new item: put, found by its title, liked by three users, found by a fourth, explained; then one of the three is
-forgotten.
+"""Follow a new item: it is put, found by its title, liked by three users, found by a fourth user, and explained; then
+one of the three is forgotten.
 
 The choice of users is a pure function of their liked items; the rest are real calls of the gateway. Three users are
-just enough to serve the item from interactions: after forgetting one, only its title remains.
+the minimum to serve the item from interactions: after one is forgotten, it is served by its title alone.
 
 Letters: X items, d width.
 """
@@ -22,9 +22,9 @@ from services.algorithms.bundles.model_bundle import Bundle
 from services.offline.demo.calls import Gateway, connected
 
 TOP = 50
-# Depth of a reader's answer in which an item with only a title is searched.
+# An item with only a title is searched in so many recommendations of a reader.
 DEPTH = 200
-# The operator's default: fewer contributors do not serve an item.
+# The refresher's default: a new item with fewer users is not served from interactions.
 NUM_EARLY = 3
 _MAX_READERS = 8
 _NEAR = 8
@@ -37,8 +37,8 @@ _LOOK_AGAIN_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """near: the anchor and the items most like it; early: users who will like the new item first; readers: who should
-    find it; all of them recently liked at least three of `near`.
+    """near: the anchor and the items most like it; early: users who will like the new item first; readers: users
+    who should find it. All these users recently liked at least three items of `near`.
     """
 
     anchor: str
@@ -81,8 +81,8 @@ def choose_scene(
 
 @dataclass(kw_only=True)
 class Newcomer:
-    """titled_s: seconds from the put until its title alone brings it into a reader's first `DEPTH`; found_s: seconds
-    from its third interaction until interactions bring it into a reader's top. None: timeout.
+    """titled_s: seconds from the put until the item is in a reader's first `DEPTH` recommendations, by its title alone;
+    found_s: seconds from its third interaction until it is in a reader's first `TOP`, by interactions. None: timeout.
     """
 
     item_id: str
@@ -185,7 +185,7 @@ def forget_one(scene: Scene, newcomer: Newcomer, *, gateway: str) -> None:
 
 
 def _found(call: Gateway, item_id: str, readers: Sequence[str], depth: int) -> tuple[str, int] | None:
-    """The first reader with the item in the first `depth`, and its rank; None after waiting a moment."""
+    """The first reader with the item in the first `depth`, and the item's rank; else None, after a short sleep."""
     for reader in readers:
         top = call.top(reader, depth)
         if item_id in top:
@@ -195,7 +195,7 @@ def _found(call: Gateway, item_id: str, readers: Sequence[str], depth: int) -> t
 
 
 def _explained(call: Gateway, reader: str, item_id: str) -> gateway_pb2.ExplainResponse | None:
-    """None if the item no longer has a state."""
+    """The explanation; None if the call fails, for example because the item no longer has a state."""
     request = gateway_pb2.ExplainRequest(user_id=reader, item_id=item_id, max_pairs=3)
     try:
         answer: gateway_pb2.ExplainResponse = call("Explain", request)

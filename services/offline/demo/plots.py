@@ -36,7 +36,7 @@ def _figure() -> Any:
 
 
 def _save(figure: Any, path: Path) -> None:
-    """The description repeats the legends, so that a reader of the file can check its figures."""
+    """Save the plot. The file's description repeats the legends, so that a reader can check their numbers."""
     legends = [legend for axes in figure.axes if (legend := axes.get_legend())]
     labels = [text.get_text() for legend in legends for text in legend.get_texts()]
     figure.savefig(path, dpi=120, metadata={"Description": "; ".join(labels)})
@@ -45,7 +45,7 @@ def _save(figure: Any, path: Path) -> None:
 def plot_hit_rate(
     path: Path, hit: Mapping[str, npt.NDArray[np.bool_]], positions: npt.NDArray[np.int64], *, title: str
 ) -> None:
-    """Plot the rolling hit rate at 10; `hit[name]` (M,), `positions` (M,) of the predicted events in the stream."""
+    """Plot the rolling hit rate at 10 of M predicted events: `hit[name]` (M,), `positions` in the stream (M,)."""
     figure = _figure()
     axes = figure.subplots()
     window = max(1, min(500, len(positions) // 4))
@@ -64,7 +64,7 @@ def plot_hit_rate(
 
 
 def plot_latency(path: Path, latency_ms: npt.NDArray[np.float64], freshness_ms: npt.NDArray[np.float64]) -> None:
-    """Plot histograms of Recommend's latency and of freshness, on logarithmic axes."""
+    """Plot histograms of Recommend's latency and of freshness, on logarithmic time axes."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     figure = _figure()

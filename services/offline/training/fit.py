@@ -83,8 +83,8 @@ def fit_split(interactions: Interactions, split: str, schema: EventSchema, *, ma
     """Split data for training.
 
     "leave-one-out" predicts each user's last event; "time" trains on the first .8 of the events and predicts up to
-    `max_events` of the rest, evenly spread; "none" trains on everything. Only events that count by the schema are
-    predicted.
+    `max_events` of the rest, evenly spread; "none" trains on everything. Only events that the schema counts as
+    positive are predicted.
     Raises: ValueError naming the known splits.
     """
     if split not in SPLITS:
@@ -108,7 +108,7 @@ def fit_split(interactions: Interactions, split: str, schema: EventSchema, *, ma
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A trained model and its measurements; taken: the positive interactions of its training data."""
+    """A trained model and its measurements; taken: its training data without rejections."""
 
     report: TrainReport
     taken: Interactions
@@ -173,8 +173,9 @@ def _neighbours(
     taken: Interactions,
     say: Callable[[str], None],
 ) -> ItemNeighbours | None:
-    """Neighbours of the positive interactions, with the share that is best on the events in `kept` for neighbours
-    learnt from `learnt`; None if the model's share is 1.
+    """Neighbours learnt from `taken`; None if `kept` is empty or the model's share is 1.
+
+    The share is the best one on the events in `kept`, for neighbours learnt from `learnt`, which excludes them.
     """
     if not len(kept):
         return None
@@ -189,7 +190,7 @@ def _neighbours(
 def _metrics(
     report: TrainReport, neighbours: ItemNeighbours | None, divided: FitSplit, taken: Interactions
 ) -> dict[str, Any]:
-    """Baselines are trained on positive interactions; empty without test events."""
+    """Metrics by scorer; empty without test events. Baselines are trained on `taken`."""
     if not len(divided.test_rows):
         return {}
     model = ModelScorer(report.model, report.user_index)

@@ -79,7 +79,7 @@ def configure(
 ) -> TrainConfig:
     """Return a preset with the requested encoder, head or loss; `alpha` weighs the mutual information.
 
-    Head "auto" gives the mixture's configuration; others get the epochs that fill its processor time.
+    Head "auto" gives the mixture's configuration; `choose` then tries other heads for the same processor time.
     Raises: ValueError naming what is allowed.
     """
     if encoder not in ENCODERS:
@@ -131,11 +131,11 @@ def run_training(
     """Train a preset and write its bundle to `out`; return a report of plain values.
 
     `interactions` and `catalogue` replace `dataset` and its file of items. `events`: a file with the meaning of event
-    types, for this bundle; None: the default, with the scales of the data's values. `table`: how to read a table, and
-    the file of items. `actions`: the encoder reads each event's action. Checkpoints are stored next to `out` until the
-    bundle is written.
-    Raises: ValueError for unknown names or unusable data; OSError if `out` cannot be written or is not a bundle, before
-    training; ExportError.
+    types, for this bundle; None: the default, adapted to the scales of the data's values. `table`: how to read a table
+    or the file of items. `actions`: the encoder reads each event's action. Checkpoints are stored next to `out` until
+    the bundle is written.
+    Raises: ValueError for unknown names or unusable data; before training, OSError if `out` cannot be
+    written, or exists and is not a bundle; ExportError.
     """
     config = configure(
         preset_name,
@@ -156,7 +156,7 @@ def run_training(
         catalogue = reading.catalogue
     else:
         reading = Reading.of(interactions)
-    # The bundle's own schema: a later change of the default does not affect it.
+    # A bundle with actions stores the default schema too, so that a later change of the default does not affect it.
     events_yaml = None if events is None and not actions else (events or DEFAULT_EVENTS).read_bytes()
     if events is None and (lines := lines_for_scales(reading.interactions, schema)):
         events_yaml = _with_lines(DEFAULT_EVENTS.read_text(encoding="utf-8"), lines).encode()
@@ -211,7 +211,7 @@ def _exported(out: Path, interactions: Interactions, say: Callable[[str], None])
 def _accepted(
     reading: Reading, schema: EventSchema, actions: bool, say: Callable[[str], None]
 ) -> tuple[Interactions, list[str], dict[str, Any]]:
-    """The training data, its actions' names (none unless they are read), and the account of the rows."""
+    """The training data, its actions' names (none without `actions`), and the account of the rows."""
     for line in reading.summary:
         say(line)
     given, names = reading.accepted(for_training=True), list[str]()
@@ -272,7 +272,7 @@ def _choose(
 
 
 def _begun(options: Mapping[str, TrainConfig], checkpoints: Path) -> TrainConfig | None:
-    """The candidate of a checkpoint, with its epochs (a new choice might differ), if any."""
+    """The checkpoint's candidate and epochs, because a new choice might differ; None if no candidate matches."""
     found = read_config(checkpoints)
     begun = (replace(config, epochs=found["epochs"]) for config in options.values() if found)
     return next((config for config in begun if json.loads(json.dumps(config.as_dict())) == found), None)
@@ -290,7 +290,7 @@ def _plain(choice: Choice) -> dict[str, Any]:
 
 
 def _with_lines(text: str, lines: Mapping[str, str]) -> str:
-    """`lines` replace or add these types' lines in the text of an `events.yaml`."""
+    """The text of an `events.yaml` with `lines`, by event type, replaced or added."""
     kept = [line for line in text.splitlines() if line.strip().partition(":")[0] not in lines]
     begin = kept.index("types:") + 1
     return "\n".join([*kept[:begin], *(f"  {line}" for line in lines.values()), *kept[begin:], ""])

@@ -1,7 +1,7 @@
 """Serve RPCs over HTTP: JSON or Protobuf in a POST to /<package>.<Service>/<Method> (Connect protocol).
 
-Handlers, guard and event loop are gRPC's, so limits, keys, deadlines (`Connect-Timeout-Ms`), request ids and errors are
-the same. Streams are gRPC only: over HTTP/1.1 they cannot answer while they read.
+It shares handlers, guard and event loop with the gRPC server, so limits, keys, deadlines (`Connect-Timeout-Ms`),
+request ids and errors are the same. Streams are gRPC only: over HTTP/1.1 they cannot answer while they read.
 """
 
 import asyncio
@@ -98,10 +98,10 @@ class _Application(ConnectASGIApplication[None]):
 
 
 class _Explained:
-    """Adds what is allowed to Connect's empty rejections."""
+    """Adds a text with the allowed values to the empty rejections of Connect."""
 
     def __init__(self, application: Any, paths: Collection[str], most: int) -> None:
-        """most: bytes of a body; a longer one gets 413. Connect's 429 means overload, which a client may retry."""
+        """most: maximum bytes of a body. A longer one gets 413, not Connect's 429, which clients may retry."""
         self._application, self._paths, self._most = application, ", ".join(sorted(paths)), most
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -207,7 +207,7 @@ class HttpServer:
     ) -> None:
         """services: the implementations; Health is not guarded. port: 0 takes any free port.
         knows_callers: API keys are required; else only calls to a loopback name are answered.
-        origins: of allowed web pages.
+        origins: the origins of web pages that may call.
         """
         self._settings, self.port = settings, port
         endpoints = {
@@ -292,7 +292,7 @@ def _endpoint(service: ServiceDescriptor, method: MethodDescriptor, answer: Answ
         response = await guarded.unary_unary(body, call)
         if not body.is_json:
             return response
-        # JSON takes some 30 us per thousand bytes.
+        # Encoding JSON takes some 30 us per thousand bytes, so a response counts as four times its size.
         large_requests.size_bytes.set(4 * response.ByteSize())
         return await large_requests.in_turn(partial(_encoded, is_json=True), response)
 

@@ -1,7 +1,7 @@
 """Fold records into a partition's state, and read records again to subtract them.
 
-All reads precede all changes, and the position moves with each run of records, so after a failure the next attempt
-continues there. A forget beyond `_MOST` records or `_MOST_S` seconds continues in `go_on`, between polls.
+Each step reads before it changes the state, and the position moves with each run of records, so after a failure the
+next attempt continues there. A forget beyond `_MOST` records or `_MOST_S` seconds continues in `go_on`, between polls.
 """
 
 import time
@@ -17,10 +17,11 @@ from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
 from services.refresher.ports import Log
 
-# New items are judged by offsets, not polls, so that publication depends only on the log.
+# New items are judged at fixed offsets, not at each poll, so that publication depends only on the log.
 _JUDGE_EVERY = 2048
-# Records read again per slice; most records and seconds per turn.
+# Records read again per slice.
 _SLICE = 32
+# Limits of records and seconds per turn.
 _MOST, _MOST_S = 256, 0.2
 
 logger = structlog.get_logger()
@@ -79,7 +80,7 @@ class FoldRecords:
         partition.refill(brought[:wanted])
 
     def go_on(self, partition: Partition) -> None:
-        """Continue forgets for a slice: subtract users, recompute dropped sums.
+        """Continue for one turn: recompute dropped sums, then subtract forgotten users.
 
         Raises: as `fold`.
         """
@@ -116,7 +117,7 @@ class FoldRecords:
             unreadable.append(entry)
             partition.counts["dead_lettered"] += 1
         if not isinstance(entry, DeadLetter):
-            # The record is folded; if the refill fails, the next attempt begins with it.
+            # The record is folded. If `mend` fails, the next attempt begins with `mend`.
             partition.folded_offset = entry.offset
             if not partition.leaving:
                 self.mend(partition)
@@ -124,7 +125,7 @@ class FoldRecords:
     def _take_out(
         self, partition: Partition, user: str, recent: Mapping[int, Interaction], most: int, deadline: float
     ) -> int:
-        """Subtract at most this many interactions of a forgotten user; return their number."""
+        """Subtract a forgotten user's interactions, by slices, until `most` or the deadline; return their number."""
         covered = partition.ledger.covered(user, partition.leaving[user])
         done = 0
         while done < min(most, len(covered)) and time.monotonic() < deadline:
@@ -136,7 +137,10 @@ class FoldRecords:
         return done
 
     def _void(self, partition: Partition, rows: Sequence[tuple[int, int]], recent: Mapping[int, Interaction]) -> None:
-        """Subtract the interactions at these positions and offsets. If the log lost one, recompute its item's sums."""
+        """Subtract the interactions at these positions and offsets.
+
+        If the log lost one, its item's sums are dropped; `go_on` recomputes them.
+        """
         found = self._read(partition, [offset for _, offset in rows], recent)
         partition.take_back([found[offset] for _, offset in rows if offset in found])
         lost = [position for position, offset in rows if offset not in found]

@@ -44,7 +44,7 @@ class Component(ABC):
         return self.service.name
 
     def missing(self) -> tuple[str, str] | None:
-        """Return what the machine lacks and the command that helps, if any."""
+        """Return what the machine lacks and a command that helps; None if it lacks nothing."""
         return None
 
     def prepare(self, say: Say) -> None:  # noqa: B027 - most have nothing to fetch
@@ -92,7 +92,7 @@ def run_installer(
 
 
 def uv() -> str | None:
-    """Return the environment's uv, else the path's, else None."""
+    """Return the path of this environment's uv, else of the uv on PATH, else None."""
     installed = Path(sys.executable).parent / "uv"
     return str(installed) if installed.exists() else shutil.which("uv")
 
@@ -106,7 +106,7 @@ def venv_command(folder: Path) -> list[str]:
 
 
 def install_command(python: str) -> list[str]:
-    """Return the command that installs for `python`."""
+    """Return the command that installs packages for `python`; the caller appends the packages."""
     program = uv()
     if program is not None:
         return [program, "pip", "install", "--quiet", "--python", python]

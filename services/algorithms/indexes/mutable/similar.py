@@ -1,4 +1,4 @@
-"""Items similar to one item by states: exact over one version, with changed and new items.
+"""The items whose states are most similar to one item's: exact over one version, changed and new items included.
 
 sim(x, y) = mean over p_x of <N(g_px(x)), N(g_px(y))>          N: to unit length
 
@@ -55,7 +55,7 @@ def similar_items(version: Version, item_id: str, components: FloatArray, k: int
             rough = _rough(part, direction.astype(np.float32))
             if allowed is not None:
                 rough[~allowed[start : start + _CHUNK]] = -np.inf
-            if np.count_nonzero(rough > -np.inf) > k:  # one more than K, including the item itself
+            if np.count_nonzero(rough > -np.inf) > k:  # K + 1, because the item itself may be among them
                 least = max(least, float(np.partition(rough, -k - 1)[-k - 1]))
             rows = np.flatnonzero((rough >= least - slack) & (rough > -np.inf))
             ids += segment.rows.ids.strings.take(rows + start)

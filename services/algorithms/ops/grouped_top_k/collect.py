@@ -17,7 +17,7 @@ _BLOCK = 1024
 
 
 def items_per_maximum(num_items: int, size: int) -> int | None:
-    """W for N = `size`: the largest with enough tiles; None if the catalogue is too small."""
+    """The number of items per maximum: the largest with enough tiles for `size`; None if the catalogue is too small."""
     return next((w for w in (128, 64, 32, 16) if num_items // w >= _TILES_PER_RESULT * size), None)
 
 
@@ -30,7 +30,7 @@ def collect_best(
     *,
     width_of_tile: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys of the `size` best items of each vector and component, and whether a list was too short for them.
+    """Keys of the `size` best items of each vector and component, and whether any list of collected keys overflowed.
 
     Shapes: items (X, S, d), queries (B, Q, d) of one dtype, ranks (X,), allowed (1 or B, X) uint8 -> keys (B, Q, S,
     size) int64 descending, padded with `NO_KEY`, and a boolean without axes, on the device.

@@ -35,8 +35,8 @@ _UP = 1 + 2.0**-20
 class QueryTables:
     """Arrays (B, L) unless noted: codes (B, d4, L, 4) int8, corrections int32, scalars (B, 8) as in cpu.cpp.
 
-    Arrays with a value per lane begin on a cache line, so that vectors never cross one (which takes a quarter of the
-    time). largest (B,): the largest magnitude among a query's float32 numbers, NaN if one of them is.
+    Arrays with a value per lane begin on a cache line, so that no vector crosses one (crossings took a quarter of the
+    time). largest (B,): the largest magnitude among a query's float32 numbers, NaN if one of them is NaN.
     """
 
     codes: npt.NDArray[np.int8]
@@ -51,8 +51,9 @@ class QueryTables:
     largest: Floats
 
 
-# In the order of cpu.cpp; and the arrays with a float32 per lane.
+# In the order of cpu.cpp.
 ARRAYS = tuple(field.name for field in fields(QueryTables) if field.name != "largest")
+# The arrays with a float32 per lane.
 _PER_LANE = tuple(name for name in ARRAYS if name not in ("codes", "corrections", "scalars", "cosine_scales"))
 
 

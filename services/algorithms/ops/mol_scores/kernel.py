@@ -1,10 +1,10 @@
 """Mixture-of-Logits scores on a GPU. One pass keeps the P cosines and G hidden values of a query and item in registers.
 
-A program takes `M` items and goes over the queries: cosines by tensor cores, both layers of the pair gate as two more
-matrix products whose left operand is the accumulator before, SiLU, softmax and the weighted mean. It writes an upper
-bound on the exact score of each query and item, and the lower bounds that a threshold needs: (B, X, P) never exists.
-Operands are float16 or bfloat16, sums float32 (`kernel_error.py` bounds that error). `freshet bench gpu` measures it
-(decision 010).
+A program takes `M` items and loops over queries. Tensor cores compute the cosines, then both layers of the pair gate,
+whose left operands are the accumulators of the previous product; SiLU, softmax and the weighted mean follow. The
+program writes an upper bound on the exact score of each query and item, and the lower bounds that a threshold needs.
+Except for PRECOMPUTED cosines, no (B, X, P) array exists. Operands are float16 or bfloat16, sums float32
+(`kernel_error.py` bounds the error). `freshet bench gpu` measures the kernel (decision 010).
 
 Letters: B queries, X items, n scored items per query (X, or a pool's size), P_q, P_x query and item components, d
 component width, G gate hidden width. In this file a pair is p_x * Q + p_q with P_q, P_x, d, G rounded up to powers of
@@ -37,7 +37,7 @@ def _dot(left, right, total, FAST: tl.constexpr):
         return tl.dot(left.to(tl.float32), right.to(tl.float32), total, input_precision="ieee")
 
 
-# Triton compiles again, in 1 to 3 s, for a number that is 1 or divisible by 16; these gain nothing.
+# Triton compiles again, in 1 to 3 s, for a number that is 1 or divisible by 16. For these numbers that gains nothing.
 _ANY_NUMBER = [
     "allowed_stride", "num_scored", "first_item", "upper_stride", "lower_stride", "num_queries", "queries_per_program"
 ]  # fmt: skip
@@ -61,7 +61,7 @@ def mol_scores_kernel(
     upper,  # (B, n) float32
     lower,  # (B, n), or (B, tiles) where GROUPED: the largest of each tile
     num_scored,  # n
-    first_item,  # items scored begin here (a chunk of the catalogue)
+    first_item,  # first item of this chunk of the catalogue, and its column in `upper`
     upper_stride,
     lower_stride,
     num_queries,
@@ -91,7 +91,7 @@ def mol_scores_kernel(
     pair = tl.arange(0, P)
     width_range = tl.arange(0, D)
     query_component = tl.arange(0, Q)
-    # Item m's component p_x is row p_x * M + m: the accumulator's row blocks become column blocks without a move.
+    # Item m's component p_x is row p_x * M + m, so the accumulator's row blocks become column blocks without a copy.
     tile_row = tl.arange(0, PX * M)
     tile_component = tile_row // M
     if HAS_PAIR_GATE:
@@ -150,8 +150,8 @@ def mol_scores_kernel(
         gate_error = tl.load(term + 1) + tl.load(term + 2) * tl.sqrt(tl.sum(c * c, axis=1))
         half_gate = tl.zeros((M, P), dtype=tl.float32)
         if HAS_PAIR_GATE:
-            # A cosine is the sum of two half-precision numbers: its rounding would be most of the error, and tensor
-            # cores are not the bottleneck.
+            # Each cosine is split into two half-precision numbers: rounding it to one would cause most of the error,
+            # and tensor cores are not the bottleneck.
             high = c.to(dtype)
             low = (c - high.to(tl.float32)).to(dtype)
             hidden = _dot(low, w1, tl.zeros((M, G), dtype=tl.float32), FAST)
@@ -168,7 +168,7 @@ def mol_scores_kernel(
         total = tl.sum(weight, axis=1)
         score = tl.sum(weight * c, axis=1) / total
         square = tl.sum(weight * c * c, axis=1) / total
-        # square - score^2 nearly cancels if cosines agree, so its roundings' bound is added.
+        # square - score^2 nearly cancels if the cosines agree, so a bound on its rounding error is added.
         spread = tl.sqrt(tl.maximum(square - score * score, 0.0) + (2 * P + 16) * 2.4e-7 * square)
         gate_error = tl.minimum(gate_error, 60.0)  # larger bounds are useless, but must not be infinite
         error = tl.load(term) + gate_error * tl.exp(gate_error) * spread
@@ -203,7 +203,7 @@ def cosines_kernel(
     GATHERED: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """All cosines of a bounded chunk of pairs, for components too wide for a tile of `mol_scores_kernel`.
+    """All cosines of a bounded chunk of items, for components too wide for a tile of `mol_scores_kernel`.
 
     Grid: (tiles of n, groups of queries).
     """

@@ -1,7 +1,7 @@
 """The events of a file outside a bundle's training.
 
-The training data is recognised by its fingerprint and split as in training: its held-out events are predicted. Of other
-data, events after the newest training event are; earlier ones are history.
+The training data is recognised by its fingerprint and split as in training; its held-out events are predicted. In other
+data, the events after the newest training event are predicted, and earlier events are only history.
 
 Letters: N events, X items.
 """
@@ -27,7 +27,7 @@ from services.offline.evaluation.engine.ranked_events import counting
 from services.offline.training.fit import LEAVE_ONE_OUT, TIME
 from services.offline.training.sequences import IntArray
 
-# Evenly spread over the predictable events.
+# At most this many events are predicted, evenly spread over the predictable ones.
 MAX_EVENTS = 6_000
 
 Data = str | Path | Interactions
@@ -36,9 +36,7 @@ _AS_USUAL = TableOptions()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """split: its interactions have the bundle's items first, in order; its test_rows are predicted. note: about these
-    events.
-    """
+    """split: its item rows begin with the bundle's; its test_rows are predicted. note: how these were selected."""
 
     split: MeasuredSplit
     note: str
@@ -51,7 +49,7 @@ def judged_by(
     table: TableOptions = _AS_USUAL,
     say: Callable[[str], None] = lambda _: None,
 ) -> Judged:
-    """Return the positive events outside the training of all bundles (of one catalogue and event schema).
+    """Return positive events that no bundle was trained on. The bundles have one catalogue and one event schema.
 
     `table`: how to read a table. `say` gets its columns' roles and its findings.
     Raises: ValueError if no event is known to be outside the training, or if none of those is positive.
@@ -136,7 +134,7 @@ def _rows_read(bundle: Bundle, given: Interactions) -> IntArray:
 
 
 def _as_trained(trained_on: dict[str, Any], read: Interactions) -> tuple[IntArray, IntArray, str] | None:
-    """None for other data than the bundle's."""
+    """Rows learnt, rows held out, and a sentence; None if the bundle was trained on other data."""
     if trained_on.get("split") == LEAVE_ONE_OUT:
         parts = leave_one_out_split(read)
         learnt, held_out, what = parts.refit_rows, parts.test_rows, "judged by each user's last event."
@@ -150,7 +148,7 @@ def _as_trained(trained_on: dict[str, Any], read: Interactions) -> tuple[IntArra
 
 
 def _over_catalogue(data: Interactions, bundle: Bundle) -> Interactions:
-    """The bundle's items first, also those that the data lacks: all compete."""
+    """The data with the bundle's items first. Items that the data lacks are included, because all items are ranked."""
     rows = [bundle.item_index.get(item_id, -1) for item_id in data.item_ids]
     new = [number for number, row in enumerate(rows) if row < 0]
     for place, number in enumerate(new, bundle.num_items):

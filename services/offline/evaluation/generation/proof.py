@@ -1,7 +1,7 @@
-"""Every generated identifier is in the catalogue: random and adversarial queries, with inserts and deletes between.
+"""Check that generated identifiers are in the catalogue, with random and adversarial queries, inserts and deletes.
 
-A plain dictionary of the present catalogue checks answers: their text, phrases, items and score, the best assignment of
-their phrases.
+A plain dictionary holds the present catalogue. Each answer's text and items must equal its entry. Every twentieth query
+also checks that scores equal the best assignment of the phrases.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _CHANGE_EVERY, _SCORE_EVERY = 50, 20
 
 @dataclass(slots=True)
 class Proof:
-    """`holds` needs all errors to be zero."""
+    """Counts of queries, answers, changes and errors. The proof `holds` with at least one answer and no error."""
 
     queries: int = 0
     answers: int = 0
@@ -45,7 +45,7 @@ class Proof:
 
 
 def prove_catalogue(*, num_queries: int, seed: int, say: Callable[[str], None] = lambda line: None) -> Proof:
-    """Half of the queries are adversarial, a third filtered, both modes alternate."""
+    """Even queries are Gaussian, in permutation mode; odd ones are adversarial, in fixed mode. A third is filtered."""
     rng = np.random.default_rng(seed)
     weights = rng.normal(size=(_NUM_TOKENS, WIDTH)).astype(np.float32)
     centers = rng.normal(size=(_VECTORS, WIDTH)).astype(np.float32)
@@ -131,7 +131,7 @@ def _change(
 ) -> None:
     """Insert an identifier with the phrases of a query's best answer: the query must find it.
 
-    Then delete that best answer (or the inserted one): it must not be found.
+    Then delete that best answer, or the inserted identifier if there was no answer: it must not be found.
     """
     number = len(generators[0].identifiers)
     x = rng.normal(size=(1 + POSITIONS, WIDTH)).astype(np.float32)
@@ -142,7 +142,7 @@ def _change(
     catalogue[number] = (tokens, (number,))
     proof.inserts += 1
     if best:
-        # It scores as high as the best answer; others may share its phrases.
+        # The inserted identifier scores as high as the best answer. Others with the same phrases may rank before it.
         seen = {answer.identifier for answer in generators[0].generate(x, 200).answers}
         proof.unseen_inserts += number not in seen
     gone = best[0].identifier if best else number
@@ -155,7 +155,7 @@ def _change(
 
 
 def assignment_score(scores: npt.NDArray[np.float32], padding: npt.NDArray[np.float32]) -> float:
-    """Return the best assignment of n tokens to s positions.
+    """Return the score of the best assignment of n tokens to s positions.
 
     Shapes: scores (n, s), padding (s,). Cost: s 2^s.
     """

@@ -1,7 +1,7 @@
 """Coarse cells with product-quantized residuals: the codebooks of an IVF index.
 
-A point is its cell's centre plus a decoded residual. The loss weighs a residual's error by its direction relative to
-the whole point: only <q, centre> + <q, residual> shows whether a score is high.
+A point is coded as its cell's centre plus a decoded residual. The loss weighs errors along and across the whole point
+differently: only the whole score, <q, centre> + <q, residual>, shows whether it is high.
 
 Letters: X points, d width, C cells, m subspaces, k codewords each.
 """
@@ -24,12 +24,12 @@ from services.offline.training.codebooks.targets import checked_points
 from services.offline.training.codebooks.vector_quantizer import train_vector_quantizer
 
 _TRAINING_POINTS = 100_000
-_STEPS = 1024  # of the stiffness table, precise to six digits
+_STEPS = 1024  # steps of the stiffness table, which is precise to six digits
 _COORDINATES, _CODE_BITS = 2, 4  # per codeword of index `anisotropic`: two bits per coordinate
 
 
 def catalogue_codebooks(items: ItemStates, pair_gate: PairGate | None, *, seed: int = 0) -> Codebooks | None:
-    """Return codebooks of these X items for `anisotropic`, if any, from at most 100,000 drawn by seed."""
+    """Return codebooks for index `anisotropic`, from at most 100,000 of the X items, drawn by seed; None for X = 0."""
     if not len(items):
         return None
     slopes = Slopes(MolScorer(items.take(_sample(len(items), seed)), pair_gate))
@@ -90,8 +90,9 @@ def train_inverted_file(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """PyTorch's threads wait for one another after each small tensor: two on two busy cores take 57 s for 3,706 items
-    where one takes 4 s.
+    """Limit PyTorch to one thread: its threads wait for one another after each small tensor.
+
+    On two busy cores, 3,706 items take two threads 57 s, and one thread 4 s.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
