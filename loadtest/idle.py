@@ -34,12 +34,13 @@ async def _stand_still(target: str, streams: int, unread: int) -> None:
     encode = gateway_pb2.RecommendRequest.SerializeToString
     answers = [channel.unary_stream(_RECOMMEND, request_serializer=encode) for channel in channels]
     big = gateway_pb2.RecommendRequest(user_id="loadtest-0", k=1_000)
-    calls += [answers[row % _CONNECTIONS](big, metadata=metadata, timeout=60) for row in range(unread)]
-    # A gateway may reject some.
-    await asyncio.gather(*(call.wait_for_connection() for call in calls), return_exceptions=True)
+    unread_calls = [answers[row % _CONNECTIONS](big, metadata=metadata, timeout=60) for row in range(unread)]
+    # A gateway may reject some. An answer's metadata arrive before its message: the gateway has answered.
+    reached = [call.wait_for_connection() for call in calls] + [call.initial_metadata() for call in unread_calls]
+    await asyncio.gather(*reached, return_exceptions=True)
     await asyncio.sleep(_WRITTEN_S)
     os.kill(os.getpid(), signal.SIGSTOP)
-    for call in calls:
+    for call in (*calls, *unread_calls):
         call.cancel()
 
 
