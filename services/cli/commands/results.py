@@ -1,6 +1,8 @@
 """`freshet results`: compare the arms of an experiment from the log, with an interval for each difference."""
 
 import json
+import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -121,16 +123,31 @@ def until_stopped(
     """Compare until the experiment is stopped, or is to be stopped; return the last results. A failure is printed, and
     the next attempt follows soon.
     """
-    while True:
-        began, every_s = time.monotonic(), FOLLOW_S
-        try:
-            found, one = compare()
-            if found.stopped_ms or (one.broken and stop_broken):
-                return found, one
-        except CommandError as failure:
-            report(failure, as_json=False)
-            every_s = RETRY_S
-        time.sleep(max(0.0, began + every_s - time.monotonic()))
+    interrupted = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    # Python drops an exception that a signal raises in a `__del__`, and DuckDB makes it a RuntimeError.
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        while True:
+            began, every_s = time.monotonic(), FOLLOW_S
+            try:
+                found, one = compare()
+                if found.stopped_ms or (one.broken and stop_broken):
+                    return found, one
+            except CommandError as failure:
+                report(failure, as_json=False)
+                every_s = RETRY_S
+            except RuntimeError:
+                if not interrupted.is_set():
+                    raise
+            if interrupted.wait(max(0.0, began + every_s - time.monotonic())):
+                raise KeyboardInterrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _show_counts(name: str, by: str, archive: Path | None, export: Path | None, state: Path, *, as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """`freshet results --follow`: it goes on after a failure, until the experiment is stopped or is to be stopped."""
 
+import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,3 +39,24 @@ def test_it_follows_through_failures_until_the_experiment_is_stopped(
 def test_a_broken_guardrail_ends_it_if_it_is_to_stop_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     (found, one), left = turns(monkeypatch, (0, []), (0, [("click", "b")]), (7, []), stop_broken=True)
     assert (found.stopped_ms, one.broken, left) == (0, [("click", "b")], 1)
+
+
+class Deleted:
+    """Is interrupted while it is deleted, as a Kafka client was."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("is_query", [False, True])
+def test_an_interrupt_that_python_or_duckdb_swallows_ends_it(is_query: bool) -> None:
+    def compare() -> Any:
+        Deleted()
+        if is_query:
+            raise RuntimeError("Query interrupted")
+        return SimpleNamespace(stopped_ms=0), SimpleNamespace(broken=[])
+
+    with pytest.raises(KeyboardInterrupt):
+        results.until_stopped(compare, stop_broken=False)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
