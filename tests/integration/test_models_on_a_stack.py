@@ -97,10 +97,8 @@ def test_the_walk_under_load(stack: Stack, next_bundle: Path, tmp_path: Path) ->
     judged = judge(phases, answers, first, new, canary_of(first.model_version, new.model_version, salt, 0.05))
     assert [one.status for one in answers if one.status != "OK"] == []
     assert sent["events_failed"] == 0
-    assert (judged.mixed, judged.wrong) == (0, 0)
+    assert (judged.mixed, judged.misnamed, judged.wrong) == (0, 0, 0)
     assert judged.scored > 0.5 * judged.checked > 0
-    # A served score has votes in it, too: where both models score alike, it may be nearer to the other's.
-    assert judged.nearer_other <= 0.01 * judged.scored
     assert judged.by_new["promote"] == judged.by_new["retire"] == 1.0
     assert judged.by_new["before"] == judged.by_new["rollback"] == 0.0
     warmed = next(phase for phase in phases if phase.name == "warm").said
