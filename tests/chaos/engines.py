@@ -215,12 +215,12 @@ class Engines(Setting):
                 self.place.state.make()
                 self._start_other(name)
         super().up(["kafka", "redis"], timeout_s=WITHIN_S)
-        self._wait("the brokers", self._all_registered)
+        self.wait("the brokers", lambda: self.registered() == len(self._brokers))
         with self._client(self.replica) as replica:
             replica.replicaof(LOOPBACK, str(self._place(self.primary).ports["redis"]))
-        self._wait("the replica", self._replica_in_sync)
+        self.wait("the replica", self._replica_in_sync)
         super().up(*args, **options)
-        self._wait("all replicas of all partitions", self._in_sync)
+        self.wait("all replicas of all partitions", self._in_sync)
 
     def start(self, name: str, *, wait: bool = True, timeout_s: float = WITHIN_S) -> None:
         if name not in self._more:
@@ -228,7 +228,7 @@ class Engines(Setting):
             return
         self._start_other(name)
         component, place = self._more[name]
-        self._wait(name, lambda: component.probe(place) is None)
+        self.wait(name, lambda: component.probe(place) is None)
 
     def down(self) -> list[str]:
         stopped = super().down()
@@ -257,7 +257,7 @@ class Engines(Setting):
 
     def _promote(self, rng: random.Random) -> dict[str, Any]:
         """The replica loses its link, takes over without what came since, and the old primary copies it."""
-        self._wait("the replica", self._replica_in_sync)
+        self.wait("the replica", self._replica_in_sync)
         with self._client(self.primary) as old, self._client(self.replica) as new:
             new.replicaof(LOOPBACK, "1")  # nobody listens there; its data stay
             time.sleep(rng.uniform(0.5, 2.0))
@@ -272,7 +272,7 @@ class Engines(Setting):
         return self._kill_brokers(rng.choice(self._brokers), away_s=rng.uniform(0.2, 6.0))
 
     def _kill_brokers(self, *names: str, away_s: float = AWAY_S) -> dict[str, Any]:
-        self._wait("all replicas of all partitions", self._in_sync)
+        self.wait("all replicas of all partitions", self._in_sync)
         killed = time.monotonic()
         for name in names:
             self.kill(name)
@@ -302,7 +302,7 @@ class Engines(Setting):
         return self._brokers[node - 1]
 
     def _pause_broker(self, rng: random.Random) -> dict[str, Any]:
-        self._wait("all replicas of all partitions", self._in_sync)
+        self.wait("all replicas of all partitions", self._in_sync)
         name = rng.choice(self._brokers)
         process = self._children.find(name)
         assert process is not None
@@ -314,7 +314,7 @@ class Engines(Setting):
     def _lose_tail(self, rng: random.Random) -> dict[str, Any]:
         """A broker is killed, and the last bytes that it wrote of each partition are gone."""
         lost = 0
-        self._wait("all replicas of all partitions", self._in_sync)
+        self.wait("all replicas of all partitions", self._in_sync)
         name = rng.choice(self._brokers)
         self.kill(name)
         for folder in sorted(self._place(name).state.data("kafka").glob("log/[!_]*-[0-9]*/")):
@@ -357,14 +357,16 @@ class Engines(Setting):
         finally:
             admin.close()
 
-    def _all_registered(self) -> bool:
-        return len(self._ask_kafka(KafkaAdminClient.describe_cluster)["brokers"]) == len(self._brokers)
+    def registered(self) -> int:
+        """The number of brokers that the cluster knows."""
+        return len(self._ask_kafka(KafkaAdminClient.describe_cluster)["brokers"])
 
     def _in_sync(self) -> bool:
         topics = self._ask_kafka(KafkaAdminClient.describe_topics)
         return all(len(one["isr"]) == len(self._brokers) for topic in topics for one in topic["partitions"])
 
-    def _wait(self, what: str, look: Callable[[], Any]) -> None:
+    def wait(self, what: str, look: Callable[[], Any]) -> None:
+        """Until `look` returns something true; an exception counts as false."""
         deadline, problem = time.monotonic() + WITHIN_S, ""
         while True:
             try:

@@ -51,6 +51,7 @@ def three(tmp_path: Path, small_bundle: Path) -> Iterator[Any]:
         stack.place.state.make()
         stack._start_other("kafka-2")
         Stack.up(stack, ["kafka"])
+        stack.wait("two brokers", lambda: stack.registered() == 2)
         with pytest.raises(DependencyUnavailable, match="Kafka has 2 of the 3 brokers"):
             ensure_topics(stack.kafka_bootstrap)
         stack.up()
