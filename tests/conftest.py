@@ -30,7 +30,6 @@ OWN_STACKS = (
     "tests/integration/test_redis_over_tls.py",
     "tests/integration/test_inference_server_over_tls.py",
     "tests/integration/test_import_attributes.py",
-    "tests/integration/test_histories_on_kafka.py",
     "tests/integration/test_large_catalogues.py",
 )
 # Tests that modules of several folders import.

@@ -67,7 +67,7 @@ class Outside:
         self.bundle: Bundle = load_bundle(stack.bundle)
         self.items: list[str] = list(self.bundle.item_ids)
         self._bootstrap = stack.kafka_bootstrap
-        self.address, self.http_address = stack.address("gateway"), stack.address("gateway-http")
+        self.address = stack.address("gateway")
         self._channel = grpc.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)])
         self.gateway = gateway_pb2_grpc.GatewayServiceStub(self._channel)
         self.producer = KafkaProducer(bootstrap_servers=stack.kafka_bootstrap, acks="all", max_request_size=1 << 20)

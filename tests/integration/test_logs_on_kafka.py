@@ -121,6 +121,17 @@ def test_single_records_are_read_again_beside_the_stream(kafka: str, open_stream
     delete(kafka, name)
 
 
+def test_a_topic_gets_as_many_partitions_as_the_one_that_it_goes_with(kafka: str) -> None:
+    first, second = (f"test-{secrets.token_hex(4)}" for _ in range(2))
+    admin = KafkaAdminClient(bootstrap_servers=kafka)
+    for topic in (Topic(name=first, num_partitions=3), Topic(name=second, as_many_as=first)):
+        ensure_topics(kafka, topics=(topic,))
+        deadline = time.monotonic() + 20
+        while len(admin.describe_topics([topic.name])[0]["partitions"]) != 3:
+            assert time.monotonic() < deadline, f"{topic.name} does not have three partitions"
+    admin.close()
+
+
 def test_a_topic_that_was_deleted_and_filled_again_is_refused_by_name(
     kafka: str, open_stream: Callable[[str], TopicReader]
 ) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import time
-import urllib.request
 from collections.abc import Iterator
 
 import grpc
@@ -50,13 +49,6 @@ def test_reflection_and_health_name_each_processs_service(stack: Stack, process:
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-@pytest.mark.parametrize("process", PROCESSES)
-def test_each_process_serves_its_metrics(stack: Stack, process: str) -> None:
-    address = stack.ports.address(f"{process}-metrics")
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
-        assert f"freshet_{process}_" in answer.read().decode()
-
-
 def test_a_call_made_from_reflection_alone_is_answered(stack: Stack) -> None:
     """What grpcurl does: descriptors from the server, JSON in, JSON out; none of our stubs."""
     with grpc.insecure_channel(stack.address("gateway")) as channel:
@@ -97,109 +89,6 @@ def test_a_token_is_honoured_and_the_answer_names_where_it_stands(outside: Outsi
     assert answer.certificate.kind == common_pb2.Certificate.KIND_EXACT
     assert answer.index_version.startswith(answer.model_version)
     assert item not in item_ids(answer)
-
-
-def test_json_by_http_is_the_same_answer(outside: Outside) -> None:
-    user = outside.new_user()
-    outside.live(user, outside.items[12])
-    body = json_format.MessageToJson(gateway_pb2.RecommendRequest(user_id=user, k=10)).encode()
-    request = urllib.request.Request(
-        f"http://{outside.http_address}/freshet.v1.GatewayService/Recommend", body, {"content-type": "application/json"}
-    )
-
-    def by_http(_: gateway_pb2.RecommendResponse) -> gateway_pb2.RecommendResponse:
-        with urllib.request.urlopen(request, timeout=10) as found:
-            return json_format.Parse(found.read(), gateway_pb2.RecommendResponse())
-
-    by_grpc, answer = outside.unmoved(lambda: outside.recommend(user), by_http)
-    assert marks(answer) == set()
-    assert (answer.state_source, item_ids(answer)) == ("stored", item_ids(by_grpc))
-
-
-def test_a_token_of_another_epoch_is_answered_at_once_and_marked(outside: Outside) -> None:
-    user = outside.new_user()
-    token = outside.live(user, outside.items[5])
-    token.epoch = "of-another-time"
-    began = time.monotonic()
-    answer = outside.recommend(user, freshness_token=token)
-    assert time.monotonic() - began < 2.0
-    assert not answer.token_honoured
-    assert marks(answer) == {"TOKEN_NOT_HONOURED"}
-    assert answer.state_source == "stored"
-    assert len(answer.items) == 10
-
-
-def test_a_token_that_is_not_reached_is_waited_for_within_the_deadline_only(outside: Outside) -> None:
-    user = outside.new_user()
-    token = outside.live(user, outside.items[5])
-    token.offset += 1_000_000
-    request = gateway_pb2.RecommendRequest(user_id=user, k=10, freshness_token=token)
-
-    def answered() -> bool:
-        started = time.monotonic()
-        try:
-            answer = outside.gateway.Recommend(request, timeout=1.0)
-        except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise
-            return False
-        assert time.monotonic() - started > 0.8
-        assert not answer.token_honoured
-        assert len(answer.items) == 10
-        return marks(answer) == {"TOKEN_NOT_HONOURED"}
-
-    # A busy machine now and then needs more for the answer than the 80 ms that the gateway reserves after the wait.
-    until("an answer without another mark", answered)
-
-
-def test_a_history_in_the_request_needs_no_user_and_replaces_the_stored_one(outside: Outside) -> None:
-    items = outside.items[60:66]
-    history = [gateway_pb2.HistoryEvent(item_id=item) for item in items]
-    stranger = outside.recommend(k=10, history=history)
-    assert stranger.state_source == "request"
-    assert marks(stranger) == set()
-    assert not set(item_ids(stranger)) & set(items)
-    user = outside.new_user()
-    outside.live(user, *outside.items[100:104])
-    asked = {"history": history, "filter": common_pb2.Filter(exclude_seen=False)}
-    with_user, without = outside.unmoved(lambda: outside.recommend(user, **asked), lambda _: outside.recommend(**asked))
-    assert with_user.state_source == "request"
-    assert item_ids(with_user) == item_ids(without)
-
-
-def test_filters_hold_in_the_answer(outside: Outside) -> None:
-    user = outside.new_user()
-    outside.live(user, *outside.items[:4])
-    categories = {item: set(names) for item, names in zip(outside.items, outside.bundle.categories, strict=True)}
-
-    def filtered(answer: gateway_pb2.RecommendResponse) -> tuple[list[str], list[str]]:
-        best = item_ids(answer)
-        allow = [outside.items[0], *best[-3:], "not-in-the-catalogue"]
-        deny = common_pb2.Filter(deny_item_ids=best[:5])
-        return outside.ids(user, k=20, filter=deny), outside.ids(user, filter=common_pb2.Filter(allow_item_ids=allow))
-
-    answer, (denied, allowed) = outside.unmoved(lambda: outside.recommend(user, k=20), filtered)
-    best = item_ids(answer)
-    assert denied[:15] == best[5:]
-    assert allowed == best[-3:]
-    # Items that another test has added have no category.
-    wanted = next(name for item in best for name in categories.get(item, ()))
-    only = outside.ids(user, k=10, filter=common_pb2.Filter(allow_categories=[wanted]))
-    without = outside.ids(user, k=10, filter=common_pb2.Filter(deny_categories=[wanted]))
-    assert len(only) == len(without) == 10
-    assert all(wanted in categories[item] for item in only)
-    assert not any(wanted in categories.get(item, ()) for item in without)
-    assert outside.ids(user, filter=common_pb2.Filter(allow_categories=["no such category"])) == []
-
-
-def test_seen_items_come_back_only_when_asked_for(outside: Outside) -> None:
-    user, seen = outside.new_user(), outside.items[30:33]
-    outside.live(user, *seen)
-    only_seen = common_pb2.Filter(allow_item_ids=seen)
-    assert outside.ids(user, filter=only_seen) == []
-    only_seen.exclude_seen = False
-    assert set(outside.ids(user, filter=only_seen)) == set(seen)
-    assert not set(outside.ids(user, k=300)) & set(seen)
 
 
 def test_a_bad_request_is_refused_with_field_value_and_range(outside: Outside) -> None:

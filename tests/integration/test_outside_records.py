@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from freshet.v1 import gateway_pb2
-from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from outside import JSON, Outside, event, same_state, until
 
 from services.contracts.topics.interactions import INTERACTIONS
@@ -92,60 +91,6 @@ def _as_bytes(value: Any) -> bytes:
     if isinstance(value, dict):
         return json.dumps(value).encode()
     return value if isinstance(value, bytes) else b"" if value is None else value.SerializeToString()
-
-
-def test_a_record_without_key_is_set_aside(outside: Outside) -> None:
-    user = outside.new_user()
-    place = outside.put(None, of(user), JSON, partition=2)
-    outside.applied(place)
-    assert b"key='absent'" in dict(outside.dead_letter(place).headers)["freshet-reason"]
-    assert outside.history(user) == []
-
-
-class Latin1(str):
-    """A header name that is not UTF-8 on the wire."""
-
-    def encode(self, *_: object) -> bytes:
-        return super().encode("latin-1")
-
-
-def test_a_header_name_in_another_encoding_stops_nothing(outside: Outside) -> None:
-    user, (first, second) = outside.new_user(), outside.items[:2]
-    good = outside.put(user, event(user, first), [(Latin1("qualit\u00e9"), b"1")])
-    bad = outside.put(user, b"\xff", [(Latin1("qualit\u00e9"), b"1")])
-    outside.applied(outside.put(user, event(user, second)))
-    assert outside.history(user) == [first, second]
-    assert good[1] + 1 == bad[1]
-    assert dict(outside.dead_letter(bad).headers)["qualit\ufffd"] == b"1"
-
-
-def test_producers_may_compress(outside: Outside, stack: Stack) -> None:
-    """The broker unpacks what it stores, so the reader needs no codec."""
-    admin = KafkaAdminClient(bootstrap_servers=stack.kafka_bootstrap)
-    try:
-        (answer,) = admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, INTERACTIONS)])
-        settings = {entry[0]: entry[1] for entry in answer.resources[0][4]}
-    finally:
-        admin.close()
-    assert settings["compression.type"] == "uncompressed"
-
-
-def test_an_event_id_that_comes_twice_counts_once_whoever_writes_it(outside: Outside) -> None:
-    user, item = outside.new_user(), outside.items[7]
-    before = outside.counts(outside.partition_of(user))
-    outside.record(event(user, item, event_id="e1"))
-    outside.record(event(user, item, event_id="e1"))
-    outside.applied(outside.put(user, {"user_id": user, "item_id": item, "event_id": "e1"}))
-    assert outside.history(user) == [item]
-    assert change(before, outside.counts(outside.partition_of(user))) == {"applied": 1, "duplicates": 2}
-
-
-def test_a_user_with_unknown_items_only_is_served_popular_items(outside: Outside) -> None:
-    user = outside.new_user()
-    outside.applied(outside.put(user, of(user, item_id="not-in-the-catalogue")))
-    answer = outside.recommend(user)
-    assert list(answer.degradations) == [gateway_pb2.DEGRADATION_POPULAR_FALLBACK]
-    assert len(answer.items) == 10
 
 
 def test_undo_takes_the_event_out_as_if_it_had_never_been(outside: Outside) -> None:
