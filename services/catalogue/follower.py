@@ -28,13 +28,13 @@ from services.contracts.topics.index_deltas import (
 )
 from services.contracts.topics.items import ITEMS, CatalogueItem, decode_item
 from services.platform.errors import InvalidRequest
+from services.platform.stream.follower import TurnClock
 from services.platform.stream.kafka import Brokers, BulkProducer
 from services.platform.stream.ports import Reader
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import SourceRecord
 from services.platform.stream.topic import Replicas
 from services.platform.stream.topic_follower import TopicFollower
 from services.platform.tracing import OFF, Tracing
-from services.platform.turn_clock import TurnClock
 
 log = structlog.get_logger()
 

@@ -6,7 +6,7 @@ Names are per process; candidates and the reranker give them the same meaning.
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from services.platform.metrics import Figures
-from services.platform.turn_clock import TurnClock
+from services.platform.stream.follower import TurnClock
 
 
 class CatalogueMetrics:

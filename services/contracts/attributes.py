@@ -11,7 +11,7 @@ from typing import Any
 from freshet.v1 import common_pb2
 
 from services.platform.errors import InvalidRequest
-from services.platform.stream.times import MOST_MS, read_ms, set_ms
+from services.platform.stream.records import MOST_MS, read_ms, set_ms
 from services.platform.validation import MAX_ID_BYTES, validate_text
 
 Value = float | int | str

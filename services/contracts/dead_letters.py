@@ -17,8 +17,6 @@ from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
-from services.contracts.read_backwards import Backwards
-from services.contracts.retraction import furthest, is_covered
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics import TOPICS
 from services.contracts.topics.attributions import ATTRIBUTIONS
@@ -35,8 +33,8 @@ from services.contracts.topics.items import ITEMS
 from services.contracts.topics.search_clicks import SEARCH_CLICKS
 from services.platform.errors import DependencyUnavailable, InvalidRequest, NotFound
 from services.platform.stream.kafka import Brokers, BulkProducer, Headers, Record, kafka_options
-from services.platform.stream.position import Position
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.reading import Backwards
+from services.platform.stream.records import Position, SourceRecord, furthest, is_covered
 
 LETTERED = tuple(topic.name for topic in TOPICS if topic.has_dead_letters)
 _COMPACTED = {topic.name for topic in TOPICS if topic.settings.get("cleanup.policy") == "compact"}

@@ -9,7 +9,7 @@ from services.contracts.operations import Counted, Operation, OperationTopic, Re
 from services.contracts.topic_reader import TopicReader
 from services.platform.stream.kafka import Brokers
 from services.platform.stream.ports import Reader
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import SourceRecord
 from services.platform.stream.topic import Replicas
 from services.platform.stream.topic_follower import TopicFollower
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from services.platform.errors import FreshetError
-from services.platform.stream.record import SourceRecord
-from services.platform.stream.times import read_ms, set_ms
+from services.platform.stream.records import SourceRecord, read_ms, set_ms
 from services.platform.stream.topic import FOREVER, Topic
 
 

@@ -8,6 +8,8 @@ from pydantic import Field, SecretStr, field_validator
 from services.platform.config import ConfigError, ProcessSettings
 
 DEVELOPMENT_PSEUDONYM_KEY = "freshet-development"
+# Separates several pseudonyms of one user.
+PSEUDONYMS_BETWEEN = ","
 
 
 class PseudonymSettings(ProcessSettings):

@@ -20,7 +20,7 @@ from services.platform.errors import DependencyUnavailable
 from services.platform.stream.kafka import REST_MS, Brokers, BulkProducer, build_consumer
 from services.platform.stream.ports import Offsets
 from services.platform.stream.reading import SILENCE_S
-from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.records import DeadLetter, SourceRecord
 from services.platform.stream.topic import Replicas
 
 _ANSWER_MS = 5_000

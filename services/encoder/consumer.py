@@ -13,11 +13,9 @@ from services.encoder.handlers.apply_records import Applied, ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics
 from services.platform.errors import FreshetError
-from services.platform.leases import Leases
-from services.platform.stream.follower import Due, Follower
-from services.platform.stream.ports import Reader
-from services.platform.stream.record import SourceRecord
-from services.platform.turn_clock import TurnClock
+from services.platform.stream.follower import Due, Follower, TurnClock
+from services.platform.stream.ports import Leases, Reader
+from services.platform.stream.records import SourceRecord
 from services.user_state.values import now_ms
 
 log = structlog.get_logger()

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from services.algorithms.encoding.incremental_encoding import CacheCounts
 from services.encoder.handlers.apply_records import Applied
 from services.platform.metrics import LARGE_BATCH_BUCKETS, Figures
-from services.platform.turn_clock import TurnClock
+from services.platform.stream.follower import TurnClock
 from services.user_state.layout import COUNT_FIELDS
 
 _MAX_TYPES, OTHER_TYPES = 20, "(others)"

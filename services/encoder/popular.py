@@ -8,7 +8,7 @@ from services.algorithms.items.popularity import joined, level_of, without
 from services.contracts.stored_history import StoredEvent
 from services.contracts.topics.interactions import Interaction
 from services.encoder.domain import UserWork
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 from services.user_state.merging import Outcome
 from services.user_state.values import PopularityStep
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from services.contracts.topics.attributions import Attributed
 from services.contracts.topics.search_clicks import ClickRecord
 from services.encoder.domain import EncodedStates, EncodeJob
-from services.platform.stream.record import DeadLetter
+from services.platform.stream.records import DeadLetter
 from services.user_state.values import Popularity, UserKeys
 
 

@@ -10,8 +10,7 @@ from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
 from services.encoder.metrics import EncoderMetrics
 from services.platform.errors import InvalidRequest, PreconditionFailed
-from services.platform.stream.position import write_up_to
-from services.platform.stream.times import read_ms
+from services.platform.stream.records import read_ms, write_up_to
 
 SERVICE = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name
 

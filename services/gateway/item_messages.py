@@ -8,7 +8,7 @@ from freshet.v1 import events_pb2, gateway_pb2
 from services.contracts.attributes import set_value
 from services.gateway.describe.items import ItemReport, ItemsQuery
 from services.gateway.recommend.popular import KnownItem
-from services.platform.stream.times import set_ms
+from services.platform.stream.records import set_ms
 
 
 def items_query(request: gateway_pb2.ListItemsRequest) -> ItemsQuery:

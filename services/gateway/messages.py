@@ -45,8 +45,7 @@ from services.gateway.search.searching import SearchAnswer, SearchQuery
 from services.gateway.version_sets.routes import Routes, SetReport
 from services.platform.errors import InvalidRequest
 from services.platform.rpc import request_context
-from services.platform.stream.position import Position
-from services.platform.stream.times import read_ms, set_ms
+from services.platform.stream.records import Position, read_ms, set_ms
 
 _NO_FILTER = ItemFilter()
 

@@ -7,7 +7,7 @@ from services.gateway.health.minutes import Minutes
 from services.gateway.search.searching import PERSONAL, SOURCES, SearchAnswer
 from services.gateway.stages import COMPONENTS
 from services.platform.metrics import Figures
-from services.platform.turn_clock import TurnClock
+from services.platform.stream.follower import TurnClock
 
 GAP_BUCKETS = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 ITEM_BUCKETS = (1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8)

@@ -23,7 +23,7 @@ from services.gateway.freshness import ItemProgress, PartitionProgress, ServedIn
 from services.gateway.search.searching import SourceHits
 from services.gateway.write.forgetting import Contributions, StoredUser
 from services.platform.errors import FreshetError
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 from services.user_state.values import UserView
 
 R = TypeVar("R", contravariant=True)

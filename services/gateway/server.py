@@ -48,7 +48,7 @@ from services.gateway.version_sets.routes import Routes, ServedSet
 from services.platform.errors import PermissionDenied
 from services.platform.large_requests import in_turn
 from services.platform.rpc import request_context
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 from services.platform.tracing import OFF, Tracing
 
 SERVICE = "freshet.v1.GatewayService"

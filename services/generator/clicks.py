@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from services.catalogue.follower import age_seconds
-from services.contracts.retraction import Undo
 from services.contracts.topic_reader import TopicReader
+from services.contracts.topics.attributions import Undo
 from services.contracts.topics.search_clicks import SEARCH_CLICKS, ClickRecord, SearchClick, decode_click
 from services.generator.domain.text_mol import TextMol
 from services.generator.metrics import GeneratorMetrics
 from services.platform.errors import InvalidRequest
+from services.platform.stream.follower import TurnClock
 from services.platform.stream.kafka import Brokers, BulkProducer
 from services.platform.stream.ports import Reader
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import SourceRecord
 from services.platform.stream.topic import Replicas
 from services.platform.stream.topic_follower import TopicFollower
-from services.platform.turn_clock import TurnClock
 
 log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from services.catalogue.merge_reports import MergeReports
 from services.generator.domain.requests import GeneratorInfo
 from services.platform.metrics import BATCH_BUCKETS, LATENCY_BUCKETS_S
-from services.platform.turn_clock import TurnClock
+from services.platform.stream.follower import TurnClock
 
 ANSWER_BUCKETS = (0.0, 1.0, 10.0, 100.0, 1000.0)
 

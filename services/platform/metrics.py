@@ -12,8 +12,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from services.platform.ports import PortTaken, port_owner
 from services.platform.rpc.admission import Admission
+from services.platform.stream.follower import TurnClock
 from services.platform.transport import Tls
-from services.platform.turn_clock import TurnClock
 
 log = structlog.get_logger()
 

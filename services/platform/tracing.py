@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import SourceRecord
 
 TRACEPARENT = "traceparent"
 Headers = Sequence[tuple[str, bytes]]

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import structlog
 
 from services.platform.errors import FreshetError, PreconditionFailed
-from services.platform.leases import Leases
-from services.platform.stream.follower import Due, Follower
+from services.platform.stream.follower import Due, Follower, TurnClock
 from services.platform.stream.kafka import partition_for
+from services.platform.stream.ports import Leases
 from services.platform.tracing import OFF, Tracing
-from services.platform.turn_clock import TurnClock
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Listing
 from services.refresher.domain.rules import Rules

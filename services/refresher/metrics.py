@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from services.platform.metrics import LARGE_BATCH_BUCKETS, Figures
-from services.platform.turn_clock import TurnClock
+from services.platform.stream.follower import TurnClock
 from services.refresher.domain.partition import COUNTS, Partition
 
 

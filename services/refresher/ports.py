@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from services.contracts.topics.index_deltas import IndexDelta
-from services.platform.stream.record import DeadLetter
+from services.platform.stream.records import DeadLetter
 from services.refresher.domain.records import Entry, Interaction, Listing
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from freshet.v1 import refresher_pb2, refresher_pb2_grpc
 
-from services.platform.stream.position import write_up_to
-from services.platform.stream.times import set_ms
+from services.platform.stream.records import set_ms, write_up_to
 from services.platform.validation import validate_id
 from services.refresher.handlers.describe import Describe, PartitionStatus
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from services.contracts.retraction import furthest
 from services.contracts.topics.forgets import FORGETS, Forget, decode_forget
 from services.platform.errors import DependencyUnavailable, InvalidRequest, PreconditionFailed
 from services.platform.stream.ports import Offsets, Reader
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import SourceRecord, furthest
 from services.user_state.forgetting import Forgotten
 
 log = structlog.get_logger()

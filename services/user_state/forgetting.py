@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from services.algorithms.bundles.event_schema import TURNED_DOWN_EVENTS, EventSchema
 from services.contracts.pseudonyms import pseudonym_of
-from services.contracts.retraction import furthest, is_covered
 from services.contracts.stored_history import PackedHistory, StoredEvent, pack_history
 from services.contracts.topics.forgets import FORGETS, Forget
 from services.platform.errors import PreconditionFailed
+from services.platform.stream.records import furthest, is_covered
 from services.user_state.values import UserHistory, UserUpdate
 
 

@@ -23,9 +23,8 @@ from services.contracts.topics.histories import (
 )
 from services.platform.errors import Conflict, InvalidRequest, PreconditionFailed
 from services.platform.stream.ports import Reader
-from services.platform.stream.position import Position, pack_position, unpack_position
 from services.platform.stream.reading import read_ranges
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import Position, SourceRecord, pack_position, unpack_position
 from services.user_state.ports import HistoryOutbox
 
 log = structlog.get_logger()

@@ -16,9 +16,9 @@ from typing import Any
 
 import structlog
 
-from services.platform.leases import Holding
 from services.platform.redis_clients import REDIS_ERRORS, open_client
-from services.platform.turn_clock import STUCK_S
+from services.platform.stream.follower import STUCK_S
+from services.platform.stream.ports import Holding
 from services.user_state.values import redis_errors
 
 log = structlog.get_logger()

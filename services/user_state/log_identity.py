@@ -15,7 +15,7 @@ import structlog
 
 from services.platform.errors import Conflict, PreconditionFailed
 from services.platform.stream.ports import Offsets, Reader
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import SourceRecord
 
 log = structlog.get_logger()
 

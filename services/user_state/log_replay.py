@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from services.algorithms.bundles.event_schema import EventSchema
-from services.contracts.retraction import furthest
 from services.contracts.topics.dead_letters import stored_letters
 from services.platform.stream.ports import Reader
 from services.platform.stream.reading import read_between
+from services.platform.stream.records import furthest
 from services.user_state.forgetting import Forgotten
 from services.user_state.merging import MAX_RECORDS_PER_USER, Arrival, merge, read_arrival
 from services.user_state.values import UserHistory

@@ -25,12 +25,10 @@ from typing import Any
 
 from services.algorithms.bundles.event_schema import EventSchema, EventType
 from services.algorithms.encoding.history import trim
-from services.contracts.retraction import is_covered
 from services.contracts.stored_history import RecentId, StoredEvent, hash_event_id
 from services.contracts.topics.interactions import Interaction, decode_interaction, validate
 from services.platform.errors import InvalidRequest
-from services.platform.stream.position import Position
-from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.records import DeadLetter, Position, SourceRecord, is_covered
 from services.user_state.values import UserHistory
 
 # Event ids of a user's last records. At most half as many records of a user are applied together, so that a redelivery

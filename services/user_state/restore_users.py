@@ -12,11 +12,10 @@ from itertools import islice
 
 import structlog
 
-from services.contracts.retraction import covers
 from services.contracts.stored_history import PackedHistory
 from services.contracts.topics.histories import HistoryRecord
 from services.platform.stream.ports import Offsets
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import SourceRecord, covers
 from services.user_state.forgetting import erase, packed, seen_in, whole_update
 from services.user_state.layout import home_of
 from services.user_state.log_replay import LogReplay, ReplayedUser

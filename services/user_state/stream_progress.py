@@ -11,7 +11,7 @@ import structlog
 
 from services.platform.errors import Conflict, DependencyUnavailable
 from services.platform.stream.ports import Offsets, Reader
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import SourceRecord
 from services.user_state.log_identity import LogIdentity, LostTail
 from services.user_state.ports import Store
 from services.user_state.values import AdvanceStep, PopularityStep

@@ -16,7 +16,7 @@ from services.gateway.breaker import Breaker
 from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.write import forget
 from services.platform.errors import DependencyUnavailable, PreconditionFailed
-from services.platform.stream.poison import PoisonPolicy
+from services.platform.stream.follower import PoisonPolicy
 from services.user_state import layout, stored_values, writer
 from services.user_state.log_identity import LogIdentity
 from services.user_state.stream_progress import StreamProgress

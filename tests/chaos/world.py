@@ -68,7 +68,7 @@ from services.platform.errors import DependencyUnavailable, FreshetError, Precon
 from services.platform.rpc import request_context
 from services.platform.rpc.server import HealthState
 from services.platform.stream.kafka import Record, partition_for
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 from services.refresher.adapters.decoding import QueryShape
 from services.refresher.adapters.kafka_log import KafkaLog
 from services.refresher.adapters.kafka_outbox import KafkaOutbox as RefresherOutbox

@@ -17,7 +17,7 @@ from services.contracts.topics.dead_letters import dead_letter_topic
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.kafka import BulkProducer, Record
 from services.platform.stream.ports import Reader
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import SourceRecord
 from services.platform.stream.topic import Topic
 
 DEADLINE_S = 20.0

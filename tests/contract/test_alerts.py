@@ -21,7 +21,7 @@ from services.encoder.metrics import EncoderMetrics
 from services.gateway.metrics import GatewayMetrics
 from services.generator.metrics import GeneratorMetrics
 from services.platform.metrics import RpcMetrics
-from services.platform.turn_clock import TurnClock
+from services.platform.stream.follower import TurnClock
 from services.refresher.metrics import RefresherMetrics
 from services.reranker.metrics import RerankerMetrics
 from services.stack.folders import REPOSITORY

@@ -14,8 +14,8 @@ import redis
 from fakes.leases import LeaseTable, MemoryLeases
 from suites import either, eventually
 
-from services.platform.leases import Holding, Leases
 from services.platform.redis_clients import open_client
+from services.platform.stream.ports import Holding, Leases
 from services.user_state.leases import RedisLeases
 
 PARTITIONS = (0, 1, 2)

@@ -15,8 +15,7 @@ from fakes import refresher as refresher_fakes
 from suites import Since, either
 
 from services.contracts.query_state import PackedQueryState
-from services.contracts.retraction import ForgetUpTo, Undo
-from services.contracts.topics.attributions import ATTRIBUTIONS, Attribution, encode_attribution
+from services.contracts.topics.attributions import ATTRIBUTIONS, Attribution, ForgetUpTo, Undo, encode_attribution
 from services.contracts.topics.dead_letters import SUFFIX
 from services.contracts.topics.histories import HISTORIES, MARK_KEY, EncodedHistory
 from services.contracts.topics.index_deltas import INDEX_DELTAS, IndexDelta, ItemDelta, MemoryDelta, encode
@@ -25,7 +24,7 @@ from services.contracts.topics.search_clicks import SEARCH_CLICKS, SearchClick, 
 from services.encoder.adapters import kafka_outbox as encoder_kafka
 from services.encoder.ports import Outbox as EncoderOutbox
 from services.platform.stream.kafka import BulkProducer, partition_for
-from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.records import DeadLetter, SourceRecord
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.refresher.adapters import kafka_outbox as refresher_kafka
 from services.refresher.ports import Outbox as RefresherOutbox

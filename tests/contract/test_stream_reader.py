@@ -17,7 +17,7 @@ from services.contracts.topics.dead_letters import SUFFIX
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.kafka import BulkProducer
 from services.platform.stream.ports import Reader
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import SourceRecord
 from services.stack import Ports
 
 TOPICS = {"a": 3, "b": 1}

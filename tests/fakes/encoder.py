@@ -15,7 +15,7 @@ from services.contracts.topics.histories import HISTORIES, EncodedHistory
 from services.contracts.topics.interactions import INTERACTIONS
 from services.contracts.topics.search_clicks import ClickRecord
 from services.encoder.domain import EncodedStates, EncodeJob
-from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.records import DeadLetter, SourceRecord
 from services.user_state.forget_topic import ForgetTopic
 from services.user_state.values import now_ms
 

@@ -25,7 +25,7 @@ from services.gateway.write.forgetting import Contributions, StoredUser
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, NotFound, PreconditionFailed
 from services.platform.stream.kafka import partition_for
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.user_state.layout import num_partitions_of, pack_positions, reaches
 from services.user_state.values import StoredState, UserView

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 
-from services.platform.leases import Holding
+from services.platform.stream.ports import Holding
 
 
 class LeaseTable:

@@ -7,7 +7,7 @@ from typing import Any
 
 from services.contracts.topics.index_deltas import IndexDelta
 from services.platform.errors import Conflict, PreconditionFailed
-from services.platform.stream.record import DeadLetter
+from services.platform.stream.records import DeadLetter
 from services.refresher.checkpoint import from_file, to_file
 from services.refresher.domain.records import Entry, Interaction, Listing
 from services.refresher.ports import Polled, StoredCheckpoint

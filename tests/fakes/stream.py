@@ -7,7 +7,7 @@ from typing import Self
 
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.ports import Offsets
-from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.records import DeadLetter, SourceRecord
 
 
 class MemoryTopics:

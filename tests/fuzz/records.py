@@ -51,8 +51,7 @@ from services.gateway.recommend.standing_rules import LiveRules
 from services.generator.changes import ItemChanges
 from services.platform.errors import FreshetError, InvalidRequest
 from services.platform.stream.kafka import Record
-from services.platform.stream.position import Position
-from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.records import DeadLetter, Position, SourceRecord
 from services.refresher.adapters.checkpoint_topic import CheckpointTopic
 from services.refresher.adapters.decoding import QueryShape
 from services.refresher.adapters.kafka_log import KafkaLog

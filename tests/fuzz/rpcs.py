@@ -68,7 +68,7 @@ from services.generator.config import GeneratorSettings
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.rpc.request_counts import OF_CLIENTS
 from services.platform.rpc.server import RpcServer
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 from services.refresher.config import RefresherSettings
 from services.refresher.server import RefresherServicer
 from services.reranker.config import RerankerSettings

@@ -42,9 +42,8 @@ from services.contracts import stored_history
 from services.contracts.experiments import Arm, Experiment, Experiments
 from services.contracts.operations import Operation
 from services.contracts.query_state import PackedQueryState
-from services.contracts.retraction import ForgetUpTo, Undo
 from services.contracts.stored_history import RecentId, StoredEvent
-from services.contracts.topics.attributions import ATTRIBUTIONS, Attribution, encode_attribution
+from services.contracts.topics.attributions import ATTRIBUTIONS, Attribution, ForgetUpTo, Undo, encode_attribution
 from services.contracts.topics.dead_letters import dead_letter
 from services.contracts.topics.experiments import EXPERIMENTS
 from services.contracts.topics.experiments import encode_operation as encode_experiments
@@ -81,8 +80,7 @@ from services.offline.bundles.text import TextBundleWriter, save_phrases
 from services.offline.training import checkpoint
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary
 from services.platform.redis_clients import open_client
-from services.platform.stream.position import Position, pack_position
-from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.records import DeadLetter, Position, SourceRecord, pack_position
 from services.refresher.checkpoint import to_file
 from services.refresher.domain import records
 from services.refresher.domain.partition import Partition

@@ -28,7 +28,7 @@ from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
 from services.offline.backfill.jobs import run_warming
 from services.platform.stream.kafka import BulkProducer, Record
-from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.records import DeadLetter, SourceRecord
 from services.stack import Ports, Stack
 from services.stack.version_sets import remove_set
 

@@ -13,7 +13,6 @@ from typer.testing import CliRunner, Result
 from services.cli.main import app
 from services.contracts.dead_letters import Replayed
 from services.contracts.pseudonyms import pseudonym_of
-from services.contracts.read_backwards import Backwards
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics.dead_letters import SUFFIX, dead_letter
 from services.contracts.topics.exposures import EXPOSURES, Exposure
@@ -25,8 +24,8 @@ from services.gateway.adapters.exposure_log import KafkaExposureLog
 from services.gateway.adapters.shown_answers import KafkaShownAnswers
 from services.platform.errors import NotFound, PreconditionFailed
 from services.platform.stream.kafka import BulkProducer, Record, partition_for
-from services.platform.stream.position import Position
-from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.reading import Backwards
+from services.platform.stream.records import DeadLetter, Position, SourceRecord
 from services.platform.stream.topic import NUM_PARTITIONS
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]

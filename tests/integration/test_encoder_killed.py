@@ -18,10 +18,9 @@ from killed_encoder import KEY, VOCABULARY
 from standing import standing
 
 from services.contracts.pseudonyms import pseudonym_of
-from services.contracts.retraction import Undo
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics import ensure_topics
-from services.contracts.topics.attributions import ATTRIBUTIONS, Attribution
+from services.contracts.topics.attributions import ATTRIBUTIONS, Attribution, Undo
 from services.contracts.topics.forgets import Forget, encode_forget
 from services.contracts.topics.interactions import Interaction, encode_interaction
 from services.encoder.handlers.apply_records import ApplyRecords

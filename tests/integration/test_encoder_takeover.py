@@ -27,10 +27,9 @@ from killed_encoder import VOCABULARY
 from standing import standing
 
 from services.contracts.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY
-from services.contracts.retraction import Undo
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics import ensure_topics
-from services.contracts.topics.attributions import ATTRIBUTIONS, Attribution
+from services.contracts.topics.attributions import ATTRIBUTIONS, Attribution, Undo
 from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
 from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
 from services.encoder.handlers.apply_records import ApplyRecords

@@ -33,7 +33,7 @@ from services.contracts.topics.interactions import INTERACTIONS, Interaction
 from services.encoder.config import EncoderSettings
 from services.offline.datasets.interactions import Interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import SourceRecord
 from services.stack import Stack
 from services.user_state.merging import read_arrival
 

@@ -19,7 +19,7 @@ from services.encoder.handlers.apply_records import ApplyRecords
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import Conflict, PreconditionFailed
 from services.platform.stream.kafka import BulkProducer, Record
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import SourceRecord
 from services.platform.stream.topic import NUM_PARTITIONS, Topic
 from services.user_state.values import AdvanceStep, UserUpdate
 from services.user_state.writer import StateWriter

@@ -29,7 +29,7 @@ from services.contracts.topics.attributions import ATTRIBUTIONS
 from services.contracts.topics.index_deltas import INDEX_DELTAS, Batches, decode
 from services.offline.backfill.jobs import run_rebuild
 from services.platform.stream.kafka import BulkProducer, Record, build_consumer, partition_for
-from services.platform.stream.position import unpack_position
+from services.platform.stream.records import unpack_position
 from services.refresher.config import RefresherSettings
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
 from services.stack import Ports

@@ -9,7 +9,7 @@ from freshet.v1 import events_pb2, gateway_pb2
 from kafka import KafkaConsumer, TopicPartition
 from outside import Outside, event, until
 
-from services.contracts.retraction import ForgetUpTo, Undo
+from services.contracts.topics.attributions import ForgetUpTo, Undo
 from services.contracts.topics.search_clicks import SEARCH_CLICKS, ClickRecord, SearchClick, decode_click
 from services.stack import Stack
 

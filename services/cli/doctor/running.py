@@ -12,7 +12,7 @@ from typing import Any
 from services.cli.doctor.findings import Finding, error, fine, warning
 from services.cli.output import CommandError, duration
 from services.contracts.processes import EFFECTS, PROCESSES
-from services.platform.turn_clock import STUCK_S
+from services.platform.stream.follower import STUCK_S
 from services.stack.folders import DEFAULT_STATE
 from services.stack.launcher import PartStatus, Stack
 

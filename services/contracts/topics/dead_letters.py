@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from services.platform.stream.kafka import Headers, Record
-from services.platform.stream.position import Position
-from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.records import DeadLetter, Position, SourceRecord
 from services.platform.stream.topic import FOREVER, Topic
 
 SUFFIX = ".dead-letter"

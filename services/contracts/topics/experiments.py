@@ -9,8 +9,7 @@ from services.contracts.experiments import Arm, Experiment, Experiments, State, 
 from services.contracts.operations import Operation, OperationTopic, operation_of, set_operation
 from services.contracts.wire import rule_message, rules_of
 from services.platform.errors import InvalidRequest
-from services.platform.stream.times import read_ms, set_ms
-from services.platform.stream.topic import parse
+from services.platform.stream.records import parse, read_ms, set_ms
 
 EXPERIMENTS = "experiments"
 

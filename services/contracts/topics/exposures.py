@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from freshet.v1 import common_pb2, events_pb2
 
 from services.platform.errors import InvalidRequest
-from services.platform.stream.times import read_ms, set_ms
-from services.platform.stream.topic import Topic, parse
+from services.platform.stream.records import parse, read_ms, set_ms
+from services.platform.stream.topic import Topic
 from services.platform.validation import validate_id
 
 EXPOSURES = "exposures"

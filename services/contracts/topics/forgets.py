@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from freshet.v1 import events_pb2
 
-from services.platform.stream.position import read_up_to, write_up_to
-from services.platform.stream.times import read_ms, set_ms
-from services.platform.stream.topic import COMPACTED, Topic, check_key, parse
+from services.platform.stream.records import check_key, parse, read_ms, read_up_to, set_ms, write_up_to
+from services.platform.stream.topic import COMPACTED, Topic
 from services.platform.validation import validate_id
 
 FORGETS = "forgets"

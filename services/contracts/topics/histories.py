@@ -17,8 +17,8 @@ from services.contracts import stored_history
 from services.contracts.stored_history import PackedHistory, RecentId, StoredEvent
 from services.contracts.topics.interactions import INTERACTIONS
 from services.platform.errors import InvalidRequest
-from services.platform.stream.position import read_position, write_up_to
-from services.platform.stream.topic import COMPACTED, Topic, parse
+from services.platform.stream.records import parse, read_position, write_up_to
+from services.platform.stream.topic import COMPACTED, Topic
 
 HISTORIES = "histories"
 MAX_RECORD_BYTES = 2 << 20

@@ -17,9 +17,8 @@ import numpy.typing as npt
 from freshet.v1 import events_pb2
 
 from services.platform.errors import InvalidRequest
-from services.platform.stream.position import read_position
-from services.platform.stream.times import read_ms, set_ms
-from services.platform.stream.topic import COMPACTED, Topic, check_key, parse
+from services.platform.stream.records import check_key, parse, read_ms, read_position, set_ms
+from services.platform.stream.topic import COMPACTED, Topic
 from services.platform.validation import validate_id
 
 INDEX_DELTAS = "index-deltas"

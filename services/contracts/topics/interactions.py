@@ -14,8 +14,8 @@ from typing import Any
 from freshet.v1 import events_pb2
 
 from services.platform.errors import InvalidRequest
-from services.platform.stream.times import read_ms, set_ms
-from services.platform.stream.topic import FOREVER, Topic, check_key, parse
+from services.platform.stream.records import check_key, parse, read_ms, set_ms
+from services.platform.stream.topic import FOREVER, Topic
 from services.platform.validation import utf8_size, validate_id, validate_query, validate_text
 
 INTERACTIONS = "interactions"

@@ -11,7 +11,8 @@ from freshet.v1 import events_pb2
 
 from services.contracts.attributes import KINDS, Value, read_value, set_value, validate_value
 from services.platform.errors import InvalidRequest
-from services.platform.stream.topic import COMPACTED, Topic, check_key, parse
+from services.platform.stream.records import check_key, parse
+from services.platform.stream.topic import COMPACTED, Topic
 from services.platform.validation import validate_id, validate_text
 
 ITEMS = "items"

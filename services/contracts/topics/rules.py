@@ -12,7 +12,7 @@ from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.operations import Operation, OperationTopic, Revised, operation_of, set_operation
 from services.contracts.wire import rule_message, rules_of
 from services.platform.errors import InvalidRequest
-from services.platform.stream.topic import parse
+from services.platform.stream.records import parse
 
 RULES = "rules"
 MAX_STANDING = 8

@@ -10,10 +10,9 @@ from typing import Any
 
 from freshet.v1 import events_pb2
 
-from services.contracts.retraction import ForgetUpTo, OfInteraction, Undo, write_about
-from services.platform.stream.position import read_position, read_up_to
-from services.platform.stream.times import read_ms
-from services.platform.stream.topic import FOREVER, Topic, parse
+from services.contracts.topics.attributions import ForgetUpTo, OfInteraction, Undo, write_about
+from services.platform.stream.records import parse, read_ms, read_position, read_up_to
+from services.platform.stream.topic import FOREVER, Topic
 from services.platform.validation import validate_id, validate_query
 
 SEARCH_CLICKS = "search-clicks"

@@ -8,7 +8,7 @@ from freshet.v1 import events_pb2
 from services.contracts.operations import Operation, OperationTopic, operation_of, set_operation
 from services.contracts.version_sets import Share, VersionSet, VersionSets
 from services.platform.errors import InvalidRequest
-from services.platform.stream.topic import parse
+from services.platform.stream.records import parse
 
 VERSION_SETS = "version-sets"
 

@@ -6,13 +6,12 @@ user's home partition.
 
 from collections.abc import Iterator, Sequence
 
-from services.contracts.retraction import ForgetUpTo
-from services.contracts.topics.attributions import ATTRIBUTIONS, Attributed, encode_attribution
+from services.contracts.topics.attributions import ATTRIBUTIONS, Attributed, ForgetUpTo, encode_attribution
 from services.contracts.topics.dead_letters import dead_letter
 from services.contracts.topics.histories import HISTORIES, EncodedHistory
 from services.contracts.topics.search_clicks import SEARCH_CLICKS, ClickRecord, encode_click, key_of
 from services.platform.stream.kafka import BulkProducer, Record
-from services.platform.stream.record import DeadLetter
+from services.platform.stream.records import DeadLetter
 from services.platform.tracing import OFF, Headers, Tracing
 
 # More would not fit into the producer's buffer during an import (32 MiB; a state has 1-3 kB).

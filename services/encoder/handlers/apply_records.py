@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from services.contracts.pseudonyms import pseudonym_of
-from services.contracts.retraction import Undo, furthest
-from services.contracts.topics.attributions import Attribution
+from services.contracts.topics.attributions import Attribution, Undo
 from services.contracts.topics.interactions import SEARCH_CLICK
 from services.contracts.topics.search_clicks import SearchClick
 from services.encoder.domain import UserWork
@@ -22,7 +21,7 @@ from services.encoder.models import Model
 from services.encoder.popular import popularity_steps
 from services.encoder.ports import Outbox, SequenceEncoder
 from services.platform.stream.ports import Reader
-from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.records import DeadLetter, SourceRecord, furthest
 from services.platform.tracing import OFF, Tracing
 from services.user_state.forgetting import Forgotten, turned_down
 from services.user_state.layout import home_of
@@ -185,7 +184,7 @@ class ApplyRecords:
                 self.encode_batch.own.encoder.encode([job])
 
     def reject(self, record: SourceRecord, reason: str) -> Applied:
-        """Dead-letter a poison record (`services.platform.stream.poison`)."""
+        """Dead-letter a poison record (`services.platform.stream.follower`)."""
         return self._apply_together([DeadLetter(record, reason)])
 
     def _apply_together(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.contracts.retraction import PSEUDONYMS_BETWEEN
+from services.contracts.pseudonyms import PSEUDONYMS_BETWEEN
 from services.encoder.encoding import Vocabulary
 from services.encoder.ports import UserReader
 from services.platform.validation import validate_id

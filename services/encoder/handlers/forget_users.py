@@ -17,17 +17,15 @@ import structlog
 
 from services.algorithms.bundles.event_schema import EventSchema, default_schema
 from services.contracts.pseudonyms import pseudonym_of
-from services.contracts.retraction import ForgetUpTo, Undo, covers, is_covered
 from services.contracts.stored_history import PackedHistory
-from services.contracts.topics.attributions import Attributed
+from services.contracts.topics.attributions import Attributed, ForgetUpTo, Undo
 from services.contracts.topics.forgets import Forget
 from services.encoder.encoding import cache_key
 from services.encoder.ports import Keeper, Outbox
 from services.platform.errors import Conflict, FreshetError
 from services.platform.stream.kafka import partition_for
 from services.platform.stream.ports import Offsets
-from services.platform.stream.position import Position
-from services.platform.stream.record import DeadLetter
+from services.platform.stream.records import DeadLetter, Position, covers, is_covered
 from services.user_state.forget_topic import ForgetRecord, KnownForgets
 from services.user_state.forgetting import check_same_log, erase, packed, pseudonyms_of, seen_in, whole_update
 from services.user_state.layout import home_of, num_partitions_of

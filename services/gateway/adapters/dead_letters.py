@@ -10,7 +10,7 @@ from services.contracts.dead_letters import DeadLetters, Replayed
 from services.contracts.topics.dead_letters import StoredLetter
 from services.gateway.adapters.stream_ends import within
 from services.platform.stream.kafka import Brokers
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from services.gateway.search.searching import Hit, SourceHits
 from services.gateway.write.forgetting import StoredUser
 from services.platform.errors import FreshetError, PreconditionFailed
 from services.platform.rpc import client as rpc_client
-from services.platform.stream.times import set_ms
+from services.platform.stream.records import set_ms
 
 # The generated stubs carry no types.
 _EncoderStub: Any = encoder_pb2_grpc.EncoderServiceStub

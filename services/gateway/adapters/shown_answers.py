@@ -11,15 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from services.contracts.pseudonyms import pseudonym_of
-from services.contracts.read_backwards import Backwards
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics.exposures import EXPOSURES, decode_exposure
 from services.gateway.adapters.stream_ends import within
 from services.gateway.describe.shown import Looked, Shown
 from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
 from services.platform.stream.kafka import Brokers, partition_for
-from services.platform.stream.position import Position
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.reading import Backwards
+from services.platform.stream.records import Position, SourceRecord
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
 from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 from services.platform.stream.event_producer import EventProducer
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 from services.platform.tracing import OFF, Tracing
 
 R = TypeVar("R")

@@ -7,7 +7,7 @@ from typing import Protocol
 from services.contracts.topics.exposures import Exposure
 from services.gateway.recommend.catalogue import Titles
 from services.platform.errors import InvalidRequest
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 from services.platform.validation import validate_id
 
 DEFAULT_ANSWERS, MAX_ANSWERS = 20, 100

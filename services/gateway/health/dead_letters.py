@@ -8,7 +8,7 @@ from services.contracts.dead_letters import LETTERED, Replayed
 from services.contracts.topics.dead_letters import StoredLetter
 from services.gateway.ports import DeadLetterLog
 from services.platform.errors import InvalidRequest
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 
 DEFAULT_LETTERS, MAX_LETTERS = 50, 200
 _TIMEOUT_S = 20.0

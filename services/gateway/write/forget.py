@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from services.contracts.retraction import covers
 from services.contracts.topics.forgets import Forget
 from services.gateway.domain import now_ms
 from services.gateway.ports import Ports, Refreshers
@@ -19,6 +18,7 @@ from services.gateway.write.remaining_data import REMAINS
 from services.gateway.write.writes import RETRY_AFTER_MS
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError
 from services.platform.rpc import request_context
+from services.platform.stream.records import covers
 from services.platform.validation import validate_id
 
 # Time limit of a call without a deadline.

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 
 # Per partition, one per `_SPACING_S`: they cover a grace of several seconds.
 _MAX_MARKS = 64

@@ -33,7 +33,7 @@ from services.platform.errors import (
 )
 from services.platform.large_requests import in_turn, side_by_side
 from services.platform.rpc import admission
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 from services.platform.validation import validate_id
 from services.user_state.layout import IMPRESSIONS
 

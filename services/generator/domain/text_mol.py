@@ -20,7 +20,7 @@ from services.algorithms.pefa.query_feedback import Click, Encode, QueryFeedback
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.scoring.states import FloatArray, QueryStates
 from services.algorithms.scoring.voted_answers import joined_answer, num_negative
-from services.contracts.retraction import ForgetUpTo, Undo
+from services.contracts.topics.attributions import ForgetUpTo, Undo
 from services.contracts.topics.index_deltas import ItemDelta
 from services.contracts.topics.items import CatalogueItem
 from services.contracts.topics.search_clicks import ClickRecord, SearchClick

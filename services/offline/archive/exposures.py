@@ -21,7 +21,7 @@ from services.offline.archive.files import EXPOSURE_FOLDER, Progressed
 from services.platform.errors import DependencyUnavailable, FreshetError, PreconditionFailed
 from services.platform.stream.ports import Reader
 from services.platform.stream.reading import SILENCE_S
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import SourceRecord
 
 MANIFEST = "archived.json"
 _FILE_RECORDS = 200_000

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from services.contracts.topics.interactions import INTERACTIONS
 from services.platform.errors import PreconditionFailed
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import SourceRecord
 
 MANIFEST = "archive.json"
 # The folder of services.offline.archive.exposures, next to the interactions.

@@ -14,7 +14,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from services.contracts.retraction import is_covered
 from services.contracts.topics.interactions import INTERACTIONS
 from services.offline.archive.files import (
     EXPOSURE_FOLDER,
@@ -29,7 +28,7 @@ from services.offline.archive.files import (
 from services.platform.errors import DependencyUnavailable, PreconditionFailed
 from services.platform.stream.ports import Reader
 from services.platform.stream.reading import SILENCE_S
-from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.records import DeadLetter, SourceRecord, is_covered
 from services.user_state.forget_topic import ForgetTopic
 from services.user_state.forgetting import Forgotten, check_same_log
 from services.user_state.log_identity import Anchor, Anchors, same_logs

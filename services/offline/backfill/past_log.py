@@ -13,7 +13,7 @@ from services.offline.datasets import Interactions
 from services.platform.errors import InvalidRequest, PreconditionFailed
 from services.platform.stream.kafka import Record
 from services.platform.stream.ports import Reader
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 
 WRITE_CHUNK = 20_000
 

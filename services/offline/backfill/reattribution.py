@@ -17,7 +17,7 @@ from services.encoder.ports import Outbox, SequenceEncoder
 from services.offline.archive.files import Archive
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.ports import Reader
-from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.records import DeadLetter, SourceRecord
 from services.user_state.forget_topic import ForgetTopic
 from services.user_state.forgetting import Forgotten
 from services.user_state.ports import Store

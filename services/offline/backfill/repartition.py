@@ -17,12 +17,12 @@ from kafka import KafkaConsumer
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from kafka.errors import KafkaError
 
-from services.contracts.retraction import furthest, is_covered
 from services.contracts.topics import TOPICS, ensure_topics, exposures, interactions, items
 from services.contracts.topics.dead_letters import SUFFIX
 from services.contracts.topics.forgets import FORGETS, decode_forget
 from services.platform.errors import DependencyUnavailable, FreshetError, InvalidRequest, PreconditionFailed
 from services.platform.stream.kafka import Brokers, BulkProducer, Record, build_consumer, kafka_options, partition_for
+from services.platform.stream.records import furthest, is_covered
 from services.platform.stream.topic import NUM_PARTITIONS, Replicas, Topic
 
 NEXT = f"{interactions.INTERACTIONS}.next"

@@ -18,7 +18,7 @@ from services.offline.archive.exposures import SCHEMA, archived_ends, exposure_f
 from services.offline.archive.files import Archive, is_archive
 from services.platform.errors import PreconditionFailed
 from services.platform.stream.ports import Offsets, Reader
-from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.records import DeadLetter, SourceRecord
 from services.user_state.merging import read_arrival
 
 _TIME = pa.timestamp("ms", "UTC")

@@ -25,8 +25,8 @@ from services.platform.ports import PortTaken, check_port_free, port_owner
 from services.platform.rpc.admission import Admission
 from services.platform.rpc.guard import CallGuards, Door
 from services.platform.rpc.health_check import WHY_NOT_READY
+from services.platform.stream.follower import TurnClock
 from services.platform.tracing import Tracing
-from services.platform.turn_clock import TurnClock
 
 if TYPE_CHECKING:
     from services.platform.http.server import HttpServer

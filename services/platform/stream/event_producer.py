@@ -30,7 +30,7 @@ from services.platform.stream.kafka import (
     build_producer,
     close_producer,
 )
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 
 MAX_RECORD_BYTES = 1_000_000
 MAX_QUEUED = 10_000

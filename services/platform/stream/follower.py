@@ -1,24 +1,47 @@
-"""The loop of every thread that follows topics.
+"""The loop of every thread that follows topics, and what it does with a record that makes it fail.
 
-A failed turn is logged once and repeated after a wait; after two in a row `on_stall` is called. `turns` detects a turn
-that hangs. `poison.py` decides after an exception outside the error tree.
+The loop logs a failed turn once, waits and repeats it; after two failures in a row it calls `on_stall`. Other threads
+read its `TurnClock`, because a loop that hangs exports no metric.
+
+A poison record fails alone and always, because of its content; the loop may set it aside. After other failures (memory,
+a disk, a model, another version's process) the loop waits, which loses nothing.
 """
 
 import contextlib
 import threading
 import time
+import traceback
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import structlog
 
 from services.platform.errors import FreshetError
-from services.platform.stream.poison import ATTEMPTS, PoisonPolicy
-from services.platform.turn_clock import TurnClock
 
 log = structlog.get_logger()
 
 R = TypeVar("R")
+
+# A turn hangs if it takes longer: its calls time out after a few seconds.
+STUCK_S = 60.0
+# Failures of a batch before its records are tried alone. Most causes pass within these waits.
+ATTEMPTS = 3
+# Records tried alone before and after the suspect.
+NEIGHBOURS = 8
+# Largest share of neighbours that may fail alone: a bad producer's records are neighbours. If more fail, the process or
+# the model is the cause.
+MAX_FAILING_NEIGHBOURS = 0.25
+# Largest share of the last `WINDOW` records to set aside (`FEW` in any case); beyond it the loop waits for an operator.
+# Real data has fewer than one bad record in a thousand; a broken process fails at whole kinds of records.
+MAX_POISON_SHARE = 0.01
+FEW = 3
+WINDOW = 10_000
+_MAX_SUSPECTS = 1_000
+
+# Errors that no record causes by itself.
+_ENVIRONMENT = (MemoryError, OSError, RecursionError, SystemError, ImportError, EOFError, BufferError, ReferenceError)
 
 
 class Due:
@@ -34,14 +57,168 @@ class Due:
         return is_due
 
 
+class TurnClock:
+    """The times of a loop's last turns. One thread writes it, any may read. clock: returns monotonic seconds."""
+
+    def __init__(self, *, stuck_s: float = STUCK_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stuck_s, self._clock = stuck_s, clock
+        self._ended_s = self._worked_s = clock()
+        # Turns in a row that raised.
+        self.failures = 0
+
+    def ended(self, *, well: bool) -> None:
+        """Note the end of a turn. well: it did not raise."""
+        self._ended_s = self._clock()
+        self.failures = 0 if well else self.failures + 1
+        if well:
+            self._worked_s = self._ended_s
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last good turn, or since construction."""
+        return self._clock() - self._worked_s
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the present turn takes longer than `stuck_s`."""
+        return self._clock() - self._ended_s > self._stuck_s
+
+
+def depends_on_record(exc: BaseException) -> bool:
+    """Whether a record can cause the error. The error tree, memory, files, time or the interpreter depend on none."""
+    seen: set[int] = set()
+    found: BaseException | None = exc
+    while found is not None and id(found) not in seen:
+        if isinstance(found, (FreshetError, *_ENVIRONMENT)) or not isinstance(found, Exception):
+            return False
+        seen.add(id(found))
+        found = found.__cause__ or found.__context__
+    return True
+
+
+def signature(exc: BaseException) -> str:
+    """Return what identifies a failure: the error's class, and the line that raised it."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
+    return f"{type(exc).__name__}{place}"
+
+
+@dataclass(slots=True)
+class _Suspect:
+    """A record that failed alone. others_passed: other records passed alone since."""
+
+    signature: str
+    others_passed: bool = False
+
+
+class PoisonPolicy(Generic[R]):
+    """Judges records of one loop. Not thread-safe."""
+
+    def __init__(self, name: str) -> None:
+        """name: the loop's name in the log."""
+        self._name = name
+        # At most one per partition, and suspects that passed later.
+        self._suspects: OrderedDict[Hashable, _Suspect] = OrderedDict()
+        self._lately: deque[R] = deque(maxlen=NEIGHBOURS)
+        # The number of processed records, and its value at each record set aside.
+        self._dealt_with = 0
+        self._set_aside: deque[int] = deque()
+        self._logged: tuple[Hashable, str] | None = None
+
+    def applied(self, records: Sequence[R]) -> None:
+        """Count applied records, and remember the last ones as neighbours."""
+        self._dealt_with += len(records)
+        self._lately.extend(records[-NEIGHBOURS:])
+
+    def is_poison(
+        self,
+        key: Hashable,
+        record: R,
+        exc: Exception,
+        *,
+        behind: Sequence[R] = (),
+        applied: int = 0,
+        rehearse: Callable[[R], object] | None = None,
+    ) -> bool:
+        """Return whether a record that failed alone may be set aside; if not, the caller waits and tries again.
+
+        A record needs two calls with the same key and failure, and neighbours that pass alone in `rehearse`: records of
+        `behind`, and those applied last. `rehearse` does everything but the visible effects. If the record itself
+        passes in it, writing fails; the evidence is then `applied`, the number of records applied alone just before.
+
+        Raises: a FreshetError of `rehearse`.
+        """
+        reason = self._innocent_because(key, record, exc, behind, applied, rehearse)
+        if reason:
+            if self._logged != (key, reason):
+                self._logged = (key, reason)
+                log.error("record_holds_stream", follower=self._name, record=str(key), reason=reason, exc_info=exc)
+            return False
+        self._suspects.pop(key, None)
+        self._logged = None
+        self._dealt_with += 1
+        self._set_aside.append(self._dealt_with)
+        log.error("record_set_aside", follower=self._name, record=str(key), reason=signature(exc), exc_info=exc)
+        return True
+
+    def _innocent_because(
+        self,
+        key: Hashable,
+        record: R,
+        exc: Exception,
+        behind: Sequence[R],
+        applied: int,
+        rehearse: Callable[[R], object] | None,
+    ) -> str:
+        """Return why the record is not set aside; "" if it is."""
+        if not depends_on_record(exc):
+            return f"{type(exc).__name__}: no record causes this; waiting until it has passed"
+        failure = signature(exc)
+        known = self._suspects.get(key)
+        if known is None or known.signature != failure:
+            known = self._suspects[key] = _Suspect(failure)
+            if len(self._suspects) > _MAX_SUSPECTS:
+                self._suspects.popitem(last=False)
+        elif known.others_passed:
+            while self._set_aside and self._set_aside[0] <= self._dealt_with - WINDOW:
+                self._set_aside.popleft()
+            allowed = max(FEW, int(MAX_POISON_SHARE * min(WINDOW, self._dealt_with)))
+            if len(self._set_aside) < allowed:
+                return ""
+            return (
+                f"{failure}: {len(self._set_aside)} of the last {min(WINDOW, self._dealt_with)} records were set aside "
+                f"already, allowed are {allowed}: the process or the model fails, not the records"
+            )
+        if rehearse is None or _failure(rehearse, record) != failure:
+            known.others_passed |= applied > 0
+            return f"{failure}: it fails alone; waiting until other records pass alone"
+        neighbours = [*self._lately, *behind[:NEIGHBOURS]]
+        failing = sum(bool(_failure(rehearse, one)) for one in neighbours)
+        healthy = bool(neighbours) and failing <= MAX_FAILING_NEIGHBOURS * len(neighbours)
+        known.others_passed |= healthy
+        if healthy:
+            return f"{failure}: it fails alone, {len(neighbours) - failing} others pass; it is tried once more"
+        return f"{failure}: {failing} of {len(neighbours)} other records fail alone, too, or there are none"
+
+
+def _failure(rehearse: Callable[[R], object], record: R) -> str:
+    """Return the signature of a record's failure, "" if it passes."""
+    try:
+        rehearse(record)
+    except FreshetError:
+        raise
+    except Exception as exc:
+        return signature(exc)
+    return ""
+
+
 class Follower:
     """Runs turns from `start` to `stop`.
 
-    `on_ready`: called after `ready`, and when turns work again after `on_stall`. Without `on_stall`, what was read is
-    still served during a stall.
+    on_ready: called after `ready`, and when turns work again after `on_stall`. Without `on_stall`, a stall changes
+    nothing for callers.
 
-    After several exceptions outside the error tree, `tries_alone` is True, and a poison record is set aside. `lost` may
-    discard a half-applied change.
+    After `ATTEMPTS` exceptions outside the error tree, `tries_alone` is True, and a poison record is set aside.
     """
 
     def __init__(
@@ -55,7 +232,7 @@ class Follower:
         lag_every_s: float = 1.0,
         turns: TurnClock | None = None,
     ) -> None:
-        """name: of thread and log. The wait after a failure doubles from `backoff_s` to `max_backoff_s`."""
+        """name: of the thread, and in the log. The wait after a failure doubles from `backoff_s` to `max_backoff_s`."""
         self.name = name
         self.turns = turns or TurnClock()
         self.bugs = 0
@@ -73,7 +250,7 @@ class Follower:
         raise NotImplementedError
 
     def lost(self, exc: Exception) -> None:
-        """Called after a turn raised: records read and applied may differ."""
+        """Called after a turn raised. A subclass discards a half-applied change."""
 
     @property
     def tries_alone(self) -> bool:

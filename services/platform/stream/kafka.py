@@ -1,6 +1,6 @@
 """kafka-python's clients with short timeouts and the error tree.
 
-They block for seconds at most (kafka-python: up to a minute), so they belong in a thread. Keys are placed by Kafka's
+They block for seconds at most (kafka-python: up to a minute), so call them in a thread. Keys are placed by Kafka's
 default partitioner (murmur2), as outside producers do.
 """
 
@@ -20,13 +20,13 @@ from kafka.errors import (
     SaslAuthenticationFailedError,
 )
 from kafka.partitioner.default import murmur2
+from kafka.record.default_records import DefaultRecordBatch
 
 from services.platform.errors import DependencyUnavailable
-from services.platform.stream.kafka_headers import accept_any_header_name
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 from services.platform.transport import ENCRYPTED, SASL, KafkaConnection
 
-# Twice Kafka's default: topics have own limits, which this one has to exceed.
+# Twice Kafka's default, because it has to exceed the limits of all topics.
 _MAX_REQUEST_BYTES = 2 << 20
 DELIVERY_TIMEOUT_MS = 5_000
 _GATHERED_BYTES = 65_536
@@ -297,3 +297,42 @@ def _partitions(consumer: KafkaConsumer, topic: str, partitions: Sequence[int] |
     if absent := sorted(set(wanted) - set(found)):
         raise DependencyUnavailable(f"topic {topic!r} has partitions {sorted(found)}, not {absent}")
     return [TopicPartition(topic, partition) for partition in wanted]
+
+
+# Kafka does not check the encoding of header names. kafka-python fails forever at one that is not UTF-8, so a producer
+# could stop a stream. Below, invalid bytes become U+FFFD.
+
+
+class _Name(bytes):
+    def decode(self, encoding: str = "utf-8", errors: str = "replace") -> str:
+        return super().decode(encoding, errors)
+
+
+class _Buffer(bytearray):
+    """A buffer whose slices decode without failing."""
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        return _Name(found) if isinstance(key, slice) else found
+
+
+def _tolerant(read: Any) -> Any:
+    def read_any(batch: Any) -> Any:
+        try:
+            return read(batch)
+        except UnicodeDecodeError:
+            plain, batch._buffer = batch._buffer, _Buffer(batch._buffer)
+            try:
+                return read(batch)
+            finally:
+                batch._buffer = plain
+
+    read_any.tolerant = True  # type: ignore[attr-defined]
+    return read_any
+
+
+def accept_any_header_name() -> None:
+    """Make this process's consumers read records whose header names are not UTF-8. Idempotent."""
+    read = DefaultRecordBatch._read_msg
+    if not hasattr(read, "tolerant"):
+        DefaultRecordBatch._read_msg = _tolerant(read)

@@ -1,19 +1,22 @@
-"""The port for reading topics (`services/contracts/topic_reader.py`; in memory for tests).
-
-Methods take a topic's name; "" is the first one. Offsets map partition to offset. `seek` or `assign` says where a
-reader begins. Every method raises DependencyUnavailable without the broker; `poll` may return nothing instead.
+"""The ports for reading topics (`services/contracts/topic_reader.py`) and for sharing their partitions between
+processes (`services/user_state/leases.py`). Each has an adapter in memory for tests.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import SourceRecord
 
 Offsets = Mapping[int, int]
 
 
 class Reader(Protocol):
-    """Reads some topics. Not thread-safe."""
+    """Reads some topics, from where `seek` or `assign` says. Not thread-safe.
+
+    topic: "" is the first one. Every method raises DependencyUnavailable without the broker; `poll` may return nothing
+    instead.
+    """
 
     def partitions(self, topic: str = "") -> Sequence[int]:
         """Return the assigned partitions."""
@@ -31,16 +34,16 @@ class Reader(Protocol):
         """Return the first offset, and one past the last record."""
 
     def records_at(self, offsets: Offsets, topic: str = "") -> Mapping[int, SourceRecord]:
-        """Return the record at one offset of each partition, if it exists; poll positions do not change."""
+        """Return the existing records among one offset per partition. Poll positions do not change."""
 
     def assign(self, offsets: Offsets, topic: str = "") -> None:
         """Poll only these partitions of the topic, from these offsets."""
 
     def seek(self, offsets: Offsets, topic: str = "") -> None:
-        """Continue from these offsets (skipping records that retention deleted)."""
+        """Continue from these offsets, or after the records that retention deleted."""
 
     def poll(self, timeout_ms: int, max_records: int | None = None, *, only: str = "") -> Sequence[SourceRecord]:
-        """Return the next records, in order per partition. only: poll this topic.
+        """Return the next records, in order per partition. only: poll this topic alone.
 
         A recreated topic shorter than the position is read from its start.
         """
@@ -62,3 +65,27 @@ class Reader(Protocol):
 
     def close(self) -> None:
         """Close; the next call connects again at this reader's positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The leased partitions. terms: per partition, grows with every owner. surplus: how many others should have."""
+
+    terms: Mapping[int, int]
+    surplus: int = 0
+
+
+class Leases(Protocol):
+    """Leases on partitions. Thread-safe."""
+
+    def start(self, partitions: Sequence[int]) -> None:
+        """Join in the background; acquires free partitions at once. Raises: DependencyUnavailable, without joining."""
+
+    def holding(self) -> Holding:
+        """Return the leased partitions."""
+
+    def release(self, partitions: Collection[int]) -> None:
+        """Release partitions at once."""
+
+    def close(self) -> None:
+        """Release everything and leave the group."""

@@ -1,7 +1,7 @@
-"""Read records known to exist.
+"""Read ranges of records, single records, and a partition backwards.
 
-Silence is therefore the broker's fault: reading fails after `SILENCE_S`. Gaps from compaction and transactions are
-skipped.
+The records exist, so a poll without any is the broker's fault: reading fails after `SILENCE_S`. Gaps from compaction
+and transactions are skipped.
 """
 
 import time
@@ -9,20 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.ports import Reader
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import SourceRecord
 
 SILENCE_S = 10.0
-# Records per poll in `read_offsets`.
-_TOGETHER = 64
+# Records per poll in `read_offsets`, and per block in `Backwards`.
+_TOGETHER, _BLOCK = 64, 500
+_POLL_MS = 200
 
 
 def read_ranges(
     reader: Reader, ranges: Mapping[int, tuple[int, int]], *, poll_ms: int, max_records: int
 ) -> Iterator[Sequence[SourceRecord]]:
-    """Yield the first topic's records between two offsets per partition (both included, the first existing), poll by
-    poll; a poll without records yields an empty list.
+    """Yield the first topic's records, poll by poll; a poll without records yields an empty list.
 
-    Raises: DependencyUnavailable.
+    ranges: first and last offset per partition; the first one exists. Raises: DependencyUnavailable.
     """
     missing = {partition: last for partition, (first, last) in ranges.items() if first <= last}
     if not missing:
@@ -44,28 +44,24 @@ def read_ranges(
 
 
 def read_between(reader: Reader, ranges: Mapping[int, tuple[int, int]]) -> Iterator[SourceRecord]:
-    """Yield the existing records between two offsets per partition.
-
-    Raises: DependencyUnavailable.
-    """
+    """Yield the existing records. ranges: first and last offset per partition. Raises: DependencyUnavailable."""
     begins = {partition: first for partition, (first, _) in reader.bounds(ranges.keys()).items()}
     there = {p: (max(first, begins[p]), last) for p, (first, last) in ranges.items()}
-    for records in read_ranges(reader, there, poll_ms=200, max_records=10_000):
+    for records in read_ranges(reader, there, poll_ms=_POLL_MS, max_records=10_000):
         yield from records
 
 
 def read_offsets(
     reader: Reader, topic: str, partition: int, offsets: Sequence[int], *, max_gap: int
 ) -> Iterator[tuple[int, SourceRecord | None]]:
-    """Yield these ascending offsets with their records; None if gone.
+    """Yield these ascending offsets, each with its record or None if it does not exist any more.
 
-    max_gap: skipping this many records is cheaper than another fetch.
-    Raises: DependencyUnavailable.
+    max_gap: skipping this many records is cheaper than another fetch. Raises: DependencyUnavailable.
     """
     at, next_offset = 0, -1
     deadline = time.monotonic() + SILENCE_S
     while at < len(offsets):
-        # Outside these bounds the broker would begin elsewhere.
+        # The broker would begin at another offset outside these bounds.
         if next_offset < 0:
             first, end = reader.bounds([partition], topic)[partition]
         if not first <= offsets[at] < end:
@@ -74,7 +70,7 @@ def read_offsets(
             continue
         if next_offset < 0 or offsets[at] - next_offset > max_gap:
             reader.assign({partition: offsets[at]}, topic)
-        records = reader.poll(200, _TOGETHER)
+        records = reader.poll(_POLL_MS, _TOGETHER)
         if records:
             deadline = time.monotonic() + SILENCE_S
         elif time.monotonic() > deadline:
@@ -89,3 +85,36 @@ def read_offsets(
                 yield record.offset, record
                 at += 1
             next_offset = record.offset + 1
+
+
+class Backwards:
+    """A partition's newest records in blocks, to iterate once.
+
+    max_bytes: of keys and values; the block that exceeds it is the last. max_s: total time. is_complete: all records
+    were read.
+    """
+
+    def __init__(self, reader: Reader, partition: int, *, topic: str = "", max_bytes: int, max_s: float) -> None:
+        self._reader, self._partition, self._topic = reader, partition, topic
+        self._max_bytes, self._max_s = max_bytes, max_s
+        self.is_complete = False
+
+    def __iter__(self) -> Iterator[list[SourceRecord]]:
+        """Yield blocks, the newest first, each in the partition's order. Raises: DependencyUnavailable."""
+        deadline, size, partition = time.monotonic() + self._max_s, 0, self._partition
+        first, end = self._reader.bounds([partition], self._topic)[partition]
+        while first < end:
+            if size > self._max_bytes:
+                return
+            start = max(first, end - _BLOCK)
+            self._reader.assign({partition: start}, self._topic)
+            block: list[SourceRecord] = []
+            # Compaction and transactions leave gaps: the position, not a count, shows the block's end.
+            while self._reader.positions(self._topic)[partition] < end:
+                if time.monotonic() > deadline:
+                    return
+                block += [one for one in self._reader.poll(_POLL_MS) if one.offset < end]
+            size += sum(len(one.key or b"") + len(one.value or b"") for one in block)
+            end = start
+            yield block
+        self.is_complete = True

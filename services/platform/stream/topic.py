@@ -1,12 +1,9 @@
-"""A topic's configuration, and parsing of its records."""
+"""The configuration with which a topic is created."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-from google.protobuf.message import DecodeError, Message
-
-from services.platform.errors import InvalidRequest, PreconditionFailed
+from services.platform.errors import PreconditionFailed
 
 NUM_PARTITIONS = 8
 FOREVER = {"retention.ms": "-1"}
@@ -15,15 +12,10 @@ COMPACTED = {"cleanup.policy": "compact"}
 # With three brokers, any one may fail without losing or rejecting a record.
 SAFE_REPLICAS, SAFE_IN_SYNC = 3, 2
 
-_M = TypeVar("_M", bound=Message)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replicas:
-    """Replication of created topics.
-
-    0: three and two on at least three brokers, else one and one.
-    """
+    """Replication of created topics. 0: three replicas, two in sync, on at least three brokers; else one and one."""
 
     replication_factor: int = 0
     min_in_sync: int = 0
@@ -42,30 +34,10 @@ class Replicas:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topic:
-    """A topic's configuration on creation.
-
-    has_dead_letters: for unreadable records. as_many_as: a topic with the same number of partitions.
-    """
+    """has_dead_letters: it has a topic for unreadable records. as_many_as: has the same number of partitions."""
 
     name: str
     num_partitions: int = NUM_PARTITIONS
     settings: Mapping[str, str] = field(default_factory=dict)
     has_dead_letters: bool = False
     as_many_as: str = ""
-
-
-def parse(kind: type[_M], value: bytes | None) -> _M:
-    """Return the record's message, unchecked. Raises: InvalidRequest for absent or malformed bytes."""
-    name = kind.DESCRIPTOR.name
-    if not value:
-        raise InvalidRequest.of("value", "no bytes", f"a whole {name} message")
-    try:
-        return kind.FromString(value)
-    except DecodeError as exc:
-        raise InvalidRequest.of("value", f"{len(value)} unreadable bytes", f"a whole {name} message") from exc
-
-
-def check_key(key: bytes | None, wanted: bytes, name: str) -> None:
-    """Raise InvalidRequest unless the key matches. name: what it should be."""
-    if key != wanted:
-        raise InvalidRequest.of("key", "absent" if key is None else f"{len(key)} other bytes", name)

@@ -8,10 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 
-from services.platform.stream.follower import Follower
+from services.platform.stream.follower import Follower, TurnClock
 from services.platform.stream.ports import Reader
-from services.platform.stream.record import SourceRecord
-from services.platform.turn_clock import TurnClock
+from services.platform.stream.records import SourceRecord
 
 log = structlog.get_logger()
 

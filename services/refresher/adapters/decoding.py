@@ -16,9 +16,15 @@ from services.contracts.query_state import PackedQueryState, from_message
 from services.contracts.topics.interactions import MAX_TYPE_BYTES
 from services.contracts.topics.items import decode_item
 from services.platform.errors import InvalidRequest
-from services.platform.stream.position import pack_position, read_position, read_up_to
-from services.platform.stream.record import DeadLetter, SourceRecord
-from services.platform.stream.times import MOST_MS, read_ms
+from services.platform.stream.records import (
+    MOST_MS,
+    DeadLetter,
+    SourceRecord,
+    pack_position,
+    read_ms,
+    read_position,
+    read_up_to,
+)
 from services.platform.validation import validate_id
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Listing, Undo
 

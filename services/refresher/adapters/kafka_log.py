@@ -13,7 +13,7 @@ from services.contracts.topics.items import ITEMS
 from services.platform.errors import PreconditionFailed
 from services.platform.stream.ports import Reader
 from services.platform.stream.reading import read_offsets
-from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.records import DeadLetter, SourceRecord
 from services.platform.tracing import OFF, Tracing
 from services.refresher.adapters.decoding import QueryShape, decode_attribution, decode_listing
 from services.refresher.domain.records import Interaction, Listing

@@ -6,7 +6,7 @@ from services.contracts.topics import index_deltas
 from services.contracts.topics.dead_letters import dead_letter
 from services.contracts.topics.index_deltas import INDEX_DELTAS
 from services.platform.stream.kafka import BulkProducer, Record
-from services.platform.stream.record import DeadLetter
+from services.platform.stream.records import DeadLetter
 from services.platform.tracing import OFF, Tracing
 
 

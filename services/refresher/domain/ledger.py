@@ -14,8 +14,7 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from services.contracts.retraction import furthest, is_covered
-from services.platform.stream.position import MAX_OFFSET, unpack_position
+from services.platform.stream.records import MAX_OFFSET, furthest, is_covered, unpack_position
 from services.refresher.domain.ledger_rows import BLOCK_ROWS, DTYPES, NO_ITEM, ROW_BYTES, Block, Mix, Rows
 from services.refresher.domain.records import IntArray, hash_text
 

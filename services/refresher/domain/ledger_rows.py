@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.platform.stream.position import MAX_OFFSET
+from services.platform.stream.records import MAX_OFFSET
 from services.refresher.domain.records import IntArray
 
 Rows = Mapping[str, npt.NDArray[np.generic]]

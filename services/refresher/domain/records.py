@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.contracts.query_state import PackedQueryState
-from services.platform.stream.record import DeadLetter
+from services.platform.stream.records import DeadLetter
 
 IntArray = npt.NDArray[np.int64]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from services.algorithms.pefa.memory import MemoryEntry, QueryMemory, offer_all
-from services.platform.stream.position import unpack_position
+from services.platform.stream.records import unpack_position
 from services.refresher.domain.records import Interaction
 from services.refresher.domain.rules import Rules
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from services.contracts.topics.attributions import ATTRIBUTIONS
 from services.platform.errors import FreshetError
-from services.platform.stream.poison import PoisonPolicy
-from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.follower import PoisonPolicy
+from services.platform.stream.records import DeadLetter, SourceRecord
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry
 from services.refresher.handlers.describe import PartitionRegistry

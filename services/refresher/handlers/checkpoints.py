@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from services.algorithms.pefa.memory import MemoryEntry, QueryMemory, arrays_of, entries_of_arrays
 from services.algorithms.pefa.policy import SharePolicy
-from services.platform.stream.position import MAX_OFFSET
+from services.platform.stream.records import MAX_OFFSET
 from services.refresher.checkpoint import (
     MALFORMED,
     CheckpointError,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 
-from services.contracts.retraction import PSEUDONYMS_BETWEEN
+from services.contracts.pseudonyms import PSEUDONYMS_BETWEEN
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.remembered import entry_id_of
 from services.refresher.domain.rules import Rules

@@ -10,9 +10,8 @@ from itertools import groupby
 
 import structlog
 
-from services.contracts.retraction import furthest
 from services.platform.errors import PreconditionFailed
-from services.platform.stream.record import DeadLetter
+from services.platform.stream.records import DeadLetter, furthest
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
 from services.refresher.ports import Log

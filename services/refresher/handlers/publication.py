@@ -3,7 +3,7 @@
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from services.platform.stream.record import DeadLetter
+from services.platform.stream.records import DeadLetter
 from services.platform.tracing import OFF, Tracing
 from services.refresher.domain.records import Entry, Interaction
 from services.refresher.handlers.describe import PartitionRegistry

@@ -23,8 +23,8 @@ from services.contracts.topics.index_deltas import INDEX_DELTAS, Batch, IndexDel
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream import topic_follower
-from services.platform.stream.record import SourceRecord
-from services.platform.turn_clock import TurnClock
+from services.platform.stream.follower import TurnClock
+from services.platform.stream.records import SourceRecord
 
 MODEL = "m1"
 

@@ -6,7 +6,7 @@ from services.contracts.operations import Counted, Operation
 from services.contracts.topics.version_sets import decode_operation, encode_operation
 from services.contracts.version_sets import Share, VersionSet, VersionSets
 from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import SourceRecord
 
 
 def _set(name: str, model: str = "") -> VersionSet:

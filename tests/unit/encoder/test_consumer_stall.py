@@ -15,7 +15,7 @@ from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.metrics import EncoderMetrics
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import DependencyUnavailable
-from services.platform.turn_clock import TurnClock
+from services.platform.stream.follower import TurnClock
 from services.user_state.forgetting import Forgotten
 
 

@@ -4,7 +4,7 @@ from streams import NOW_MS
 
 from services.contracts.topics.dead_letters import MAX_DEAD_LETTER_BYTES, SUFFIX, dead_letter
 from services.contracts.topics.interactions import INTERACTIONS
-from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.records import DeadLetter, SourceRecord
 
 
 def test_a_letter_carries_the_original_bytes_and_says_why_and_whence() -> None:

@@ -14,13 +14,12 @@ from streams import NOW_MS, VOCABULARY, Crash, append, drain, handler_on, intera
 
 from services.algorithms.bundles.event_schema import EventSchema
 from services.algorithms.items.popularity import count_at
-from services.contracts.retraction import ForgetUpTo, Undo
-from services.contracts.topics.attributions import Attributed, Attribution
+from services.contracts.topics.attributions import Attributed, Attribution, ForgetUpTo, Undo
 from services.contracts.topics.interactions import Interaction, decode_interaction
 from services.contracts.topics.search_clicks import ClickRecord
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import Conflict
-from services.platform.stream.record import DeadLetter
+from services.platform.stream.records import DeadLetter
 from services.user_state.merging import MAX_RECORDS_PER_USER
 
 PARTITIONS = 2

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from streams import NOW_MS, VOCABULARY, Crash, append, forget, forgets_on, handler_on, interaction
 
 from services.contracts.pseudonyms import pseudonym_of
-from services.contracts.retraction import ForgetUpTo, Undo
-from services.contracts.topics.attributions import Attribution
+from services.contracts.topics.attributions import Attribution, ForgetUpTo, Undo
 from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction
 from services.encoder.domain import EncodedStates, EncodeJob

@@ -6,7 +6,7 @@ import pytest
 from streams import NOW_MS, interaction
 
 from services.algorithms.bundles.event_schema import EventSchema
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 from services.user_state.merging import RECENT_IDS, Arrival, Merge, Outcome, Prefix, Undone, rounds
 from services.user_state.merging import merge as merge_by
 from services.user_state.values import UserHistory

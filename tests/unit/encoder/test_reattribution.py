@@ -9,8 +9,7 @@ import pytest
 from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStream
 from streams import NOW_MS, VOCABULARY, append, drain, forget, handler_on, interaction
 
-from services.contracts.retraction import Undo
-from services.contracts.topics.attributions import Attribution
+from services.contracts.topics.attributions import Attribution, Undo
 from services.contracts.topics.interactions import INTERACTIONS
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.offline.archive.files import Archive, open_whole

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from streams import NOW_MS, VOCABULARY, append, drain, forget, forgets_on, handler_on, interaction
 
 from services.contracts.pseudonyms import pseudonym_of
-from services.contracts.retraction import ForgetUpTo, Undo
-from services.contracts.topics.attributions import Attribution
+from services.contracts.topics.attributions import Attribution, ForgetUpTo, Undo
 from services.contracts.topics.interactions import Interaction
 from services.contracts.topics.search_clicks import ClickRecord, SearchClick, decode_click, encode_click, key_of
 from services.offline.backfill.memory_store import MemoryStore

@@ -15,7 +15,7 @@ from services.platform.errors import (
     Overloaded,
     PreconditionFailed,
 )
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 
 
 class Clock:

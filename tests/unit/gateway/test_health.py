@@ -15,7 +15,7 @@ from services.gateway.health.minutes import MINUTES, PARTS, Minutes
 from services.platform.config import ProcessSettings
 from services.platform.errors import DependencyUnavailable, InvalidRequest, NotFound
 from services.platform.rpc.server import HealthState, RpcServer
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 
 GATEWAY = PARTS.index("gateway")
 

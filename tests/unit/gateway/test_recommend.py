@@ -23,7 +23,7 @@ from services.platform.errors import (
 )
 from services.platform.rpc import admission, request_context
 from services.platform.rpc.admission import Admission
-from services.platform.stream.position import Position
+from services.platform.stream.records import Position
 
 DOWN = DependencyUnavailable("away")
 

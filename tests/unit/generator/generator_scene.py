@@ -19,7 +19,7 @@ from services.algorithms.generation.generator import Generator
 from services.algorithms.generation.phrases_part import PhraseParts
 from services.algorithms.scoring.states import ItemStates, PairGate
 from services.algorithms.text.word_pieces import WordPieces
-from services.contracts.retraction import ForgetUpTo, Undo
+from services.contracts.topics.attributions import ForgetUpTo, Undo
 from services.contracts.topics.items import CatalogueItem
 from services.contracts.topics.search_clicks import SearchClick, encode_click
 from services.generator.bootstrap import Ready, load_sources, make_servicer, make_watch

@@ -13,8 +13,7 @@ from structlog.testing import capture_logs
 
 from services.platform.errors import DependencyUnavailable
 from services.platform.rpc.server import HealthState
-from services.platform.stream.follower import Follower
-from services.platform.turn_clock import TurnClock
+from services.platform.stream.follower import Follower, TurnClock
 
 SERVICES = Path(__file__).parents[3] / "services"
 

@@ -3,7 +3,7 @@
 import pytest
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
-from services.platform.stream.kafka_headers import accept_any_header_name
+from services.platform.stream.kafka import accept_any_header_name
 
 
 class Raw(str):

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.platform.errors import DependencyUnavailable, FreshetError, PreconditionFailed
-from services.platform.stream.poison import FEW, NEIGHBOURS, WINDOW, PoisonPolicy, depends_on_record
+from services.platform.stream.follower import FEW, NEIGHBOURS, WINDOW, PoisonPolicy, depends_on_record
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ from services.platform.rpc.admission import Admission
 from services.platform.rpc.guard import Door
 from services.platform.rpc.health_check import WHY_NOT_READY
 from services.platform.rpc.server import HealthState, RpcServer, serve
-from services.platform.turn_clock import TurnClock
+from services.platform.stream.follower import TurnClock
 
 NAME = "freshet.v1.EncoderService"
 Answer = Callable[[Any, Any], Awaitable[Any]]

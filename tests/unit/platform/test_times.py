@@ -13,7 +13,7 @@ from services.contracts.topics.index_deltas import IndexDelta, ItemDelta, decode
 from services.contracts.topics.interactions import decode_interaction
 from services.contracts.topics.search_clicks import decode_click
 from services.platform.errors import InvalidRequest
-from services.platform.stream.times import MOST_MS, read_ms
+from services.platform.stream.records import MOST_MS, read_ms
 
 POSITION = common_pb2.StreamPosition(partition=0, offset=1)
 BAD = {

@@ -1,6 +1,6 @@
 """What a loop's clock says while the loop works, fails, and hangs."""
 
-from services.platform.turn_clock import TurnClock
+from services.platform.stream.follower import TurnClock
 
 
 def test_a_failing_loop_grows_old_and_is_not_stuck_and_a_hanging_one_is_both() -> None:

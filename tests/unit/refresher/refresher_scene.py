@@ -17,9 +17,9 @@ from services.algorithms.scoring.packed_state import pack_query_state
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.index_deltas import Batches, IndexDelta, ItemDelta, MemoryDelta
-from services.platform.leases import Leases
-from services.platform.stream.position import pack_position
-from services.platform.turn_clock import TurnClock
+from services.platform.stream.follower import TurnClock
+from services.platform.stream.ports import Leases
+from services.platform.stream.records import pack_position
 from services.refresher.consumer import Refresher, RefresherLimits
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo

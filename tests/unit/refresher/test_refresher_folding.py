@@ -21,7 +21,7 @@ from refresher_scene import (
 )
 
 from services.platform.errors import DependencyUnavailable, PreconditionFailed
-from services.platform.stream.position import pack_position
+from services.platform.stream.records import pack_position
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Forgetting, Undo
 from services.refresher.handlers.fold import FoldRecords

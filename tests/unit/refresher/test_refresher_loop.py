@@ -30,9 +30,9 @@ from structlog.testing import capture_logs
 
 from services.algorithms.scoring.states import ItemStates
 from services.platform.errors import DependencyUnavailable
+from services.platform.stream.follower import TurnClock
 from services.platform.stream.kafka import partition_for
-from services.platform.stream.record import DeadLetter, SourceRecord
-from services.platform.turn_clock import TurnClock
+from services.platform.stream.records import DeadLetter, SourceRecord
 from services.refresher.consumer import RefresherLimits
 from services.refresher.domain.records import Entry, Forgetting
 from services.refresher.handlers.content import ContentStates

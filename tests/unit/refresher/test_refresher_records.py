@@ -10,8 +10,7 @@ from freshet.v1 import common_pb2, events_pb2
 from refresher_scene import MODEL, P_Q, P_X, START_MS, D, interaction
 
 from services.contracts.topics.items import CatalogueItem, encode_item
-from services.platform.stream.position import pack_position, unpack_position
-from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.records import DeadLetter, SourceRecord, pack_position, unpack_position
 from services.refresher.adapters.decoding import QueryShape, decode_attribution, decode_listing
 from services.refresher.domain.records import Forgetting, Interaction, Listing, Undo
 

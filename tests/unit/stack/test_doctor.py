@@ -29,7 +29,7 @@ from services.offline.bundles.model import write_bundle
 from services.platform.config import ProcessSettings
 from services.platform.metrics import serve_metrics
 from services.platform.rpc.server import HealthState, RpcServer
-from services.platform.turn_clock import TurnClock
+from services.platform.stream.follower import TurnClock
 from services.stack import Ports, Stack, StackError
 from services.stack.ports import CONSOLE, PARTS
 from tests.unit.bundle.bundle_scene import content

@@ -27,7 +27,7 @@ from services.encoder.metrics import EncoderMetrics
 from services.encoder.models import Model
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import FreshetError
-from services.platform.leases import Leases
+from services.platform.stream.ports import Leases
 from services.user_state.forget_topic import KnownForgets
 from services.user_state.forgetting import Forgotten
 from services.user_state.history_topic import HistoryTopic

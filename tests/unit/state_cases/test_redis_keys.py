@@ -8,7 +8,7 @@ from refresher.refresher_scene import World, fold_all, interaction, make_rules
 from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append_all
 
 from services.contracts.pseudonyms import pseudonym_of
-from services.contracts.retraction import ForgetUpTo
+from services.contracts.topics.attributions import ForgetUpTo
 from services.contracts.topics.forgets import Forget
 from services.refresher.domain.records import Forgetting
 

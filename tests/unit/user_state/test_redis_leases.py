@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.platform.leases import Holding
+from services.platform.stream.ports import Holding
 from services.user_state.leases import RedisLeases
 
 WAIT_S = 20.0

@@ -21,7 +21,7 @@ from services.offline.archive.files import MANIFEST, Archive, open_whole
 from services.offline.archive.writing import ArchiveInteractions, ArchiveReport
 from services.offline.datasets import load_dataset
 from services.platform.errors import FreshetError, PreconditionFailed
-from services.platform.stream.record import SourceRecord
+from services.platform.stream.records import SourceRecord
 
 PARTITIONS = 3
 
