@@ -13,24 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from services.algorithms.bundles.model_bundle import Bundle
+from services.algorithms.pefa.refresh import unit
 from services.algorithms.scoring.states import QueryStates
 from services.contracts.processes import HTTP_STEP
 from services.contracts.topics.interactions import INTERACTIONS
 from services.offline.datasets import GlobalTimeSplit, Interactions, global_time_split, load_dataset
-from services.offline.demo import (
-    disliking,
-    newcomer,
-    plots,
-    searching,
-    sittings,
-    steps,
-)
+from services.offline.demo import plots, sittings, steps
 from services.offline.demo.baselines import baseline_ranks
 from services.offline.demo.display import Display, Stopwatch, figures
-from services.offline.demo.person import Person, choose_person
 from services.offline.demo.plan import HELD_OUT_SHARE, ReplayPlan, ReplayResult, answered_ranks
 from services.offline.demo.schedule import NUM_ACTIVE_USERS, replay_schedule
 from services.offline.demo.steps import DEFAULT_STATE_DIR, DemoOptions
+from services.offline.demo.story import Story, choose_person, choose_scene
 from services.offline.demo.stream import (
     past_items,
     planned_events,
@@ -41,6 +35,7 @@ from services.offline.demo.stream import (
     wait_until_applied,
 )
 from services.offline.demo.summary import NOTES, event_counts, hit_rates, in_order, over_best_baseline, stream_figures
+from services.platform.rpc.client import gateway_client
 from services.stack.lag import Buckets, quantile_ms, read_histogram
 
 if TYPE_CHECKING:
@@ -59,7 +54,6 @@ class Streamed:
     past: dict[str, list[str]]
     frozen: dict[str, QueryStates]
     stream_encode_ms: dict[str, float | None]
-    person: Person | None
     run_id: str
 
 
@@ -99,12 +93,7 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
         )
         with clock.part("stream"):
             streamed = _stream(options, split, bundle, stack, display)
-        with clock.part("search"):
-            searched = _search(bundle, streamed, display)
-        with clock.part("dislike"):
-            disliked = _dislike(bundle, streamed, display)
-        with clock.part("new item"):
-            news = _new_item(bundle, streamed, display)
+        story = _story(bundle, streamed, display, clock)
         finished = True
     finally:
         if not (options.keep and finished):
@@ -113,14 +102,7 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     display.step("evaluation", "the same moments, answered by item-kNN, by popularity and by frozen states")
     with clock.part("evaluation"):
         summary = _evaluate(options, split, bundle, streamed, components)
-    summary |= {
-        "search": None if searched is None else searched.summary(),
-        "dislike": None if disliked is None else disliked.summary(),
-        "new_item": None if news is None else news.summary(),
-        "forgotten": None if news is None else news.forget_summary(),
-        "seconds": clock.total,
-        "seconds_by_part": clock.parts,
-    }
+    summary |= story | {"seconds": clock.total, "seconds_by_part": clock.parts}
     path = options.folder / "summary.json"
     path.write_text(json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     _show(options, bundle, streamed, summary, display)
@@ -179,71 +161,36 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
         stream_encode_ms={
             name: quantile_ms(encodes, encodes_after, share) for name, share in (("p50", 0.5), ("p99", 0.99))
         },
-        person=choose_person(plan.events, past),
         run_id=run_id,
     )
 
 
-def _search(bundle: Bundle, streamed: Streamed, display: Display) -> searching.Searched | None:
-    display.step("search", "one person looks for a word, chooses an item, and asks again")
-    person = streamed.person
-    titles = dict(zip(bundle.item_ids, bundle.titles, strict=True))
-    query = None if person is None else searching.choose_query(titles, person.items)
-    if person is None or query is None:
-        display.fact("no word of this person's titles is in a few others: left out")
-        return None
-    found = searching.ask_choose_ask(person.user_id, query, run_id=streamed.run_id, gateway=streamed.plan.gateway)
-    for says in searching.report(found):
-        display.fact(says)
-    return found
-
-
-def _dislike(bundle: Bundle, streamed: Streamed, display: Display) -> disliking.Disliked | None:
-    display.step("dislike", "the same person turns the best recommendation down: what is like it falls; page two")
-    person = streamed.person
-    found = None
-    if person is not None:
-        found = disliking.dislike_best(
-            person.user_id,
-            untrained=bundle.untrained,
-            run_id=streamed.run_id,
-            gateway=streamed.plan.gateway,
-            as_of_s=person.last_s,
-        )
-    if found is None:
-        display.fact("nobody whose answer could change: left out")
-        return None
-    for says in disliking.report(found, dict(zip(bundle.item_ids, bundle.titles, strict=True))):
-        display.fact(says)
-    return found
-
-
-def _new_item(bundle: Bundle, streamed: Streamed, display: Display) -> newcomer.Newcomer | None:
-    display.step("new item", "nobody has seen it; who finds it by its title, who when three people like it?")
+def _story(bundle: Bundle, streamed: Streamed, display: Display, clock: Stopwatch) -> dict[str, Any]:
+    found: dict[str, Any] = {"search": None, "dislike": None, "new_item": None, "forgotten": None}
+    person = choose_person(streamed.plan.events, streamed.past)
     liked = {user: list(items) for user, items in streamed.past.items()}
     for event in streamed.plan.events:
         liked.setdefault(event.user_id, []).append(event.item_id)
-    scene = newcomer.choose_scene(bundle.item_ids, newcomer.item_vectors(bundle), liked)
-    if scene is None:
-        display.fact("no four people of this replay share a taste: left out")
-        display.step("forget", "left out with it")
-        return None
-    titles = dict(zip(bundle.item_ids, bundle.titles, strict=True))
-    title = f"New: for who likes {titles[scene.anchor] or scene.anchor}"
-    news = newcomer.arrive(
-        scene,
-        run_id=streamed.run_id,
-        title=title,
-        categories=bundle.categories[list(bundle.item_ids).index(scene.anchor)],
-        gateway=streamed.plan.gateway,
-    )
-    for says in newcomer.arrival(news):
-        display.fact(says)
-    display.step("forget", "one of the three who made it known: history, states and contributions, exactly")
-    newcomer.forget_one(scene, news, gateway=streamed.plan.gateway)
-    for says in newcomer.forgetting(news):
-        display.fact(says)
-    return news
+    components = bundle.item_states.components
+    vectors = unit(components.mean(axis=1)).astype(np.float32)
+    scene = choose_scene(bundle.item_ids, vectors, liked)
+    with gateway_client(streamed.plan.gateway) as client:
+        story = Story(client, bundle, streamed.run_id, display.fact)
+        if person is not None:
+            display.step("search", "one person looks for a word, chooses an item, and asks again")
+            with clock.part("search"):
+                found["search"] = story.search(person)
+            display.step("dislike", "the same person turns the best recommendation down; then page two")
+            with clock.part("dislike"):
+                found["dislike"] = story.dislike(person)
+        if scene is not None:
+            display.step("new item", "nobody has seen it; who finds it by its title, who when three people like it?")
+            with clock.part("new item"):
+                found["new_item"] = story.new_item(scene)
+            display.step("forget", "one of the three who made it known: history, states and contributions, exactly")
+            with clock.part("forget"):
+                found["forgotten"] = story.forget(scene, found["new_item"]["item_id"])
+    return found
 
 
 def _stream_encodes(stack: "Stack") -> Buckets:
@@ -317,7 +264,8 @@ def _show(
     display.fact(f"{summary['seconds']:.0f} s in all: {parts}")
     display.fact(f"{options.folder / 'summary.json'}, hit_rate.png and latency.png beside it")
     if options.keep:
-        shown = streamed.person.user_id if streamed.person is not None else streamed.plan.events[0].user_id
+        person = choose_person(streamed.plan.events, streamed.past)
+        shown = streamed.plan.events[0].user_id if person is None else person.user_id
         state = "" if options.state_dir == DEFAULT_STATE_DIR else f" --state {options.state_dir}"
         where = f" --bundle {options.bundle} --gateway {streamed.plan.gateway}" if state or options.port_offset else ""
         display.fact("the stack keeps running:")

@@ -58,7 +58,6 @@ def test_every_contender_is_compared_on_the_same_events(tmp_path: Path) -> None:
         past=past_items(split.train, {event.user_id for event in events}),
         frozen={},
         stream_encode_ms={"p50": 1.0, "p99": 2.0},
-        person=None,
         run_id="r",
     )
     bundle: Any = SimpleNamespace(

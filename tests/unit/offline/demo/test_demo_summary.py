@@ -7,9 +7,9 @@ import numpy as np
 from rich.console import Console
 
 from services.offline.demo.display import Display
-from services.offline.demo.person import Person, choose_person
 from services.offline.demo.plan import Prediction, ReplayEvent, ReplayPlan, ReplayResult, answered_ranks
 from services.offline.demo.replay import timeline
+from services.offline.demo.story import Person, choose_person
 from services.offline.demo.summary import event_counts, hit_rates, in_order, stream_figures
 from services.stack.lag import quantile_ms
 
