@@ -24,7 +24,7 @@ from .open_loop import MAX_IN_FLIGHT
 from .options import Option, add_options, check_options
 from .report import write_report
 from .results import Conclusion, RunResults, SetUpError, caveats, summarise
-from .scenarios import find_scenarios
+from .scenarios import SCENARIOS
 
 DEFAULT_TARGET = "127.0.0.1:50050"
 _CONNECT_TIMEOUT_S = 5.0
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started_at = datetime.datetime.now(datetime.UTC)
     with _channel(options.target) as channel:
         try:
-            plan = options.scenario_module.build(options, channel, np.random.default_rng(options.seed))
+            plan = options.build(options, channel, np.random.default_rng(options.seed))
             seconds = options.seconds if plan.seconds is None else plan.seconds
             settings = EngineSettings(
                 seconds=seconds, warmup_s=min(options.warmup, seconds / 2), max_in_flight=options.max_in_flight
@@ -118,15 +118,15 @@ def _parser() -> argparse.ArgumentParser:
     scenarios = parser.add_subparsers(dest="scenario", required=True, metavar="SCENARIO")
     scenarios.add_parser("knee", help="how much the system takes, and what it does with more (a compiled sender)")
     scenarios.add_parser("path", help="what a call costs, process by process, beside an empty call (a compiled sender)")
-    for name, scenario in find_scenarios().items():
+    for name, scenario in SCENARIOS.items():
         sub = scenarios.add_parser(
             name,
-            help=scenario.SUMMARY,
-            description=f"{name}: {scenario.SUMMARY}.",
+            help=scenario.summary,
+            description=f"{name}: {scenario.summary}.",
             epilog=f"example: freshet loadtest {name} --seconds 30",
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
-        sub.set_defaults(scenario_module=scenario)
+        sub.set_defaults(build=scenario.build)
         _add_common_arguments(sub, name)
         scenario.add_arguments(sub)
     return parser

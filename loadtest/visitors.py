@@ -23,7 +23,6 @@ from loadtest.results import Outcome
 # Parts of a run: (share of its length, times the rate).
 Parts = Sequence[tuple[float, float]]
 STEADY: Parts = ((1.0, 1.0),)
-MIDDLE = 0.4, 0.2, 0.4
 # The subject of a call: (user id, item id).
 Draw = Callable[[], tuple[str, str]]
 

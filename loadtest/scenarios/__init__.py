@@ -1,15 +1,34 @@
-"""Scenarios, one per file: the file's name is the scenario's name, without registration.
+"""The scenarios by name. A scenario reads its inputs and schedules its calls."""
 
-A scenario module has `SUMMARY` (one line), `add_arguments(parser)` for options of its own, and `build(arguments,
-channel, rng) -> LoadPlan`, which reads its inputs and schedules its calls.
-"""
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
-import importlib
-import pkgutil
-from types import ModuleType
+import numpy as np
+
+from loadtest import visitors
+from loadtest.engine import LoadPlan
+from loadtest.scenarios import freshness, search, slow_clients, soak, visits
 
 
-def find_scenarios() -> dict[str, ModuleType]:
-    """Return every scenario by name."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    return {name: importlib.import_module(f"{__name__}.{name}") for name in names}
+class Scenario(NamedTuple):
+    """`add_arguments(parser)` adds options; `build(arguments, channel, rng)` returns the plan."""
+
+    summary: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    build: Callable[[argparse.Namespace, Any, np.random.Generator], LoadPlan]
+
+
+SCENARIOS = dict(
+    sorted(
+        {
+            module.__name__.rpartition(".")[2]: Scenario(module.SUMMARY, module.add_arguments, module.build)
+            for module in (freshness, search, slow_clients, soak)
+        }.items()
+        | {
+            name: Scenario(summary, visitors.add_arguments, partial(visits.build, name))
+            for name, (summary, _) in visits.VISITS.items()
+        }.items()
+    )
+)

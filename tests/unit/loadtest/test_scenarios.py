@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 
 from loadtest.engine import LoadPlan
-from loadtest.scenarios import find_scenarios, slow_clients
-
-OF_VISITORS = ["cold_cache", "event_storm", "flash_crowd", "hot_user", "long_histories", "ramp", "spike", "steady"]
+from loadtest.scenarios import SCENARIOS, slow_clients
+from loadtest.scenarios.visits import VISITS
 
 
 def built(name: str, gateway: Any, items: Path, *more: str) -> LoadPlan:
-    scenario = find_scenarios()[name]
+    scenario = SCENARIOS[name]
     parser = argparse.ArgumentParser()
     scenario.add_arguments(parser)
     options = parser.parse_args(["--items", str(items), "--num-users", "20", "--arrivals", "uniform", *more])
@@ -32,7 +31,7 @@ def rates(plan: LoadPlan, seconds: int = 10) -> dict[str, list[int]]:
     return {s.name: np.histogram(s.arrivals_s, np.arange(0, seconds + 1))[0].tolist() for s in plan.streams}
 
 
-@pytest.mark.parametrize("name", OF_VISITORS)
+@pytest.mark.parametrize("name", VISITS)
 def test_its_calls_are_due_in_order_and_are_answered(name: str, small_gateway: Any, items: Path) -> None:
     plan = built(name, small_gateway, items)
     plan.set_up()
