@@ -1,29 +1,17 @@
-"""A run as one HTML page with plots inside, and as summary.json for machines.
-
-The page is self-contained (images are embedded) and lists its sources: command, commit, hardware, caveats. It takes
-results and a summary; it does not know how they were measured.
-"""
+"""A run as one self-contained HTML page (`report.html.jinja`) with embedded plots, and as summary.json for machines."""
 
 import base64
-import html
 import io
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from .results import OK, RunResults
 
 _COLOURS = ("#1f6f8b", "#e07a3f", "#6a994e", "#9c6ade", "#c0392b", "#555555", "#b08900")
-_TIMES = ("p50 ms", "p95 ms", "p99 ms")
-_STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2rem auto;padding:0 1rem;color:#222}
-h1{margin-bottom:0}h2{margin-top:2rem}table{border-collapse:collapse;margin:.5rem 0}
-td,th{padding:.3rem .8rem;border-bottom:1px solid #ddd;text-align:right}td:first-child,th:first-child{text-align:left}
-img{max-width:100%}code{background:#f4f4f4;padding:.1rem .3rem}.bad{color:#b00020;font-weight:600}
-"""
 
 
 def write_report(folder: Path, results: RunResults, summary: dict[str, Any]) -> Path:
@@ -43,73 +31,10 @@ def _page(results: RunResults, summary: dict[str, Any]) -> str:
     }
     if summary["stages_ms"]:
         plots["Where a recommendation spends its time"] = _plot_stages(summary)
-    images = "".join(
-        f'<h2>{title}</h2><img alt="{title}" src="data:image/png;base64,{image}">' for title, image in plots.items()
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    hardware = summary["hardware"]
-    return f"""<!doctype html><html lang="en"><head><meta charset="utf-8">
-<title>Freshet load test: {_text(summary["scenario"])}</title><style>{_STYLE}</style></head><body>
-<h1>Load test: {_text(summary["scenario"])}</h1>
-<p>{_text(summary["target"])} · {_text(summary["started_at"])} · {summary["seconds"]:g} s, of which
-{summary["warmup_seconds"]:g} s warm-up are left out</p>
-{_claims_table(summary)}
-{_calls_table(summary)}
-{_stages_table(summary)}
-{_counts_table("Degraded answers", summary["degradations"], "none")}
-{_counts_table("Other counts", summary["counts"], "")}
-{images}
-<h2>Read this with care</h2><ul>{"".join(f"<li>{_text(line)}</li>" for line in summary["caveats"])}</ul>
-<p>Command <code>{_text(summary["command"])}</code><br>commit {_text(summary["commit"])},
-{_text(hardware["cpu"])}, {hardware["cores"]} cores, Python {_text(hardware["python"])}<br>
-<a href="summary.json">summary.json</a> · <a href="locust.html">Locust's own page</a></p>
-</body></html>
-"""
-
-
-def _calls_table(summary: dict[str, Any]) -> str:
-    header = ("call", "offered /s", "achieved /s", "ok", "errors", *_TIMES, "max ms", "sent late, p99 ms")
-    rows = []
-    for name, call in summary["calls"].items():
-        failed = call["errors"] | ({"not sent": call["not_sent"]} if call["not_sent"] else {})
-        errors = _bad(", ".join(f"{code} {count}" for code, count in failed.items())) if failed else "0"
-        rates = (f"{call['offered_per_s']:.1f}", f"{call['achieved_per_s']:.1f}")
-        times = [_ms(call["latency_ms"][key]) for key in ("p50", "p95", "p99", "max")]
-        rows.append((_text(name), *rates, f"{call['ok']:,}", errors, *times, _ms(call["send_delay_ms"]["p99"])))
-    return _table("Calls", header, rows)
-
-
-def _claims_table(summary: dict[str, Any]) -> str:
-    shown = {True: "shown", False: _bad("not shown"), None: "not measured"}
-    rows = []
-    for claim in summary["claims"]:
-        value = "–" if claim["value"] is None else f"{claim['value']:.4g}"
-        rows.append((_text(claim["says"]), value, _text(claim["allowed"]), shown[claim["held"]]))
-    return _table("Claims", ("claim", "value", "allowed", ""), rows) if rows else ""
-
-
-def _stages_table(summary: dict[str, Any]) -> str:
-    rows = [
-        (_text(stage), *(_ms(times[key]) for key in ("p50", "p95", "p99")))
-        for stage, times in summary["stages_ms"].items()
-    ]
-    return _table("Stages", ("stage", *_TIMES), rows) if rows else ""
-
-
-def _counts_table(title: str, counts: dict[str, int], when_empty: str) -> str:
-    if not counts:
-        return f"<h2>{title}</h2><p>{when_empty}</p>" if when_empty else ""
-    return _table(title, (), [(_text(name), f"{count:,}") for name, count in counts.items()])
-
-
-def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are HTML."""
-    lines = ["".join(f"<th>{name}</th>" for name in header)] if header else []
-    lines += ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
-    return f"<h2>{title}</h2><table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
-
-
-def _bad(text: str) -> str:
-    return f'<span class="bad">{_text(text)}</span>'
+    return environment.get_template("report.html.jinja").render(**summary, plots=plots)
 
 
 def _plot_distribution(results: RunResults) -> str:
@@ -191,11 +116,3 @@ def _png(figure: Any, axes: Any) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     return base64.b64encode(buffer.getvalue()).decode()
-
-
-def _ms(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))

@@ -12,7 +12,6 @@ Answers decide what counts; the system's own lag figure is listed with them.
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import time
@@ -29,6 +28,7 @@ from loadtest import contract
 from loadtest.calls import gateway, recommended, streams
 from loadtest.contract import ProbeBoard
 from loadtest.engine import LoadPlan
+from loadtest.machine import processes
 from loadtest.open_loop import FloatArray, arrivals
 from loadtest.options import Option, add_options, check_options
 from loadtest.population import Draws, Population, neighbourhoods, read_items, read_vectors
@@ -384,10 +384,7 @@ class _Run:
 
 def _refreshers_of(state: Path) -> list[int]:
     """Return process ids of the local stack's refreshers. Raises: ValueError if it has none."""
-    pids = []
-    for path in sorted((state / "run").glob("refresher*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            pids.append(int(json.loads(path.read_text(encoding="utf-8"))["pid"]))
+    pids = [pid for name, pid in processes(state).items() if name.startswith("refresher")]
     if not pids:
         raise ValueError(
             f"--state={state} names no refresher to compare without; name another, or --refresher-pid, or --windows 0"

@@ -207,7 +207,7 @@ def test_in_the_windows_without_refresh_the_refresher_is_stopped_and_works_again
     [
         (("--windows", "3"), "num_windows=3; allowed: an even number"),
         (("--windows", "2", "--settle-seconds", "90"), "settle_s=90; allowed: 0 to less than a window's 30 s"),
-        (("--windows", "2", "--state", "nowhere"), "--state=nowhere names no refresher"),
+        (("--windows", "2", "--state", "nowhere"), "--state=nowhere names no running stack"),
         (("--lag-seconds", "0", "--tokens", "0", "--windows", "0"), "are all 0; nothing would be measured"),
         (("--probe-items", "119"), "too few for the probes"),
         (("--event-rate", "1e6"), "--event-rate=1e+06; allowed: 0 to 5000"),
