@@ -1,9 +1,9 @@
 """Exact top-K by scoring every item: the reference for the other algorithms.
 
-Exact means: the top K of s in float64 over the stored states. A fast pass scores all items; `rescoring.py` finds the
-exact top K. On a card this is the exact mode, because bounds would cost as much there (decision 010).
+A fast pass scores all items; `rescoring.py` finds the top K of s in float64. On a card this is the exact mode, because
+bounds would cost as much there (decision 010).
 
-Letters: B queries, X items, K results. Cost: one pass over the allowed items, then float64 on K and a few more.
+Letters: K results. Cost: one pass over the allowed items, then float64 on K and a few more.
 """
 
 from collections.abc import Callable, Hashable
@@ -21,7 +21,6 @@ class BruteForce(ScoredIndex):
     name = "brute_force"
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """See `Index.search`."""
         self.check(queries, k, allowed)
         return self.passes.run(queries, allowed, *self.steps(k), self._answer)
 

@@ -86,12 +86,9 @@ def make_index(
     coder: Coder = vectors_coded,
     codebooks: Codebooks | None = None,
 ) -> Index:
-    """Build an algorithm.
+    """Build an algorithm. `coder` codes the items if codes are searched.
 
-    coder: codes the items if codes are searched.
-
-    Raises: ValueError for an empty index, for a mixture if the algorithm needs plain dot products, or for missing
-    codebooks.
+    Raises: ValueError for an empty index, a mixture where only plain dot products are supported, or missing codebooks.
     """
     made: Callable[..., Index] = _ALGORITHMS[algorithm.name][0]
     options: dict[str, Any] = {"coder": coder} if made in _CODED else {}
@@ -115,7 +112,7 @@ def make_indexes(
     coder: Coder = vectors_coded,
     codebooks: Codebooks | None = None,
 ) -> dict[str, Index]:
-    """Build each algorithm, by `text`; those that differ only in sizes share codes. Otherwise as `make_index`."""
+    """Build algorithms, by `text`; those that differ only in sizes share codes. Raises: as `make_index`."""
     made: dict[str, Index] = {}
     coded: dict[str, TangentIndex] = {}
     for one in algorithms:

@@ -1,10 +1,9 @@
 """The passes over item states on a torch device (`passes.py`).
 
-On a CUDA card, scores and first passes run in the kernels of `ops/`, in half precision with a certified error, then in
-float64 for scores that it cannot separate. Small batches replay CUDA graphs. Device "cpu" runs plain PyTorch, for
-tests.
+On a CUDA card, the kernels of `ops/` score in half precision with a certified error; float64 decides where that error
+is too large. Small batches replay CUDA graphs. Device "cpu" runs plain PyTorch, for tests.
 
-Letters: B queries, X items, P component pairs, d component width, K results.
+Letters: B queries, X items, d component width, K results.
 """
 
 import threading
@@ -30,10 +29,10 @@ from services.algorithms.scoring.states import FloatArray, QueryStates
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardRequest:
-    """B queries as given and as prepared on the device, and the mask of their allowed items: (1 or B, X) uint8.
+    """B queries, their prepared form on the device, and the mask of their allowed items: (1 or B, X) uint8.
 
-    plain: skip the fast path of lists. capacity: items that float64 can score, 0 for K's default. overflowed: reported
-    lists to repeat with `plain`. evaluated: needed and available capacity.
+    plain: skip the fast path of lists. capacity: items that float64 can score, 0 for K's default. overflowed: lists to
+    repeat with `plain`. evaluated: needed and available capacity.
     """
 
     queries: QueryStates
@@ -53,13 +52,12 @@ class CardPasses:
     def __init__(
         self, scorer: DeviceScorer, tie_ranks: npt.NDArray[np.integer] | None = None, *, max_graphs: int = 16
     ) -> None:
-        """tie_ranks (X,): each item's position in id order (default the row number).
+        """Prepare X items. tie_ranks (X,): each item's position in id order (default the row number).
 
-        max_graphs: most cached CUDA graphs, one per algorithm, batch size and K; 0: none. Raises: ValueError for ranks
-        that repeat.
+        max_graphs: most cached CUDA graphs, one per algorithm, batch size and K. Raises: ValueError for repeated ranks.
         """
         self.scorer = scorer
-        # Distinct ranks become a permutation of 0..X-1.
+        # Dense ranks 0..X-1.
         order = np.argsort(check_tie_ranks(tie_ranks, scorer.num_items))
         self.ranks = np.empty_like(order)
         self.ranks[order] = np.arange(len(order))
@@ -92,7 +90,7 @@ class CardPasses:
     def on_device(
         self, queries: QueryStates, prepared: DeviceQueries, key: Hashable, steps: Callable[[CardRequest], Found]
     ) -> Found:
-        """The device's part of an unfiltered search, for timing: valid until the next call."""
+        """Run the device's part of an unfiltered search, for timing: valid until the next call."""
         request = CardRequest(queries=queries, prepared=prepared, allowed=None, mask=None, started=0.0)
         return self._found(request, key, steps)
 
@@ -142,7 +140,7 @@ class CardPasses:
         return _CardMeans(self, vectors)
 
     def lists(self, request: CardRequest, items: torch.Tensor, vectors: torch.Tensor, size: int) -> Lists:
-        """The best items by vectors (B, Q, d), as lists (B, L). Kernels run if half precision suffices."""
+        """The best items by vectors (B, Q, d), as lists (B, L)."""
         order, fused = (self.device_ranks, self.row_of_rank), request.prepared.half_fits
         found = best_of_groups(items, vectors, *order, size, request.mask, fused=fused, plain=request.plain)
         request.overflowed.append(found.overflowed)
@@ -161,7 +159,7 @@ class CardPasses:
         self, request: CardRequest, pool: torch.Tensor | None, k: int
     ) -> tuple[DeviceAnswer, torch.Tensor | None]:
         """The answer, and each pool's size."""
-        # On trained states, about 2 k items are within the error.
+        # On trained states, about 2 k items are within the error of the K-th.
         capacity = request.capacity or min(_power_of_two(4 * k), self.num_items)
         prepared, mask = request.prepared, request.mask
         answer = exact_answer(self.scorer, prepared, self.device_ranks, pool, mask, k=k, capacity=capacity)
@@ -179,7 +177,7 @@ class CardPasses:
         return Pool(item_indices=top.item_indices, scores=top.scores, bounds=bounds, passes=top.passes)
 
     def rescored(self, request: CardRequest, found: tuple[DeviceAnswer, torch.Tensor | None]) -> Rescored:
-        """One graph runs all passes, so "full" has their whole time; touched items are per pass."""
+        """Give "full" the whole time, because one graph runs all passes."""
         answer, pool = found
         kth_scores = self.fetch(answer.kth_scores)
         scored = np.full(len(kth_scores), self.num_items, dtype=np.int64) if pool is None else self.fetch(pool)
@@ -240,8 +238,8 @@ class _CardMeans:
 def _once(
     request: CardRequest, steps: Callable[[CardRequest], Found], prepared: DeviceQueries
 ) -> tuple[CardRequest, Found, torch.Tensor]:
-    """Run steps; return the request, and the device's report: which lists overflowed, then the largest needed capacity
-    of each `evaluated`.
+    """Run steps. Return the request and the device's report: which lists overflowed, then the needed capacity of each
+    `evaluated`.
     """
     asked = replace(request, prepared=prepared, overflowed=[], evaluated=[])
     found = steps(asked)

@@ -2,8 +2,7 @@
 
 arXiv:2407.15462, section 3.2. TopKPerEmbedding's bound at N1 is the certificate (decision 011).
 
-Letters: B queries, X items, K results, N1 per component pair, N2 by the average. Cost: both scans (the average adds one
-dot product per item to the P of the pairs), then full scores.
+Letters: B queries, N1 per component pair, N2 by the average. Cost: both scans, then full scores.
 """
 
 import time
@@ -111,17 +110,14 @@ class CombinedScan:
         return self._pairs.seconds + self._average.seconds
 
     def pool(self, query: int, size: int) -> Indices:
-        """The union of the `size` best of every pair and N2 / N1 times as many by the average, by row number."""
+        """The union of the `size` best of every pair and N2 / N1 times as many by the average."""
         return np.union1d(self._pairs.pool(query, size), self._average.pool(query, self._averaged(size)))
 
     def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
-        """The pairs' bounds at `size`: an item outside the union is in no pair's list. -inf if the average's list has
-        all allowed items.
-        """
+        """The pairs' bounds at `size`; -inf if the average's list has all allowed items."""
         is_complete = self._average.is_complete(self._averaged(size))
         return np.where(is_complete, -np.inf, self._pairs.bounds(size, kth_scores))
 
     def _averaged(self, size: int) -> int:
-        """The depth of the average's list, longer in a search for many results."""
         wanted = -(-size * self._average_share // self._pair_share)
         return self._average.depth if size == self.depth else min(wanted, self._average.depth)

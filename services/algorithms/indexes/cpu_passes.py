@@ -1,8 +1,6 @@
 """The passes over item states on the CPU, by compiled kernels (`passes.py`).
 
-Queries are grouped to bound their (b, X) scores.
-
-Letters: B queries, X items, P component pairs, d component width, K results, b queries of a group, n items of a pass.
+Letters: B queries, X items, P component pairs, d component width, b queries of a group, n items of a pass.
 """
 
 import time
@@ -29,7 +27,7 @@ from services.algorithms.ops.mol_scores import MolScorer, rounding
 from services.algorithms.ops.top_rows import top_rows
 from services.algorithms.scoring.states import FloatArray, QueryStates
 
-_SCORE_BYTES = 64 << 20  # scores of a group of queries, of which there is at least one
+_SCORE_BYTES = 64 << 20  # of scores (b, X) at once, unless one query needs more
 # Gathered rows cost each query separate tiles: 1.15 to 1.3 times as much per item (8x8x32, B 32 and 1).
 _GATHERED_SHARE = 0.75
 
@@ -56,9 +54,9 @@ class CpuPasses:
     """X items in memory. See `Passes`."""
 
     def __init__(self, scorer: MolScorer, tie_ranks: npt.NDArray[np.integer] | None = None) -> None:
-        """tie_ranks (X,): each item's position in id order (default the row number).
+        """Prepare X items. tie_ranks (X,): each item's position in id order (default the row number).
 
-        Raises: ValueError for no items or ranks that repeat.
+        Raises: ValueError for no items or repeated ranks.
         """
         self.scorer = scorer
         self.ranks = check_tie_ranks(tie_ranks, scorer.num_items)
@@ -108,7 +106,7 @@ class CpuPasses:
         return rescore(self.scorer, request.queries, pool, k, self.ranks)
 
     def best_of_all(self, queries: QueryStates, size: int, allowed: Mask | None) -> Pool:
-        """Float32 scores; the best omitted one plus its error bounds the rest."""
+        """Return float32 scores. The best omitted one plus its error bounds the rest."""
         started = time.perf_counter()
         error = self.scorer.error_bounds(queries)
         item_indices, out = empty_answer(len(queries), min(size, self.num_items))
@@ -117,7 +115,7 @@ class CpuPasses:
         for part in self._parts(queries, allowed):
             touched[part.queries] = part.scores.shape[1]
             # BLAS sums a dot product (P = 1) in an order that depends on the batch, so the kernel scores possible
-            # results again. Both scores are within `error` of the exact one.
+            # results again.
             dots = self.scorer.num_pairs == 1
             found = top_rows(part.scores, size + 1, (4 if dots else 0) * error[part.queries], part.allowed)
             near = found if part.rows is None else [part.rows[rows] for rows in found]
@@ -152,8 +150,7 @@ class CpuPasses:
         scores: list[FloatArray] = []
         touched = np.empty(len(queries), dtype=np.int64)
         for part in self._parts(queries, allowed):
-            # The K-th exact score is at least kth - error, so items reaching it have float32 scores of at least kth - 2
-            # error.
+            # The K-th exact score is at least kth - error, so results have float32 scores of at least kth - 2 error.
             found = top_rows(part.scores, k, reach[part.queries], part.allowed)
             pools += [rows if part.rows is None else part.rows[rows] for rows in found]
             scores += [row[rows] for row, rows in zip(part.scores, found, strict=True)]
@@ -170,8 +167,8 @@ class CpuPasses:
     def _parts(self, queries: QueryStates, allowed: Mask | None) -> Iterator[_Part]:
         """Yield float32 scores, a bounded group of queries at a time.
 
-        A selective filter scores gathered items; else all are scored, then masked. For dot products (P = 1) gathering
-        is never faster.
+        With a selective filter, only allowed items are gathered and scored. For dot products (P = 1) this is never
+        faster.
         """
         if allowed is not None and self.scorer.num_pairs > 1:
             passing = np.atleast_2d(allowed).sum(axis=1)

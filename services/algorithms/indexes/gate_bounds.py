@@ -1,14 +1,14 @@
 """An upper bound on s of every item whose component cosines are below t_p: TopKPerEmbedding's certificate.
 
 s = sum w_p c_p / sum w_p with w_p = exp(SiLU(z_p)), so s <= max_p t_p (arXiv:2407.15462, section 3.1; its Theorem 2 as
-printed is no bound, see the tests). Tighter: an omitted item's w_p lies in an interval that depends on the query, the
-extremes of the item gates, and the pair network's range over possible cosines. The largest mixture of t_p over these is
-a fractional program with a corner solution: high weights for the j largest t_p, low ones for the rest, with the best j.
-The common denominator makes it at least as tight as a knapsack over intervals of the softmax.
+printed is no bound, see the tests). Tighter: an omitted item's w_p lies in an interval given by the query, the extremes
+of the item gates, and the pair network's range over possible cosines. The largest mixture of t_p over these intervals
+is a fractional program with a corner solution: high weights for the j largest t_p, low ones for the rest, with the best
+j. The common denominator makes it at least as tight as a knapsack over intervals of the softmax.
 
-Bounds are in float64 and include their own rounding errors; the caller adds the far larger float32 errors of t_p.
+Bounds include their own float64 rounding errors; the caller adds the far larger float32 errors of t_p.
 
-Letters: B queries, P_q, P_x query and item components, P = P_q * P_x (pair p_q * P_x + p_x), d width, G hidden width.
+Letters: B queries, P component pairs, G hidden width.
 """
 
 import numpy as np
@@ -20,14 +20,14 @@ from services.algorithms.scoring.states import QueryStates
 
 DoubleArray = npt.NDArray[np.float64]
 
-# SiLU's minimum: position and value, rounded outwards: SiLU(-1.27846...) = -0.27846...
+# SiLU's minimum: position and value, rounded outwards.
 _SILU_MINIMUM_AT, _LOWEST = -1.2784645427610738, -0.2784645427610739
 _TINY = 1e-290
-_SLACK = 1e-12  # relative allowance for these float64 roundings, P and G up to thousands
+_SLACK = 1e-12  # relative allowance for float64 rounding, P and G up to thousands
 
 
 def silu_range(low: DoubleArray, high: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
-    """The least and largest SiLU on each interval [low, high]: it falls until -1.278 and then rises."""
+    """The least and largest SiLU on each interval [low, high]: it falls until -1.278, then rises."""
     at_low, at_high = _silu(low), _silu(high)
     least = np.where((low <= _SILU_MINIMUM_AT) & (high >= _SILU_MINIMUM_AT), _LOWEST, np.minimum(at_low, at_high))
     return _outwards(least, np.maximum(at_low, at_high))
@@ -37,7 +37,6 @@ class GateBounds:
     """Per query, bounds of any item's gate weights."""
 
     def __init__(self, scorer: MolScorer) -> None:
-        """Read the extremes of item gates and the largest norms, on CPU or GPU."""
         self._gate_range = scorer.gate_range
         self._norms = scorer.magnitudes.norms
         self._items = scorer.magnitudes
@@ -89,11 +88,11 @@ class GateBounds:
 
 
 def largest_mixture(values: DoubleArray, log_low: DoubleArray, log_high: DoubleArray) -> Scores:
-    """Return max over w_p in [exp(log_low_p), exp(log_high_p)] of sum w_p values_p / sum w_p, rounded up: (B, P) each
+    """The maximum of sum w_p values_p / sum w_p over w_p in [exp(log_low_p), exp(log_high_p)], rounded up: (B, P) each
     -> (B,).
 
-    At the best ratio U a weight is high if values_p > U, else low, so the maximum is among the P ways to give the j
-    largest values the high weight.
+    At the best ratio U, a weight is high where values_p > U, else low. So one of the P ways to give the j largest
+    values the high weight has the maximum.
     """
     scale = log_high.max(axis=1, keepdims=True)
     order = np.argsort(-values, axis=1)
@@ -126,7 +125,7 @@ def _affine_range(
 
 
 def _row_products(rows: DoubleArray, weight: DoubleArray) -> DoubleArray:
-    """rows @ weight, row by row: sums don't depend on the number of rows."""
+    """rows @ weight, row by row, so that sums do not depend on the number of rows."""
     return np.asarray((rows[:, None, :] @ weight)[:, 0])
 
 

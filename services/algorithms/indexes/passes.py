@@ -3,7 +3,7 @@
 `CpuPasses` runs the compiled kernels, `CardPasses` those of a torch device. Rows and scores stay on the device, as
 `Array`, until `fetch`. Between two waits for results, a GPU runs one CUDA graph.
 
-Letters: B queries, X items, P component pairs, Q query components, d component width, n results per list, K results.
+Letters: B queries, X items, P component pairs, Q query components, d component width, n results per list.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -57,9 +57,8 @@ class Means(Protocol):
         """Some items' means (..., d) and radii (...)."""
 
     def largest(self, vectors: FloatArray, allowed: Mask) -> Scores:
-        """The largest product of each row of vectors (n, Q, d + 1) with an allowed item's mean and radius: (n,).
-
-        allowed: (n, X).
+        """The largest product of each row of vectors (n, Q, d + 1) with a mean and radius of the items allowed (n, X):
+        (n,).
         """
 
 

@@ -1,9 +1,8 @@
 """The common part of the pool heuristics: one pass over the items makes lists; the answer is the top K of a pool.
 
-Pools of any size up to the lists' depth can be cut from the lists. A scan is separate from the answer, so that a larger
-pool of the same queries needs no second pass.
+Pools of any size up to the lists' depth can be cut from one scan's lists.
 
-Letters: B queries, X items, K results, N pool size (items per list of the scan).
+Letters: B queries, K results, N pool size (items per list of the scan).
 """
 
 import math

@@ -1,7 +1,7 @@
 """The protocol of a top-K index: `search` for the answer with its certificate, `first_stage` for a pool.
 
-Item indices are dense row numbers. Scores and gaps are in similarity units s = tau * phi. A filter is a mask applied
-inside the scan: with fewer than K allowed items the answer is shorter.
+Item indices are row numbers. Scores and gaps are in similarity units s = tau * phi. A filter is a mask applied inside
+the scan: with fewer than K allowed items the answer is shorter.
 
 Letters: B queries, X items, K results, N pool size.
 """
@@ -51,7 +51,7 @@ def certificate(*, bound: float | None, kth_score: float | None) -> Certificate:
     """The certificate of a pool's answer.
 
     bound: no allowed item outside the pool scores above it; -inf if none was omitted, None without proof. kth_score:
-    within the pool; None if it had fewer than K items.
+    None if the pool had fewer than K items.
     """
     if bound is None:
         return ESTIMATE
@@ -61,7 +61,7 @@ def certificate(*, bound: float | None, kth_score: float | None) -> Certificate:
         return ESTIMATE  # fewer than K items, so no K-th score
     if bound < kth_score:
         return EXACT
-    # An omitted item that ties with the K-th could precede it by id: equality does not prove exactness.
+    # An omitted item that ties with the K-th could precede it by id, so equality does not prove exactness.
     return Certificate(max(bound - kth_score, np.finfo(np.float64).tiny))
 
 
@@ -79,10 +79,10 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopK:
-    """Answers to B queries, best first, ties by item id.
+    """Answers to B queries, best first, ties by item id, with one certificate per query.
 
     Shapes: item_indices (B, K'), scores (B, K') float64 with K' = min(K, X); a shorter answer ends in index -1 and
-    score -inf. One certificate per query. passes: in order.
+    score -inf. passes: in order.
     """
 
     item_indices: Indices
@@ -95,8 +95,8 @@ class TopK:
 class Pool:
     """First-stage pools of B queries, best first by the first stage's own score, ties by item id.
 
-    Shapes: item_indices (B, N'), scores (B, N') as in TopK; bounds (B,): no allowed item outside the pool has s = tau *
-    phi above it; -inf if none was omitted, NaN without proof. passes: as in TopK.
+    Shapes: item_indices (B, N'), scores (B, N') as in TopK; bounds (B,): no allowed item outside the pool has s above
+    it; -inf if none was omitted, NaN without proof.
     """
 
     item_indices: Indices
@@ -165,9 +165,8 @@ def check_request(*, k: int, allowed: Mask | None, num_queries: int, num_items: 
 
 
 def check_tie_ranks(tie_ranks: npt.NDArray[np.integer] | None, num_items: int) -> Indices:
-    """Each item's rank by id (X,), which orders equal scores; default: the row number.
-
-    Ascending ranks are not passed to `np.unique`: `exact` checks the same ranks eight times.
+    """Each item's rank by id (X,), which orders equal scores; default: the row number. Raises: ValueError for no items
+    or repeated ranks.
     """
     if num_items < 1:
         raise ValueError("the index is empty: num_items=0 allowed: at least 1")
@@ -191,9 +190,8 @@ def asked_again(
     allowed: Mask | None,
     ask: Callable[[QueryStates, Mask | None], Answer],
 ) -> Answer:
-    """`answer` with the results of queries `short` (b,) replaced by those of `ask`.
-
-    `ask` must return the same width and passes.
+    """`answer` with the results of queries `short` (b,) replaced by those of `ask`, which must return the same width
+    and passes.
     """
     if not len(short):
         return answer
@@ -216,5 +214,4 @@ def asked_again(
 
 
 def take_queries(queries: QueryStates, start: int, stop: int) -> QueryStates:
-    """Queries start..stop-1."""
     return queries.take(slice(start, stop))

@@ -1,8 +1,6 @@
-"""Select and order the best of a row of scores; ties by item id.
+"""Select and order the best of a row of scores; ties by item id. All indexes and the reranker use this order.
 
-All indexes and the reranker use this order.
-
-Letters: X items, n candidates, K results.
+Letters: X items, n candidates.
 """
 
 import numpy as np
@@ -15,8 +13,7 @@ from services.algorithms.ops.top_rows import top_rows
 def order_by_score_then_id(scores: Scores, ranks: Indices, *, tolerance: float = 0.0) -> tuple[Indices, Scores]:
     """Order n candidates by (-score, rank): positions (n,) and their scores (n,).
 
-    Scores connected by a chain of steps of at most `tolerance` count as equal (all get the largest) and are ordered by
-    rank.
+    Scores connected by a chain of steps of at most `tolerance` count as equal: all get the largest.
     """
     order = np.lexsort((ranks, -scores))
     ordered = scores[order]

@@ -59,10 +59,7 @@ def finish(
     *,
     error: Scores | None = None,
 ) -> Rescored:
-    """The exact top `k` of pools with float32 scores (n,), each within `error` (B,).
-
-    error: default `scorer.error_bounds`.
-    """
+    """The exact top `k` of pools with float32 scores (n,), each within `error` (B,), default `scorer.error_bounds`."""
     started = time.perf_counter()
     error = scorer.error_bounds(queries) if error is None else error
     double_error = error * FLOAT64_PER_FLOAT32
@@ -86,9 +83,8 @@ def finish(
 
 
 def within_reach(scores: npt.NDArray[np.float32], k: int, error: float) -> Indices:
-    """Positions (n,) that may be among the top `k` if each score (X,) has an error up to `error`.
-
-    Never a position with score -inf.
+    """Positions (n,) that may be among the top `k` if each score (X,) has an error up to `error`; never one with score
+    -inf.
     """
     k = min(k, len(scores))
     kth = float(np.partition(scores, len(scores) - k)[len(scores) - k])

@@ -1,6 +1,6 @@
 """The common part of every index: prepared items, ranks, and the checks of a request.
 
-Letters: B queries, X items, K results.
+Letters: B queries, X items.
 """
 
 from collections.abc import Mapping
@@ -63,5 +63,4 @@ class ScoredIndex:
         self.scorer.check(queries)
 
     def every_item(self, queries: QueryStates) -> Indices:
-        """X for each query (B,), the item count of a full pass."""
         return np.full(len(queries), self.num_items, dtype=np.int64)

@@ -2,21 +2,21 @@
 
 Its certificate uses that phi's pairs are the outer product of components (arXiv:2407.15462, equation 2). With the
 item's mean component g-bar and radius rho_x = max_p ||g_p - g-bar||, every pair's cosine is at most <f_pq, g-bar> +
-||f_pq|| rho_x, hence s is at most the item's *reach*, the largest of these over p_q. The reach is useful if an item's
+||f_pq|| rho_x. So s is at most the item's *reach*, the largest of these over p_q. The reach is useful if an item's
 components are close; if the norms alone are as good, the answer is an estimate.
 
 The bound on omitted items is computed in steps, each of which usually makes the next unnecessary:
+
 1. *Witnesses*: the reach of the few best items beyond the pool. If it is at the bound by norms, the answer is an
 estimate and no scan follows.
 2. *Free*: <f_pq, g-bar> is at most the average score plus Delta ||g-bar|| with Delta = max ||f_pq - f-bar||, and an
 omitted item's average score is at most the best omitted one. This needs no scan.
 3. *Scan*: the largest reach outside the pool, by the same grouped scan. It costs P_q times the first pass.
 
-Means are in bfloat16 if P_x > 1: radii are measured from the stored means, so the proof stays valid.
+Means are in bfloat16 if P_x > 1; radii are measured from the stored means, so the proof stays valid.
 
-Letters: B queries, X items, P_q, P_x query and item components, d component width, K results, N pool size. Cost: X d
-multiply-adds per query, then full scores on N; step 3 X P_q d. Memory: 2 (d + 1) bytes per item more (4 (d + 1) if P_x
-= 1).
+Letters: B queries, X items, P_q, P_x query and item components, d component width, N pool size. Cost: X d multiply-adds
+per query, then full scores on N; step 3 X P_q d. Memory: 2 (d + 1) bytes per item more (4 (d + 1) if P_x = 1).
 """
 
 import time
@@ -30,8 +30,8 @@ from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scor
 from services.algorithms.scoring.states import FloatArray, QueryStates
 
 _WITNESSES = 32  # items beyond the pool whose reach is first computed
-# Floats of components converted to float64 at once: 1 MB stays in cache (for 109,739 x 4 x 768 components, 1.6 GB took
-# 17 s).
+# Floats of components converted to float64 at once: 1 MB stays in cache (at once, 109,739 x 4 x 768 components took 17
+# s).
 _FLOATS_AT_ONCE = 1 << 17
 _FAN = 17  # directions of (Delta, ||f||) whose largest value over all items is precomputed
 
@@ -61,9 +61,8 @@ class TopKAvg(PooledIndex):
         return AverageScan(self.passes, self._averages, request, lists[0], min(depths[0], self.num_items))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """The `size` best by averaged components, and the bound on the rest.
-
-        A score is the mean over p_q of <f_pq, g-bar>.
+        """The `size` best by averaged components, and the bound on the rest. A score is the mean over p_q of <f_pq,
+        g-bar>.
         """
         self.check(queries, size, allowed)
 
@@ -86,7 +85,6 @@ class AverageScan:
         self.depth, self.seconds = depth, lists.seconds
 
     def pool(self, query: int, size: int) -> Indices:
-        """One query's `size` best rows."""
         rows = self._passes.fetch(self._lists.rows[query, 0, :size])
         return np.asarray(rows[rows >= 0])
 
@@ -116,8 +114,8 @@ class AverageScan:
         wanted = np.full(len(queries), -np.inf) if kth_scores is None else np.nan_to_num(kth_scores, nan=-np.inf)
         bounds = np.where(free < trivial, free, np.nan)
         bounds[is_complete] = -np.inf
-        # A scan pays if it may prove that no omitted item reaches the K-th score, or without a bound so far. Without a
-        # K-th score, the tightest bound is wanted.
+        # A scan pays if it may prove that no omitted item reaches the K-th score, or if there is no bound yet. Without
+        # a K-th score, the tightest bound is wanted.
         hopeful = witnessed + error < np.where(np.isnan(bounds) | (kth_scores is None), trivial, wanted)
         open_ = (left_out > -np.inf) & ~(free < wanted) & hopeful
         chosen = np.flatnonzero(open_)
@@ -190,7 +188,7 @@ class _Averages:
         (ax, ay), (bx, by) = self._directions[left].T, self._directions[left + 1].T
         determinant = ax * by - ay * bx
         a, b = (apart * by - norms * bx) / determinant, (norms * ax - apart * ay) / determinant
-        # If rounding puts the angle outside its segment, a weight is slightly below 0: 0 is above it.
+        # Rounding may put the angle outside its segment: a weight slightly below 0 becomes 0, which is above it.
         chord = np.maximum(a, 0) * self._farthest[left] + np.maximum(b, 0) * self._farthest[left + 1]
         return np.asarray(chord * (1 + 1e-12))
 

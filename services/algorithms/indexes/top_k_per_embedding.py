@@ -4,8 +4,8 @@ From arXiv:2407.15462, section 3.2. An omitted item is in no list, so its cosine
 1)-th best. So s <= max_p t_p, which gate_bounds.py lowers by bounding gate weights. The paper's Theorem 2 takes phi of
 the (N + 1)-th items, which is not a bound (counterexample in the tests).
 
-Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d width, K results, N per pair. Cost: X
-P d multiply-adds per query, then full scores on N to N P items. Memory: only the scorer's.
+Letters: B queries, X items, P component pairs, d width, N per pair. Cost: X P d multiply-adds per query, then full
+scores on N to N P items. Memory: only the scorer's.
 """
 
 import time
@@ -62,8 +62,6 @@ class TopKPerEmbedding(PooledIndex):
         return self._first_stage(queries, size, allowed, -(-2 * size // self.scorer.num_pairs))
 
     def _first_stage(self, queries: QueryStates, size: int, allowed: Mask | None, depth: int) -> Pool:
-        """Use lists of `depth`, or four times that for queries whose union has fewer than `size` items."""
-
         def cut(request: Request, lists: tuple[Lists, ...]) -> tuple[Pool, Indices]:
             scan = PairScan(self, request, lists[0])
             started = time.perf_counter()
@@ -71,7 +69,7 @@ class TopKPerEmbedding(PooledIndex):
             depths = np.zeros(len(queries), dtype=np.int64)
             for query in range(len(queries)):
                 rows, levels, cosines = scan.levels(query)
-                # Rows are ordered by (level, -cosine, rank), so the first `size` are whole levels and the next level's
+                # Rows are ordered by (level, -cosine, rank): the first `size` are whole levels and the next level's
                 # best.
                 depths[query] = scan.depth if len(rows) <= size else levels[size]
                 rows, cosines = rows[:size], cosines[:size]
@@ -115,7 +113,6 @@ class PairScan:
         return self._index.passes.fetch(self._lists.scores)
 
     def pool(self, query: int, size: int) -> Indices:
-        """The union of every pair's `size` best, by row number."""
         rows = np.unique(self._rows[query, :, :size])
         return rows[rows >= 0]
 

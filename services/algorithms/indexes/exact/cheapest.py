@@ -1,10 +1,8 @@
 """Exact top-K by the cheapest strategy, measured on the searches themselves.
 
-All strategies give the same proven answer. Per kind of request (batch size, K, allowed gap) the first searches take
-turns; then the cheapest per query is used. Sharp gates let bounds drop nearly everything; in a small catalogue, scoring
-all is fastest.
-
-Letters: B queries, X items, K results.
+All strategies give the same proven answer. Requests are grouped by batch size, K and allowed gap. A group's first
+searches try each strategy in turn; then the cheapest per query is used. Bounds win with sharp gates, scoring all items
+in a small catalogue.
 """
 
 import threading
@@ -26,14 +24,13 @@ from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
-# The fastest turn counts, in CPU time of the thread, because other load only adds time: by wall clock under sixfold
-# load, three turns chose a strategy 1.7 times as expensive. The first turn warms caches.
+# The fastest turn counts, in CPU time of the thread: other load only adds time. By wall clock under sixfold load, three
+# turns chose a strategy 1.7 times as expensive. The first turn warms caches.
 _TURNS = 3
-# Then one search in 200 tries another strategy that was at most 4 times slower, because a disturbance of all three
-# turns would slow every later search.
+# One search in 200 tries another strategy that was at most 4 times slower, in case its turns were all disturbed.
 _LOOK_AGAIN_EVERY, _WORTH_LOOKING_AT = 200, 4.0
 
-# Gaps between two of these cost about the same; below the first, hardly less than gap 0.
+# Gaps between two of these cost about the same; gaps below the first cost nearly as much as 0.
 _GAPS = (0.003, 0.03, 0.3)
 
 _Kind = tuple[int, int, int]
@@ -41,10 +38,10 @@ _Found = TypeVar("_Found")
 
 
 class Exact(ScoredIndex):
-    """The cheapest exact strategy, with BruteForce. Certificate: exact, or within a search's allowed gap.
+    """The cheapest exact strategy. Certificate: exact, or within a search's allowed gap.
 
-    An answer's first pass, "strategy:<name>", takes no time. Memory: exact_low_precision's. The bounds require a
-    softmax gate.
+    An answer's first pass names the strategy: "strategy:<name>", 0 seconds. Memory: exact_low_precision's. Bounds need
+    a softmax gate.
     """
 
     name = "exact"
@@ -79,7 +76,7 @@ class Exact(ScoredIndex):
         return self.strategies[_cheapest(measured)].name
 
     def carry_over_from(self, earlier: "Exact") -> None:
-        """Copy the timings of `earlier`, an index over nearly the same items, to avoid trials."""
+        """Copy the timings of `earlier`, an index over nearly the same items."""
         with earlier._lock:
             measured = {kind: [list(turns) for turns in found] for kind, found in earlier._measured.items()}
             started = dict(earlier._started)
@@ -88,7 +85,6 @@ class Exact(ScoredIndex):
             self._started.update(started)
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """See `Index.search`."""
         return self.search_within(queries, k, allowed, 0.0)
 
     def search_within(self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
@@ -139,7 +135,7 @@ class Exact(ScoredIndex):
 def carry_over(build: Build) -> Build:
     """A build whose exact indexes copy the timings of the previous index of the same name and similar size.
 
-    A delta block's timings do not apply to the main segment, nor the reverse.
+    Timings of a delta block do not apply to the main segment, nor the reverse.
     """
     before: dict[str, Exact] = {}
 
@@ -163,5 +159,5 @@ def _cheapest(measured: list[list[float]]) -> int:
 
 
 def _kind(batch: int, k: int, max_gap: float = 0.0) -> _Kind:
-    """Requests of similar cost: batch sizes by powers of 4, K by powers of 10."""
+    """Group requests of similar cost: batch sizes by powers of 4, K by powers of 10."""
     return ((max(1, batch) - 1).bit_length() // 2, len(str(k)), bisect_right(_GAPS, max_gap))

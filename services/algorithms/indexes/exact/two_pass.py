@@ -1,10 +1,10 @@
 """Exact top-K in two passes: a certified bound drops nearly every item, the rest is scored in full.
 
 The best items by averaged components form a pool. Its K-th best s, less all rounding errors, is a proven threshold. The
-bound pass keeps all items that might reach it, or exceed it by an allowed gap (decision 091). This is the paper's
-Algorithm 1 with a better threshold and bounds on the gates (decision 006).
+bound pass keeps items that might reach it, or exceed it by an allowed gap (decision 091). This is the paper's Algorithm
+1 with a better threshold and bounds on the gates (decision 006).
 
-Letters: B queries, X items, P_q, P_x components, P = P_q * P_x, d component width, K results, N pool size.
+Letters: B queries, P component pairs, K results.
 """
 
 import time
@@ -29,19 +29,18 @@ from services.algorithms.ops.mol_bounds import AverageItems, BoundPass, best_ave
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
-# At the Books shape (K = 100) a pool of 1,000 finds a threshold within 0.005 of the exact K-th score. Of 3,706 films, a
+# At the Books shape (K = 100) a pool of 1,000 gives a threshold within 0.005 of the exact K-th score. Of 3,706 films, a
 # pool of 240 leaves as many survivors, in three quarters of the time.
 _POOL, _POOL_OF_ITEMS = 1_000, 16
 _POOL_PER_RESULT = 4
-# All items that BruteForce re-evaluates in float64 then survive, so that even ties are equal.
+# So all items that BruteForce re-evaluates in float64 survive, and even ties are equal.
 _REACH = 4
 
 
 class ExactLowPrecision(ScoredIndex):
     """Drops items by bounds from gate intervals and int8 cosines. Certificate: exact, or within a search's allowed gap.
 
-    The bounds include the cosines' error. With P = 1 it is exact inner-product search by an int8 scan. Memory: 332
-    bytes an item at 8 x 8 x 32.
+    With P = 1 it is exact inner-product search by an int8 scan. Memory: 332 bytes an item at 8 x 8 x 32.
     """
 
     name = "exact_low_precision"
@@ -72,7 +71,6 @@ class ExactLowPrecision(ScoredIndex):
         return super().nbytes + self._averages.nbytes + self._bounds.nbytes
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """See `Index.search`."""
         return self.search_within(queries, k, allowed, 0.0)
 
     def search_within(self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
@@ -108,8 +106,9 @@ class ExactLowPrecision(ScoredIndex):
     def _reaching(
         self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float = 0.0
     ) -> tuple[list[Indices], list[npt.NDArray[np.float32]], npt.NDArray[np.float64], tuple[Pass, ...]]:
-        """Rows and float32 scores of a pool's K best and of all that may score more than `max_gap` above its K-th;
-        others are below `thresholds`.
+        """Rows and float32 scores of items that may score more than `max_gap` above a pool's K-th, and of its K best.
+
+        Other items are below `thresholds`.
         """
         num_queries = len(queries)
         everything = self.every_item(queries)
@@ -124,7 +123,7 @@ class ExactLowPrecision(ScoredIndex):
         sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
         passes: tuple[Pass, ...] = (first, Pass("threshold", scored - pooled, sizes))
         if num_queries == 0 or sizes.max() < min(size, self.num_items):
-            # Fewer than requested: pools have all allowed items.
+            # The pools have all allowed items.
             return pools, pool_scores, np.full(num_queries, -np.inf), passes
         thresholds = least + max_gap
         found = self._bounds.survivors(queries, thresholds, allowed)
@@ -144,7 +143,7 @@ class ExactLowPrecision(ScoredIndex):
     def _thresholds(
         self, queries: QueryStates, scores: list[npt.NDArray[np.float32]], k: int
     ) -> npt.NDArray[np.float64]:
-        """What each pool's K-th best surely scores (B,), -inf for a smaller pool."""
+        """A lower bound of each pool's K-th best s (B,), -inf for a smaller pool."""
         error = self.scorer.error_bounds(queries) + self.scorer.error_bounds_float64(queries)
         thresholds = np.full(len(queries), -np.inf)
         for query, row in enumerate(scores):
@@ -156,7 +155,7 @@ class ExactLowPrecision(ScoredIndex):
 class ExactAlgorithm1(ExactLowPrecision):
     """The paper's Algorithm 1: drops items whose largest cosine is below the threshold, without gates.
 
-    On a lightly trained model nearly all survive.
+    On a lightly trained model it drops almost none.
     """
 
     name = "exact_algorithm_1"

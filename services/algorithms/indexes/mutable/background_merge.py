@@ -1,7 +1,6 @@
 """A thread that merges a mutable index on demand.
 
-Its low priority and single compute thread keep delays of searches on the same cores small; the merge takes longer, and
-the delta grows meanwhile.
+Its low priority and single compute thread limit the delay of searches on the same cores. The merge takes longer.
 """
 
 import os
@@ -15,14 +14,14 @@ from services.algorithms.indexes.mutable.index import MutableIndex
 from services.algorithms.native.threads import use_one_compute_thread_here
 
 _NICENESS = 3  # half of a search's weight: on a busy machine a merge still ends before the delta grows long
-_PAUSE_S = 0.0001  # as long as the slices between: half of the interpreter's time stays free
+_PAUSE_S = 0.0001  # as long as a merge's slices: half of the interpreter's time is free
 
 
 class BackgroundMerge:
-    """Merges `index` whenever `merge_wanted` is set, from `start` to `close`, or inside a `with`.
+    """Merges `index` when `merge_wanted` is set, from `start` to `close`, or inside a `with`.
 
     merges, seconds: totals. A failed merge is repeated after `first_retry_s`, then twice as long each time, at most
-    `longest_retry_s`. Until one succeeds, `error` is the last exception; searches work, but the delta grows.
+    `longest_retry_s`. Meanwhile `error` is the last exception; searches work, but the delta grows.
     """
 
     def __init__(self, index: MutableIndex, *, first_retry_s: float = 1.0, longest_retry_s: float = 60.0) -> None:

@@ -1,12 +1,10 @@
-"""The delta of a mutable index: changes since the main segment was built, scored item by item.
+"""The delta of a mutable index: changes since the main segment was built, scored exactly, item by item.
 
 New rows are appended to the tail, a fixed buffer; a full one becomes a block in id order. A block is joined with its
-older neighbour while that is less than 8 times as large: a delta of n rows has at most log8(n / 256) + 2 blocks, each
-row is copied about 8 times per level, and a search rebuilds at most 256 changed rows.
+older neighbour while that is less than 8 times as large. So n rows make at most log8(n / 256) + 2 blocks, each row is
+copied about 8 times per level, and a search rebuilds at most 256 changed rows.
 
-Answers are exact.
-
-Letters: B queries, n rows, K results, P_x item components, P pairs, d component width.
+Letters: B queries, n rows.
 """
 
 from collections.abc import Collection, Sequence
@@ -74,7 +72,6 @@ class Tail:
         self._ids += item_ids
 
     def row(self, item_id: str) -> int | None:
-        """The writer's row of a living item."""
         return self._living.get(item_id)
 
     def categories(self, row: int) -> tuple[int, ...]:
@@ -85,7 +82,6 @@ class Tail:
         return entries
 
     def kill(self, item_id: str) -> None:
-        """Record an item's death."""
         self.dead.append(self._living.pop(item_id))
 
     def segment(self, count: int, num_dead: int) -> Segment | None:
@@ -129,7 +125,7 @@ class TailView:
 def join_blocks(blocks: Sequence[Segment], frozen: int, pair_gate: PairGate | None) -> list[Segment]:
     """Join the newest blocks until each older one is at least 8 times as large; the first `frozen` stay.
 
-    Only the writer may call this, because it uses the blocks' current deaths. Blocks without a living row are dropped.
+    Blocks without a living row are dropped. Only the writer may call this: it uses the blocks' current deaths.
     """
     kept = list(blocks[:frozen])
     loose = [block for block in blocks[frozen:] if block.num_dead < len(block)]
@@ -177,5 +173,4 @@ def all_scores(source: Source, queries: QueryStates, allowed: Mask | None) -> Pa
     return PartialAnswer(segment=source.segment, found=found, error=scorer.error_bounds(queries))
 
 
-def _go_on() -> None:
-    """The writer waits for this."""
+def _go_on() -> None: ...

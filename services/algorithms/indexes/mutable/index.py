@@ -3,7 +3,7 @@
 A batch of changes makes the next version, published by one assignment. An update appends to the delta and a death log.
 `merge` builds a new main segment while searches and changes continue, then applies the deaths since.
 
-Letters: B queries, K results, P_x item components, P pairs, d component width.
+Letters: K results, P_x item components, P pairs, d component width.
 """
 
 import hashlib
@@ -30,26 +30,24 @@ from services.algorithms.rules.attributes import Columns, Kinds
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import PairGate, QueryStates, shape_of
 
-# A merge is wanted when delta and dead rows reach this share of the main segment's rows. So searches score at most this
+# A merge is wanted when delta and dead rows reach this share of the main segment's rows: searches score at most this
 # share of extra rows, and per update a merge copies and builds 10 rows.
 MERGE_SHARE = 0.1
-# No merge is wanted below this number of delta rows or dead rows. At 8x4x64 a delta row costs a search 1.3 us, a merge
-# of 3,706 items 55 ms of CPU. With 250 changes and 40 searches a second, the total is least near 700 rows; 2,048 rows
+# No merge is wanted below this number of delta or dead rows. At 8x4x64 a delta row costs a search 1.3 us, a merge of
+# 3,706 items 55 ms of CPU. With 250 changes and 40 searches a second, the total is least near 700 rows; 2,048 rows
 # double a search's time.
 MERGE_ROWS = 512
 # The delta becomes one block with its own algorithms ("coded") when its other rows reach this number and share of its
-# coded rows: scoring a tenth of ten million rows one by one takes 30 ms. With a million items, 1,000 changes a second
-# and a delta of 14,000 to 43,000 rows, a search among tangents took 4.0 to 5.3 ms
-# (docs/benchmarks/large-catalogues.md).
+# coded rows: scoring a tenth of ten million rows one by one takes 30 ms. With a million items and 1,000 changes a
+# second, a search among tangents took 4.0 to 5.3 ms (docs/benchmarks/large-catalogues.md).
 CODED_ROWS = 16_384
 CODED_SHARE = 1 / 16
 _ROW_OVERHEAD = 64  # bytes per row besides states: an id of 12, hashes, two categories, masks
 
 
 class Build(Protocol):
-    """Makes the main segment's algorithms by name, the default one first.
-
-    Rows are in order of ids, so the row number is the tie rank; the scorer is shared.
+    """Makes the main segment's algorithms by name, the default one first. Rows are in order of ids, so a row number is
+    its tie rank.
     """
 
     def __call__(self, items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]: ...
@@ -96,7 +94,7 @@ class MutableIndex:
         number: int = 0,
         digest: str = "",
     ) -> None:
-        """Start from some items, not copied if in id order. Without any, the empty arrays still give P_x, d and P.
+        """Start from some items, not copied if in id order; without any, the empty arrays still give P_x, d and P.
         Later items have the same kinds of attributes.
 
         max_bytes: limit of `memory`, with a merge's copy. number, digest: continue a stored index's versions. Raises:
@@ -136,15 +134,11 @@ class MutableIndex:
 
     @property
     def category_codes(self) -> Mapping[str, int]:
-        """Category codes, in order; only appended to."""
         return self._codes
 
     @property
     def memory(self) -> Memory:
-        """The present memory, at most (during a merge) two main segments and the delta.
-
-        An old main segment stays until the last search that began with it ends.
-        """
+        """The present memory. An old main segment is freed when the last search that began with it ends."""
         version = self._version
         delta = sum(block.segment.nbytes for block in version.blocks) + version.tail.tail.nbytes
         main = 0 if version.main is None else version.main.segment.nbytes
@@ -163,7 +157,7 @@ class MutableIndex:
         """The top `k` of s among the items that pass. filters: one for all queries, one per query, or None.
 
         algorithm: a name of the build's, default the first. version: default the newest. max_gap: an algorithm may omit
-        items that score at most this much above the K-th. An index without items gives empty, exact answers. Raises:
+        items that score at most this much above the K-th. Without items, answers are empty and exact. Raises:
         ValueError with the reason for invalid arguments.
         """
         return (version or self._version).search(queries, k, filters, algorithm, max_gap)
@@ -179,8 +173,8 @@ class MutableIndex:
     ) -> PoolAnswer:
         """A pool of `size` items by the algorithm's first stage, and a bound on everything outside it.
 
-        With a delta, the first stage's pool is scored in full; the `size` best of both by s are returned, with s as
-        scores. Raises: as `search`.
+        With a delta, that pool is scored in full; the `size` best of both by s are returned, with s as scores. Raises:
+        as `search`.
         """
         return (version or self._version).first_stage(queries, size, filters, algorithm)
 
@@ -188,8 +182,8 @@ class MutableIndex:
         """Insert or replace some items and remove others, as one version.
 
         An id may occur once. Unknown ids to remove are reported, not an error, since streams repeat records. Cost:
-        about 10 us per item. Raises: ValueError for repeated or malformed ids and states that do not fit,
-        IndexFullError if `max_bytes` would be exceeded; then nothing has changed.
+        about 10 us per item. Raises, with nothing changed: ValueError for repeated or malformed ids and states that do
+        not fit, IndexFullError if `max_bytes` would be exceeded.
         """
         check_ids("removals", removals)
         if upserts is not None:
@@ -324,7 +318,7 @@ class MutableIndex:
         return {name: out[name] for name in self.kinds}
 
     def _coded(self, categories: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
-        """Categories as codes; a new name gets the next one. Codes are never reused."""
+        """Give each new name the next code. Codes are never reused."""
         codes = self._codes
         return [tuple({codes.setdefault(name, len(codes)) for name in names}) for names in categories]
 
@@ -337,7 +331,7 @@ class MutableIndex:
         self._tail = Tail(self.shape, self.pair_gate, self.kinds)
 
     def _searchable(self, segment: Segment) -> Segment:
-        """Build the algorithms, and run a query through each to compute lazy parts now."""
+        """Build the algorithms, and run a query through each to compute lazy parts."""
         segment.prepare()
         segment.indexes = self._build(segment.scorer, self.pair_gate)
         components = np.zeros((1, self.shape.num_query_components, self.shape.width), dtype=np.float32)
@@ -347,7 +341,6 @@ class MutableIndex:
         return segment
 
     def _publish(self) -> None:
-        """Publish everything written so far."""
         main = None if self._main is None else Source(self._main, self._main.num_dead)
         blocks = tuple(Source(block, block.num_dead) for block in self._blocks)
         self._version = Version(
@@ -407,7 +400,6 @@ class MutableIndex:
 
 
 def _digest(before: str, upserts: ItemBatch | None, removals: Iterable[str]) -> str:
-    """Equal changes make equal versions."""
     digest = hashlib.blake2b(before.encode(), digest_size=16)
     if upserts is not None:
         _add_ids(digest, upserts.item_ids)

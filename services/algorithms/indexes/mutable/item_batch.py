@@ -1,8 +1,6 @@
 """A batch of items for a mutable index, validated before any change.
 
-Errors have the item and the value, since one bad row rejects the batch. A zero component is allowed: the item lacks it.
-
-Letters: n items of the batch.
+Errors name the item and the value, since one bad row rejects the batch. A zero component is allowed: the item lacks it.
 """
 
 from collections.abc import Collection, Sequence

@@ -2,7 +2,7 @@
 
 The cost grows with the requested items only.
 
-Letters: n requested and found ids, B queries, P_x item components, P pairs, d component width.
+Letters: n found ids, P_x item components, P pairs, d component width.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class FoundItems:
 
 def score_error(version: Version, queries: QueryStates, query: int) -> float:
     """The largest error of one query's float64 scores in the version."""
-    # Of all queries: the scorer caches those of the search before.
+    # Of all queries: the scorer has these in its cache.
     bounds = (source.segment.scorer.error_bounds_float64(queries)[query] for source in version.sources())
     return max(map(float, bounds), default=0.0)
 

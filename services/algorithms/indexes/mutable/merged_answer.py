@@ -1,7 +1,7 @@
 """Merge the answers of main segment and delta: exact top K of their union, one certificate per query.
 
-Only the main segment can have a gap: items omitted there score at most its own K-th score plus its gap, which is
-compared with the union's K-th score.
+Only the main segment can have a gap. Items omitted there score at most its K-th score plus its gap, which is compared
+with the union's K-th score.
 
 Letters: B queries, K results, n candidates of one segment.
 """
@@ -45,7 +45,7 @@ class PoolAnswer:
     """First-stage pools of B queries in item ids, best first.
 
     item_ids[b]: up to N ids. scores (B, N') with N' = min(N, items of the version), -inf beyond a smaller pool. bounds
-    (B,) as in Pool: no item outside the pool has s above it.
+    (B,) as in Pool.
     """
 
     item_ids: tuple[tuple[str, ...], ...]
@@ -57,7 +57,7 @@ class PoolAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartialAnswer:
-    """A segment's candidates: per query rows (n,) and float64 scores (n,); and their float64 error per query (B,)."""
+    """A segment's candidates: rows (n,) and float64 scores (n,) per query, and the scores' error (B,)."""
 
     segment: Segment
     found: Sequence[tuple[Indices, Scores]]

@@ -1,12 +1,10 @@
 """A segment: immutable items in order of their ids, and a log of later deaths.
 
 A reader's version has the segment and the log's length, so it needs no lock. A version's first search makes its mask
-from the latest one, so an update costs nothing per item.
+from the latest one, so an update costs nothing per item. Ids are found by hash in sorted arrays: rebuilding a large
+dictionary would block searches by the interpreter lock.
 
-A row number is its own tie rank. Ids are found by hash in sorted arrays: rebuilding a large dictionary would hold the
-interpreter lock and block searches.
-
-Letters: n rows, m requested ids, P_x item components, P pairs, d component width.
+Letters: n rows, m requested ids.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,7 +70,6 @@ class Segment:
 
     @property
     def codes(self) -> dict[str, RowCodes]:
-        """Its algorithms' codes, by key."""
         coded = [index.row_codes for index in self.indexes.values() if isinstance(index, ScoredIndex)]
         return {key: codes for one in coded for key, codes in one.items()}
 

@@ -1,10 +1,9 @@
 """Make one segment of the living rows of several, without delaying searches.
 
-Work that grows with the catalogue is a NumPy call, which releases the interpreter lock, or a short slice with a pause
-after it: a thread with the lock for its 5 ms switching interval would add that to every native call of a concurrent
-search.
+Work that grows with the catalogue is a NumPy call, which releases the interpreter lock, or a short slice and a pause: a
+thread that needs the lock waits 5 ms, so each native call of a concurrent search would take that longer.
 
-Letters: n rows of the result, S sources.
+Letters: n rows of the result.
 """
 
 from bisect import bisect_left
@@ -25,8 +24,8 @@ from services.algorithms.scoring.states import ItemStates
 
 Pause = Callable[[], None]
 
-_COPIED_IDS = 65_536  # gathered per slice, by NumPy
-_SEARCHED_IDS = 32  # ids per slice: 20 comparisons of 250 ns each, 0.16 ms
+_COPIED_IDS = 65_536  # per slice, by NumPy
+_SEARCHED_IDS = 32  # per slice: 20 comparisons of 250 ns each, 0.16 ms
 _COPIED_BYTES = 4 << 20  # of states per slice, so that searches keep the cache
 
 
@@ -91,7 +90,6 @@ def order_by_id(sources: Sequence[Source], pause: Pause) -> Order:
 
 
 def gather(order: Order, pause: Pause) -> Rows:
-    """Copy an order's rows into new memory."""
     segments = [source.segment for source in order.sources]
     if len(segments) == 1 and len(order) == len(segments[0]):
         return segments[0].rows
@@ -129,7 +127,6 @@ def state_slices(order: Order, name: Literal["components", "gate"]) -> Iterator[
 
 
 def gather_ids(order: Order, pause: Pause = lambda: None) -> Strings:
-    """An order's ids (n,)."""
     columns = [source.segment.rows.ids.strings for source in order.sources]
     parts: list[Strings] = []
     for _, pieces in order.parts(_COPIED_IDS):
@@ -143,7 +140,6 @@ def gather_ids(order: Order, pause: Pause = lambda: None) -> Strings:
 
 
 def gather_categories(order: Order) -> CategoryLists:
-    """An order's category lists."""
     lists = [source.segment.rows.categories for source in order.sources]
     starts = np.concatenate([[0], np.cumsum([len(part.codes) for part in lists])])
     ends = [part.offsets[1:] + start for part, start in zip(lists, starts, strict=False)]
@@ -174,7 +170,6 @@ def _rows_end_to_end(order: Order) -> Indices:
 
 
 def _rows_before(larger: Strings, ids: Strings, pause: Pause) -> Indices:
-    """The row of `larger` before which each sorted id belongs."""
     rows = np.empty(len(ids), dtype=np.int64)
     at = 0
     for row, item_id in enumerate(ids):

@@ -1,11 +1,11 @@
-"""The items whose states are most similar to one item's: exact over one version, changed and new items included.
+"""The items whose states are most similar to one item's, exact over one version.
 
 sim(x, y) = mean over p_x of <N(g_px(x)), N(g_px(y))>          N: to unit length
 
 Two items are similar if the model puts both near the same queries, component by component; gates are not used. One
 float32 pass over the components, then float64 for possible results; ties by id.
 
-Letters: K results, n rows of a segment, P_x item components, d width. Cost: n P_x d multiply-adds, twice, per segment.
+Letters: n rows of a segment, P_x item components, d width. Cost: n P_x d multiply-adds, twice, per segment.
 """
 
 from dataclasses import dataclass
@@ -37,10 +37,7 @@ def components_of(version: Version, item_id: str) -> FloatArray | None:
 
 
 def similar_items(version: Version, item_id: str, components: FloatArray, k: int, wanted: ItemFilter) -> SimilarItems:
-    """The `k` allowed items most similar to `item_id`, without itself.
-
-    components (P_x, d): that item's.
-    """
+    """The `k` allowed items most similar to `item_id`, without itself; `components` (P_x, d) are its own."""
     direction = unit(components) / version.shape.num_components
     slack = 2 * (direction.size + 8) * 2.0**-24
     (checked,) = version.checked(wanted)

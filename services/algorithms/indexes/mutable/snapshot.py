@@ -5,9 +5,9 @@
 
 A directory is written under a temporary name, flushed to disk, then renamed. A crash leaves the older snapshots, and a
 temporary directory that the next write removes. The pair gate is in the bundle; attributes come from the bundle and the
-topic `items`. Items are in order of ids; with codes, the main segment's coded items come first, then the delta's.
+topic `items`. Items are in order of ids; with codes, the main segment's come first, then the delta's.
 
-Letters: X items, P_x item components, P pairs, d component width.
+Letters: P_x item components, P pairs, d component width.
 """
 
 import hashlib
@@ -146,15 +146,15 @@ def write_snapshot(
 
 
 def snapshots(root: Path) -> list[Path]:
-    """The snapshots below a root, newest first; each is complete unless the disk lost data since."""
+    """The snapshots below a root, newest first; each is complete unless the disk lost data."""
     return sorted(root.glob(f"{_PREFIX}*"), key=_sequence, reverse=True)
 
 
 def load_snapshot(path: Path, *, model_version: str) -> Snapshot:
     """Open a snapshot of this model.
 
-    Raises: SnapshotError for another model, with both versions, and for torn or altered files and wrong shapes, with
-    file, found and expected value.
+    Raises: SnapshotError with file, found and expected value, for another model, torn or altered files and wrong
+    shapes.
     """
     manifest = _read_manifest(path / MANIFEST)
     if manifest.model_version != model_version:

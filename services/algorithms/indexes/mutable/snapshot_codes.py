@@ -22,7 +22,6 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def code_arrays(codes: Mapping[str, RowCodes], num_rows: int) -> dict[str, npt.NDArray[Any]]:
-    """Arrays for `HeldCodes`, from codes of the first `num_rows`."""
     arrays: dict[str, npt.NDArray[Any]] = {"num_rows": np.array([num_rows])}
     for key, one in codes.items():
         for part in fields(one):  # type: ignore[arg-type]
@@ -47,7 +46,6 @@ class HeldCodes:
 
     @property
     def num_rows(self) -> int:
-        """The number of rows with stored codes."""
         return int(self.arrays["num_rows"][0]) if self.arrays else 0
 
     def __call__(
@@ -73,10 +71,7 @@ class HeldCodes:
         return cells.coded(vectors(), seed=seed)
 
     def _codes_of(self, part: str, key: str, kind: type[Codes]) -> Codes | None:
-        """Stored codes of `part`, if any.
-
-        Raises: ValueError for codes of another method; malformed arrays raise any error that `__call__` catches.
-        """
+        """Raises: ValueError for codes of another method; malformed arrays raise any error that `__call__` catches."""
         found = {
             name.rpartition(":")[2]: array for name, array in self.arrays.items() if name.rpartition(":")[0] == key
         }

@@ -3,7 +3,7 @@
 The main segment and coded delta blocks are searched by their algorithm, with removed rows masked out. The highest K-th
 score so far is the threshold for the other blocks, scored row by row.
 
-Letters: B queries, K results, n rows of a segment.
+Letters: B queries, n rows of a segment.
 """
 
 import time
@@ -57,7 +57,6 @@ class Version:
         return main + sum(block.num_living for block in self.blocks) + self.tail.num_living
 
     def delta(self) -> list[Source]:
-        """The delta's segments with a living row."""
         parts = (*self.blocks, self.tail.source)
         return [part for part in parts if part is not None and part.num_living]
 
@@ -77,7 +76,6 @@ class Version:
         return Order([self.main, *delta], source, np.concatenate([row, rest.row]))
 
     def in_order(self, pause: Pause) -> Order:
-        """All living items by id; `pause` as in `MutableIndex.merge`."""
         return order_by_id(self.sources(), pause)
 
     def search(
@@ -88,7 +86,6 @@ class Version:
         algorithm: str | None = None,
         max_gap: float = 0.0,
     ) -> Answer:
-        """See `MutableIndex.search`."""
         wanted = self._checked(queries, k, filters)
         thresholds = np.full(len(queries), -np.inf)
         parts: list[PartialAnswer] = []
@@ -133,7 +130,6 @@ class Version:
         filters: ItemFilter | Sequence[ItemFilter] | None,
         algorithm: str | None = None,
     ) -> PoolAnswer:
-        """See `MutableIndex.first_stage`."""
         wanted = self._checked(queries, size, filters)
         bounds = np.full(len(queries), -np.inf)
         parts: list[PartialAnswer] = []

@@ -3,11 +3,10 @@
 Tangents (tangents.py) are searched among item vectors. A vector is coded as its cell and a product-quantized residual:
 after a rotation, 16 codewords for every two coordinates, learned under the loss that preserves high scores
 (arXiv:1908.10396; offline/training/codebooks). FAISS's fast scan adds up 8-bit tables, 32 items at a time, and filters
-inside the scan. It needs the extra bench-cpu and a bundle's codebooks. The scan's rounding has no useful bound: the
-certificate is "estimate".
+inside the scan. Its rounding has no useful bound: the certificate is "estimate". It needs the extra bench-cpu and a
+bundle's codebooks. Measurements: decision 058.
 
-Letters: X items, M query vectors, w coordinates, m codewords an item, N pool size. Memory: m / 2 + 8 bytes per item,
-plus the cells. Measurements: decision 058.
+Letters: X items, M query vectors, m codewords an item, N pool size. Memory: m / 2 + 8 bytes per item, plus the cells.
 """
 
 from dataclasses import replace
@@ -28,9 +27,10 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
 
 
 class Anisotropic(TangentIndex):
-    """The N / M best items by product code for each of a query's M tangents; their union is reordered by s.
+    """The N / M best items by product code for each of a query's M tangents, at least k each; their union is reordered
+    by s.
 
-    Certificate: an estimate. A list has at least k items.
+    Certificate: an estimate.
     """
 
     name = "anisotropic"
@@ -43,9 +43,8 @@ class Anisotropic(TangentIndex):
         codebooks: Codebooks | None,
         **options: Any,
     ) -> None:
-        """As `TangentIndex`; `codebooks` are its `cells`.
-
-        Raises: ValueError also without codebooks, or for another width.
+        """As `TangentIndex`; `codebooks` are its `cells`. Raises: ValueError also without codebooks, or for another
+        width.
         """
         self._codebooks = codebooks
         if codebooks is not None and codebooks.gate_scale is not None:

@@ -3,7 +3,7 @@
 `freshet train` and `freshet index` store them in the bundle. A code is the nearest centre and, for each subspace of the
 residual, one codeword, chosen under the loss that preserves high scores (arXiv:1908.10396, section 4.1, step 2). One
 number couples the subspaces: the error's component (residual minus codewords) along the vector. Per vector, two tables
-hold each codeword's squared error and this component, so choosing one codeword again costs O(k), a sweep O(m k).
+have each codeword's squared error and this component, so choosing one codeword again costs O(k), a sweep O(m k).
 
 Letters: X vectors, n of them, w width, C cells, m subspaces, k codewords each, P pairs.
 """
@@ -19,7 +19,7 @@ from services.algorithms.ops.quantized_scan.cells import nearest
 from services.algorithms.scoring.states import FloatArray
 
 _CHUNK = 8192
-_TABLE_BYTES = 8 << 20  # 1,024 vectors with 64 subspaces of 16 codewords; 4,096 at a time run at half the speed
+_TABLE_BYTES = 8 << 20  # 1,024 vectors with 64 subspaces of 16 codewords; 4,096 take twice the time per vector
 _MAX_SWEEPS = 10
 # The stiffness has a pole at |x| = T; near it, float32 costs would lose the error across the vector.
 _MAX_STIFFNESS = 1e4
@@ -31,9 +31,9 @@ class Codebooks:
 
     Shapes: centres (C, w) and codebooks (m, k, w / m), k = 16 (4-bit codes) or 256 (8-bit codes), float32, both after
     rotation (w, w) if any. shortest (1,): T, the length up to which a vector is coded by plain l2. stiffness (s,): the
-    weight of the error along a vector relative to the error across it, stored as (eta - 1) (1 - c^2) at even steps of c
-    = T / |x| from 0 to 1. gate_scale (P,): divisor of item gates before coding, None without gates. Raises: ValueError
-    for inconsistent arrays or non-finite values.
+    weight of the error along a vector relative to the error across it, as (eta - 1) (1 - c^2) at even steps of c = T /
+    |x| from 0 to 1. gate_scale (P,): divisor of item gates before coding, None without gates. Raises: ValueError for
+    inconsistent arrays or non-finite values.
     """
 
     centres: FloatArray
@@ -59,7 +59,6 @@ class Codebooks:
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[np.floating]]:
-        """Arrays that are not None, by name."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: array for name, array in values.items() if array is not None}
 
@@ -81,7 +80,7 @@ class Codebooks:
         return InvertedCodes
 
     def coded(self, vectors: FloatArray, *, seed: int = 0) -> InvertedCodes:
-        """The codes of vectors (X, at most w), padded with 0 to width w. `seed` is not used.
+        """The codes of vectors (X, at most w), padded with 0 to width w; `seed` is not used.
 
         Raises: as `check_width`. Cost: 20,000 vectors per second and core (m = 64, k = 16).
         """

@@ -4,11 +4,10 @@ For two-tower models and imported embeddings (P = 1, of any norm). One native ca
 a pool and evaluates it in float64 (ops/quantized_scan).
 
 With `visit`, only some cells are scanned: fast, but the certificate's gap depends on the omitted cells' radii and is
-usually far above 0, or there is no proof ("estimate"). Without `visit`, a bound excludes items: ||q|| times the cell's
-largest residual error plus the error of the query's own code. The answer is proven exact, with a pool of about 2 K for
-8-bit codes.
+usually far above 0, or there is no proof. Without `visit`, the bound ||q|| times a cell's largest residual error, plus
+the error of the query's own code, excludes items. The answer is proven exact, with a pool of about 2 K for 8-bit codes.
 
-Letters: B queries, X items, C cells, d width, h coded width, K results, N pool size.
+Letters: B queries, K results, N pool size.
 """
 
 import math
@@ -100,7 +99,6 @@ class Quantized(ScoredIndex):
         return self._codes
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """See `Index.search`."""
         self.check(queries, k, allowed)
         started = time.perf_counter()
         vectors = queries.components[:, 0]

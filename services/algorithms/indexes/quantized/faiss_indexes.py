@@ -1,10 +1,10 @@
 """FAISS inverted files filled with our codebooks and codes.
 
-Centroids and packed codes are copied in; `add` would encode by plain l2 and lose the anisotropy. Rotated codes become
-an IndexPreTransform, which rotates queries (`faiss.extract_index_ivf` finds the inner index). FAISS is optional, so
+Centroids and packed codes are copied in, because `add` would encode by plain l2. Rotated codes become an
+IndexPreTransform, which rotates queries (`faiss.extract_index_ivf` finds the inner index). FAISS is optional, so
 functions import it. All indexes score by inner product; ids are 0..X-1.
 
-Letters: X points, C cells, m subspaces.
+Letters: X points, m subspaces.
 """
 
 from typing import Any
@@ -27,9 +27,9 @@ def inverted_fast_scan(codes: InvertedCodes) -> Any:
 
 
 def inverted_lists(index: Any, codes: InvertedCodes) -> dict[str, npt.NDArray[Any]]:
-    """The cells (X,) and codes (X, m) of an `inverted_fast_scan`.
+    """The cells (X,) and codes (X, m) of an `inverted_fast_scan`; `codes` gives the numbers of cells and subspaces.
 
-    codes: for their numbers of cells and subspaces. Searches may run meanwhile.
+    Searches may run meanwhile.
     """
     faiss = imported_faiss()
     cells = np.empty(index.ntotal, dtype=np.int32)

@@ -49,7 +49,6 @@ class InvertedCodes:
             raise ValueError(f"{found}; allowed: {num_vectors} vectors {width} wide, padded to whole codewords")
 
     def take(self, rows: npt.NDArray[np.int64]) -> "InvertedCodes":
-        """The codes of some rows."""
         return replace(self, cells=self.cells[rows], codes=self.codes[rows])
 
     @property
@@ -62,7 +61,6 @@ class InvertedCodes:
 
     @property
     def width(self) -> int:
-        """d."""
         return int(self.centres.shape[1])
 
     @property

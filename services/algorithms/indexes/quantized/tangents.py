@@ -6,12 +6,12 @@ item. A query has one vector per group of its best items with the same pair of l
 by code to the pool (decision 046). The method is our own; TopKAvg (arXiv:2407.15462, section 3.2) is the same with
 equal weights.
 
-Measured in docs/benchmarks/large-catalogues.md. Nothing bounds the difference of s and a tangent: the certificate is
-"estimate" unless the pool has all allowed items.
+Nothing bounds the difference of s and a tangent: the certificate is "estimate" unless the pool has all allowed items.
+Measurements: docs/benchmarks/large-catalogues.md.
 
-Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d width, M tangents of a query, n items,
-w = P_x d + P coordinates (P_x d without gates), N pool size. Cost: M scans of w / 2 bytes per item of the visited
-cells; the sample and the pool in full. Memory: w / 2 bytes and 4 more per item.
+Letters: B queries, X items, P_x item components, P pairs, d width, M tangents of a query, n items, w = P_x d + P
+coordinates (P_x d without gates), N pool size. Cost: M scans of w / 2 bytes per item of the visited cells; the sample
+and the pool in full. Memory: w / 2 + 4 bytes per item.
 """
 
 import time
@@ -61,16 +61,13 @@ class VectorScan(Protocol):
     def pool(
         self, queries: npt.NDArray[np.float32], size: int, /, *, visit: Visit, allowed: Mask | None = None
     ) -> CellAnswer:
-        """The `size` best allowed items, or all if fewer, for each query (M, w).
-
-        allowed: (X,).
-        """
+        """The `size` best items, or all if fewer, of those allowed (X,), for each query (M, w)."""
 
 
 class TangentIndex(ScoredIndex, ABC):
-    """The N / M best items by code for each of a query's M tangents; their union is reordered by s.
+    """The N / M best items by code for each of a query's M tangents, at least k each; their union is reordered by s.
 
-    Certificate: an estimate. A list has at least k items. pool_size: N; visit: the visited cells, None for all.
+    Certificate: an estimate. pool_size: N; visit: the visited cells, None for all.
     """
 
     name: str
@@ -96,7 +93,7 @@ class TangentIndex(ScoredIndex, ABC):
         super().__init__(items, pair_gate, tie_ranks=tie_ranks)
 
     def with_sizes(self, *, pool_size: int, visit: Visit | None = None) -> Self:
-        """An index with other sizes and the same codes, which only this one counts in `nbytes`."""
+        """An index with other sizes and the same codes, which only the first counts in `nbytes`."""
         check_pool_size("pool_size", pool_size)
         other = copy(self)
         other.pool_size, other._visit, other._bytes_of_codes = pool_size, visit, 0
@@ -124,11 +121,10 @@ class TangentIndex(ScoredIndex, ABC):
 
     @property
     def visit(self) -> Visit:
-        """The cells of a scan."""
         return self._visit or Visit(probes=self.cells.num_cells)
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """The top `k` by s of a pool of about N items; each list has at least k."""
+        """The top `k` by s of a pool of about N items."""
         self.check(queries, k, allowed)
         started = time.perf_counter()
         lists = self._lists(queries, self.pool_size, k, allowed)
@@ -179,9 +175,8 @@ class TangentIndex(ScoredIndex, ABC):
         return _Lists(found, touched)
 
     def tangents(self, queries: QueryStates) -> list[tuple[npt.NDArray[np.float32], Scores]]:
-        """Each query's tangents: vectors (M, w) and heights at the origin (M,).
-
-        A plain dot product is its own tangent at every item.
+        """Each query's tangents: vectors (M, w) and heights at the origin (M,). A plain dot product is its own
+        tangent.
         """
         if self.scorer.num_pairs == 1:
             return self._tangents(queries, [self._sample[:1]] * len(queries))
@@ -195,7 +190,6 @@ class TangentIndex(ScoredIndex, ABC):
         return self._tangents(queries, known)
 
     def _tangents(self, queries: QueryStates, known: Sequence[Indices]) -> list[tuple[npt.NDArray[np.float32], Scores]]:
-        """Per query the tangents at its groups of known items (n,): vectors (M, w) and heights at the origin (M,)."""
         return [self._slopes.at(queries.take([query]), rows) for query, rows in enumerate(known)]
 
 
@@ -218,7 +212,6 @@ class QuantizedTangents(TangentIndex):
 
     @property
     def visit(self) -> Visit:
-        """The cells of a scan."""
         return self._visit or Visit(probes=self.cells.num_cells, reach=_REACH)
 
 
@@ -233,8 +226,8 @@ class _Lists:
 class Slopes:
     """Items as vectors (w,) for tangents, and one query's tangents.
 
-    gate_scale (P,): divisor of item gates, default their own spread. Codes have one step for all coordinates, so item
-    gates are divided by it, to the size of components, and the slopes by a gate multiplied.
+    gate_scale (P,): divisor of item gates, default their own spread; slopes by a gate are multiplied by it. All
+    coordinates have one code step, so gates must be of the components' size.
     """
 
     def __init__(self, scorer: MolScorer, gate_scale: DoubleArray | None = None) -> None:
@@ -273,9 +266,10 @@ class Slopes:
             out[:, self._split :] = items.gate / self.gate_scale
 
     def at(self, query: QueryStates, rows: Indices) -> tuple[npt.NDArray[np.float32], Scores]:
-        """One query's tangents at the mean of each group of items `rows` (n,): vectors (M, w), heights (M,).
+        """One query's tangents at groups of items `rows` (n,) with the same pair of largest weight: vectors (M, w),
+        heights (M,).
 
-        A group has the same pair of largest weight.
+        Each tangent is at its group's mean.
         """
         components = query.components[0].astype(np.float64)
         cosines = np.einsum("qd,npd->nqp", components, self._scorer.components[rows].astype(np.float64))

@@ -1,7 +1,7 @@
 """The N best items of each of many query vectors at once, without storing the dot products.
 
-It replaces the library call per component pair of arXiv:2407.15462 (Algorithm 2, line 8): one pass multiplies every
-query vector by every item component, with a rising threshold per pair, so that (B, Q, S, X) never exists.
+It replaces the library call per component pair of arXiv:2407.15462 (Algorithm 2, line 8). One pass multiplies every
+query vector by every item component, with a rising threshold per pair.
 
 Letters: B queries, Q vectors per query (P_q), X items, S item components (P_x), d width, N results per pair.
 """
@@ -21,7 +21,7 @@ __all__ = ["GroupedBest", "GroupedTopK", "Storage", "from_bfloat16", "to_bfloat1
 FloatArray = npt.NDArray[np.float32]
 Storage = Literal["rows", "float32", "bfloat16"]
 _PANEL = 64  # items whose floats are adjacent, as in cpu.cpp
-# Limit of candidates' memory: queries are processed in groups below it.
+# Of candidates: queries are processed in groups below it.
 BUFFER_BYTES = 64 << 20
 
 
@@ -41,7 +41,7 @@ class GroupedBest:
 class GroupedTopK:
     """Item vectors prepared for grouped top-N. Thread-safe.
 
-    Cost: B Q S X d multiply-adds in float32, and about N log(X / N) candidates written per (query vector, component).
+    Cost: B Q S X d float32 multiply-adds, and about N log(X / N) candidates written per (query vector, component).
     Memory besides the answer: at most `buffer_bytes` of candidates, or one query's.
     """
 
@@ -55,9 +55,9 @@ class GroupedTopK:
     ) -> None:
         """Prepare items (X, S, d). tie_ranks (X,): a permutation that orders equal scores, default row numbers.
 
-        storage: "rows" keeps a view of `items`; "float32" copies them into panels, to save transposing in the scan;
-        "bfloat16" also rounds them to nearest, for half the bytes: scores are those of the rounded vectors. Raises:
-        ValueError for another shape, no items, or 2**32 items and more.
+        storage: "rows" keeps a view of `items`; "float32" copies them into panels, so that the scan need not transpose;
+        "bfloat16" also rounds them to nearest: scores are those of the rounded vectors. Raises: ValueError for another
+        shape, no items, or 2**32 items and more.
         """
         if items.ndim != 3 or not 0 < len(items) < 2**32 or 0 in items.shape:
             raise ValueError(f"items has shape {items.shape}; expected (X, S, d) with 1 <= X < 2**32, S and d >= 1")
@@ -97,8 +97,8 @@ class GroupedTopK:
     ) -> GroupedBest:
         """The `size` best allowed items of each query vector and item component.
 
-        Shapes: queries (B, Q, d), allowed (X,) or (B, X) or None for all; see `GroupedBest`. kernels: another library
-        than this processor's. Raises: ValueError with `queries`, `size` or `allowed` and what is expected.
+        Shapes: queries (B, Q, d), allowed (X,) or (B, X) or None for all. kernels: another library than this
+        processor's. Raises: ValueError with `queries`, `size` or `allowed` and what is expected.
         """
         self._check(queries, size, allowed)
         num_queries, num_vectors, _ = queries.shape
@@ -161,7 +161,7 @@ class GroupedTopK:
 
 
 def _panels(items: FloatArray, storage: Storage) -> npt.NDArray[np.generic]:
-    """Items (X, S, d) as (ceil(X / 64), S, d, 64), the last panel padded with zeros; bfloat16 as 16 bits."""
+    """Items (X, S, d) as (ceil(X / 64), S, d, 64), the last panel padded with zeros."""
     num_items, num_groups, width = items.shape
     num_panels = -(-num_items // _PANEL)
     out: npt.NDArray[np.generic] = np.zeros(
@@ -179,7 +179,6 @@ def _panels(items: FloatArray, storage: Storage) -> npt.NDArray[np.generic]:
 
 
 def from_bfloat16(bits: npt.NDArray[np.generic]) -> FloatArray:
-    """The values of 16-bit bfloat16 numbers."""
     return (bits.astype(np.int32) << 16).view(np.float32)
 
 

@@ -1,6 +1,6 @@
 """Launches the kernels of `kernel.py`. Importing this imports Triton, see `mol_scores/fused.py`.
 
-Letters: B queries, Q vectors per query, X items, S item components, d width, N results per (vector, component).
+Letters: B queries, Q vectors per query, X items, S item components, d width.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ _BLOCK = 1024
 
 
 def items_per_maximum(num_items: int, size: int) -> int | None:
-    """The number of items per maximum: the largest with enough tiles for `size`; None if the catalogue is too small."""
+    """The largest number of items per maximum with enough tiles for `size`; None if the catalogue is too small."""
     return next((w for w in (128, 64, 32, 16) if num_items // w >= _TILES_PER_RESULT * size), None)
 
 
@@ -69,11 +69,7 @@ def collect_best(
 
 
 def collect_values(values: torch.Tensor, thresholds: torch.Tensor, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The columns of each row's values at or above its threshold: values (B, n), thresholds (B,).
-
-    Returns: columns (B, capacity) int64, unordered, padded with -1; counts (B,) int32, above `capacity` if it was too
-    small. -inf is never collected.
-    """
+    """The columns of each row's values at or above its threshold, see `device.at_least`."""
     values, thresholds = values.contiguous(), thresholds.contiguous()
     columns = torch.full((len(values), capacity), -1, dtype=torch.int64, device=values.device)
     counts = torch.zeros(len(values), dtype=torch.int32, device=values.device)

@@ -18,9 +18,8 @@ _NO_KEY = torch.iinfo(torch.int64).min
 class DeviceBest:
     """The N best of each (query vector, item component), best first, equal scores by rank.
 
-    Shapes: rows (B, Q, S, N') int64, scores (B, Q, S, N') float32 with N' = min(N, X), padded with -1 and -inf;
-    following (B, Q, S): the best omitted score, -inf without one. overflowed, a boolean without axes: the fast path
-    lost items of an uneven distribution; ask again with `plain=True`.
+    Shapes: as `GroupedBest`. overflowed, a boolean without axes: the fast path lost items of an uneven distribution;
+    ask again with `plain=True`.
     """
 
     rows: torch.Tensor
@@ -99,7 +98,7 @@ def at_least(
     """The columns of each row's values at or above its threshold: values (B, n), thresholds (B,).
 
     Returns: columns (B, capacity) int64, unordered, padded with -1; counts (B,), above `capacity` if columns were lost.
-    -inf never counts.
+    -inf is never collected.
     """
     if fused:
         from services.algorithms.ops.grouped_top_k import collect

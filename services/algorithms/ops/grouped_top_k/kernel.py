@@ -2,9 +2,8 @@
 
 `tile_maxima_kernel` stores only the best of every W items per (query vector, component). The (N + 1)-th largest of
 these is the threshold: at least N + 1 items reach it, and few more with four times as many tiles as N. `collect_kernel`
-computes the dot products again, which costs less than writing and reading them (d multiply-adds against 8 bytes), and
-stores those that reach the threshold. `collect_values_kernel` does this for given values. The order of results depends
-on the run; callers sort.
+computes the dot products again, which is cheaper than writing and reading them, and stores those that reach the
+threshold. `collect_values_kernel` does this for given values. The order of results depends on the run; callers sort.
 
 Letters: R query vectors (B queries times Q each), X items, S item components, d width, W items per maximum.
 """
@@ -36,7 +35,7 @@ def _tile_scores(
     MASKED: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """A tile's dot products, -inf without an allowed item: (ROWS, ITEMS) float32."""
+    """A tile's dot products (ROWS, ITEMS), -inf without an allowed item."""
     step = tl.arange(0, STEP)
     real_item = item < num_items
     real_row = row < num_rows
@@ -126,8 +125,8 @@ def collect_kernel(
 ):
     """Count the dot products at or above their threshold; store the first `capacity` keys.
 
-    A key orders by (score, -rank). Its upper 32 bits are the score's bits, changed to have integer order; its lower 32
-    bits are 2**32 - 1 - rank. Grid: as in `tile_maxima_kernel`.
+    A key orders by (score, -rank). Its upper 32 bits are the score's, changed to integer order; its lower 32 bits are
+    2**32 - 1 - rank. Grid: as in `tile_maxima_kernel`.
     """
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
@@ -160,9 +159,8 @@ def collect_values_kernel(
     capacity,
     BLOCK: tl.constexpr,
 ):
-    """Count the values at or above their row's threshold; store the first `capacity` columns.
-
-    Grid: (blocks of n, B).
+    """Count the values at or above their row's threshold; store the first `capacity` columns. Grid: (blocks of
+    n, B).
     """
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

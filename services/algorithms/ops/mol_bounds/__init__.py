@@ -2,8 +2,6 @@
 
 `BoundPass.survivors` drops only items whose s is provably below the threshold (proofs: decision 006). The bounds
 require only that every gate is a softmax.
-
-Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, L lanes.
 """
 
 from services.algorithms.ops.mol_bounds.items import AverageItems, BoundItems

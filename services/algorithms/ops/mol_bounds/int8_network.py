@@ -1,8 +1,8 @@
 """The gate's pair network, m(c) = W2 SiLU(W1 c + b1) + b2, in int8 with error bounds.
 
-A norm bounds the effect of each step's error on m_p. For the cosines' error it is steepness_p >= the network's
-Lipschitz constant; for W1's codes ||W2_p|| max|SiLU'| ||W1 - W1~||; for the activations' codes and SiLU's 32 lines
-sum_g |W2_pg|; for W2's codes ||W2_p - W2~_p||. Proof and measurements: decision 006.
+Each step's error changes m_p by at most its norm times a factor: the network's Lipschitz constant, at most steepness_p,
+for the cosines; ||W2_p|| max|SiLU'| ||W1 - W1~|| for W1's codes; sum_g |W2_pg| for the activations' codes and SiLU's 32
+lines; ||W2_p - W2~_p|| for W2's codes (decision 006).
 
 Letters: P pairs, L lanes, G hidden width (padded to 16 in arrays).
 """
@@ -118,12 +118,11 @@ def int8_network(pair_gate: PairGate, lanes: Lanes, turn: float) -> Int8Network:
 
 
 def _quads(rows: Codes) -> Codes:
-    """(n, m) as (m / 4, n, 4): for products with four values of a vector."""
+    """(n, m) as (m / 4, n, 4)."""
     return np.ascontiguousarray(rows.reshape(len(rows), -1, 4).transpose(1, 0, 2))
 
 
 def _coded_rows(matrix: Doubles) -> tuple[Doubles, Doubles]:
-    """Each row's codes (n, m) and scales (n,), float32 values."""
     reach = np.abs(matrix).max(axis=1, initial=0.0)
     scales = np.where(reach > 0, np.maximum(reach / LEVELS, 1e-30), 1.0).astype(np.float32).astype(np.float64)
     return np.clip(np.rint(matrix / scales[:, None]), -LEVELS, LEVELS), scales
@@ -134,17 +133,16 @@ def _silu(values: Doubles) -> Doubles:
 
 
 def _silu_segments() -> tuple[Floats, Floats, float]:
-    """32 lines a + b h over [-8, 8): values a, slopes b, their largest error.
-
-    The outer two also cover values beyond.
+    """32 lines a + b h over [-8, 8): values a, slopes b, their largest error. The outer two also cover values
+    beyond.
     """
     starts = _LOWEST + _SEGMENT_WIDTH * np.arange(_SEGMENTS, dtype=np.float64)
     ends = starts + _SEGMENT_WIDTH
     slopes = (_silu(ends) - _silu(starts)) / _SEGMENT_WIDTH
     slopes[0], slopes[-1] = 0.0, 1.0
     slopes = slopes.astype(np.float32).astype(np.float64)
-    # Points reach slightly beyond each segment, whose number is computed in float32. Beyond 8, SiLU only comes closer
-    # to its line.
+    # Points reach slightly beyond each segment, whose number is computed in float32. Beyond 8, SiLU only approaches its
+    # line.
     points: Doubles = starts[:, None] + np.linspace(-1e-5, _SEGMENT_WIDTH + 1e-5, 2001, dtype=np.float64)
     apart = _silu(points) - slopes[:, None] * points
     values = ((apart.max(axis=1) + apart.min(axis=1)) / 2).astype(np.float32).astype(np.float64)

@@ -2,8 +2,8 @@
 
 Numbers in a proof are rounded outward: residual norms are in float64 for the codes and float32 scales as stored.
 
-Letters: X items, P_x item components, P = P_q * P_x, d component width, L lanes. Memory per item: P_x * d + L + 12
-bytes, padded (332 at 8 x 8 x 32, besides 1,280 of float32 states), and d for its average.
+Letters: X items, P component pairs, d component width, L lanes. Memory per item: P_x * d + L + 12 bytes, padded (332 at
+8 x 8 x 32, besides 1,280 of float32 states), and d for its average.
 """
 
 from collections.abc import Iterator
@@ -87,9 +87,9 @@ _CHUNK = 32_768
 class BoundItems:
     """Codes of X items.
 
-    Arrays: codes (X, d4, PX, 4) uint8 with 128 for zero, scales (X,), component_errors (X,) = max over p_x of
-    ||g - g~||, item_errors (X,) = sqrt(sum over p_x of ||g - g~||^2); gates (X, L) int8 with gate_scales (P,) and
-    gate_errors (P,) = max |x - x~|; gate_reach (P,) = max |x|.
+    Arrays: codes (X, d4, PX, 4) uint8 with 128 for zero, scales (X,), component_errors (X,) = max over p_x of ||g -
+    g~||, item_errors (X,) = sqrt(sum over p_x of ||g - g~||^2); gates (X, L) int8 with gate_scales (P,) and gate_errors
+    (P,) = max |x - x~|; gate_reach (P,) = max |x|.
     """
 
     def __init__(self, scorer: MolScorer, *, with_gates: bool) -> None:
@@ -155,7 +155,7 @@ class BoundItems:
 class AverageItems:
     """Items' mean components in int8, in blocks of sixteen: a rough ranking without a certificate.
 
-    Array: codes (ceil(X / 16), d4, 16, 4) uint8 with 128 for zero; one scale for all, as only the order matters.
+    Array: codes (ceil(X / 16), d4, 16, 4) uint8 with 128 for zero, one scale for all: only the order matters.
     """
 
     def __init__(self, scorer: MolScorer) -> None:

@@ -1,6 +1,6 @@
 """The bound pass over a whole catalogue, by the compiled kernel.
 
-Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, L lanes.
+Letters: B queries, X items.
 """
 
 import ctypes
@@ -31,8 +31,6 @@ class Survivors:
 
 
 class _Items(ctypes.Structure):
-    """`FreshetItems` of cpu.cpp."""
-
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _ITEM_ARRAYS),
         ("num_items", ctypes.c_int64),
@@ -41,8 +39,6 @@ class _Items(ctypes.Structure):
 
 
 class _Queries(ctypes.Structure):
-    """`FreshetQueries` of cpu.cpp."""
-
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ARRAYS),
         *((name, ctypes.c_int32) for name in ("num_queries", "gated")),
@@ -50,8 +46,6 @@ class _Queries(ctypes.Structure):
 
 
 class _Network(ctypes.Structure):
-    """`FreshetNetwork` of cpu.cpp."""
-
     _fields_ = (
         *((name, ctypes.c_void_p) for name in NETWORK_ARRAYS),
         ("zero", ctypes.c_float),
@@ -103,7 +97,6 @@ class BoundPass:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes."""
         return self.items.nbytes
 
     def survivors(
@@ -168,9 +161,8 @@ def best_averages(
     *,
     kernels: ctypes.CDLL | None = None,
 ) -> list[npt.NDArray[np.int64]]:
-    """The `size` allowed items whose mean has the largest product with the query's: B arrays of ascending rows.
-
-    All allowed items if at most `size`. kernels: as in `BoundPass`.
+    """The `size` allowed items, or all if fewer, whose mean has the largest product with the query's: B arrays of
+    ascending rows.
     """
     size = min(size, averages.num_items)
     width = averages.width

@@ -5,11 +5,10 @@ For a pair with cosine c~ and gate code x~:
     c <= c~ + cosine error
     |q x - gate x~| <= width
 
-`int8_network.py` bounds m(c), the gate network's part.
+`int8_network.py` bounds m(c), the gate network's part. The slack covers every float32 rounding of the pass (counted in
+decision 006).
 
-The slack covers every float32 rounding of the pass (counted in decision 006).
-
-Letters: B queries, P_q, P_x query and item components, P = P_q * P_x, d component width, L lanes.
+Letters: B queries, P_q query components, P pairs, d component width, L lanes.
 """
 
 from dataclasses import dataclass, fields
@@ -35,8 +34,8 @@ _UP = 1 + 2.0**-20
 class QueryTables:
     """Arrays (B, L) unless noted: codes (B, d4, L, 4) int8, corrections int32, scalars (B, 8) as in cpu.cpp.
 
-    Arrays with a value per lane begin on a cache line, so that no vector crosses one (crossings took a quarter of the
-    time). largest (B,): the largest magnitude among a query's float32 numbers, NaN if one of them is NaN.
+    Arrays with a value per lane begin on a cache line, because vectors that crossed one took a quarter of the time.
+    largest (B,): the largest magnitude among a query's float32 numbers, NaN if one is NaN.
     """
 
     codes: npt.NDArray[np.int8]
@@ -63,7 +62,6 @@ def query_tables(
     network: Int8Network | None,
     thresholds: Doubles,
 ) -> QueryTables:
-    """Tables for thresholds (B,) on s. network: the gate's, if any."""
     lanes = items.lanes
     num_queries, _, width = queries.components.shape
     components = queries.components.astype(np.float64)

@@ -1,12 +1,11 @@
-"""Mixture-of-Logits scores on a torch device: one fast pass bounds every score, float64 follows for the few that
-matter.
+"""Mixture-of-Logits scores on a torch device: one fast pass bounds every score; float64 decides the few that matter.
 
 On a CUDA card the pass is `kernel.py` in half precision (`kernel_error.py`). Elsewhere, and for values beyond half
 precision, it is the plain formula in float32, in chunks (`rounding.py`). `bounds` and `scores_float64` do not wait for
-the device or copy from it, for use in CUDA graphs.
+the device or copy from it, so CUDA graphs can capture them.
 
-Letters: B queries, X items, n scored items per query, P_q, P_x query and item components, P = P_q * P_x, d component
-width, G gate hidden width.
+Letters: B queries, X items, n scored items per query, P_q query components, P pairs, d component width, G gate hidden
+width.
 """
 
 from dataclasses import dataclass
@@ -50,7 +49,6 @@ class DeviceQueries:
         return len(self.components)
 
     def tensors(self) -> list[torch.Tensor]:
-        """All tensors, in a fixed order."""
         found = [self.components, self.gate, self.half, self.half_gate, self.errors, self.double_error]
         return [tensor for tensor in found if tensor is not None]
 
@@ -72,8 +70,8 @@ class DeviceScorer:
         default: on a CUDA card. chunk_bytes: limit of every intermediate of the plain passes, and of the kernel's for
         wide components.
 
-        The error of float16 is an eighth of bfloat16's at the same speed. float16 ends at 65,504; searches with values
-        above 30,000 take the plain pass. Raises: ValueError for an empty index or gates and components that disagree.
+        float16's error is an eighth of bfloat16's at the same speed, but searches with values above 30,000 take the
+        plain pass. Raises: ValueError for an empty index or gates and components that disagree.
         """
         if precision not in LARGEST:
             raise ValueError(f"precision={precision!r}; allowed: float16, bfloat16")
@@ -91,7 +89,7 @@ class DeviceScorer:
         self._weights = None if pair_gate is None else gate_weights(pair_gate, device, torch.float32)
         self._weights_float64 = None if pair_gate is None else gate_weights(pair_gate, device, torch.float64)
         self._error = KernelErrorModel(stored, pair_gate, precision=precision)
-        # Half precision also serves first stages, whose cosine bounds use its residuals.
+        # First stages also use half precision and its residuals.
         self.half: torch.Tensor | None = None
         if self.kernels and float(self.magnitudes.norms.max()) <= LARGEST[precision]:
             self.half = self.components.to(_half(precision))
@@ -106,7 +104,6 @@ class DeviceScorer:
 
     @property
     def nbytes(self) -> int:
-        """The items' bytes on the device."""
         total = sum(_nbytes(tensor) for tensor in (self.components, self.gate, self.half) if tensor is not None)
         return total + (0 if self._fused is None else self._fused.nbytes)
 
@@ -171,8 +168,8 @@ class DeviceScorer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Upper and lower bounds on s of every item, or of `rows` (B, n), -1 for none: (B, n) float32 each.
 
-        -inf where no item is allowed; allowed: (1 or B, X) uint8. grouped: the lower bounds may be those of the
-        best of each group of items: fewer columns, whose K-th largest is at most the true one.
+        -inf where no item is allowed; allowed: (1 or B, X) uint8. grouped: the lower bounds may be those of the best of
+        each group of items: fewer columns, whose K-th largest is at most the true one.
         """
         if queries.fused:
             assert self._fused is not None
@@ -202,7 +199,6 @@ class DeviceScorer:
         weights: tuple[torch.Tensor, ...] | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """The formula in `dtype` for every item or for `rows` (B, n), in chunks: (B, n)."""
         count = self.num_items if rows is None else rows.shape[1]
         out = torch.empty((len(queries), count), dtype=dtype, device=self.device)
         hidden = 0 if self.pair_gate is None else len(self.pair_gate.hidden_bias)
@@ -263,7 +259,6 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def _taken(allowed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Allowed (1 or B, X) at rows (B, n), -1 for none: (B, n)."""
     return allowed.expand(len(rows), -1).gather(1, rows.clamp_min(0)) & (rows >= 0)
 
 

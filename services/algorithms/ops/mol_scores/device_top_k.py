@@ -1,8 +1,9 @@
 """The last step of every algorithm on a device: the exact top K of a pool, or of all items, from certified bounds.
 
 The K-th largest lower bound is the threshold, because K items score at least as much. Items whose upper bound reaches
-it are evaluated in float64. Equal scores are ordered by item id. Nothing here waits for the device, so a CUDA graph can
-capture the step. So `capacity` limits the items to evaluate in advance; if it was too low, the caller repeats the step.
+it are evaluated in float64. Equal scores are ordered by item id. Nothing here waits for the device, so that a CUDA
+graph can capture the step; therefore `capacity` limits the evaluated items in advance, and the caller repeats the step
+if it was too low.
 
 Letters: B queries, X items, n pool size, K results.
 """
@@ -22,7 +23,7 @@ class DeviceAnswer:
     """The exact top K of B pools, on the device.
 
     Shapes: rows (B, K') int64 and scores (B, K') float64, padded with -1 and -inf; kth_scores (B,): a lower bound of
-    the K-th exact score, -inf if a pool had fewer items; evaluated (B,): items to evaluate in float64; above `capacity`
+    the K-th exact score, -inf if a pool had fewer items; evaluated (B,): items to evaluate in float64. Above `capacity`
     the answer is invalid.
     """
 
@@ -42,9 +43,8 @@ def exact_answer(
     k: int,
     capacity: int,
 ) -> DeviceAnswer:
-    """The top `k` of each query's pool, or of all items.
-
-    pool (B, n): distinct rows, padded with -1. allowed (1 or B, X): uint8.
+    """The top `k` of each query's pool (B, n) of distinct rows, padded with -1, or of all items. allowed (1 or B, X):
+    uint8.
     """
     count = scorer.num_items if pool is None else pool.shape[1]
     grouped = pool is None and queries.fused and count // _GROUP >= _GROUPS_PER_RESULT * k

@@ -1,10 +1,10 @@
 """Launch the kernels of `kernel.py`: rounded shapes, pair order, chunks, grid.
 
-Only a scorer on a card, and the kernels' tests, import this: at import, Triton decides whether kernels are compiled or
-interpreted.
+At import, Triton decides whether kernels are compiled or interpreted, so only a scorer on a card, and the kernels'
+tests, import this.
 
 Letters: B queries, X items, n scored items per query, P_q, P_x query and item components, P = P_q * P_x, d component
-width, G gate hidden width. Kernel order: pair p_x * Q + p_q with everything rounded up to powers of two.
+width, G gate hidden width. Kernel order: pair p_x * Q + p_q, all rounded up to powers of two.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from services.algorithms.scoring.states import PairGate
 
 TILE = 64  # items of one program: the rows of one warpgroup's matrix instruction
 _WARPS = 4
-# Above this one item tile's rows don't fit next to the weights in shared memory (227 KB on H100/H200, two programs per
+# Above this one item tile does not fit next to the weights in shared memory (227 KB on H100/H200, two programs per
 # multiprocessor), and `cosines_kernel` computes cosines.
 _TILE_BYTES = 72 << 10
 _ENOUGH_PROGRAMS = 1024  # 132 multiprocessors, two programs at a time, four waves
@@ -65,12 +65,11 @@ class PairShape:
 
     @property
     def constants(self) -> dict[str, int]:
-        """Both kernels' compile-time constants."""
         return {"P_q": self.query_components, "P_x": self.item_components, "Q": self.q, "PX": self.px}
 
     @property
     def precomputed(self) -> bool:
-        """Whether cosines come from a bounded chunk in memory: one item tile does not fit in shared memory."""
+        """Whether one item tile does not fit in shared memory, so that cosines come from a bounded chunk in memory."""
         return TILE * self.px * self.d * 2 > _TILE_BYTES
 
 
@@ -102,8 +101,7 @@ class FusedItems:
         self._gate = None if gate is None else self._in_kernel_order(gate.to(dtype))
         self._weights: tuple[torch.Tensor, ...] | None = None
         if pair_gate is not None:
-            # Weights are halved, exactly, because the kernel's SiLU takes x / 2. The first layer's (G, P) is transposed
-            # to (P, G).
+            # Weights are halved, exactly, because the kernel's SiLU takes x / 2.
             spare = self._shape.g - self._shape.hidden
             hidden = self._in_kernel_order(0.5 * torch.from_numpy(np.array(pair_gate.hidden_weight)))
             out = self._in_kernel_order(0.5 * torch.from_numpy(np.array(pair_gate.out_weight)).T.contiguous())
@@ -119,11 +117,9 @@ class FusedItems:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the item gates in kernel order."""
         return 0 if self._gate is None else self._gate.numel() * self._gate.element_size()
 
     def query_gate(self, gate: torch.Tensor) -> torch.Tensor:
-        """Query gates (B, P) for `bounds`."""
         return self._in_kernel_order(0.5 * gate)
 
     def _in_kernel_order(self, values: torch.Tensor) -> torch.Tensor:
@@ -146,8 +142,8 @@ class FusedItems:
         """Upper and lower bounds on s of every item, or of `rows` (B, n) with -1 for no item: (B, n) float32 each.
 
         Shapes: components (B, P_q, d) in half precision, query_gate from `query_gate`, errors (B, 3) from
-        `KernelErrorModel`, allowed (1 or B, X) uint8. -inf where no item is allowed. grouped: the lower bounds are
-        those of the best of every `TILE` items, (B, ceil(n / TILE)).
+        `KernelErrorModel`, allowed (1 or B, X) uint8. -inf where no item is allowed. grouped: lower bounds are those of
+        the best of every `TILE` items, (B, ceil(n / TILE)).
         """
         # The kernels need contiguous rows.
         components, rows = components.contiguous(), None if rows is None else rows.contiguous()
@@ -182,9 +178,8 @@ class FusedItems:
         *,
         grouped: bool,
     ) -> None:
-        """Score `size` items or rows from column `first` of `out`, the upper and lower bounds.
-
-        chunk: their cosines, rows and masks, if any.
+        """Score `size` items or rows from column `first` of `out`, the upper and lower bounds. chunk: cosines, rows and
+        masks, if any.
         """
         shape, num_queries = self._shape, len(components)
         unused = out[0]  # a pointer that the compiled variant never reads

@@ -1,9 +1,7 @@
 """CUDA graphs of searches: a small batch has about forty launches, which a graph replays as one.
 
-A key's second call captures, so that single calls cost no capture. The least recently used graphs are evicted. Callers
-must hold a lock, because a replay writes into the graph's tensors.
-
-Letters: B queries.
+A key's second call captures, so that single calls cost no capture. The least recently used graphs are evicted. A replay
+writes into the graph's tensors, so callers must hold a lock.
 """
 
 from collections import OrderedDict
@@ -27,10 +25,10 @@ class _Captured(Generic[Output]):
 
 
 class CapturedCalls(Generic[Output]):
-    """Functions of B queries, captured per key."""
-
     def __init__(self, *, max_graphs: int) -> None:
-        """max_graphs: each owns the intermediate tensors of its call. 0: never capture."""
+        """Capture functions of B queries per key. max_graphs: each owns the intermediate tensors of its call; 0: never
+        capture.
+        """
         self._max_graphs = max_graphs
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._graphs: OrderedDict[Hashable, _Captured[Output]] = OrderedDict()

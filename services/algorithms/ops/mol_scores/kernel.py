@@ -7,8 +7,8 @@ Except for PRECOMPUTED cosines, no (B, X, P) array exists. Operands are float16 
 (`kernel_error.py` bounds the error). `freshet bench gpu` measures the kernel (decision 010).
 
 Letters: B queries, X items, n scored items per query (X, or a pool's size), P_q, P_x query and item components, d
-component width, G gate hidden width. In this file a pair is p_x * Q + p_q with P_q, P_x, d, G rounded up to powers of
-two (Q at least 8, P, d, G at least 16): rounding up adds zero rows, and columns that the softmax leaves out.
+component width, G gate hidden width. In this file a pair is p_x * Q + p_q, and P_q, P_x, d, G are rounded up to powers
+of two (Q at least 8, P, d, G at least 16), by zero rows and columns that the softmax omits.
 """
 
 # Triton kernels have no Python type annotations.
@@ -37,7 +37,7 @@ def _dot(left, right, total, FAST: tl.constexpr):
         return tl.dot(left.to(tl.float32), right.to(tl.float32), total, input_precision="ieee")
 
 
-# Triton compiles again, in 1 to 3 s, for a number that is 1 or divisible by 16. For these numbers that gains nothing.
+# Triton compiles again, in 1 to 3 s, for a number that is 1 or divisible by 16, which gains nothing for these.
 _ANY_NUMBER = [
     "allowed_stride", "num_scored", "first_item", "upper_stride", "lower_stride", "num_queries", "queries_per_program"
 ]  # fmt: skip

@@ -4,20 +4,19 @@ For one query-item pair with cosines c, hidden values h = SiLU(z) and gating wei
 
     |s computed - s exact| <= base + D e^D sd_pi(c),    D = constant + per_cosine ||c||
 
-- *base* holds the errors of the cosines. Rounding of the stored vectors is measured, not assumed: by Cauchy-Schwarz
-  ||f - f'|| ||g|| + ||f'|| ||g - g'|| with f', g' as stored.
+- *base* bounds the errors of the cosines. Rounding of the stored vectors f', g' is measured: by Cauchy-Schwarz
+  ||f - f'|| ||g|| + ||f'|| ||g - g'||.
 - *D* bounds the error of every gate logit (after SiLU). Moving the logits by at most D along a line changes s at the
-  rate Cov_pi(change, c) <= D sd_pi(c), and sd_pi(c) by at most e^(t D): equal cosines leave no gate error.
-  The numbers in D follow the errors through W2 SiLU(W1 c + b1) + b2 as Euclidean norms, with SiLU' in [-0.1, 1.1] =
-  0.5 +- 0.6, so that an error e of c becomes at most (0.5 ||(W2 W1)_p|| + 0.6 ||W2_p|| ||W1||) ||e||. D uses the
-  norm of the pair's own cosines instead of the worst case, which makes it far tighter. For the hidden values, the bound
-  ||z|| <= ||W1|| ||c|| + ||b1|| suffices (on an H200 the sum of their squares cost 0.6 of 4.1 ms at Books, and saved
-  68 of 261 items per query).
+  rate Cov_pi(change, c) <= D sd_pi(c), and sd_pi(c) by at most e^(t D): equal cosines leave no gate error. Errors pass
+  through W2 SiLU(W1 c + b1) + b2 as Euclidean norms, with SiLU' in [-0.1, 1.1] = 0.5 +- 0.6, so that an error e of c
+  becomes at most (0.5 ||(W2 W1)_p|| + 0.6 ||W2_p|| ||W1||) ||e||. The norm of the pair's own cosines makes D far
+  tighter than the worst case. For the hidden values, ||z|| <= ||W1|| ||c|| + ||b1|| suffices (their exact norm cost
+  0.6 of 4.1 ms at Books on an H200, and saved 68 of 261 items per query).
 
 Assumed of the GPU: a matrix product of K terms errs by at most (K + 4) 2**-22 of the sum of magnitudes (float32 sums
-that truncate), tanh.approx by 2**-10.9 of its value (PTX: 2**-11), exp2 by 2**-20 of its value.
+that truncate), tanh.approx by 2**-10.9 of its value (PTX: 2**-11), exp2 by 2**-20.
 
-Letters: B queries, P_q, P_x query and item components, P = P_q * P_x (pair p_q * P_x + p_x), d width, G hidden width.
+Letters: B queries, P_q query components, P pairs, d width.
 """
 
 from dataclasses import dataclass
@@ -55,9 +54,9 @@ class StoredItems:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelError:
-    """The numbers of the module's formula, and the largest value that the kernel rounds to half precision.
+    """The terms of the module's formula, (B, 3) float32, rounded up: base, constant, per_cosine.
 
-    Shapes: terms (B, 3) float32, rounded up: base, constant, per_cosine; largest_half (B,).
+    largest_half (B,): the largest value that the kernel rounds to half precision.
     """
 
     terms: FloatArray
@@ -68,14 +67,14 @@ class KernelErrorModel:
     """Error bounds for one catalogue and pair gate."""
 
     def __init__(self, items: StoredItems, pair_gate: PairGate | None, *, precision: str) -> None:
-        """precision: "float16" or "bfloat16"."""
+        """Prepare bounds for `precision` "float16" or "bfloat16"."""
         self._items, self._unit, self._smallest = items, UNIT[precision], _SMALLEST[precision]
         self._network = None if pair_gate is None else _Network(pair_gate, precision)
 
     def bounds(
         self, queries: QueryStates, stored: npt.NDArray[np.float32], *, also: DoubleArray | float = 0.0
     ) -> KernelError:
-        """The numbers for queries with components stored as `stored` (B, P_q, d). also (B,): added to base."""
+        """The error of queries with components stored as `stored` (B, P_q, d). also (B,): added to base."""
         items = self._items
         exact, half = queries.components.astype(np.float64), stored.astype(np.float64)
         cosine, cosine_error = self._cosines(exact, half)
@@ -89,7 +88,7 @@ class KernelErrorModel:
             query_gate = np.abs(queries.gate.astype(np.float64))
             gate = query_gate * (items.gates + items.gate_residuals)
             gate_error = query_gate * items.gate_residuals
-        # SiLU(z)'s error per |z|, with that of exp, whose argument is rounded: an error of the logit too.
+        # SiLU(z)'s error per |z|, with exp's: its rounded argument is an error of the logit too.
         function = _TANH / 2 + 16 * _FLOAT32
         if self._network is not None:
             network = self._network
@@ -112,11 +111,10 @@ class KernelErrorModel:
         return KernelError(terms=np.nextafter(terms, np.float32(np.inf)), largest_half=largest_half)
 
     def cosine_errors(self, queries: QueryStates, stored: npt.NDArray[np.float32]) -> DoubleArray:
-        """Bound the error of a cosine of stored vectors, for every item: (B, P)."""
         return self._cosines(queries.components.astype(np.float64), stored.astype(np.float64))[1] * _SECOND_ORDER
 
     def _cosines(self, exact: DoubleArray, half: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
-        """|cosine| as computed and its error: components exact and stored (B, P_q, d) -> (B, P) each."""
+        """cosine| as computed and its error: components exact and stored (B, P_q, d) -> (B, P) each."""
         items = self._items
         norms = np.linalg.norm(half, axis=-1)[:, :, None]
         residuals = np.linalg.norm(exact - half, axis=-1)[:, :, None]
@@ -128,10 +126,10 @@ class KernelErrorModel:
 
 
 class _Network:
-    """The effect of W2 SiLU(W1 c + b1) + b2 on errors: bounds for all P outputs, in the terms of the module's formula.
+    """Bounds of W2 SiLU(W1 c + b1) + b2 for all P outputs, in the terms of the module's formula.
 
-    per_read: an output's error per unit of ||error of c||. constant, per_cosine, per_hidden: the error that the network
-    adds is at most constant + per_cosine ||c|| + per_hidden ||z / 2||, times SiLU's slope already. gate_per_hidden,
+    per_read: an output's error per unit of ||error of c||. constant, per_cosine, per_hidden: the network adds an error
+    of at most constant + per_cosine ||c|| + per_hidden ||z / 2||, times SiLU's slope already. gate_per_hidden,
     largest_bias: |output| <= gate_per_hidden ||z / 2|| + largest_bias. hidden_constant, hidden_per_cosine: the computed
     ||z / 2|| <= hidden_constant + hidden_per_cosine ||c||.
     """
@@ -154,7 +152,7 @@ class _Network:
         before_constant = first_sums * float(np.linalg.norm(b1))
         self.hidden_per_cosine = 0.5 * (spectral + before_per_cosine) * (1 + unit**2)
         self.hidden_constant = 0.5 * (float(np.linalg.norm(b1)) + before_constant)
-        # ||h|| <= 2 ||z / 2||; rounded are tanh, the function's own steps, and h to half precision.
+        # |h|| <= 2 ||z / 2||; rounded are tanh, the function's own steps, and h to half precision.
         hidden_per_hidden = _TANH + 16 * _FLOAT32 + 2 * unit * (1 + _TANH)
         self.per_cosine = _SLOPE * largest_row * _SLOPE * before_per_cosine
         own = largest_row * hidden_per_hidden + 2 * (largest_apart + second_sums * largest_row) * (1 + 2 * unit)
@@ -174,7 +172,6 @@ class _Network:
 
 
 def _residual(weight: FloatArray, precision: str) -> DoubleArray:
-    """The residual of storing half of a weight in half precision."""
     exact = torch.from_numpy(np.array(weight))
     stored = 2 * (0.5 * exact).to(torch.float16 if precision == "float16" else torch.bfloat16).double()
     return np.asarray((exact.double() - stored).numpy())

@@ -1,9 +1,9 @@
 """Item states prepared for scoring: float32 scores with a proven error bound, and float64 re-evaluation.
 
-The compiled kernel (cpu.cpp) computes scores, except plain dot products with all items (P = 1): there BLAS is fastest.
-The bound applies to both.
+The compiled kernel (cpu.cpp) computes scores, except dot products with all items (P = 1): there BLAS is fastest. The
+bound applies to both.
 
-Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
+Letters: B queries, X items, P_x item components, P pairs, d component width.
 """
 
 import ctypes
@@ -22,13 +22,11 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 Rows = npt.NDArray[np.int64]
 
-# One more thread pays for this much work (60 us against 20 us to start it).
+# Enough work for one more thread (60 us against 20 us to start it).
 _MULTIPLY_ADDS_PER_THREAD = 4_000_000
 
 
 class _Problem(ctypes.Structure):
-    """`FreshetMolProblem` of cpu.cpp."""
-
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query_components", "query_gate", "item_components", "item_gate")),
         *((name, ctypes.c_void_p) for name in ("hidden_weight", "hidden_bias", "out_weight", "out_bias")),
@@ -41,10 +39,7 @@ class NativeScores:
     """One library's kernels over one catalogue. References the items' arrays (copied if not C-contiguous)."""
 
     def __init__(self, library: ctypes.CDLL, items: ItemStates, pair_gate: PairGate | None) -> None:
-        """Prepare X items.
-
-        A single pair's softmax is always 1, so its gates are omitted.
-        """
+        """Prepare X items. A single pair's softmax is always 1, so its gates are omitted."""
         self._library = library
         self._components = np.ascontiguousarray(items.components, dtype=np.float32)
         self._gate: npt.NDArray[np.float32] | None = None
@@ -60,7 +55,6 @@ class NativeScores:
             )
 
     def scores(self, queries: QueryStates) -> npt.NDArray[np.float32]:
-        """Score every item for every query: (B, X)."""
         out = np.empty((len(queries), len(self._components)), dtype=np.float32)
         with self._problem(queries, out.size) as problem:
             self._library.freshet_mol_scores(problem, address(out))
@@ -75,7 +69,6 @@ class NativeScores:
         return [out[start:stop] for start, stop in pairwise(offsets)]
 
     def scores_float64_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[npt.NDArray[np.float64]]:
-        """Score in double precision, as `scores_at`."""
         flat, offsets = self._flatten(rows)
         out = np.empty(len(flat), dtype=np.float64)
         with self._problem(queries, len(flat)) as problem:
@@ -91,7 +84,7 @@ class NativeScores:
         return norms
 
     def _flatten(self, rows: Sequence[Rows]) -> tuple[Rows, Rows]:
-        """All rows in one array, and each query's begin: (N,), (B + 1,)."""
+        """All rows in one array (N,), and each query's begin (B + 1,)."""
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum([len(chosen) for chosen in rows], out=offsets[1:])
         flat = np.concatenate([*rows, np.empty(0, dtype=np.int64)]).astype(np.int64, copy=False)
@@ -99,7 +92,6 @@ class NativeScores:
 
     @contextmanager
     def _problem(self, queries: QueryStates, num_pairs_scored: int) -> Iterator[object]:
-        """Yield one call's arguments; their arrays exist until the context ends."""
         num_items, item_parts, width = self._components.shape
         query_parts = queries.components.shape[1]
         pairs = query_parts * item_parts
@@ -152,10 +144,7 @@ class MolScorer:
 
     @lazy_property
     def gate_range(self) -> tuple[DoubleVector, DoubleVector] | None:
-        """Each pair's least and largest item gate (P,), if any.
-
-        Both are 0 without items.
-        """
+        """Each pair's least and largest item gate (P,), if any; 0 without items."""
         if self.item_gate is None:
             return None
         if not self.num_items:
@@ -164,7 +153,6 @@ class MolScorer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of components and gate."""
         gate = 0 if self.item_gate is None else self.item_gate.size * 4
         return self.components.size * 4 + gate
 
@@ -192,13 +180,12 @@ class MolScorer:
         return self._native.scores_at(queries, rows)
 
     def scores_float64_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[DoubleVector]:
-        """Score in float64 over the stored float32 states, within `error_bounds_float64`, as `scores_at`."""
+        """Score as `scores_at` in float64 over the stored float32 states, within `error_bounds_float64`."""
         self.check(queries)
         self._check_rows(queries, rows)
         return self._native.scores_float64_at(queries, rows)
 
     def scores_float64(self, queries: QueryStates, query: int, rows: Rows) -> DoubleVector:
-        """Score `rows` for one query in float64: (len(rows),)."""
         return self.scores_float64_at(queries.take(slice(query, query + 1)), [rows])[0]
 
     def error_bounds(self, queries: QueryStates) -> DoubleVector:

@@ -1,9 +1,8 @@
 """The best of X vectors by dot product, from small integer codes in cells.
 
-`cells.py` defines the format; `cpu.cpp` searches it in one native call, because Python steps are too slow for queries
-of 0.1 ms.
+`cells.py` defines the format; `cpu.cpp` searches it in one native call, because queries take 0.1 ms.
 
-Letters: B queries, X items, C cells, d width, h coded width, K results, N pool size.
+Letters: B queries, X items, C cells, d width, h coded width.
 """
 
 import ctypes
@@ -69,7 +68,6 @@ class Cells:
         return CellCodes
 
     def coded(self, vectors: FloatMatrix, *, seed: int) -> CellCodes:
-        """See the function `coded`."""
         return coded(vectors, cells=self, seed=seed)
 
 
@@ -127,8 +125,7 @@ class Coding(Protocol[CodesMade]):
         """Text that identifies the coding."""
 
     @property
-    def kind(self) -> type[CodesMade]:
-        """The type of its codes."""
+    def kind(self) -> type[CodesMade]: ...
 
     def coded(self, vectors: FloatMatrix, *, seed: int) -> CodesMade:
         """Train on vectors (X, d) float32 and code them. Equal seeds make equal codes."""
@@ -172,8 +169,8 @@ class CellScan:
         tie_ranks: npt.NDArray[np.int64] | None = None,
         kernels: ctypes.CDLL | None = None,
     ) -> None:
-        """vectors: the coded ones (X, d), for exact products; without them only `pool` works. kernels: another library
-        than this processor's.
+        """Prepare the scan. vectors: the coded ones (X, d), for exact products; without them only `pool` works.
+        kernels: another library than this processor's.
         """
         self.codes = codes
         self._ranks = np.arange(codes.num_items, dtype=np.int64) if tie_ranks is None else tie_ranks
@@ -191,7 +188,6 @@ class CellScan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes and cells."""
         return self.codes.nbytes
 
     def best(
@@ -220,9 +216,8 @@ class CellScan:
         allowed: npt.NDArray[np.bool_] | None = None,
         tolerances: npt.NDArray[np.float64] | None = None,
     ) -> CellAnswer:
-        """The exact `k` best: a bound on the code's error, and cells' radii, rule out the other items.
-
-        This pays with 8 bits and h = d, where bounds are tight.
+        """The exact `k` best: a bound on the code's error, and cells' radii, exclude the other items. This pays with 8
+        bits and h = d, where bounds are tight.
         """
         visit = Visit(probes=self.num_cells)
         return self._search(queries, allowed, tolerances, k=k, pool=k, visit=visit, prove=True, rescore=True)

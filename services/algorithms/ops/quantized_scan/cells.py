@@ -2,8 +2,7 @@
 
 A cell's residuals x - centre share one step (scale): a score is base + step * (an integer dot product), so the scan
 compares integers. Of wide vectors only the residuals' leading principal directions are coded, rotated at random so that
-all h coordinates vary alike and one step fits all. Blocks of 16 items, 4 dimensions of all 16 per 64 bytes, suit
-integer dot products.
+one step fits all h coordinates. Blocks of 16 items, 4 dimensions of all 16 per 64 bytes, suit integer dot products.
 
 Letters: X items, C cells, d width, h coded width.
 """
@@ -50,7 +49,6 @@ class CellCodes:
 
     @property
     def zero(self) -> int:
-        """The code of 0."""
         return 1 << (self.bits - 1)
 
     @property
@@ -78,7 +76,6 @@ class CellCodes:
         return replace(self, num_items=len(rows), rows=kept, counts=counts)
 
     def cell_of_slots(self) -> npt.NDArray[np.int64]:
-        """Each slot's cell."""
         return np.repeat(np.arange(self.num_cells), LANES * np.diff(self.starts))
 
     def integers(self) -> npt.NDArray[np.int32]:
@@ -105,7 +102,7 @@ def encode(
 
     8 bits: a cell's step is its largest residual coordinate / 127. 4 bits: 0.335 of the coordinates' root mean square,
     the step of least error for normally distributed values and 16 levels (Max 1960); larger values are clipped. Memory:
-    besides the result, chunks of 16 MB. Raises: ValueError for bits other than 4 and 8.
+    chunks of 16 MB. Raises: ValueError for bits other than 4 and 8.
     """
     if bits not in (4, 8):
         raise ValueError(f"bits={bits} allowed: 4, 8")
@@ -175,9 +172,10 @@ def encode(
 def train_centres(
     vectors: FloatMatrix, num_cells: int, *, seed: int, sample_per_cell: int = 64, rounds: int = 10
 ) -> FloatMatrix:
-    """Centres of `num_cells` cells (C, d), at most one per vector, by k-means on a sample.
+    """Centres of `num_cells` cells (C, d), at most one per vector, by Lloyd's k-means on a sample, deterministic by
+    seed.
 
-    Lloyd's algorithm, deterministic by seed. A cell without points moves to a random point of the sample.
+    A cell without points moves to a random point of the sample.
     """
     generator = np.random.default_rng(seed)
     count = min(len(vectors), sample_per_cell * num_cells)
@@ -226,7 +224,6 @@ def principal_directions(
 
 
 def assign(vectors: FloatMatrix, centres: FloatMatrix) -> npt.NDArray[np.int64]:
-    """Each vector's nearest centre: (X,)."""
     cells = np.empty(len(vectors), dtype=np.int64)
     step = max(1, _CHUNK_FLOATS // vectors.shape[1])
     for start in range(0, len(vectors), step):

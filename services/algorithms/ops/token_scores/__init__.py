@@ -1,7 +1,7 @@
 """Dot products of a few vectors with chosen rows of a large int8 or half-precision matrix, and unions of row sets.
 
-For an output layer over millions of phrases: one native call (`cpu.cpp`) reads 25,000 rows scattered over gigabytes
-once and multiplies them for all positions.
+For an output layer over millions of phrases: one native call (`cpu.cpp`) reads 25,000 scattered rows once and
+multiplies them for all positions.
 
 Letters: V rows, D width, s vectors (positions), U requested rows.
 """
@@ -59,7 +59,6 @@ class CodedVectors:
 
 
 def code_rows(weights: Floats) -> CodedRows:
-    """Code (V, D) float32 by rows, in bounded chunks."""
     codes = np.empty(weights.shape, dtype=np.uint8)
     scales = np.empty(len(weights), dtype=np.float32)
     step = max(1, (1 << 24) // weights.shape[1])
@@ -72,7 +71,6 @@ def code_rows(weights: Floats) -> CodedRows:
 
 
 def code_vectors(vectors: Floats) -> CodedVectors:
-    """Code (s, D) float32, each vector with its own step."""
     steps = np.maximum(np.abs(vectors).max(axis=1), np.float32(1e-30)) / np.float32(LARGEST)
     return CodedVectors(np.rint(vectors / steps[:, None]).astype(np.int8), steps.astype(np.float32))
 

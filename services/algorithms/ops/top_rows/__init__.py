@@ -27,9 +27,8 @@ def top_rows(
     *,
     kernels: ctypes.CDLL | None = None,
 ) -> list[Rows]:
-    """For each query, the rows whose score is at least the `k`-th best allowed score minus `slack`.
-
-    The difference is rounded down by at most one float.
+    """For each query, the rows whose score is at least the `k`-th best allowed score minus `slack`, rounded down by at
+    most one float.
 
     Shapes: scores (B, X) float32, slack (B,) at least 0, allowed (X,) or (B, X), None for all -> B arrays of ascending
     rows; all allowed rows if there are at most k. Rows at -inf are never taken.
@@ -68,7 +67,7 @@ def top_rows(
 def count_passing(mask: npt.NDArray[np.bool_] | None, num_queries: int, num_items: int) -> npt.NDArray[np.int64]:
     """How many items pass for each query: (B,). mask: (n,) for all of them, (B, n), or None if all pass.
 
-    Row by row: over a whole array NumPy counts bits, along an axis it adds up integers (10 million: .26 and 2.9 ms).
+    Row by row: over a whole array NumPy counts bits, along an axis it adds integers (10 million: .26 and 2.9 ms).
     """
     if mask is None:
         return np.full(num_queries, num_items, dtype=np.int64)

@@ -97,8 +97,7 @@ def search_trie(
     """Several tries' best identifiers together, best first, ties by identifier.
 
     Shapes: deleted (I,), allowed (X,) over the rows of `items`: an identifier needs one allowed item.
-    Cost:   per level and part, s C(s, level) operations for each of at most `beams` nodes, and s for each of their
-    children.
+    Cost:   per level and part, s C(s, level) operations for each of at most `beams` nodes, and s per child of theirs.
     kernels: another library than this processor's.
     """
     tries = (_Trie * len(parts))(
