@@ -1,6 +1,6 @@
 """The meaning of each event type: `events.yaml` of a bundle.
 
-A type's role decides whether the item counts as seen, whether the event enters the history, and its weight in PEFA; the
+A type's role decides whether the item counts as seen, whether the history has the event, and its weight in PEFA; the
 file may override each.
 """
 
@@ -30,8 +30,6 @@ class SchemaError(ValueError):
 
 
 class Role(StrEnum):
-    """What an event says about its item."""
-
     POSITIVE = "positive"
     NEGATIVE = "negative"
     EXPOSURE = "exposure"
@@ -48,7 +46,6 @@ class EventType:
     weight: TypeWeight
 
     def __post_init__(self) -> None:
-        """Raises: ValueError for contradicting fields."""
         if self.history and not self.seen:
             raise ValueError("seen=false with history=true; allowed: what is in a history counts as seen")
         if self.role is Role.EXPOSURE and (self.history or self.weight.slope):
@@ -56,7 +53,7 @@ class EventType:
 
     @property
     def is_encoded(self) -> bool:
-        """Whether an encoder without `actions` reads the event: it cannot tell types apart, so negative events are
+        """Whether an encoder without `actions` reads the event. It cannot tell types apart, so negative events are
         omitted.
         """
         return self.history and self.role is not Role.NEGATIVE
@@ -81,7 +78,6 @@ class EventSchema:
     other: EventType
 
     def of(self, name: str) -> EventType:
-        """The meaning of an event type."""
         return self.types.get(name, self.other)
 
     def speaks_for(self, name: str, value: float) -> bool:
@@ -90,7 +86,6 @@ class EventSchema:
         return means.role is Role.POSITIVE and (means.weight.centre is None or self.feedback.weight(name, value) > 0)
 
     def weight_for(self, name: str, value: float) -> float:
-        """The event's weight for its item, at least 0."""
         return max(0.0, self.feedback.weight(name, value)) if self.of(name).role is Role.POSITIVE else 0.0
 
     @cached_property
@@ -105,9 +100,8 @@ class EventSchema:
         return name in self.can_speak_against and self.feedback.weight(name, value) < 0
 
     def turned_down(self, events: Sequence[tuple[str, tuple[str, float]]]) -> list[str]:
-        """Items whose newest event is negative; events outside histories are ignored.
-
-        events: (item id, (type, value)), oldest first.
+        """Items whose newest event, of those in histories, is negative. events: (item id, (type,
+        value)), oldest first.
         """
         kept = {kind for kind in {kind for _, kind in events} if self.of(kind[0]).history}
         against = {kind for kind in kept if self.speaks_against(*kind)}
@@ -116,7 +110,6 @@ class EventSchema:
 
     @cached_property
     def feedback(self) -> FeedbackPolicy:
-        """Weights of events in PEFA."""
         weights = {name: one.weight for name, one in self.types.items()}
         return FeedbackPolicy(MappingProxyType(weights), self.other.weight)
 

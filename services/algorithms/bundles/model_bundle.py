@@ -3,7 +3,7 @@
 It needs only NumPy, Arrow and safetensors. Arrays are read on first use; large ones are memory-mapped
 (`tensor_file.py`).
 
-Letters: X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
+Letters: X items, P_x item components, P pairs, d component width.
 """
 
 import hashlib
@@ -115,12 +115,10 @@ class Bundle:
 
     @property
     def item_ids(self) -> Strings:
-        """Item ids by dense index."""
         return self._items.ids.strings
 
     @property
     def item_index(self) -> ItemIds:
-        """Dense indexes by id."""
         return self._items.ids
 
     @property
@@ -133,7 +131,6 @@ class Bundle:
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
-        """Training interactions of each item (X,)."""
         return self._items.counts
 
     @cached_property
@@ -150,9 +147,8 @@ class Bundle:
 
     @cached_property
     def item_states(self) -> ItemStates:
-        """Components (X, P_x, d) and gate (X, P), memory-mapped; gate None for a dot product.
-
-        Raises: BundleError for invalid values.
+        """Components (X, P_x, d) and gate (X, P), memory-mapped; gate None for a dot product. Raises: BundleError for
+        invalid values.
         """
         return self.item_states_of(None)
 
@@ -226,7 +222,6 @@ class Bundle:
 
     @property
     def attributes(self) -> AttributeTable:
-        """The declared attributes."""
         return self._items.attributes
 
     @cached_property
@@ -291,7 +286,6 @@ def _check_shapes(bundle: Bundle) -> None:
 
 
 def content_files(head: HeadShape, neighbours: NeighbourShape | None) -> tuple[str, ...]:
-    """Files that determine the model version."""
     optional = (*((PAIR_GATE,) if head.is_mixture else ()), *((NEIGHBOURS,) if neighbours is not None else ()))
     return (WEIGHTS, ITEM_STATES, *optional, ITEMS, USERS)
 

@@ -48,7 +48,7 @@ class EncoderShape:
     norm_epsilon: added to a variance inside a block (the authors': 1e-6 in HSTU, 1e-8 in SASRec). output_norm: "length"
     divides states by their length, "layer" (the authors', with a mixture) applies layer normalisation.
     residual_of_norm: the SASRec authors' blocks, which normalise only the query and add the attention to it. actions:
-    names of the action embedding's rows, from row 1 (`algorithms.encoding.actions`).
+    names of the action embedding's rows, from row 1 (`encoding.actions`).
     """
 
     kind: str
@@ -117,13 +117,12 @@ class HeadShape:
 
     @property
     def num_pairs(self) -> int:
-        """P = P_q * P_x."""
         return self.num_query_components * self.num_item_components
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeighbourShape:
-    """Item neighbours: each item has `num_neighbours`. The user's r-th last item, counted from 0, has weight decay^r.
+    """Item neighbours. The user's r-th last item, counted from 0, has weight decay^r.
 
     model_share: lambda. A final score is model_share * s + (1 - model_share) * the neighbours' vote.
     """
@@ -141,7 +140,7 @@ class NeighbourShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AbsenceShape:
-    """Buckets of the time since a user's last event (`algorithms.encoding.absence`).
+    """Buckets of the time since a user's last event (`encoding.absence`).
 
     Bucket 0 ends at `floor_seconds`; bucket b > 0 begins at floor_seconds * 2^(b - 1). The last of 18 begins at 2.1
     years.
@@ -168,10 +167,10 @@ class FileEntry:
 class Manifest:
     """`manifest.json`.
 
-    data: what the model was trained on. metrics: its quality. encoder: None for imported embeddings. new_item_length:
-    length of a new item's components (trained: 1), None if not measured. neighbours: None if the model scores alone.
-    absence: None if it ignores the time since the last event. model_version does not depend on data, metrics or
-    new_item_length.
+    data: what the model was trained on. metrics: its quality. model_version does not depend on data, metrics or
+    new_item_length. new_item_length: length of a new item's components (trained: 1), None if not measured. None
+    otherwise: encoder for imported embeddings, neighbours if the model scores alone, absence if it ignores the time
+    since the last event.
     """
 
     model_version: str
@@ -217,7 +216,6 @@ class Manifest:
             raise BundleError(f"{path}: a field has the wrong type: {exc}") from exc
 
     def write(self, path: Path) -> None:
-        """Write, then rename into place."""
         write_fields(path, asdict(self))
 
 

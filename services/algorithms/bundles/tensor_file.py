@@ -19,16 +19,16 @@ from services.algorithms.bundles.model_manifest import BundleError
 
 # A file up to this size (states of about 150,000 items) is read, not mapped.
 LOADED_BYTES = 64 << 20
-# This process's mapped files: inode, size and modification time.
+# Inode, size and modification time of this process's mapped files.
 _mapped: dict[Path, tuple[int, int, int]] = {}
 _DTYPES = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I64": np.int64, "I32": np.int32, "U8": np.uint8}
 
 
 def read_tensors(path: Path, *, only: Collection[str] = ()) -> dict[str, npt.NDArray[Any]]:
-    """A safetensors file's arrays, mapped above LOADED_BYTES: writing to an array changes this process's copy, never
-    the file. only: names of arrays to read into memory.
+    """A safetensors file's arrays, mapped above LOADED_BYTES: writing to an array never changes the file.
 
-    Raises: BundleError for an invalid header, or an array beyond the end of the file.
+    only: names of arrays to read into memory. Raises: BundleError for an invalid header, or an array beyond the end of
+    the file.
     """
     written = _file_stamp(path)
     is_mapped = not only and written[1] > LOADED_BYTES

@@ -1,7 +1,4 @@
-"""Write safetensors files slice by slice, for arrays too large to copy in memory.
-
-Files are flushed to disk before their entry is returned.
-"""
+"""Write safetensors files slice by slice, for arrays too large to copy in memory, and flush them to disk."""
 
 import hashlib
 import json

@@ -3,7 +3,7 @@
 Parts: the documents (item ids and texts), the word list, `text_mol/` (text encoder, document states, pair gate),
 `phrases/` (phrase encoder, vocabulary, output layer, shortlist, trie, identifiers, read by their own modules).
 
-Letters: X documents, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
+Letters: X documents, P_x item components, P pairs, d component width.
 """
 
 import hashlib
@@ -93,7 +93,6 @@ class TextBundle:
 
     @property
     def item_ids(self) -> Strings:
-        """Item ids by document row."""
         return self.item_index.strings
 
     @property

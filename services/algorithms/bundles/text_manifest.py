@@ -1,6 +1,5 @@
-"""The manifest of a text bundle: its parts, what must match, and its files.
-
-Fields are checked as in the model bundle.
+"""The manifest of a text bundle: its parts, what must match, and its files. Fields are checked as in
+the model bundle.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -25,8 +24,9 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextMolPart:
-    """A text encoder with its documents' states. tokenizer: fingerprint of its word list. max_tokens: a query's most
-    tokens, with [CLS] and [SEP].
+    """A text encoder with its documents' states.
+
+    tokenizer: fingerprint of its word list. max_tokens: a query's most tokens, with [CLS] and [SEP].
     """
 
     head: HeadShape
@@ -42,7 +42,7 @@ class PhrasesPart:
     """A phrase model and its data for generation.
 
     tokenizer: fingerprint of the query's word list. vocabulary, vocabulary_size: fingerprint and size V of the phrase
-    vocabulary. positions: the number s of scored positions. width: D.
+    vocabulary. positions: number s of scored positions. width: D.
     """
 
     tokenizer: str
@@ -99,7 +99,6 @@ class TextManifest:
             raise BundleError(f"{path}: a field has the wrong type: {exc}") from exc
 
     def write(self, path: Path) -> None:
-        """Write, then rename into place."""
         write_fields(path, asdict(self))
 
 

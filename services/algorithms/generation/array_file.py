@@ -1,6 +1,5 @@
-"""Array files for generation: safetensors with format number and checksum inside.
-
-So a truncated file or another version is rejected without a manifest.
+"""Array files for generation: safetensors with format number and checksum inside, so that a truncated file or another
+version is rejected without a manifest.
 """
 
 import hashlib

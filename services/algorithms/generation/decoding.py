@@ -1,8 +1,8 @@
 """Permutation decoding: the best identifiers when their phrases may come in any order.
 
-The score (decision 017, not in arXiv:2209.05861): an identifier with tokens d^1 ... d^n, n at most s, has max over
-injective maps pi of its tokens to the s positions of sum_i log P~_pi(i)(d^i), plus log P~_t([PAD]) at the positions
-without a token. Mode "fixed", the objective of training, puts token i at position i.
+An identifier with tokens d^1 ... d^n, n at most s, scores the maximum over injective maps pi of its tokens to the s
+positions of sum_i log P~_pi(i)(d^i), plus log P~_t([PAD]) at the positions without a token (decision 017, not in
+arXiv:2209.05861). Mode "fixed", the objective of training, puts token i at position i.
 
 Scores of found identifiers are exact. A beam limits the search; `bound` limits the scores of the rest.
 

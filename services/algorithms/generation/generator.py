@@ -1,7 +1,5 @@
 """From the phrase encoder's output to identifiers and items in one call.
 
-Answers are identifiers of the trie, since decoding walks it.
-
 Letters: s positions, D width, U union, V vocabulary size, X items, K results.
 """
 
@@ -30,7 +28,9 @@ _WIDEN = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratorSettings:
-    """sets: number k of joined sets. beams: nodes per level. mode: whether tokens may come in any order."""
+    """Limits of a search. sets: number k of joined sets. beams: nodes per level. mode: whether tokens may come in any
+    order.
+    """
 
     sets: int = 5
     beams: int = 256
@@ -200,8 +200,9 @@ class Generator:
         return Generated(answers, len(tokens), found.exact)
 
     def insert(self, text: str, tokens: Sequence[int], item_rows: Sequence[int]) -> int:
-        """Insert an identifier for the next query; return its number. Raises: ValueError for invalid tokens or rows
-        (such as more tokens than positions); then nothing is inserted.
+        """Insert an identifier for the next query; return its number.
+
+        Raises: ValueError, with nothing inserted, for invalid tokens or rows, such as more tokens than positions.
         """
         self.trie.check(tokens)
         if self.token_rows is not None:

@@ -2,7 +2,7 @@
 
 Text and item rows are flat memory-mapped arrays with boundaries; identifiers added while serving are in separate lists.
 
-Letters: I identifiers, X items.
+Letters: I identifiers.
 """
 
 import threading
@@ -28,8 +28,9 @@ class IdentifierTable:
     """Identifiers 0 to I - 1. Thread-safe."""
 
     def __init__(self, letters: npt.NDArray[np.uint8], letter_offsets: Offsets, rows: Rows, row_offsets: Offsets):
-        """Take concatenated UTF-8 texts with I + 1 boundaries, and item rows likewise. Raises: ValueError for invalid
-        boundaries, unequal numbers or a negative row.
+        """Take concatenated UTF-8 texts with I + 1 boundaries, and item rows likewise.
+
+        Raises: ValueError for invalid boundaries, unequal numbers or a negative row.
         """
         for name, flat, offsets in (("letters", letters, letter_offsets), ("rows", rows, row_offsets)):
             if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != len(flat) or (np.diff(offsets) < 0).any():
@@ -68,7 +69,6 @@ class IdentifierTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the file's identifiers."""
         items = self._items
         return self._letters.nbytes + self._letter_offsets.nbytes + items.rows.nbytes + items.offsets.nbytes
 
@@ -80,14 +80,10 @@ class IdentifierTable:
         return self._letters[begin:end].tobytes().decode("utf-8")
 
     def items(self) -> ItemRows:
-        """Items of all identifiers."""
         return self._items
 
     def add(self, text: str, item_rows: Sequence[int]) -> int:
-        """Add an identifier; return its number, the next one.
-
-        Raises: ValueError for no items or a negative row.
-        """
+        """Add an identifier; return its number, the next one. Raises: ValueError for no items or a negative row."""
         rows = np.asarray(item_rows, dtype=np.int32)
         if len(rows) == 0 or rows.min() < 0:
             raise ValueError(f"item_rows={list(item_rows)[:5]} allowed: at least one, 0 or more each")

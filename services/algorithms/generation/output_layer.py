@@ -32,7 +32,9 @@ class OutputLayer:
     @classmethod
     def from_weights(cls, weights: Floats, *, precision: Literal["int8", "float16"] = "int8") -> Self:
         """Build from float32 (V, D). int8: each row has its own step, so a score's error is at most ||x||_1 step / 2
-        plus the query's rounding. Raises: ValueError for no rows, other precisions, or a non-finite weight.
+        plus the query's rounding.
+
+        Raises: ValueError for no rows, other precisions, or a non-finite weight.
         """
         if weights.ndim != 2 or 0 in weights.shape:
             raise ValueError(f"weights have shape {weights.shape}; allowed: (V, D), both at least 1")
@@ -47,12 +49,10 @@ class OutputLayer:
         raise ValueError(f"precision={precision!r} allowed: int8, float16")
 
     def __len__(self) -> int:
-        """V."""
         return len(self._rows.weights)
 
     @property
     def width(self) -> int:
-        """D."""
         return int(self._rows.weights.shape[1])
 
     @property
@@ -73,15 +73,13 @@ class OutputLayer:
         return token_scores(self._rows, self._checked(x), np.ascontiguousarray(tokens, dtype=np.int32))
 
     def full_scores(self, x: Floats) -> Floats:
-        """Scores of the whole vocabulary (s, V), a shortlist's reference."""
+        """Scores of the whole vocabulary (s, V)."""
         return token_scores(self._rows, self._checked(x), None)
 
     def decoded(self, begin: int = 0, end: int | None = None) -> Floats:
-        """Rows `begin` to `end` as float32."""
         return self._rows.decoded(slice(begin, end))
 
     def decoded_rows(self, tokens: npt.NDArray[np.integer]) -> Floats:
-        """Some rows as float32: (U, D)."""
         return self._rows.decoded(tokens)
 
     def save(self, path: Path) -> None:

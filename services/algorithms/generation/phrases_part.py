@@ -12,8 +12,6 @@ VOCABULARY = "vocabulary"
 
 @dataclass(frozen=True, slots=True)
 class PhraseParts:
-    """The generator, and the tokenizer of new identifiers."""
-
     generator: Generator
     vocabulary: PhraseVocabulary
 

@@ -1,7 +1,6 @@
 """The phrases to score: m vectors c_i, each with its r most probable phrases (PIXAR, section 4.2).
 
-A query's x_0 selects the k vectors with the largest products; the union of their sets is scored. It contains [PAD],
-which answers shorter than s need.
+A query's x_0 selects the k vectors with the largest products; the union of their sets, and [PAD], is scored.
 
 Letters: m vectors, r tokens of a set, k joined sets, U union, D width, V vocabulary size.
 """
@@ -24,10 +23,8 @@ _NAMES = ("centers", "sets", "num_tokens")
 
 
 class Shortlist:
-    """Vectors and sets. Immutable, so thread-safe."""
-
     def __init__(self, centers: Floats, sets: Tokens, *, num_tokens: int) -> None:
-        """Shapes: centers (m, D) float32, sets (m, r) int32 of tokens below V = `num_tokens`. Raises: ValueError."""
+        """Take centers (m, D) float32 and sets (m, r) int32 of tokens below V = `num_tokens`. Raises: ValueError."""
         if centers.ndim != 2 or sets.ndim != 2 or len(centers) != len(sets) or 0 in centers.shape + sets.shape:
             raise ValueError(f"centers {centers.shape} and sets {sets.shape}; allowed: (m, D) and (m, r), at least 1")
         if not np.isfinite(centers).all():

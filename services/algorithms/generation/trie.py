@@ -3,7 +3,7 @@
 The file's trie is immutable; inserted identifiers are in small tries, merged as they grow. An array that searches check
 marks deleted ones. The next query sees changes; they are not saved: the caller replays them.
 
-Letters: I identifiers, n tokens of an identifier, N nodes.
+Letters: I identifiers, n tokens of an identifier.
 """
 
 import threading
@@ -46,8 +46,8 @@ class IdentifierTrie:
     """Identifiers' token sequences, which may be equal. Thread-safe."""
 
     def __init__(self, arrays: TrieArrays, *, max_tokens: int, num_tokens: int) -> None:
-        """max_tokens: longest allowed sequence; num_tokens: the vocabulary's size V. Raises: ValueError if out of
-        range.
+        """Take built arrays. max_tokens: longest allowed sequence; num_tokens: the vocabulary's size V. Raises:
+        ValueError if out of range.
         """
         if not 1 <= max_tokens <= MAX_POSITIONS:
             raise ValueError(f"max_tokens={max_tokens} allowed: 1 to {MAX_POSITIONS}")
@@ -96,7 +96,7 @@ class IdentifierTrie:
         max_tokens: int,
         num_tokens: int,
     ) -> Self:
-        """Build from millions of concatenated sequences: (sum of n,), (I + 1,), (I,)."""
+        """Build from millions of concatenated sequences: (sum of n,), (I + 1,), (I,). Raises: as `build`."""
         lengths = np.diff(offsets)
         wrong = np.flatnonzero((lengths < 1) | (lengths > max_tokens))
         if len(wrong):
@@ -115,7 +115,6 @@ class IdentifierTrie:
         return cls(arrays, max_tokens=max_tokens, num_tokens=num_tokens)
 
     def __len__(self) -> int:
-        """Number of identifiers that searches find."""
         return int(np.count_nonzero(~self._deleted))
 
     def __contains__(self, identifier: int) -> bool:
@@ -129,11 +128,9 @@ class IdentifierTrie:
 
     @property
     def nbytes(self) -> int:
-        """Bytes: 12 per node and 4 per identifier."""
         return sum(part.nbytes for part in self.view().parts)
 
     def view(self) -> TrieView:
-        """The snapshot for a search."""
         with self._lock:
             return TrieView((self._arrays, *(addition.arrays for addition in self._additions)), self._deleted)
 

@@ -2,9 +2,9 @@
 
 A token is a phrase of whole words, a word, a piece of a word or a character; bytes encode other characters. A token's
 flag marks unusual spacing before it, like "##" in word pieces (`vocabulary_text.py`).
-services/offline/training/phrases/vocabulary_fit chooses the tokens.
+offline/training/phrases/vocabulary_fit chooses the tokens.
 
-Letters: V tokens, T texts, N words of all texts together.
+Letters: V tokens, T texts.
 """
 
 import hashlib
@@ -55,11 +55,11 @@ class PhraseVocabulary:
     """V tokens: [PAD], bytes, then `pieces` in order. Immutable."""
 
     def __init__(self, pieces: Sequence[Piece], counts: Sequence[int]) -> None:
-        """pieces: normalised texts with flags; the first are `ascii_pieces()`. counts: each one's occurrences in the
-        fitted texts; they decide between equally short encodings.
+        """Take normalised texts with flags, `ascii_pieces()` first. counts: each one's occurrences in the fitted texts;
+        they decide between equally short encodings.
 
-        Raises: ValueError if a piece repeats, is not normalised, has a flag and several words, or if the first are not
-        `ascii_pieces()`.
+        Raises: ValueError for other first pieces, and if a piece repeats, is not normalised, or has a flag and several
+        words.
         """
         if list(pieces[: 2 * len(ASCII)]) != ascii_pieces():
             raise ValueError(f"pieces begin with {pieces[:3]!r}; allowed: the characters of ASCII, as ascii_pieces()")
@@ -81,7 +81,6 @@ class PhraseVocabulary:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of tokens and counts."""
         return hashlib.sha256(self._body()).hexdigest()
 
     def phrase(self, token: int) -> str:
@@ -100,8 +99,10 @@ class PhraseVocabulary:
         return int(self._counts[token])
 
     def encode(self, text: str) -> list[int]:
-        """The fewest tokens that restore the normalised text; of equally few, those with the largest sum of counts,
-        then the longest first piece. [] if normalisation empties the text.
+        """The fewest tokens that restore the normalised text. Ties: the largest sum of counts, then the longest first
+        piece.
+
+        [] if normalisation empties the text.
         """
         return self.encode_all([text])[0]
 
@@ -245,7 +246,6 @@ class PhraseVocabulary:
 
 
 def ascii_pieces() -> list[Piece]:
-    """The ASCII characters, first all without and then all with the flag."""
     return [(character, unusual) for unusual in (False, True) for character in ASCII]
 
 
@@ -256,7 +256,6 @@ def _end_with_words(matches: Matches, ends: npt.NDArray[np.bool_]) -> None:
 
 
 def _word_tokens(way: Way) -> Integers:
-    """The distinct words' tokens, flat: other characters as bytes."""
     if (way.parts >= 0).all():
         return way.parts.astype(np.int64)
     tokens: list[int] = []

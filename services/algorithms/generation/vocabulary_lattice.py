@@ -3,7 +3,7 @@
 A word is cut into parts, each distinct word once; a text into phrases, and words at their parts' cost. Encoding takes
 the cheapest way; fitting tries many ways with some pieces hidden, so matches are found once.
 
-Letters: T texts, N words of all of them, F distinct words with flags, M characters of those, C pieces.
+Letters: N words of all texts, F distinct words with flags, M characters of those, C pieces.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,10 @@ Shown = npt.NDArray[np.bool_]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
     """One way for every text. Shapes: steps (N,): words taken at once, 0 if the way does not stop here; phrases (N,):
-    the piece of each step of two or more. For all parts of the distinct words, in order: parts: the piece, or -1 for a
-    character written as bytes; characters: the first symbol; part_form: the word. costs (F,): tokens of each word.
+    the piece of each step of two or more.
+
+    For all parts of the distinct words, in order: parts: the piece, or -1 for a character written as bytes; characters:
+    the first symbol; part_form: the word. costs (F,): tokens of each word.
     """
 
     steps: npt.NDArray[np.int32]
@@ -34,8 +36,9 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lattice:
-    """Shapes: text.symbols (N,), form_of (N,), letters.symbols (M,), phrases (N, L) and parts (M, L') pieces by length,
-    -1 for none, counts (C,)."""
+    """Pieces by position. Shapes: text.symbols (N,), form_of (N,), letters.symbols (M,), phrases (N, L) and parts (M,
+    L') pieces by length, -1 for none, counts (C,).
+    """
 
     text: Cut
     form_of: npt.NDArray[np.int64]

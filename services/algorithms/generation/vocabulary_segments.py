@@ -3,7 +3,7 @@
 Matching finds the pieces at each position: a walk over a trie's sorted edges, one level at a time for all positions.
 Dynamic programming then runs over the stretches between positions that no piece crosses, all in parallel.
 
-Letters: N symbols of all sequences together, L longest piece, V pieces, S stretches.
+Letters: N symbols of all sequences, L longest piece, V pieces.
 """
 
 from collections.abc import Sequence

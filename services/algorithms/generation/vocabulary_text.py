@@ -3,7 +3,7 @@
 A joint is a space or nothing. The usual one follows from the adjacent characters (no space before a comma); an unusual
 one is a flag of the word after it.
 
-Letters: T texts, N words of all texts together.
+Letters: T texts, N words of all texts.
 """
 
 import re
@@ -50,7 +50,6 @@ _WORD = re.compile(f"a{{1,{LONGEST_WORD}}}|0{{1,{LONGEST_WORD}}}|[c.]")
 
 def normalised(text: str) -> str:
     """Lower case, compatibility forms composed (NFKC), no control characters, single spaces, none at the ends.
-
     Idempotent.
     """
     if text.isascii():
@@ -104,7 +103,6 @@ class Words:
         return found
 
     def name(self, number: int) -> str:
-        """The word of a number."""
         if self.known is not None:
             if number < len(self.known):
                 return self.known.name(number)
@@ -114,8 +112,10 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """Texts as flat symbols. Shapes: symbols (N,) int64, 2 * word number + (1 if the joint before is unusual); starts
-    (T + 1,) int64: text t's begin in symbols.
+    """Texts as flat symbols.
+
+    Shapes: symbols (N,) int64, 2 * word number + (1 if the joint before is unusual); starts (T + 1,) int64: text t's
+    begin in symbols.
     """
 
     symbols: Symbols
@@ -170,7 +170,6 @@ def word_ends(symbols: Symbols, alphanumeric: npt.NDArray[np.bool_]) -> npt.NDAr
 
 
 def joined(words: Iterable[Piece]) -> str:
-    """The text of flagged words."""
     text = ""
     parts: list[str] = []
     for word, unusual in words:

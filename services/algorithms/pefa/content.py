@@ -1,8 +1,8 @@
 """States of items without interactions, by ridge regression from their texts onto known items' states.
 
 Predictions give the direction from the catalogue's mean, known items the length; an item weighs its training
-interactions. Each known item is predicted by the fit without it, and the ridge with the best directions is chosen; if
-these are not better than chance, new items get the mean (decision 053).
+interactions. Each known item is predicted by the fit without it; the ridge with the best directions is chosen. If these
+are not better than chance, new items get the mean (decision 053).
 
 Letters: X known items, B new items, D content width, P_x item components, P pairs, d component width, R = P_x * d, M
 items of a block.
@@ -29,10 +29,7 @@ _SMALLEST_EIGENVALUE = 1e-10  # relative to the largest; below it a direction is
 
 
 class TextEncoder(Protocol):
-    """Turns texts into vectors, as models/sentence_encoder.py's MiniLM."""
-
-    def encode(self, texts: Sequence[str]) -> FloatArray:
-        """Vectors (B, D) of B texts, in order."""
+    def encode(self, texts: Sequence[str]) -> FloatArray: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,10 +37,9 @@ class ContentMap:
     """A fitted map for new items.
 
     Shapes: content_mean (D,), weight (D, P_x, d), mean (P_x, d), distance (P_x,): known components' distance from their
-    mean, 0 if content predicts nothing; gate (P,): the catalogue's mean, or None for plain dot products. ridge: the
-    chosen one, in units of the contents' mean eigenvalue. left_out_cosine: between known items' deviations from the
-    mean and their prediction by the fit without them, averaged over interactions and components. standard_error: of
-    that average.
+    mean, 0 if content predicts nothing; gate (P,): the catalogue's mean, or None for plain dot products. ridge: in
+    units of the contents' mean eigenvalue. left_out_cosine: between known items' deviations from the mean and their
+    prediction by the fit without them, averaged over interactions and components, with its standard_error.
     """
 
     content_mean: FloatArray
@@ -117,9 +113,8 @@ class TextStates:
         items: ItemStates,
         counts: npt.NDArray[np.integer],
     ) -> None:
-        """Encode X known items' texts (about 500 a second with MiniLM on two cores) and fit.
-
-        Raises: ValueError as `fit_content_map`.
+        """Encode X known items' texts (about 500 a second with MiniLM on two cores) and fit. Raises: ValueError as
+        `fit_content_map`.
         """
         self._encoder = encoder
         self.map = fit_content_map(encoder.encode(_texts(titles, categories)), items, counts)
@@ -135,10 +130,7 @@ def _texts(titles: Sequence[str], categories: Sequence[Sequence[str]]) -> list[s
 
 
 class _Decomposition:
-    """Centred contents (X, D) in their principal directions, and targets (X, R) along them, in float64.
-
-    Rows are weighted by `counts`; means and spreads are over interactions.
-    """
+    """Centred contents (X, D) in their principal directions, and targets (X, R) along them, weighted by `counts`."""
 
     def __init__(self, contents: FloatArray, targets: FloatArray, counts: npt.NDArray[np.integer]) -> None:
         self._contents, self._targets = contents, targets
@@ -162,15 +154,14 @@ class _Decomposition:
         return np.asarray(self._directions @ (self._along / (self._eigenvalues + ridge * self._unit)[:, None]))
 
     def distance(self, num_components: int) -> _Exact:
-        """The components' distance from their mean: (P_x,)."""
         total = np.zeros(num_components)
         for share, _, target in self._blocks():
             total += share @ np.linalg.norm(target.reshape(len(target), num_components, -1), axis=-1)
         return total
 
     def left_out_cosine(self, ridge: float, num_components: int) -> tuple[float, float]:
-        """The mean over interactions and components of the cosine between a state's deviation from the mean and its
-        prediction without the item, about the mean without it; and its standard error.
+        """The mean, over interactions and components, of the cosine between a state's deviation from the mean and its
+        prediction, both computed without the item; and its standard error.
         """
         weight = self.weight(ridge)
         shrunk = 1.0 / (self._eigenvalues + ridge * self._unit)
@@ -190,7 +181,6 @@ class _Decomposition:
         return mean, float(np.sqrt(np.square(self._shares) @ np.square(cosines - mean)))
 
     def _blocks(self) -> Iterator[tuple[_Exact, _Exact, _Exact]]:
-        """Yield shares (M,), centred contents (M, D) and targets (M, R)."""
         for start in range(0, len(self._contents), _BLOCK):
             rows = slice(start, start + _BLOCK)
             yield self._shares[rows], self._contents[rows] - self.content_mean, self._targets[rows] - self.target_mean

@@ -35,9 +35,8 @@ class Contributions:
     """Converts one model's interactions to fixed point. The gate network is rounded so that its sums are exact."""
 
     def __init__(self, pair_gate: PairGate | None, *, leave_out: int | None = None) -> None:
-        """leave_out: the query component that identifies the user (the last one of a model with users), if any.
-
-        It is zeroed: an item must not learn its users' ids.
+        """Zero the query component `leave_out`, which identifies the user (the last one of a model with users): an item
+        must not learn its users' ids.
         """
         self.pair_gate, self.leave_out = pair_gate, leave_out
         self._network = None if pair_gate is None else _Network(pair_gate)
@@ -49,7 +48,7 @@ class Contributions:
         interaction i's item, or `cold_start_items`'s -> (n, P_x, d) int64, in units of 2**-30.
         Exact:  a row's bits depend on that row alone, whatever the batch, the BLAS or the processor.
         Raises: ValueError with the field for shapes that disagree, values beyond the allowed sizes, or NaN.
-        Source: arXiv:2312.02429, equation 7 (P = 1); the mixture's form is the design's, "PEFA, streamed".
+        Source: arXiv:2312.02429, equation 7 (P = 1); the mixture's form is our own.
         Cost:   n P (2 d + 2 G) multiply-adds in float64 and n (G + P) exponentials.
         """
         components, weights = self._checked(queries, weights, items)
@@ -96,7 +95,6 @@ class Contributions:
         return components, weights
 
     def _pair_shares(self, query_gate: FloatArray | None, components: Doubles, items: ItemStates) -> Doubles:
-        """pi of each interaction and pair, (n, P_q, P_x), multiples of 2**-24."""
         num_rows, num_query_components, _ = components.shape
         item_bits = spare_bits(components.shape[2] * MAX_COMPONENT**2, _QUERY_BITS)
         cosines = np.matmul(components, to_multiples(items.components, item_bits).transpose(0, 2, 1))
@@ -113,10 +111,10 @@ class Contributions:
 
 
 def cold_start_items(count: int, *, num_components: int, width: int, mean_gate: FloatArray | None) -> ItemStates:
-    """Rows for items without a bundle state: zero components, the catalogue's mean gate.
+    """Rows for items without a bundle state: components (count, P_x, d) of zeros, gate (count, P) from mean_gate (P,),
+    None for a plain dot product.
 
-    Every cosine is then 0, so pair weights depend on the query's gate only. Shapes: mean_gate (P,), None for a plain
-    dot product -> components (count, P_x, d) of zeros, gate (count, P).
+    Every cosine is then 0, so pair weights depend on the query's gate only.
     """
     return ItemStates(
         components=np.zeros((count, num_components, width), dtype=np.float32),
@@ -125,9 +123,8 @@ def cold_start_items(count: int, *, num_components: int, width: int, mean_gate: 
 
 
 def mean_gate(items: ItemStates) -> FloatArray | None:
-    """The catalogue's mean item gate (P,), the gate of new items; None without gates.
-
-    Raises: ValueError without items.
+    """The catalogue's mean item gate (P,), the gate of new items; None without gates. Raises:
+    ValueError without items.
     """
     if items.gate is None:
         return None
@@ -140,7 +137,7 @@ class _Network:
     """The gate's W2 SiLU(W1 c + b1) + b2, with so few bits that no sum is rounded."""
 
     def __init__(self, pair_gate: PairGate) -> None:
-        # |c| <= d MAX_COMPONENT^2 in theory, about 1 for normalised components; cosines are cut to 2.
+        # c| <= d MAX_COMPONENT^2 in theory, about 1 for normalised components; cosines are cut to 2.
         first = 2 * float(np.abs(pair_gate.hidden_weight).sum(axis=1).max(initial=0))
         self._bias = pair_gate.hidden_bias.astype(np.float64)
         self._first = to_multiples(pair_gate.hidden_weight, spare_bits(first, _COSINE_BITS)).T

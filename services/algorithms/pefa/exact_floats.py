@@ -1,8 +1,8 @@
 """Arithmetic whose bits depend only on the numbers: not on batch size, BLAS or instruction set.
 
-A float matrix product adds in an order that depends on shape and library, which is irrelevant if nothing is rounded:
-factors are multiples of powers of two, with so few bits that every partial sum fits float64's 53. The exponential
-consists of single IEEE operations; a library's last bit may depend on the processor.
+A float matrix product adds in an order that depends on shape and library. So factors are multiples of powers of two,
+with so few bits that every partial sum fits float64's 53 and nothing is rounded. The exponential consists of single
+IEEE operations; a library's last bit may depend on the processor.
 """
 
 import math
@@ -46,6 +46,5 @@ def exp_of_negative(x: Doubles) -> Doubles:
 
 
 def silu(x: Doubles) -> Doubles:
-    """x / (1 + e**-x), elementwise."""
     small = exp_of_negative(-np.abs(x))
     return np.asarray(x * np.where(x >= 0, 1.0, small) / (1.0 + small))

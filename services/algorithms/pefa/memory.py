@@ -1,9 +1,8 @@
-"""The interactions that PEFA-XL remembers: the survivors (not removed) whose ids have the smallest hashes (decision
-013).
+"""The interactions that PEFA-XL remembers: the survivors (not removed) with the smallest hashes of ids (decision 013).
 
 A reserve besides the `capacity` visible entries replaces removed ones; rejected entries are not stored. When the
-reserve is used up, survivors are missing: `wants_refill` is true, and a second memory is filled from all survivors.
-Until then exactly the survivors with a hash below a bound are here.
+reserve is used up, survivors are missing: `wants_refill` is true, and a second memory must be filled from all
+survivors. Until then all survivors with a hash below a bound, and no others, are here.
 
 Letters: P_q query components, d component width.
 """
@@ -21,15 +20,14 @@ Half = npt.NDArray[np.float16]
 Arrays = dict[str, npt.NDArray[np.generic]]
 
 _NO_BOUND = 2**64  # above every hash
-_OBJECT_BYTES = 800  # the entry, its id, item, type and user, the array's head and the sorted list's pair: measured 770
+_OBJECT_BYTES = 800  # an entry's Python objects and places in tables: measured 770
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MemoryEntry:
     """One remembered interaction, immutable under its id.
 
-    components (P_q, d): the query state before the interaction, in half precision. user: a pseudonym; "" outside the
-    refresher.
+    components (P_q, d): the query state before the interaction. user: a pseudonym; "" outside the refresher.
     """
 
     entry_id: str
@@ -63,7 +61,7 @@ class QueryMemory:
     """One model's entries, at most `capacity` visible. Not safe for concurrent writers."""
 
     def __init__(self, *, capacity: int, num_components: int, width: int, reserve: int | None = None) -> None:
-        """reserve: invisible entries; default an eighth of `capacity`; 0 is allowed."""
+        """Make an empty memory. reserve: invisible entries; default an eighth of `capacity`; 0 is allowed."""
         for name, value in (("capacity", capacity), ("num_components", num_components), ("width", width)):
             if value < 1:
                 raise ValueError(f"{name}={value} allowed: at least 1")
@@ -87,7 +85,6 @@ class QueryMemory:
         return entry_id in self._entries
 
     def __iter__(self) -> Iterator[MemoryEntry]:
-        """Visible entries in order of their hashes."""
         return (self._entries[entry_id] for _, entry_id in self._order[: self.capacity])
 
     @property
@@ -97,7 +94,6 @@ class QueryMemory:
 
     @property
     def bytes_per_entry(self) -> int:
-        """2 P_q d, and 800 for ids and places in tables."""
         return 2 * self.num_components * self.width + _OBJECT_BYTES
 
     @property
@@ -106,8 +102,9 @@ class QueryMemory:
         return len(self._order) * self.bytes_per_entry
 
     def admits(self, entry_id: str) -> bool:
-        """Whether `add` would store this entry; ask before building it, since most are rejected. As in `add`, a
-        rejection for lack of room lowers the bound, so that `wants_refill` counts it.
+        """Whether `add` would store this entry. Ask before building it, since most are rejected.
+
+        As in `add`, a rejection for lack of room lowers the bound, so that `wants_refill` counts it.
         """
         if entry_id in self._entries:
             return False

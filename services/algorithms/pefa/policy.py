@@ -1,7 +1,7 @@
 """The weight of feedback, and its share in an item's state.
 
-`FeedbackPolicy` weighs interactions; `SharePolicy` gives lambda, the model's share (1 = model only). A benchmark's text
-form is also a setting.
+`FeedbackPolicy` weighs interactions; `SharePolicy` gives lambda, the model's share (1 = model only). Both have a text
+form for settings and benchmarks.
 """
 
 import math
@@ -56,7 +56,6 @@ class FeedbackPolicy:
         return min(max(raw, -rule.limit), rule.limit)
 
     def weights(self, types: Sequence[str], values: Sequence[float] | npt.NDArray[np.floating]) -> Floats:
-        """Weights (n,) of n interactions."""
         return np.array([self.weight(kind, float(value)) for kind, value in zip(types, values, strict=True)])
 
     @property
@@ -71,8 +70,8 @@ class SharePolicy:
     """lambda from an item's evidence.
 
     "evidence": lambda = least + (1 - least) prior / (prior + m), with m = evidence * coherence: the posterior mean
-    direction under a von Mises-Fisher prior around the model's, with concentration `prior` in units of weight. As m is
-    the length of the sum, feedback that nearly cancels moves nothing. "fixed": lambda = least, the paper's constant.
+    direction under a von Mises-Fisher prior around the model's, with concentration `prior` in units of weight. m is the
+    length of the sum, so feedback that nearly cancels moves nothing. "fixed": lambda = least, the paper's constant.
     """
 
     kind: Literal["evidence", "fixed"] = "evidence"
@@ -112,10 +111,7 @@ class SharePolicy:
 
     @classmethod
     def parse(cls, text: str) -> "SharePolicy":
-        """Read a policy's text, or a name of `NAMED_SHARES`.
-
-        Raises: ValueError with the text and what is allowed.
-        """
+        """Read a policy's text, or a name of `NAMED_SHARES`. Raises: ValueError with the text and what is allowed."""
         if text in NAMED_SHARES:
             return NAMED_SHARES[text]
         match = re.fullmatch(r"(evidence|fixed)\(([^()]*)\)", text.replace(" ", ""))
@@ -149,10 +145,9 @@ NEW_ITEM_SHARE = SharePolicy(prior=0.2, least=0.5)
 
 Full-length ones would be in every answer: query states are more similar to each other than to their items. With a tenth
 of the items hidden (8x4x64 model of MovieLens-1M, 3,987 queries of other users), HR@50 of the hidden ones from their
-3rd interaction and MRR of all: without states .000 and .0730, lambda 0 .739 and .0305, this .370 and .0731 (after
-exactly 3 interactions .172), their trained states .423 and .0773, popularity .129. The best length depends on the model
-(.8 to .9 at 4x2x32, where half is useless): share_choice.new_item_share_from_sums finds it; this default is safe for
-all.
+3rd interaction and MRR of all: without states .000 and .0730, lambda 0 .739 and .0305, this .370 and .0731, their
+trained states .423 and .0773, popularity .129. share_choice.new_item_share_from_sums finds the best length, which
+depends on the model (.8 to .9 at 4x2x32); this default is safe for all.
 """
 NAMED_SHARES: Mapping[str, SharePolicy] = MappingProxyType(
     {"frozen": FROZEN, "paper": PAPER, "default": DEFAULT_SHARE, "new_item": NEW_ITEM_SHARE}

@@ -1,11 +1,11 @@
 """Feedback for text search from clicks on results: exact sums per item (PEFA-XS) and remembered queries (PEFA-XL).
 
 A click's query state moves the item's state towards such queries, and votes for the item in later queries nearby.
-Clicks arrive in any order and repeatedly, and are undone and forgotten before or after they arrive. The result is
-bit-identical to that of the surviving clicks alone. Removing a click encodes its query again, so `encode` must be a
-function of the text alone (one text at a time: matrix products of a padded batch may round otherwise).
+Clicks arrive in any order and repeatedly; they may be undone and forgotten before or after they arrive. The result is
+bit-identical to that of the surviving clicks alone. Removing a click encodes its query again, so `encode` must depend
+on the text alone (one text at a time: matrix products of a padded batch may round otherwise).
 
-Letters: P_q, P_x query and item components, P = P_q * P_x, d component width, n requested items.
+Letters: P_x item components, d component width, n requested items.
 """
 
 import hashlib
@@ -25,15 +25,15 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate,
 
 # (partition, offset) of the interaction: it identifies a click.
 SourcePosition = tuple[int, int]
-# Returns a query's components (P_q, d) in float32; None for a text without a known word.
+# A query's components (P_q, d) in float32; None for a text without a known word.
 Encode = Callable[[str], FloatArray | None]
 # `ItemSums.add` or `ItemSums.remove`.
 AddOrRemove = Callable[[Sequence[str], FixedPoint, npt.NDArray[np.float64]], None]
 
 CLICK = "search_click"
-_CLICK_BYTES = 580  # a click with its texts of 30 bytes, its entries in two tables and its user's set, measured 574
+_CLICK_BYTES = 580  # a click with texts of 30 bytes, and its entries in tables, measured 574
 _CACHED_QUERIES = 4_096
-_CLICKS_AT_ONCE = 1_024  # number of clicks whose contributions are computed together
+_CLICKS_AT_ONCE = 1_024  # whose contributions are computed together
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ class QueryFeedback:
         num_query_components: int,
         capacity: int,
     ) -> None:
-        """states (X, P_x, d): the model's; index: their rows by id; other items start from zero components.
+        """Start without clicks. states (X, P_x, d): the model's; index: their rows by id; other items start from zero
+        components.
 
         capacity: how many queries may vote: those whose source positions have the smallest hashes. Raises: ValueError
         for states with their own gate, which a text model lacks; a capacity below 1.
@@ -92,17 +93,14 @@ class QueryFeedback:
         self._refilled = False
 
     def __len__(self) -> int:
-        """Number of counted clicks."""
         return len(self._clicks)
 
     @property
     def num_remembered(self) -> int:
-        """Number of queries that may vote."""
         return len(self._memory)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of clicks, sums and memory."""
         return _CLICK_BYTES * len(self._clicks) + self._sums.nbytes + self._memory.nbytes
 
     def add(self, clicks: Iterable[Click]) -> None:
@@ -146,7 +144,6 @@ class QueryFeedback:
         self._take_out({at for at in self._by_user.get(user, ()) if at[1] <= up_to.get(at[0], -1)})
 
     def take_changes(self) -> FeedbackChanges:
-        """The changes since the last call."""
         changed, self._changed = tuple(sorted(self._changed)), {}
         if self._memory.wants_refill:
             self._refill()

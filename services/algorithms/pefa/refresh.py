@@ -14,12 +14,11 @@ from services.algorithms.scoring.states import ItemStates
 
 
 def refreshed(base: ItemStates, sums: Doubles, share: npt.NDArray[np.floating]) -> ItemStates:
-    """The states of n items from bundle states, sums and lambda.
+    """The states of n items from bundle states, sums and lambda. A component with a zero sum stays the model's.
 
-    Shapes: base (n, P_x, d) and (n, P), sums (n, P_x, d), share (n,) or (n, P_x) in [0, 1] -> as `base`. A component
-    with a zero sum stays the model's. Items unknown to the model are `contribution.cold_start_items` with
-    `policy.NEW_ITEM_SHARE`. Raises: ValueError for shapes that disagree, a share outside [0, 1] and non-finite sums.
-    Source: arXiv:2312.02429, equation 8.
+    Shapes: base (n, P_x, d) and (n, P), sums (n, P_x, d), share (n,) or (n, P_x) in [0, 1] -> as `base`. Items unknown
+    to the model are `contribution.cold_start_items` with `policy.NEW_ITEM_SHARE`. Raises: ValueError for shapes that
+    disagree, a share outside [0, 1] and non-finite sums. Source: arXiv:2312.02429, equation 8.
     """
     directions = unit(sums)
     if sums.shape != base.components.shape:

@@ -1,5 +1,6 @@
-"""The length of new items' components, in closed form, from held-out scores or from the sums. Training stores it in the
-bundle (services/offline/training/new_items.py).
+"""The length of new items' components, from held-out scores or from the sums.
+
+Training stores it in the bundle (services/offline/training/new_items.py).
 
 Letters: n interactions, or items; P_x item components, d their width.
 """
@@ -36,9 +37,9 @@ def new_item_share_from_sums(
 
     <g, sum> adds up the similarities of an item's trained state to its users' states (the sum contains the pair
     weights); ||sum|| adds up those of a new item's direction. Their ratio over all items is a new item's length.
-    Measured: .46 to .49 for the 8x4x64 model of MovieLens-1M, where .5 to .55 is best; .78 to .85 for 4x2x32, where .8
-    to .9 is best. Only items with at least `_ENOUGH` interactions count, because others are too similar to their sums;
-    with fewer than `_ITEMS` of them the result is `NEW_ITEM_SHARE`.
+    Measured for MovieLens-1M: .46 to .49 for the 8x4x64 model, where .5 to .55 is best; .78 to .85 for 4x2x32, where .8
+    to .9 is best. Items with fewer than `_ENOUGH` interactions are too similar to their sums and do not count; with
+    fewer than `_ITEMS` others the result is `NEW_ITEM_SHARE`.
 
     Shapes: known (n, P_x, d): bundle states of n items known to the model; observed: their sums. Raises: ValueError for
     shapes that disagree.
@@ -60,9 +61,9 @@ def new_item_length(model: npt.NDArray[np.floating], memory: npt.NDArray[np.floa
     """The length at which new items' components score like trained ones: the ratio of the means, 0 to 1.
 
     Shapes: model, memory (n,): the similarity of n held-out queries with the known items that followed, by the bundle's
-    states and by Pi(sum) of other users' interactions without the model. On MovieLens-1M .52 (8x4x64), where .5 to .55
-    is best, and .96 (4x2x32). Raises: ValueError for shapes that disagree, no rows, non-finite values, or a memory of
-    opposite direction.
+    states and by Pi(sum) of other users' interactions. On MovieLens-1M .52 (8x4x64), where .5 to .55 is best, and .96
+    (4x2x32). Raises: ValueError for shapes that disagree, no rows, non-finite values, or a memory of opposite
+    direction.
     """
     by_model, by_memory = np.asarray(model, dtype=np.float64), np.asarray(memory, dtype=np.float64)
     if by_model.shape != by_memory.shape or by_model.ndim != 1 or not len(by_model):

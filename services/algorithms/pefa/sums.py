@@ -1,7 +1,7 @@
 """Each item's sum of contributions, in integers: any order of additions and removals gives the same bits.
 
-So a fold equals the batch computation, a forgotten user leaves no trace, and two processes can compare 16 bytes. The
-caller rejects interactions that arrive after their removal.
+So incremental sums equal the batch computation, a forgotten user leaves no trace, and two processes can compare 16
+bytes. The caller rejects interactions that arrive after their removal.
 
 Letters: n interactions or requested items, P_x item components, d component width.
 """
@@ -19,11 +19,11 @@ from services.algorithms.pefa.exact_floats import Doubles
 Arrays = dict[str, npt.NDArray[np.generic]]
 
 MAX_TOTAL_WEIGHT = 2**31
-"""Limit of the sum of |weights| of one item: 2 billion interactions of weight 1."""
+"""Limit of the sum of |weights| of one item."""
 
 _GROWTH = 2
 _FIRST_ROWS = 64
-_ROW_OBJECT_BYTES = 216  # the id, a dictionary entry and the item as Python objects
+_ROW_OBJECT_BYTES = 216  # an item's Python objects
 _MOST = 1 << 62  # a weight, or a batch's sum, as an integer: twice the limit
 
 
@@ -108,12 +108,10 @@ class ItemSums:
 
     @property
     def bytes_per_item(self) -> int:
-        """An item's bytes: 8 P_x d + 232."""
         return 8 * self.num_components * self.width + 16 + _ROW_OBJECT_BYTES
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all items and free rows."""
         arrays = self._sums.nbytes + self._weights.nbytes + self._counts.nbytes
         return arrays + self._used * _ROW_OBJECT_BYTES
 
@@ -140,7 +138,7 @@ class ItemSums:
         """Remove n interactions, exactly as added; all or none.
 
         Raises: ValueError for shapes that disagree, for more interactions of an item than are here, and if the last
-        ones leave something over. The caller ensures the rest.
+        ones leave a remainder. The caller ensures the rest.
         """
         fixed = self._checked(item_ids, contributions, weights)
         unknown = next((item_id for item_id in item_ids if item_id not in self._items), None)
@@ -201,8 +199,9 @@ class ItemSums:
         return digest.hexdigest()
 
     def hash_some(self, num_bytes: int = 1 << 18) -> bool:
-        """Hash changed items of about `num_bytes` for the next digest; True when none is left. The default takes a
-        millisecond or two, so a caller can release its lock between calls.
+        """Hash changed items of about `num_bytes` for the next digest; True when none is left.
+
+        The default takes a millisecond or two, so a caller can release its lock between calls.
         """
         while self._unhashed and num_bytes > 0:
             item_id = self._unhashed.pop()
@@ -257,7 +256,6 @@ class ItemSums:
         return np.asarray(np.rint(np.minimum(np.abs(weights), _MOST / SCALE) * SCALE).astype(np.int64))
 
     def _row(self, item_id: str) -> int:
-        """An item's row, possibly new."""
         item = self._items.get(item_id)
         if item is None:
             if not self._free:

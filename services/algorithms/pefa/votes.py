@@ -29,7 +29,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate,
 # ms and 5 s; all vectors 23 ms. On 4,000: 0.13 ms.
 _CELLS = 64
 _SCANNED = 512  # up to this many vectors, scanning all is as fast
-_OBJECT_BYTES = 340  # an entry's id, numbers and places in tables as Python objects, measured 320
+_OBJECT_BYTES = 340  # an entry's Python objects, measured 320
 _ATTEMPTS = 100
 
 
@@ -47,8 +47,6 @@ class Voter:
 
 
 class VotingIndex:
-    """The memory's index. One writer at a time; any number of readers."""
-
     def __init__(
         self,
         *,
@@ -58,7 +56,7 @@ class VotingIndex:
         leave_out: int | None = None,
         max_bytes: int | None = None,
     ) -> None:
-        """An empty index for states of P_q components of width d.
+        """Make an empty index for states of P_q components of width d. One writer at a time; any number of readers.
 
         leave_out: the user-id component, if any. max_bytes: limit of the vectors; a change beyond it raises
         IndexFullError and changes nothing.
@@ -84,7 +82,6 @@ class VotingIndex:
 
     @property
     def version(self) -> str:
-        """Its answers' version: model version, number of changes and their digest."""
         return self.index.version.name
 
     @property
@@ -210,7 +207,7 @@ def _voter(entry: MemoryEntry) -> Voter:
 
 
 def _build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
-    """An exact index: a scan of every vector, or codes with a proven bound, and float64 for undecided ones."""
+    """An exact index: a scan of every vector, or codes with a proven bound."""
     del pair_gate
     if items.num_items <= _SCANNED:
         return {"nearest": BruteForce(items)}

@@ -1,9 +1,9 @@
 """Explain one item's score for one query: component pairs, gate weights, the model's share.
 
 s = sum_p pi_p c_p. A refreshed component is lambda * g + (1 - lambda) * Pi with g the bundle's, so each cosine splits
-into the model's part and that of interactions. Gate weights are the model's, from the original item state.
+into the model's part and that of interactions. Gate weights are those of the original item state.
 
-Letters: P_q, P_x query and item components, P = P_q * P_x (pair p = p_q * P_x + p_x).
+Letters: P component pairs.
 """
 
 from dataclasses import dataclass

@@ -32,7 +32,6 @@ class ItemNeighbours:
     weights: FloatArray
 
     def __post_init__(self) -> None:
-        """Raises: ValueError with the array and what is allowed."""
         wanted = (len(self.items), self.shape.num_neighbours)
         for name, array in (("items", self.items), ("weights", self.weights)):
             if array.shape != wanted:

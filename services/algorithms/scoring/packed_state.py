@@ -1,7 +1,7 @@
 """A query state as bytes, on the wire and in Redis: half precision, little-endian, row-major.
 
-Half precision halves the state (about a kilobyte at 8x64); *exact* refers to the stored state. Letters: P_q query
-components, P pairs, d component width.
+A state has about a kilobyte at 8x64. *Exact* refers to the stored state. Letters: P_q query components, P pairs, d
+component width.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from services.algorithms.scoring.states import QueryStates
 
 
 class Packed(Protocol):
-    """Like `services.contracts.query_state`'s state (this package may not import it), a dataclass."""
+    """Like `services.contracts.query_state`'s state, which this package may not import: a dataclass."""
 
     @property
     def components(self) -> bytes: ...
@@ -60,9 +60,8 @@ def pack_query_state(queries: QueryStates, query: int = 0) -> tuple[bytes, bytes
 def after_absence(state: S, rows: AbsenceRows | None, last_event_ms: int, at_ms: int) -> tuple[S, int]:
     """The state for a request at `at_ms`, given the last event's time (both Unix milliseconds), and the bucket.
 
-    It is unchanged within a session, before the event, and for a model without rows. Attribution calls this too, with
-    the same bytes, for the state that a request would have had. Values are not checked. Raises: ValueError if a size
-    disagrees.
+    It is unchanged within a session, before the event, and for a model without rows. Attribution calls this for the
+    state that a request would have had. Values are not checked. Raises: ValueError if a size disagrees.
     """
     bucket = 0 if rows is None else rows.bucket_of((at_ms - last_event_ms) // 1000)
     if rows is None or not bucket:

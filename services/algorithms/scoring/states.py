@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 
-# Components have length 1, 0 if absent, or less for refreshed items; after rounding to half precision and float32, 1 is
-# at most MAX_LENGTH. Imported embeddings may have any length up to half precision's limit.
+# Components have length 1, 0 if absent, or less for refreshed items; half precision and float32 round 1 to at most
+# MAX_LENGTH. Imported embeddings may have any length up to half precision's limit.
 MAX_LENGTH, MAX_OWN_LENGTH = 1.001, 65_504.0
 # Limit of query and item gates: half precision's largest number.
 MAX_GATE = 65_504.0
@@ -28,7 +28,9 @@ def _check_finite(name: str, array: npt.NDArray[np.floating]) -> None:
 
 def check_sizes(components: FloatArray, gate: FloatArray | None = None, *, longest: float = MAX_LENGTH) -> None:
     """Raises: ValueError with the row unless every vector of components (n, P, d) has at most length `longest`, and
-    every value of gate (n, P) at most size MAX_GATE; NaN also raises. Longer vectors would lead every answer.
+    every value of gate (n, P) at most size MAX_GATE; NaN also raises.
+
+    Longer vectors would lead every answer.
     """
     lengths = np.sqrt(np.einsum("npd,npd->np", components, components))
     if not (lengths <= longest).all():
@@ -41,8 +43,6 @@ def check_sizes(components: FloatArray, gate: FloatArray | None = None, *, longe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _States:
-    """n states of finite values: components (n, P_q or P_x, d) and gate (n, P) or None."""
-
     axes: ClassVar[str]
     components: FloatArray
     gate: FloatArray | None = None
@@ -66,10 +66,10 @@ class _States:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryStates(_States):
-    """B query states.
+    """B query states of finite values.
 
-    Shapes: components (B, P_q, d), rows l2-normalised or zero (an absent user-id component); gate (B, P), or None
-    for a plain dot product.
+    Shapes: components (B, P_q, d), rows l2-normalised or zero (an absent user-id component); gate (B, P), or None for a
+    plain dot product.
     """
 
     axes = "(B, P_q, d)"
@@ -77,7 +77,7 @@ class QueryStates(_States):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemStates(_States):
-    """X item states, precomputed so that scoring does not run the encoder.
+    """X item states of finite values.
 
     Shapes: components (X, P_x, d), rows l2-normalised or zero (an item unknown to training); gate (X, P), or None for a
     plain dot product.
@@ -87,7 +87,6 @@ class ItemStates(_States):
 
     @property
     def bytes_per_item(self) -> float:
-        """Bytes of one item's states."""
         total = self.components.nbytes + (0 if self.gate is None else self.gate.nbytes)
         return total / max(1, len(self))
 
@@ -137,7 +136,6 @@ class ItemShape:
 
     @property
     def bytes_per_item(self) -> int:
-        """Bytes of one item's float32 states."""
         return 4 * (self.num_components * self.width + (self.num_pairs if self.gated else 0))
 
     def check_items(self, states: ItemStates) -> None:

@@ -1,9 +1,9 @@
 """Answers and pools with votes (of PEFA-XL's memory or item neighbours), and their certificates.
 
-final = share * s + (1 - share) * vote. Every voted item that passes the filter joins with its own s. So an omitted item
-scores at most share * U if its s is at most U: certificates and bounds stay valid.
+final = share * s + (1 - share) * vote. Every voted item that passes the filter is added with its own s. So an omitted
+item scores at most share * U if its s is at most U: certificates and bounds stay valid.
 
-Letters: n items, K results.
+Letters: n items.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,8 +45,7 @@ def joined_answer(
 ) -> ScoredItems:
     """The top `k` of the final scores, from the top of s (n' items with scores and certificate) and the votes.
 
-    The top of s must have `k` items without a negative vote, or all allowed items. If that is exact, the answer misses
-    no item.
+    The top of s must have `k` items without a negative vote, or all allowed items. If it is exact, so is the answer.
     """
     ids, scores, proof = found
     joining = _joining(catalogue, served, queries, query, ids, votes, wanted)
@@ -103,7 +102,6 @@ def _joining(
 
 
 def id_ranks(item_ids: Sequence[str]) -> np.ndarray:
-    """Each item's rank in id order."""
     ranks = np.empty(len(item_ids), dtype=np.int64)
     ranks[sorted(range(len(item_ids)), key=item_ids.__getitem__)] = np.arange(len(item_ids))
     return ranks

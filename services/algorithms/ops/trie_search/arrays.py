@@ -1,9 +1,9 @@
 """A trie as four integer arrays: built in one vectorised pass, mapped from a file.
 
 Nodes are numbered level by level, so a node's children are a range, sorted by token, and neighbours' ranges adjoin: one
-boundary per node. Identifiers are attached the same way. 12 bytes per node and 4 per identifier.
+boundary per node. Identifiers are attached likewise. 12 bytes per node and 4 per identifier.
 
-Letters: N nodes (the root included), I identifiers, n tokens of an identifier.
+Letters: N nodes (the root included), I identifiers.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,10 @@ _MAX_NODES = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrieArrays:
-    """Node 0 is the root. Node i is reached by `tokens[i]`; its children are the nodes `children[i]` up to
-    `children[i + 1]`, ascending by token; its identifiers are `identifiers[ends[i]:ends[i + 1]]`, ascending.
+    """Node 0 is the root. Node i is reached by `tokens[i]`; its children are the nodes `children[i]` up to `children[i
+    + 1]`, ascending by token; its identifiers are `identifiers[ends[i]:ends[i + 1]]`, ascending.
 
-    Shapes: tokens (N,), children (N + 1,), ends (N + 1,), identifiers (I,), all int32, C-contiguous. The root's
-    children are also indexed by token.
+    Shapes: tokens (N,), children (N + 1,), ends (N + 1,), identifiers (I,), all int32, C-contiguous.
     """
 
     tokens: Ints
@@ -35,7 +34,7 @@ class TrieArrays:
     root_ranks: Ints = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises: ValueError for inconsistent shapes or boundaries (a walk would leave the arrays)."""
+        """Raises: ValueError for inconsistent shapes or boundaries, because a walk would leave the arrays."""
         nodes, count = len(self.tokens), len(self.identifiers)
         for name, array, last in (("children", self.children, nodes), ("ends", self.ends, count)):
             if array.shape != (nodes + 1,):
@@ -61,14 +60,15 @@ class TrieArrays:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays; the root's bits and ranks add 3 bytes per 16 tokens of the vocabulary."""
+        """Bytes of the arrays, without the root's bits and ranks (3 bytes per 16 tokens of the vocabulary)."""
         return self.tokens.nbytes + self.children.nbytes + self.ends.nbytes + self.identifiers.nbytes
 
     @classmethod
     def build(cls, tokens: Ints, offsets: npt.NDArray[np.int64], identifiers: Ints) -> Self:
-        """Build from I concatenated token sequences: sequence i is `tokens[offsets[i]:offsets[i + 1]]`.
+        """Build from I concatenated token sequences: sequence i is `tokens[offsets[i]:offsets[i + 1]]`. They may be
+        equal.
 
-        They may be equal. Cost: a sort of I rows of the longest sequence; seconds for 5 million short ones.
+        Cost: a sort of I rows of the longest sequence; seconds for 5 million short ones.
         """
         lengths = np.diff(offsets)
         count, longest = len(lengths), int(lengths.max(initial=0))
@@ -123,7 +123,6 @@ class ItemRows:
 
 
 def laid_end_to_end(sequences: Sequence[Sequence[int]]) -> tuple[Ints, npt.NDArray[np.int64]]:
-    """Token sequences as one array and I + 1 boundaries."""
     offsets = np.zeros(len(sequences) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences)), out=offsets[1:])
     flat = (token for sequence in sequences for token in sequence)
