@@ -1,6 +1,6 @@
 """An attribute that is computed on first use, without a lock.
 
-Python 3.11's `functools.cached_property` locks the class attribute while any instance computes it (3.12 does not): a
+Python 3.11's `functools.cached_property` locks the class attribute while any instance computes it (3.12 does not). A
 merge that measures a large segment would block every search that needs the attribute of a small one. Here racing
 threads store equal values.
 """

@@ -3,8 +3,6 @@
 The seconds from this event to the request fall into B buckets. Bucket 0 is below the floor and changes no bit, so
 states stay equal within a session. Bucket 1 begins at the floor, each further one at twice the previous start; each
 adds a learned row to components and gate of a finished state (decision 076).
-
-Letters: B buckets, n states, P_q query components, P pairs, d component width.
 """
 
 from dataclasses import dataclass
@@ -63,7 +61,6 @@ class AbsenceRows:
         return AbsenceShape(floor_seconds=self.floor_seconds, num_buckets=len(self.components))
 
     def bucket_of(self, seconds: int) -> int:
-        """The bucket of a last event this many seconds before the request."""
         return bucket_of(seconds, self.shape)
 
     def apply(self, states: QueryStates, bucket: int | IntArray) -> QueryStates:

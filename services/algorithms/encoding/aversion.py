@@ -5,12 +5,10 @@ The state steps down the score of each rejected item x, with the gate weights pi
 f_pq  <-  N(f_pq - sum_x w_x * STEP * DECAY^age_x * N(sum_px pi_(pq,px)(q, x) g_px(x)))
 
 N scales to unit length; w_x in (0, 1] is the negative weight of the event's type and value, age_x the number of later
-events. Gates, items and so every certificate stay unchanged. The method is our own.
+events. Gates, items and so every certificate stay unchanged. The method is our own. On MovieLens-1M (five seeds), the
+mean rank of a rejected film's 20 nearest falls by 191 of 3,706; HR@10 changes by -.0005 [-.0074, .0062].
 
-MovieLens-1M, five seeds (decision 047): the mean rank of a rejected film's 20 nearest falls by 191 of 3,706. HR@10 of
-the next liked film changes by -.0005 [-.0074, .0062].
-
-Letters: n rejected items, P_q, P_x query and item components, P = P_q * P_x, d component width.
+Letters: n rejected items, P_q query components, P pairs, d component width.
 """
 
 import numpy as np
@@ -26,10 +24,8 @@ WINDOW = 20
 
 
 class Aversion:
-    """Moves states of one model."""
-
     def __init__(self, items: ItemStates, pair_gate: PairGate | None, *, leave_out: int | None = None) -> None:
-        """leave_out: the query component that identifies the user; it is not moved."""
+        """Prepare one model's items. leave_out: the query component that identifies the user; it is not moved."""
         self._items, self._leave_out = items, leave_out
         self._contributions = Contributions(pair_gate, leave_out=leave_out)
 

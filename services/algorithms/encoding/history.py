@@ -3,7 +3,7 @@
 When a history reaches L events, the oldest L/4 are dropped and the rest is encoded again. Between drops a causal
 encoder only appends, so encoding only the new events is exact.
 
-Letters: L = max_history, n events of a user. Windows are half-open ranges of events, oldest first.
+Letters: L = max_history. Windows are half-open ranges of events, oldest first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,10 +55,11 @@ def trim(events: Sequence[Event], max_history: int) -> Sequence[Event]:
 
 
 def windows(num_events: int, max_history: int, *, first_state: int = 0) -> Iterator[Window]:
-    """Yield the fewest windows that give the states after events j, first_state <= j < num_events.
+    """Yield the fewest windows that give the states after events j, first_state <= j < num_events, as serving computes
+    them.
 
-    Serving computes the same states. For m events appended to a window of w events,
-    `windows(w + m, L, first_state=w - 1)` gives the state before each new event and the state after the last one.
+    For m events appended to a window of w events, `windows(w + m, L, first_state=w - 1)` gives the state before each
+    new event and the state after the last one.
     """
     check_max_history(max_history)
     following = max(0, first_state)

@@ -1,13 +1,12 @@
 """Encode one more event of a history at the cost of one step, not of the history.
 
-Each window is compared with the last one under its cache key, and only what follows the common prefix is encoded, so
-nothing needs invalidation (decision 014).
+Each window is compared with the last one under its cache key, and only what follows the common prefix is encoded
+(decision 014).
 
-It needs only NumPy: the encoder process imports it, and the export copies it into the inference server's model folder,
-without the rest of this project.
+It needs only NumPy: the encoder process imports it, and the export copies it alone into the inference server's model
+folder.
 
-Letters: n events of a window, S of them encoded now, C places for cached ones, M requested states, N blocks, H heads,
-d_qk and d_v widths per head.
+Letters: n events of a window, C places for cached ones, M requested states, N blocks, H heads.
 """
 
 import threading
@@ -33,10 +32,7 @@ _UNUSED_POSITION = 1 << 40
 
 @dataclass(frozen=True)
 class CacheCounts:
-    """Totals since the cache's creation.
-
-    A hit is a sequence with at least one reused event.
-    """
+    """Totals since the cache's creation. A hit is a sequence with at least one reused event."""
 
     hits: int = 0
     misses: int = 0
@@ -71,7 +67,7 @@ class _Cached:
             "past_time": np.zeros(places, dtype=np.int64),
             "past_place": np.full(places, _UNUSED_POSITION, dtype=np.int64),
         }
-        # Zeros, not uninitialised: masked places are multiplied by zero, which keeps a NaN.
+        # Zeros, because masked places are multiplied by zero, which keeps a NaN.
         self.arrays = {
             name: np.zeros((blocks, heads, places, width), dtype=np.float32)
             for name, (blocks, heads, width) in shapes.items()
@@ -81,7 +77,6 @@ class _Cached:
         self.bytes = self.items.nbytes + sum(array.nbytes for array in self.feeds.values())
 
     def in_common(self, items: IntArray, times: IntArray) -> int:
-        """How many leading events are equal."""
         shorter = min(self.length, len(items))
         same = (self.items[:shorter] == items[:shorter]) & (self.feeds["past_time"][:shorter] == times[:shorter])
         return shorter if same.all() else int(same.argmin())
@@ -111,8 +106,7 @@ class _Cached:
 
 
 class IncrementalEncoder:
-    """Encodes sequences of one model, cached by key, with a step graph of `services.offline.training.step_export`.
-    Thread-safe.
+    """Encodes sequences of one model, cached by key, with a step graph of `offline.training.step_export`. Thread-safe.
 
     session: an ONNX Runtime session over the graph (or an object with its get_inputs, get_outputs and run). max_bytes:
     limit of the cache; the least recently used entries are evicted first.
@@ -156,7 +150,7 @@ class IncrementalEncoder:
             common = 0 if cached is None else cached.in_common(items, times)
             known = self._known(cached, common, user_index, positions)
             left = positions[known:]
-            # A state inside the cached part (rare: only for out-of-order events) needs encoding from there on.
+            # A state inside the cached part (only for out-of-order events) needs encoding from there on.
             start = min(common, int(left[0])) if len(left) else len(items)
             states: dict[str, FloatArray] = {}
             if cached is not None and start:
@@ -173,7 +167,6 @@ class IncrementalEncoder:
         return states, start
 
     def drop(self, key: int) -> None:
-        """Remove a key."""
         with self._lock:
             self._remove(key)
             self._counts = self._counts.plus([], [], held_bytes=self._bytes)

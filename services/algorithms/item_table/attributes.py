@@ -71,7 +71,6 @@ class AttributeTable:
         return cls(kinds=kinds, columns=columns, tags=tags, num_items=len(table))
 
     def of_row(self, row: int) -> dict[str, Value]:
-        """An item's attributes."""
         return _decoded({name: column[row].item() for name, column in self.columns.items()}, self.kinds, self.tags)
 
     def take(self, rows: Sequence[int] | Rows) -> Self:
@@ -81,10 +80,7 @@ class AttributeTable:
         return type(self)(kinds=self.kinds, columns=columns, tags=self.tags, num_items=len(wanted))
 
     def recoded(self, codes: dict[str, dict[str, int]]) -> Columns:
-        """The columns with tag codes from `codes`; missing tags are added to it.
-
-        Copied only if codes differ.
-        """
+        """The columns with tag codes from `codes`, to which missing tags are added. Copied only if codes differ."""
         columns = dict(self.columns)
         for name, tags in self.tags.items():
             known = codes.setdefault(name, {})
@@ -97,18 +93,16 @@ class AttributeTable:
 
 
 def no_attributes(num_items: int) -> AttributeTable:
-    """The table of a model without attributes."""
     return AttributeTable(kinds={}, columns={}, tags={}, num_items=num_items)
 
 
 class AttributeRows:
-    """The attributes of changing items, by row: a table's, not copied, and later changes.
-
-    One writer, any number of readers.
+    """The attributes of changing items, by row: a table's, not copied, and later changes. One writer, any number of
+    readers.
     """
 
     def __init__(self, table: AttributeTable, items: Rows) -> None:
-        """items: the table's item in each row; -1: none."""
+        """Start from a table; `items` gives the table's item in each row, -1: none."""
         self.kinds, self._table, self._items = table.kinds, table, items
         self._codes = {name: {tag: code for code, tag in enumerate(tags)} for name, tags in table.tags.items()}
         self._is_table = bool(np.array_equal(items, np.arange(table.num_items)))
@@ -136,9 +130,9 @@ class AttributeRows:
         self._num_rows = max(self._num_rows, row + 1)
 
     def mask(self, where: Sequence[Condition], rows: Rows | None = None) -> Mask:
-        """Which rows meet all conditions, at least one: all rows, or `rows` (m,).
+        """Which rows meet all conditions, at least one: all rows, or `rows` (m,). A row without an item meets none.
 
-        A row without an item meets none. Raises: ValueError as `Condition.check`.
+        Raises: ValueError as `Condition.check`.
         """
         for one in where:
             one.check(self.kinds)
@@ -169,7 +163,6 @@ class AttributeRows:
         return passes
 
     def of_row(self, row: int) -> Values:
-        """An item's attributes."""
         place, put = int(self._places[row]) if row < len(self._places) else -1, self._put
         if place < 0:
             return self._of_table(row) if row < len(self._items) else {}
@@ -182,7 +175,6 @@ class AttributeRows:
 
 
 def row_type(kinds: Kinds) -> np.dtype[Any]:
-    """The type of rows with an entry for each attribute."""
     return np.dtype([(name, DTYPES[kind]) for name, kind in kinds.items()])
 
 
@@ -236,7 +228,7 @@ def _filled(array: pa.Array) -> pa.Array:
 
 
 def _column(name: str, array: pa.Array, dtype: np.dtype[Any]) -> Column:
-    """An array's entries, not copied. Raises: ValueError unless nulls, and only nulls, hold the absent value."""
+    """An array's entries, not copied. Raises: ValueError unless nulls, and only nulls, have the absent value."""
     validity, data = array.buffers()
     column = np.frombuffer(data, dtype)[array.offset : array.offset + len(array)]
     is_null = np.zeros(len(array), dtype=bool)

@@ -54,7 +54,6 @@ class CategoryLists:
         return np.asarray(before[self.offsets[1:]] > before[self.offsets[:-1]])
 
     def recoded(self, codes: Codes) -> "CategoryLists":
-        """The same lists, with code c as codes[c]."""
         return CategoryLists(self.offsets, codes[self.codes])
 
 
@@ -91,7 +90,6 @@ class Categories(Sequence[tuple[str, ...]]):
         return cls(CategoryLists(tensors["category_offsets"], tensors["category_codes"]), names)
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays for a safetensors file."""
         return {
             "category_offsets": self.lists.offsets,
             "category_codes": self.lists.codes,
@@ -117,7 +115,6 @@ class Categories(Sequence[tuple[str, ...]]):
             yield from self.of_rows(np.arange(start, min(start + 65_536, len(self))))
 
     def of_rows(self, rows: Indices) -> list[tuple[str, ...]]:
-        """The categories of m rows, in order."""
         lists = self.lists.take(rows)
         names = [self.names[code] for code in lists.codes.tolist()]
         return [tuple(names[start:end]) for start, end in pairwise(lists.offsets.tolist())]
@@ -130,5 +127,4 @@ class Categories(Sequence[tuple[str, ...]]):
     __hash__ = None  # type: ignore[assignment]
 
     def take(self, rows: Indices) -> "Categories":
-        """The lists of some rows, in order; row -1 has none."""
         return Categories(self.lists.take(rows), self.names)

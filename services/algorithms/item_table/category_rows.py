@@ -1,7 +1,4 @@
-"""The rows of each category: a bundle's, and later changes.
-
-Letters: n items of the bundle.
-"""
+"""The rows of each category: a bundle's, and later changes."""
 
 from bisect import insort
 from collections.abc import Collection
@@ -22,7 +19,7 @@ class CategoryRows:
     """
 
     def __init__(self, categories: Categories, rows: Rows) -> None:
-        """rows (n,): of the bundle's items."""
+        """Start from the rows (n,) of the bundle's n items."""
         lists = categories.lists
         members = np.repeat(rows, lists.offsets[1:] - lists.offsets[:-1])
         members = members[np.lexsort((members, lists.codes))]
@@ -36,12 +33,10 @@ class CategoryRows:
         return self._bundled.get(name, np.zeros(0, np.int32)), self._joined.get(name, [])
 
     def has(self, name: str) -> bool:
-        """Whether the category has a row."""
         bundled, joined = self.of(name)
         return len(bundled) + len(joined) > len(self._left.get(name, ()))
 
     def names(self) -> list[str]:
-        """Categories with a row."""
         return [name for name in {**self._bundled, **self._joined} if self.has(name)]
 
     def members(self, name: str) -> Rows:
@@ -51,7 +46,6 @@ class CategoryRows:
         return rows[~np.isin(rows, list(left))] if left else rows
 
     def moved(self, row: int, old: Collection[str], new: Collection[str]) -> None:
-        """Move the row from the old categories to the new ones."""
         for name in old:
             left, (bundled, joined) = self._left.setdefault(name, set()), self.of(name)
             left.add(row)

@@ -5,8 +5,6 @@ attributes.NAME: double, timestamp[ms, UTC] or dictionary<string>, one per decla
 
 One batch of uncompressed columns, mapped if large, so that processes share its pages. Any Arrow library reads it:
 pandas.read_feather(path), pyarrow.ipc.open_file(path).
-
-Letters: n items.
 """
 
 from dataclasses import dataclass
@@ -43,8 +41,8 @@ class ItemColumns:
 
 
 def read_items(path: Path, num_items: int) -> ItemColumns:
-    """Read an items' file. Raises: BundleError with the column for other columns or rows, or if ids are not distinct or
-    not of 1-128 bytes.
+    """Read an items' file. Raises: BundleError with the column for other columns or rows, or ids that are not distinct
+    or not of 1-128 bytes.
     """
     try:
         table = pa.ipc.open_file(mapped_or_read(path)).read_all().combine_chunks()

@@ -1,7 +1,5 @@
-"""Item ids as a column that finds an id's row by hash (decision 087).
-
-Hashes are 64 bits, valid in this process only. Building a dictionary of ten million ids would block the interpreter
-lock.
+"""Item ids as a column that finds an id's row by hash (decision 087): building a dictionary of ten million ids would
+block the interpreter lock.
 
 Letters: n ids, m requested ids.
 """
@@ -26,7 +24,7 @@ class ItemIds(Mapping[str, int]):
     """n distinct ids and their rows."""
 
     def __init__(self, strings: Strings, hashes: Hashes | None = None) -> None:
-        """hashes (n,): of `hash_ids`, if known."""
+        """Take distinct strings. hashes (n,): of `hash_ids`, if known."""
         self.strings = strings
         if hashes is not None:
             self.__dict__["hashes"] = hashes
@@ -69,9 +67,8 @@ class ItemIds(Mapping[str, int]):
         return row
 
     def get(self, item_id: str, default: Any = None) -> Any:
-        """The row, or `default`, in 3 us.
-
-        Use `find` for many ids, and a dictionary for hundreds of lookups per event.
+        """The row, or `default`, in 3 us. Use `find` for many ids, and a dictionary for hundreds of
+        lookups per event.
         """
         row = self._row(item_id)
         return default if row < 0 else row
@@ -83,7 +80,6 @@ class ItemIds(Mapping[str, int]):
 
     @lazy_property
     def hashes(self) -> Hashes:
-        """Each id's hash (n,)."""
         if "_by_hash" not in self.__dict__:
             return hash_ids(self.strings)
         in_order, rows = self._by_hash

@@ -1,5 +1,4 @@
-"""Strings as a column: their concatenated UTF-8 and the end of each, in arrays that may be memory-mapped (decision
-087).
+"""Strings as a column: their concatenated UTF-8 and the end of each, in possibly mapped arrays (decision 087).
 
 Letters: n strings, m requested rows.
 """
@@ -62,7 +61,6 @@ class Strings(Sequence[str]):
         return found
 
     def tensors(self, name: str) -> dict[str, npt.NDArray[Any]]:
-        """Arrays for a safetensors file."""
         return {name: self.data, f"{name}_ends": self.ends}
 
     def __len__(self) -> int:
@@ -87,7 +85,6 @@ class Strings(Sequence[str]):
             yield from _cut(self.data[first : int(ends[-1])].tobytes(), ends - first)
 
     def encoded(self) -> Iterator[bytes]:
-        """Yield each string's bytes."""
         for start in range(0, len(self), _DECODED):
             first = int(self.ends[start - 1]) if start else 0
             ends = (self.ends[start : start + _DECODED].astype(np.int64) - first).tolist()
@@ -110,7 +107,6 @@ class Strings(Sequence[str]):
 
     @property
     def lengths(self) -> Indices:
-        """Each string's bytes (n,)."""
         return np.diff(self.ends, prepend=np.zeros(1, self.ends.dtype)).astype(np.int64)
 
     def take(self, rows: npt.NDArray[np.integer[Any]] | Sequence[int]) -> list[str]:
@@ -128,7 +124,7 @@ class Strings(Sequence[str]):
         return _together(parts)
 
     def are(self, rows: Indices, wanted: Sequence[str]) -> bool:
-        """Whether the strings of m rows equal `wanted`, for many rows without decoding."""
+        """Whether the strings of m rows equal `wanted`; decodes only a few."""
         if len(rows) < _FEW:
             return self.take(rows) == list(wanted)
         data, ends = self._gathered(rows)
@@ -194,7 +190,6 @@ class Strings(Sequence[str]):
 
 
 def joined(columns: Sequence[Strings]) -> Strings:
-    """Concatenate columns."""
     return _together([(one.data, one.ends.astype(np.int64)) for one in columns])
 
 

@@ -2,7 +2,7 @@
 
 Candidates and reranker start from it, so their versions agree; `live_catalogue.py` applies changes.
 
-Letters: X items, P_x item components, P pairs, d component width.
+Letters: X items.
 """
 
 import hashlib
@@ -89,9 +89,8 @@ class Catalogue:
 
 
 def catalogue_from_bundle(bundle: Bundle, rows: Indices | None = None) -> Catalogue:
-    """A bundle's items, or some rows; states of other rows are neither checked nor loaded.
-
-    Raises: BundleError if files disagree.
+    """A bundle's items, or some rows; states of other rows are neither checked nor loaded. Raises: BundleError if files
+    disagree.
     """
     encoder = bundle.manifest.encoder
     has_users = encoder is not None and encoder.uses_user_index
@@ -128,9 +127,9 @@ def _catalogue(bundle: Bundle, user_component: int | None, rows: Indices | None)
 def required_bytes(manifest: Manifest, *, parts: int = 1) -> int:
     """Estimate the bytes of a catalogue of this shape, or of one of its `parts`, without reading an array.
 
-    The estimate counts components once (mapped), the gate twice (mapped and transposed), averaged components, the items
-    file and hashes of ids. With neighbours, each part also has its ids as objects and, for all items of the catalogue,
-    neighbours with weights and one row number.
+    Components count once (mapped), the gate twice (mapped and transposed); added are averaged components, the items
+    file and hashes of ids. With neighbours, each part also has its ids as objects and, for all items, neighbours with
+    weights and one row number.
     """
     head = manifest.head
     gate = 2 * head.num_pairs if head.is_mixture else 0

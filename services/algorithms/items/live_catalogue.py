@@ -2,10 +2,10 @@
 
 It applies the stream's changes to a mutable index of a bundle's items. The first version's name is the bundle's index
 version. Names are only compared; positions order versions. The last versions stay available, so that a reranker can
-score a pool with the version that made it. The caller passes positions, marks and times; this module reads no stream
+score a pool with the version that made it. The caller passes positions, marks and times: this module reads no stream
 and no clock.
 
-Letters: n items of a change, P_x item components, P = P_q * P_x pairs, d component width.
+Letters: P_x item components, P pairs, d component width.
 """
 
 import math
@@ -33,17 +33,17 @@ from services.algorithms.rules.filters import ItemFilter, ListedItems, Mask, pas
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates, check_sizes
 
 NO_CHANGE = -1  # the position before any change
-# For requests that name an earlier version: 64 versions are two seconds at 30 batches a second; such requests arrive
-# within milliseconds.
+# 64 versions are two seconds at 30 batches a second; requests that name an earlier version arrive within milliseconds.
 MAX_VERSIONS = 64
 _UNTOUCHED = (math.nan, 0)  # a snapshot's evidence of an item in its bundle's state
 
 
 class ItemChange(Protocol):
-    """An item's refreshed state, or its removal (`dropped`).
+    """An item's refreshed state. A `dropped` item returns to the bundle's state, or leaves the index if the bundle
+    lacks it.
 
-    A dropped item returns to the bundle's state, or leaves the index if the bundle lacks it. components (P_x, d); gate
-    (P,) or None; model_share: lambda, the weight of the bundle's state, 0 for an item outside the bundle.
+    components (P_x, d); gate (P,) or None; model_share: lambda, the weight of the bundle's state, 0 for an item outside
+    the bundle.
     """
 
     @property
@@ -185,9 +185,8 @@ class LiveCatalogue:
         return self._merged(self._kept[-1])
 
     def version_named(self, name: str, position: int | None = None) -> tuple[Served, bool]:
-        """(the version of that name, True).
-
-        If it is not available, (the version nearest to `position`, or the newest if that is None, False).
+        """(the version of that name, True), or, if it is not available, (the version nearest to `position`, default the
+        newest, False).
         """
         versions = self._kept
         for served in reversed(versions):
@@ -283,8 +282,8 @@ class LiveCatalogue:
 
         An id may occur once in a batch; not every repetition is detected. mark: distinguishes batches of equal position
         in different logs; part of the version's name. The version gets the latest `newest_recorded_ms` so far and its
-        lag. Raises: ValueError for malformed and some repeated ids, IndexFullError without enough room; then nothing
-        has changed.
+        lag. Raises, with nothing changed: ValueError for malformed and some repeated ids, IndexFullError without enough
+        room.
         """
         misfits = [one.item_id for one in changes if not one.dropped and not self._fits(one)]
         states = {one.item_id: _state(one) for one in changes if not one.dropped and one.item_id not in misfits}
@@ -365,9 +364,9 @@ class LiveCatalogue:
             self._publish(NO_CHANGE, None, None, "", others=())
 
     def capture(self, **said: int) -> Callable[[Path], Path]:
-        """A function that writes the present content as a snapshot below a folder.
+        """A function that writes the present content as a snapshot below a folder, later and in any thread.
 
-        It may be called later, in any thread. said: the caller's manifest fields.
+        said: the caller's manifest fields.
         """
         with self._writing:
             served, evidence, aside = self.served, dict(self._evidence), dict(self._aside)
@@ -400,10 +399,7 @@ class LiveCatalogue:
         return lambda root: write_snapshot(root, self.index, version=served.version, said=content, columns=columns)
 
     def _change(self, states: dict[str, ItemStates], removals: Sequence[str]) -> None:
-        """Insert `states` and remove `removals` as one index version.
-
-        The caller holds the writer's lock.
-        """
+        """Insert `states` and remove `removals` as one index version. The caller must have the writer's lock."""
         if states:
             self._upsert(list(states), _together(list(states.values())), removals)
         elif removals:

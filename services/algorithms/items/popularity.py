@@ -1,8 +1,8 @@
 """Counts that halve per half-life, without a clock: forward decay in logarithms.
 
-An item's level is log2 of the sum over its events of w 2^(t / h): w an event's weight, t its time, h the half-life. An
-item's count now is 2^(level - now / h), so levels order items at any time. A level is about the number of half-lives
-since 1970.
+An item's level is log2 of the sum over its events of w 2^(t / h): w an event's weight, t its time, h the half-life. Its
+count now is 2^(level - now / h), so levels order items at any time. A level is about the number of half-lives since
+1970.
 
 Source: Cormode, Shkapenyuk, Srivastava, Xu: Forward Decay, ICDE 2009, section III; in logarithms.
 """

@@ -1,6 +1,5 @@
-"""A catalogue snapshot's content besides items: the last stream position, and evidence.
-
-`LiveCatalogue.capture` writes it.
+"""A catalogue snapshot's content besides items, written by `LiveCatalogue.capture`: the last stream position, and
+evidence.
 """
 
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ class StoredChanges:
 
     @classmethod
     def _read(cls, snapshot: Snapshot, longest: float) -> "StoredChanges":
-        """Raises: the errors of inconsistent arrays."""
         details, columns, items = snapshot.manifest.said, snapshot.columns, snapshot.items
         if not all(isinstance(item_id, str) for item_id in details["aside"]):
             raise SnapshotError("aside contains a value that is not an item id")

@@ -15,8 +15,6 @@ from torch.nn import functional
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BodyShape:
-    """The shape of a body's weights."""
-
     vocabulary: int
     width: int
     layers: int

@@ -123,9 +123,8 @@ def mean_of_tokens(hidden: Tensor, real: Tensor) -> Tensor:
 
 
 def _filled(folder: Path, body: BertBody, names: Mapping[str, str], weights: Mapping[str, Tensor]) -> BertBody:
-    """The body with all parameters loaded.
-
-    names: our parameter name to the file's; a final dot stands for all of a module.
+    """The body with all parameters loaded. names: our parameter name to the file's; a final dot means
+    all of a module.
     """
     found = {}
     for own, parameter in body.state_dict().items():

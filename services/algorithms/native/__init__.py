@@ -1,7 +1,6 @@
 """The compiled CPU kernels, built at installation: one library per op and instruction set.
 
-An op's `cpu.cpp` exports plain C functions; the op declares their argument types (ctypes releases the interpreter
-lock).
+An op's `cpu.cpp` exports plain C functions; ctypes releases the interpreter lock.
 """
 
 import ctypes
@@ -25,9 +24,8 @@ def instruction_set() -> str:
 
 @cache
 def load_kernels(op: str | Path) -> ctypes.CDLL:
-    """The library of `ops/<op>/cpu.cpp`, or another op's folder, for this processor.
-
-    Raises: RuntimeError without kernels.
+    """The library of `ops/<op>/cpu.cpp`, or another op's folder, for this processor. Raises: RuntimeError without
+    kernels.
     """
     return _opened(Path(__file__).parent.parent / "ops" / op / f"cpu-{instruction_set()}.so")
 

@@ -16,10 +16,7 @@ _process_count: int | None = None
 
 
 def compute_threads() -> int:
-    """Threads of a kernel called from this thread.
-
-    Until set, the count is OMP_NUM_THREADS or, without that, one per core.
-    """
+    """Threads of a kernel called from this thread. Until set, OMP_NUM_THREADS or, without that, one per core."""
     if _counts.here is not None:
         return _counts.here
     return _process_count if _process_count is not None else _default_count()
@@ -34,7 +31,6 @@ def set_compute_threads(count: int) -> None:
 
 
 def use_one_compute_thread_here() -> None:
-    """Use one thread for kernels called from this thread."""
     _counts.here = 1
 
 

@@ -69,7 +69,6 @@ def check_values(values: Values, kinds: Kinds) -> None:
 
 
 def described(kinds: Kinds) -> str:
-    """The declared attributes, for messages."""
     return ", ".join(f"{name} ({kind})" for name, kind in kinds.items()) or "none, the bundle declares no attribute"
 
 
@@ -161,7 +160,6 @@ class Condition:
 
 
 def absent(dtype: np.dtype[Any]) -> float:
-    """The entry of an item without the attribute."""
     return math.nan if dtype.kind == "f" else int(np.iinfo(dtype).min)
 
 

@@ -18,9 +18,7 @@ Positions = npt.NDArray[np.int64]
 
 
 def likeness_vectors(components: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
-    """Vectors (n, P_x * d) whose dot products are the mean cosine of components (n, P_x, d). Zero vectors have likeness
-    0.
-    """
+    """Vectors (n, P_x * d) whose dot products are the mean cosine of components (n, P_x, d), 0 for zero vectors."""
     norms = np.linalg.norm(components, axis=-1, keepdims=True)
     unit = np.divide(components, norms, out=np.zeros_like(components), where=norms > 0)
     _, num_components, width = components.shape

@@ -2,8 +2,6 @@
 
 Unknown ids and categories match nothing, since a caller's list may be newer or older than the catalogue. An undeclared
 attribute is an error.
-
-Letters: n items.
 """
 
 from collections.abc import Sequence
@@ -24,9 +22,9 @@ MAX_CATEGORIES = 1_000
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemFilter:
     """Rules over item ids, categories and attributes. An empty allow list allows everything; all of `where` must be
-    true. Only `check` validates.
+    true.
 
-    seen_item_ids: excluded with `exclude_seen`, else without effect.
+    Only `check` validates. seen_item_ids: excluded with `exclude_seen`, else without effect.
     """
 
     allow_item_ids: Sequence[str] = ()
@@ -38,8 +36,8 @@ class ItemFilter:
     seen_item_ids: Sequence[str] = ()
 
     def check(self, kinds: Kinds) -> None:
-        """Raises: ValueError with the field for lists beyond a request's limit, and for attributes that are undeclared
-        or of another kind.
+        """Raises: ValueError with the field for lists beyond a request's limit, and attributes undeclared or of another
+        kind.
         """
         for name in ("allow_item_ids", "deny_item_ids", "seen_item_ids", "allow_categories", "deny_categories"):
             limit = MAX_CATEGORIES if name.endswith("categories") else MAX_IDS
@@ -55,12 +53,10 @@ class ItemFilter:
 
     @property
     def denied_ids(self) -> Sequence[str]:
-        """Denied ids, and with `exclude_seen` seen ones."""
         return [*self.deny_item_ids, *(self.seen_item_ids if self.exclude_seen else ())]
 
     @property
     def is_open(self) -> bool:
-        """Whether every item passes."""
         return not (
             self.allow_item_ids
             or self.deny_item_ids
@@ -81,7 +77,6 @@ class Filterable(Protocol):
 
 
 def passing(wanted: ItemFilter, items: Filterable) -> Mask:
-    """Which of n items pass: (n,)."""
     passes = np.ones(len(items), dtype=bool)
     if wanted.allow_item_ids:
         passes &= items.named(wanted.allow_item_ids)

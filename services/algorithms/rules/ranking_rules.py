@@ -3,8 +3,6 @@
 Boosts add to their items' scores, buries subtract; several add up. Items outside the pool have bounds: the pool's, and
 one per boost from a search among its items. An omitted item with the boosts S scores at most the least of these plus
 the sum of S; buries only lower that. So an answer under rules is exact or has a gap.
-
-Letters: n items.
 """
 
 import math
@@ -22,7 +20,9 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """which: the items that match all ids, categories and conditions. One of boost, bury, pin and cap is not 0."""
+    """One of boost, bury, pin and cap, not 0, for the items that match all ids, categories and
+    conditions of `which`.
+    """
 
     name: str
     which: ItemFilter

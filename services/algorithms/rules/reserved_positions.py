@@ -21,8 +21,9 @@ MAX_POSITIONS = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slots:
-    """rows: by position, an ordinary item's rank (from 0), or -1 - n for new item n. propensities: the chance of this
-    item at this position.
+    """The item at each position, with the chance of this item at this position.
+
+    rows: an ordinary item's rank (from 0), or -1 - n for new item n.
     """
 
     rows: Sequence[int]

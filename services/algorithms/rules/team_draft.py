@@ -4,8 +4,8 @@ Each ranking names its best item not yet in the answer. An item that both name b
 Otherwise both follow, in an order that a coin decides. So the items do not depend on coins, and a user who chooses by
 position prefers neither ranking.
 
-Source: Radlinski, Kurup and Joachims, "How does clickthrough data reflect retrieval quality?", CIKM 2008, section 3.2.
-There a coin gives an item that both name to one ranking.
+Source: Radlinski, Kurup and Joachims, "How does clickthrough data reflect retrieval quality?", CIKM 2008, section 3.2;
+there a coin gives an item that both name to one ranking.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,9 @@ BOTH = 2
 
 
 def team_draft(first: Sequence[str], second: Sequence[str], k: int, rng: Random) -> tuple[list[str], list[int]]:
-    """At most k items and each one's team: 0 the first ranking, 1 the second, `BOTH`. When one ranking ends, the
-    other's items belong to both.
+    """At most k items and each one's team: 0 the first ranking, 1 the second, `BOTH`.
+
+    When one ranking ends, the other's items belong to both.
     """
     rankings, at = (first, second), [0, 0]
     items: list[str] = []

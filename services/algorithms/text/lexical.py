@@ -7,7 +7,7 @@ statistics (mean length, document frequencies), so that scores are comparable; a
 frequency in the delta. When the delta's slots exceed 256 and half the index's rows, one new index replaces both. So
 adding n rows costs three builds of an index of n rows, for any batch sizes.
 
-Letters: R rows, T words of a query, n slots of the delta.
+Letters: R rows, n slots of the delta.
 """
 
 import math
@@ -56,7 +56,6 @@ class _Index:
 
     @classmethod
     def of(cls, tokens: Sequence[npt.NDArray[np.int32]], vocabulary: Mapping[str, int]) -> "_Index":
-        """Build from each row's word numbers."""
         lengths = np.array([len(row) for row in tokens])
         if not lengths.any():
             return cls(None, vocabulary, tokens, 1.0, np.zeros(len(vocabulary), dtype=np.int64))
@@ -131,8 +130,6 @@ class _Delta:
 
 @dataclass(frozen=True, slots=True)
 class _Serving:
-    """One immutable version; is_dead (R,): outdated rows of the index."""
-
     index: _Index
     delta: _Delta
     is_dead: Mask
@@ -142,15 +139,11 @@ class LexicalIndex:
     """Finds rows by words. Any number of threads may search while one changes the index; a search reads one version."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        """Row i has the words of text i.
-
-        Cost: 50 to 60 microseconds per title (two shared cores).
-        """
+        """Row i has the words of text i. Cost: 50 to 60 microseconds per title (two shared cores)."""
         self._serving = _built(words_of(text) for text in texts)
 
     @property
     def num_documents(self) -> int:
-        """Number of rows with a word."""
         serving = self._serving
         live = sum(bool(len(row)) for row, dead in zip(serving.index.tokens, serving.is_dead, strict=True) if not dead)
         return live + sum(bool(words) for words in serving.delta.documents.values())
@@ -165,8 +158,8 @@ class LexicalIndex:
     def change(self, put: Mapping[int, str], withdrawn: Sequence[int] = ()) -> None:
         """Replace texts of rows (those beyond the last are new) and withdraw rows, for later searches.
 
-        Raises: ValueError for a negative row, or one that is both put and withdrawn.
-        Cost:   30 microseconds for each row put; sometimes also a full build.
+        Raises: ValueError for a negative row, or one that is both put and withdrawn. Cost: 30 microseconds for each row
+        put; sometimes also a full build.
         """
         rows = [*put, *withdrawn]
         if rows and min(rows) < 0:

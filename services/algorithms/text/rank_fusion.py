@@ -30,9 +30,9 @@ class Fused:
 def reciprocal_rank_fusion(rankings: Mapping[str, Sequence[str]], *, constant: float = CONSTANT) -> list[Fused]:
     """Fuse rankings of item ids (best first) by source: an item's score is the sum of 1 / (constant + rank).
 
-    Best first; ties by best rank, then item id, so the order of sources is irrelevant. Of a repeated id, the first rank
-    counts. Raises: ValueError for a negative or non-finite constant. Source: Cormack, Clarke, Buettcher, "Reciprocal
-    Rank Fusion outperforms Condorcet and individual rank learning methods", SIGIR 2009, section 1.
+    Best first; ties by best rank, then item id. Of a repeated id, the first rank counts. Raises: ValueError for a
+    negative or non-finite constant. Source: Cormack, Clarke, Buettcher, "Reciprocal Rank Fusion outperforms Condorcet
+    and individual rank learning methods", SIGIR 2009, section 1.
     """
     if not 0 <= constant < float("inf"):
         raise ValueError(f"constant={constant} allowed: 0 or more, finite")
