@@ -6,7 +6,7 @@
 
 It has the gateway's limits and errors, tokens, pages, seen and shown items, exposures, undo and forget. An item's score
 is a point for each category shared with an item of the history, and less than one for how often it was taken. Rules,
-diversity, category limits and conditions change nothing. One contract suite runs on both gateways.
+diversity, category limits, conditions and version sets change nothing. One contract suite runs on both gateways.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +82,8 @@ class FakeGateway:
         self._applied: list[float] = [math.inf] * _PARTITIONS
         self._epoch = secrets.token_hex(4)
         self._rules = gateway_pb2.ListRulesResponse()
+        self._sets = gateway_pb2.GetVersionSetsResponse(serving="in-memory")
+        self._add_set("in-memory")
         for one in items:
             item = write(events_pb2.Item(), one if isinstance(one, Item) else Item(one))
             self._items[item.item_id] = item
@@ -112,6 +114,11 @@ class FakeGateway:
         for one in self._lists.values():
             one.is_gone = True
 
+    def stage(self, name: str) -> None:
+        """Add a version set, ready and warm. All sets answer the same."""
+        self._add_set(name)
+        self._sets.revision += 1
+
     def interactions(self, user_id: str) -> list[Any]:
         """A user's interactions without undone ones, oldest first, as messages."""
         return [one.message for one in self._users.get(user_id, _User()).events if not one.is_undone]
@@ -127,6 +134,10 @@ class FakeGateway:
             answered = handler(request)
             # As off the wire: nothing is shared.
             return type(answered).FromString(answered.SerializeToString())
+
+    def stream(self, method: str, request: Any) -> Any:
+        """Raises: Unsupported, like every method that this gateway lacks."""
+        raise Unsupported(f"the gateway in memory has no {method}")
 
     def close(self) -> None:
         """There is no connection."""
@@ -442,11 +453,52 @@ class FakeGateway:
     def _PutRules(self, request: Any) -> Any:
         if len(request.rules) > 8:
             raise InvalidArgument.of("rules", f"{len(request.rules)} rules", "at most 8")
-        present = self._rules.revision
-        if request.expected_revision != present:
-            raise Conflict(f"expected_revision={request.expected_revision} allowed: {present}, the present one")
-        self._rules = gateway_pb2.ListRulesResponse(revision=present + 1, rules=request.rules)
-        return gateway_pb2.PutRulesResponse(revision=present + 1, is_applied=True)
+        revision = _next_revision(request, self._rules)
+        self._rules = gateway_pb2.ListRulesResponse(revision=revision, rules=request.rules)
+        return gateway_pb2.PutRulesResponse(revision=revision, is_applied=True)
+
+    def _add_set(self, name: str) -> None:
+        self._sets.sets.add(set=events_pb2.VersionSet(name=name, model_version=name), ready=True)
+
+    def _GetVersionSets(self, _: Any) -> Any:
+        return self._sets
+
+    def _ChangeVersionSet(self, request: Any) -> Any:
+        kind, sets, name = gateway_pb2.ChangeVersionSetRequest, self._sets, request.name
+        if request.change not in range(1, 6):
+            raise InvalidArgument.of("change", request.change, "1-5, see ChangeVersionSetRequest.Change")
+        revision = _next_revision(request, sets)
+        names = [one.set.name for one in sets.sets]
+        if request.change == kind.CHANGE_ROLL_BACK:
+            if not sets.HasField("canary") and not sets.before:
+                raise PreconditionFailed(f"set {sets.serving!r} has no predecessor to go back to")
+            if not sets.HasField("canary"):
+                sets.serving, sets.before = sets.before, ""
+                sets.ClearField("shadow")
+            sets.ClearField("canary")
+        elif name not in names:
+            raise NotFound(f"set={name!r} allowed: {', '.join(sorted(names))}")
+        elif name == sets.serving:
+            raise PreconditionFailed(f"set {name!r} serves")
+        elif request.change in (kind.CHANGE_SHADOW, kind.CHANGE_CANARY):
+            if not 0 <= request.share <= 1:
+                raise InvalidArgument.of("share", request.share, "0 to 1 (0 % to 100 %)")
+            field = "shadow" if request.change == kind.CHANGE_SHADOW else "canary"
+            sets.ClearField(field)
+            if request.share:
+                getattr(sets, field).CopyFrom(events_pb2.SetShare(name=name, share=request.share))
+        elif request.change == kind.CHANGE_PROMOTE:
+            sets.serving, sets.before = name, sets.serving
+            sets.ClearField("canary")
+            sets.ClearField("shadow")
+        elif sets.HasField("canary"):
+            raise PreconditionFailed(f"set {name!r} answers {sets.canary.share:.3%} of users: end the canary first")
+        else:
+            del sets.sets[names.index(name)]
+            sets.before = "" if sets.before == name else sets.before
+            sets.ClearField("shadow")
+        sets.revision = revision
+        return gateway_pb2.ChangeVersionSetResponse(revision=revision, is_applied=True)
 
     def _GetFreshness(self, _: Any) -> Any:
         return gateway_pb2.GetFreshnessResponse(
@@ -482,8 +534,18 @@ class _AsyncTransport:
     async def call(self, method: str, request: Any, timeout_s: float) -> Any:
         return self._gateway.call(method, request, timeout_s)
 
+    async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
+        for message in self._gateway.stream(method, request):
+            yield message
+
     async def close(self) -> None:
         """There is no connection."""
+
+
+def _next_revision(request: Any, found: Any) -> int:
+    if request.expected_revision != found.revision:
+        raise Conflict(f"expected_revision={request.expected_revision} allowed: {found.revision}, the present one")
+    return int(found.revision) + 1
 
 
 def _edit(kept: Any, edit: Any, fields: Sequence[str]) -> None:

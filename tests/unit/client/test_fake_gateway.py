@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from client_suite import *  # noqa: F403
 from client_suite import Scene
-from freshet_client import Certificate, Conflict, InvalidArgument, Item, Overloaded, Rule, Unavailable
+from freshet_client import Certificate, Conflict, InvalidArgument, Item, Overloaded, Rule, SetShare, Unavailable
 from freshet_client.testing import FakeGateway
 
 
@@ -129,3 +129,35 @@ def test_rules_are_put_once_for_each_revision() -> None:
             client.put_rules([rule] * 9, expected_revision=1)
         found = client.rules()
         assert (found.revision, found.rules) == (1, (rule,))
+
+
+def test_an_operator_takes_steps_with_a_staged_set_and_each_names_the_revision_before_it() -> None:
+    gateway = FakeGateway(["a"])
+    gateway.stage("new")
+    with gateway.client() as client:
+
+        def take(change: str, name: str = "new", share: float = 0.0):
+            revision = client.version_sets().revision
+            assert client.change_version_set(change, name, share=share, expected_revision=revision).is_applied
+            return client.version_sets()
+
+        assert [one.set.name for one in client.version_sets().sets] == ["in-memory", "new"]
+        assert take("shadow", share=0.5).shadow == SetShare("new", 0.5)
+        assert take("canary", share=0.1).canary == SetShare("new", 0.1)
+        with pytest.raises(PreconditionFailed, match="end the canary first"):  # noqa: F405
+            take("retire")
+        assert take("roll_back", "").canary is None
+        found = take("promote")
+        assert (found.serving, found.before, found.shadow) == ("new", "in-memory", None)
+        with pytest.raises(Conflict, match="expected_revision=1 allowed: 5"):
+            client.change_version_set("roll_back", expected_revision=1)
+        with pytest.raises(PreconditionFailed, match="'new' serves"):  # noqa: F405
+            take("retire")
+        assert take("roll_back", "").serving == "in-memory"
+        with pytest.raises(PreconditionFailed, match="no predecessor"):  # noqa: F405
+            take("roll_back", "")
+        with pytest.raises(InvalidArgument, match="share=2"):
+            take("canary", share=2.0)
+        assert [one.set.name for one in take("retire").sets] == ["in-memory"]
+        with pytest.raises(NotFound, match="set='new' allowed: in-memory"):  # noqa: F405
+            take("promote")
