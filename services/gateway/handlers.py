@@ -8,6 +8,7 @@ from services.gateway.breaker import LoopStalls
 from services.gateway.describe.catalogue import DescribeCatalogue
 from services.gateway.describe.items import GetItem, ListItems
 from services.gateway.describe.shown import ShownTo
+from services.gateway.describe.tail import TailInteractions
 from services.gateway.describe.user import GetUser
 from services.gateway.domain import ServedModel
 from services.gateway.get_freshness import GetFreshness
@@ -56,6 +57,7 @@ class Handlers:
     get_health: GetHealth
     dead_letters: DeadLetters
     shown_to: ShownTo
+    tail: TailInteractions
 
 
 def make_handlers(
@@ -78,7 +80,7 @@ def make_handlers(
     """stalls: this event loop's. others, other_items: of the other version sets."""
     titles, popular, rules = described.titles, described.popular, rules or LiveRules(model.kinds)
     stages = Stages(ports, limits, model, stalls=stalls, on_nothing=metrics.component_failed)
-    text = TextRetrieval(ports.sources, limits)
+    text, get_freshness = TextRetrieval(ports.sources, limits), GetFreshness(ports=ports, model_version=model.version)
     record = RecordInteractions(
         ports=ports,
         lag=lag,
@@ -117,7 +119,6 @@ def make_handlers(
         metrics=metrics,
         limits=limits,
     )
-    get_freshness = GetFreshness(ports=ports, model_version=model.version)
     return Handlers(
         recommend=recommend,
         search=Search(
@@ -137,4 +138,5 @@ def make_handlers(
         get_health=GetHealth(ports, get_freshness, metrics.minutes),
         dead_letters=DeadLetters(ports.letters),
         shown_to=ShownTo(log=ports.shown, time_of=exposures.time_of, titles=titles),
+        tail=TailInteractions(ends=ports.ends, titles=titles),
     )

@@ -23,6 +23,7 @@ from services.contracts.wire import (
 )
 from services.gateway.describe.catalogue import CatalogueDescription, ItemDetails
 from services.gateway.describe.shown import Looked, Shown
+from services.gateway.describe.tail import Tailed
 from services.gateway.describe.user import DescribedUser
 from services.gateway.domain import (
     FreshnessToken,
@@ -276,6 +277,14 @@ def catalogue_message(found: CatalogueDescription) -> gateway_pb2.DescribeCatalo
             for name, one in found.model.schema.types.items()
         ],
     )
+
+
+def tailed_message(found: Tailed) -> gateway_pb2.TailInteractionsResponse:
+    message = gateway_pb2.TailInteractionsResponse(left_out=found.left_out)
+    for one in found.interactions:
+        fields = {name: getattr(one.interaction, name) for name in ("user_id", "item_id", "type", "value")}
+        set_ms(message.interactions.add(title=one.title, **fields).written_time, one.written_ms)
+    return message
 
 
 def user_message(found: DescribedUser) -> gateway_pb2.GetUserResponse:

@@ -23,7 +23,7 @@ from services.gateway.freshness import ItemProgress, PartitionProgress, ServedIn
 from services.gateway.search.searching import SourceHits
 from services.gateway.write.forgetting import Contributions, StoredUser
 from services.platform.errors import FreshetError
-from services.platform.stream.records import Position
+from services.platform.stream.records import Position, SourceRecord
 from services.user_state.values import UserView
 
 R = TypeVar("R", contravariant=True)
@@ -175,6 +175,9 @@ class StreamEnds(Protocol):
 
     async def interactions(self, timeout_s: float) -> Mapping[int, int]:
         """Return the next record's offset per partition of `interactions`."""
+
+    async def records(self, offsets: Mapping[int, int], timeout_s: float) -> Mapping[int, SourceRecord]:
+        """Return the record of `interactions` at one offset per partition, without absent ones."""
 
     async def attribution_partitions(self, timeout_s: float) -> int:
         """Return the number of partitions of `attributions`."""

@@ -41,6 +41,7 @@ from services.gateway.messages import (
     shown_message,
     similar_message,
     similar_query,
+    tailed_message,
     user_message,
 )
 from services.gateway.version_sets.change import Operations
@@ -215,6 +216,14 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         handlers = self._serving
         found = await handlers.shown_to.one(request.user_id, request.exposure_id)
         return gateway_pb2.GetExposureResponse(answer=shown_message(found, handlers.shown_to.titles))
+
+    async def TailInteractions(
+        self, request: gateway_pb2.TailInteractionsRequest, context: Any
+    ) -> AsyncIterator[gateway_pb2.TailInteractionsResponse]:
+        """Stream samples of the newest interactions."""
+        roles = request_context.roles.get()
+        async for found in self._serving.tail(shows_users=roles is None or Role.SUPPORT in roles):
+            yield tailed_message(found)
 
     async def GetHealth(self, request: gateway_pb2.GetHealthRequest, context: Any) -> gateway_pb2.GetHealthResponse:
         """Return each part's health."""

@@ -49,13 +49,18 @@ class Servicer(gateway_pb2_grpc.GatewayServiceServicer):
             return super().__getattribute__(name)
         answer = getattr(gateway_pb2, METHODS[name].output_type.name)
 
+        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            await method(request, context)
+            for _ in ():
+                yield
+
         async def method(request: Any, context: Any) -> Any:
             self.calls.append(name)
             if name == "PutItems" and any(item.item_id == "bad" for item in request.items):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "items[0].item_id='canary-item'")
             return answer()
 
-        return method
+        return stream if METHODS[name].server_streaming else method
 
 
 @dataclass

@@ -16,7 +16,7 @@ from suites import Since, either
 from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.topics.exposures import EXPOSURES, Exposure, encode_exposure
 from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
-from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
+from services.contracts.topics.interactions import INTERACTIONS, Interaction, decode_interaction, encode_interaction
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 from services.gateway.adapters.exposure_log import KafkaExposureLog
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
@@ -152,6 +152,9 @@ async def test_ends_lie_behind_what_was_acknowledged_before_they_were_asked_for(
         partition, offset = await log.append(interaction(f"end-{number}"), WAIT_S)
         found = await ends.interactions(WAIT_S)
         assert (found[partition], sorted(found)) == (offset + 1, list(range(NUM_PARTITIONS)))
+        record = (await ends.records({partition: offset}, WAIT_S))[partition]
+        assert decode_interaction(record.value, record.headers, record.key).event_id == f"end-{number}"
+        assert await ends.records({partition: offset + 1}, WAIT_S) == {}
     await ends.close()
     await producer.close()
 

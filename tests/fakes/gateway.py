@@ -25,7 +25,7 @@ from services.gateway.write.forgetting import Contributions, StoredUser
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, NotFound, PreconditionFailed
 from services.platform.stream.kafka import partition_for
-from services.platform.stream.records import Position
+from services.platform.stream.records import Position, SourceRecord
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.user_state.layout import num_partitions_of, pack_positions, reaches
 from services.user_state.values import StoredState, UserView
@@ -453,6 +453,10 @@ class MemoryStreamEnds(_Failing):
 
     ends: dict[int, int] = field(default_factory=dict)
     num_attribution_partitions: int = NUM_PARTITIONS
+    stored: dict[tuple[int, int], SourceRecord] = field(default_factory=dict)
+
+    async def records(self, offsets: Mapping[int, int], timeout_s: float) -> Mapping[int, SourceRecord]:
+        return {at[0]: self.stored[at] for at in offsets.items() if at in self.stored}
 
     async def interactions(self, timeout_s: float) -> Mapping[int, int]:
         await self._behave()

@@ -75,6 +75,8 @@ from services.reranker.config import RerankerSettings
 from services.user_state.layout import PAGES
 
 _TOGETHER = 32
+# Its stream ends with the caller: one message is read.
+ENDLESS = "TailInteractions"
 _CALL_S = SLOWEST_S
 # A call that waits for a freshness token waits until its deadline.
 _TOKEN_CALL_S = 0.3
@@ -183,6 +185,8 @@ class Service(Target):
             self._calls = {
                 rpc.name: (make.stream_unary if rpc.streams else make.unary_unary)(paths[rpc.name]) for rpc in self.rpcs
             }
+            if ENDLESS in paths:
+                self._calls[ENDLESS] = make.unary_stream(paths[ENDLESS])
             self._valid = {rpc.name: rpc.valid(process.state) for rpc in self.rpcs}
             yield
 
@@ -210,7 +214,9 @@ class Service(Target):
         call_s = _TOKEN_CALL_S if rpc.name == "Recommend" and _has_token(data) else _CALL_S
         began = time.perf_counter()
         try:
-            await self._calls[rpc.name](request, timeout=call_s, metadata=_metadata(rng))
+            call = self._calls[rpc.name](request, timeout=call_s, metadata=_metadata(rng))
+            await (call.read() if rpc.name == ENDLESS else call)
+            call.cancel()
             status, details = "OK", ""
         except grpc.aio.AioRpcError as exc:
             status, details = exc.code().name, exc.details() or ""
@@ -446,6 +452,7 @@ def _gateway() -> Service:
         Rpc("GetUser", 4, lambda state: [g.GetUserRequest(user_id="ann", max_events=1, skip_events=1)]),
         Rpc("ListExposures", 3, lambda state: [g.ListExposuresRequest(user_id="ann", max_answers=2)]),
         Rpc("GetExposure", 3, lambda state: [g.GetExposureRequest(user_id="ann", exposure_id=_EXPOSURE_ID)]),
+        Rpc("TailInteractions", 2, lambda state: [g.TailInteractionsRequest()]),
         Rpc("GetHealth", 2, lambda state: [g.GetHealthRequest(minutes=3)]),
         Rpc("ListDeadLetters", 3, lambda state: [g.ListDeadLettersRequest(topic="interactions", max_letters=2)]),
         Rpc("ReplayDeadLetter", 3, lambda state: [replay]),

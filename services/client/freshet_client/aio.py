@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +36,7 @@ from freshet_client.described import (
     ShownAnswer,
     ShownAnswers,
     StandingRules,
+    TailedInteractions,
     UserReport,
     VersionSets,
 )
@@ -84,6 +85,28 @@ class AsyncGrpcTransport:
 
     async def _send(self, method: str, request: Any, left_s: float, timeout_s: float) -> Any:
         endpoint = self._endpoint
+        self._connect()
+        try:
+            return await getattr(self._stub, method)(request, timeout=left_s, metadata=tuple(endpoint.metadata))
+        except grpc.RpcError as error:
+            raise of_call(error, target=endpoint.target, timeout_s=timeout_s) from error
+        except grpc.aio.UsageError as error:
+            raise FreshetError(f"the client of {endpoint.target} is closed") from error
+
+    async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
+        """As `GrpcTransport.stream`."""
+        self._connect()
+        call = getattr(self._stub, method)(request, metadata=tuple(self._endpoint.metadata))
+        try:
+            async for message in call:
+                yield message
+        except grpc.RpcError as error:
+            raise of_call(error, target=self._endpoint.target, timeout_s=0.0) from error
+        finally:
+            call.cancel()
+
+    def _connect(self) -> None:
+        endpoint = self._endpoint
         if self._channel is None:
             self._channel = (
                 grpc.aio.insecure_channel(endpoint.target, options=endpoint.options)
@@ -91,12 +114,6 @@ class AsyncGrpcTransport:
                 else grpc.aio.secure_channel(endpoint.target, self._tls, options=endpoint.options)
             )
             self._stub = gateway_pb2_grpc.GatewayServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        try:
-            return await getattr(self._stub, method)(request, timeout=left_s, metadata=tuple(endpoint.metadata))
-        except grpc.RpcError as error:
-            raise of_call(error, target=endpoint.target, timeout_s=timeout_s) from error
-        except grpc.aio.UsageError as error:
-            raise FreshetError(f"the client of {endpoint.target} is closed") from error
 
     async def close(self) -> None:
         if self._channel is not None:
@@ -270,6 +287,13 @@ class AsyncClient:
     ) -> UserReport:
         """As `Client.user`."""
         return await self._run(calls.user(user_id, max_events, skip_events), timeout_s)
+
+    async def tail(self) -> AsyncIterator[TailedInteractions]:
+        """As `Client.tail`."""
+        one = calls.tail()
+        async with aclosing(self._transport.stream(one.method, one.request)) as messages:
+            async for message in messages:
+                yield one.read(message)
 
     async def version_sets(self, *, timeout_s: float | None = None) -> VersionSets:
         """As `Client.version_sets`."""

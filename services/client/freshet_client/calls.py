@@ -29,6 +29,7 @@ from freshet_client.described import (
     ShownAnswer,
     ShownAnswers,
     StandingRules,
+    TailedInteractions,
     UserReport,
     VersionSets,
 )
@@ -183,6 +184,11 @@ def replay_dead_letter(topic: str, position: StreamPosition, preview: bool) -> C
     """Write a dead letter's record again."""
     request = gateway_pb2.ReplayDeadLetterRequest()
     return _call("ReplayDeadLetter", request, topic=topic, position=position, preview=preview)
+
+
+def tail() -> Call[TailedInteractions]:
+    """The newest interactions, as a stream."""
+    return _call("TailInteractions", gateway_pb2.TailInteractionsRequest())
 
 
 def version_sets() -> Call[VersionSets]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +33,7 @@ from freshet_client.described import (
     ShownAnswer,
     ShownAnswers,
     StandingRules,
+    TailedInteractions,
     UserReport,
     VersionSets,
 )
@@ -103,6 +104,16 @@ class GrpcTransport:
         except ValueError as error:
             # gRPC raises this for a closed channel.
             raise FreshetError(f"the client of {endpoint.target} is closed") from error
+
+    def stream(self, method: str, request: Any) -> Iterator[Any]:
+        """Send the request and yield the messages of its answer. Raises: FreshetError."""
+        call = getattr(self._stub, method)(request, metadata=self._endpoint.metadata)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise of_call(error, target=self._endpoint.target, timeout_s=0.0) from error
+        finally:
+            call.cancel()
 
     def close(self) -> None:
         """End the connection."""
@@ -293,6 +304,15 @@ class Client:
     ) -> UserReport:
         """What is stored of a user (role support): 1-1,000 events (0 is 100), newest first."""
         return self._run(calls.user(user_id, max_events, skip_events), timeout_s)
+
+    def tail(self) -> Iterator[TailedInteractions]:
+        """Samples of the stream as it is written, until the iterator is closed (role operator or support).
+
+        The first one comes at once and is empty. User ids are pseudonyms without the role support.
+        """
+        one = calls.tail()
+        for message in self._transport.stream(one.method, one.request):
+            yield one.read(message)
 
     def version_sets(self, *, timeout_s: float | None = None) -> VersionSets:
         """The gateway's models and what each answers (role operator)."""

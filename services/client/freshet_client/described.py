@@ -104,6 +104,26 @@ class StoredEvent:
 
 
 @dataclass(frozen=True)
+class TailedInteraction:
+    """A written interaction. `user_id`: perhaps a pseudonym. `item_id`: "" for an undo. `title`: the current one."""
+
+    user_id: str
+    item_id: str
+    title: str
+    type: str
+    value: float
+    written_time: datetime | None
+
+
+@dataclass(frozen=True)
+class TailedInteractions:
+    """A sample of a second: at most one interaction per partition, oldest first; `left_out`: all others."""
+
+    interactions: tuple[TailedInteraction, ...]
+    left_out: int
+
+
+@dataclass(frozen=True)
 class UserReport:
     """What is stored of a user: a part of the `num_events` events, newest first.
 

@@ -46,6 +46,8 @@ _CLASSES: dict[str, Any] = {
     "ItemProgress": described.ItemProgress,
     "ListItemsResponse": described.ItemPage,
     "StoredEvent": described.StoredEvent,
+    "TailInteractionsResponse": described.TailedInteractions,
+    "TailedInteraction": described.TailedInteraction,
     "AttributeCondition": requests.Condition,
     "ChangeVersionSetResponse": described.Changed,
     "GetVersionSetsResponse": described.VersionSets,

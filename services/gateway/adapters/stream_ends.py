@@ -10,6 +10,7 @@ from services.contracts.topics.attributions import ATTRIBUTIONS
 from services.contracts.topics.interactions import INTERACTIONS
 from services.platform.errors import DeadlineExceeded
 from services.platform.stream.kafka import Brokers
+from services.platform.stream.records import SourceRecord
 
 T = TypeVar("T")
 
@@ -36,6 +37,10 @@ class KafkaStreamEnds:
         if self._asking is None or self._asking.done():
             self._asking = self._submit(self._reader.end_offsets)
         return await within(self._asking, timeout_s)
+
+    async def records(self, offsets: Mapping[int, int], timeout_s: float) -> Mapping[int, SourceRecord]:
+        """Return the record at each offset. Raises: as `interactions`."""
+        return await within(self._submit(lambda: self._reader.records_at(offsets)), timeout_s)
 
     async def attribution_partitions(self, timeout_s: float) -> int:
         """Return the number in the client's metadata. Raises: as `interactions`."""

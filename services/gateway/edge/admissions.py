@@ -22,6 +22,7 @@ def admissions() -> dict[str, Admission]:
         "RecordImpressions": writes,
         "UndoInteraction": writes,
         "StreamInteractions": streams,
+        "TailInteractions": Admission("tails", smallest=8, largest=8),
         **dict.fromkeys(
             (
                 *("Similar", "Explain", "GetFreshness", "GetVersionSets", "PutItems", "ForgetUser"),

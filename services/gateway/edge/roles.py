@@ -37,6 +37,7 @@ ROLES_OF: Mapping[str, frozenset[Role]] = MappingProxyType(
         "GetUser": frozenset({Role.SUPPORT}),
         "ListExposures": frozenset({Role.SUPPORT}),
         "GetExposure": frozenset({Role.SUPPORT}),
+        "TailInteractions": frozenset({Role.OPERATOR, Role.SUPPORT}),
         "GetVersionSets": frozenset({Role.OPERATOR}),
         "ChangeVersionSet": frozenset({Role.OPERATOR}),
         "ListRules": frozenset({Role.RECOMMEND, Role.OPERATOR}),

@@ -29,7 +29,7 @@ import paths
 import psutil
 from freshet.v1 import common_pb2
 from inputs import Input, inputs_of
-from rpcs import SECRET, Rpc, Service, rpc_targets
+from rpcs import ENDLESS, SECRET, Rpc, Service, rpc_targets
 
 _WARM_UP = 10
 MAX_DELAY_S = 0.05
@@ -161,6 +161,8 @@ def named_inputs(service: Service, state: common_pb2.QueryState, prefix: str) ->
     is_gateway = service.name == "GatewayService"
     size = _size(service)
     for rpc in service.rpcs:
+        if rpc.name == ENDLESS:
+            continue
         valid = rpc.valid(state)[0]
         for by_json in (False, True) if is_gateway and not rpc.streams else (False,):
             for name, make in inputs_of(valid.DESCRIPTOR, valid, size, by_json=by_json):

@@ -40,6 +40,7 @@ ANSWERS = messages(
     gateway_pb2.GetUserResponse.DESCRIPTOR,
     gateway_pb2.ListExposuresResponse.DESCRIPTOR,
     gateway_pb2.GetHealthResponse.DESCRIPTOR,
+    gateway_pb2.TailInteractionsResponse.DESCRIPTOR,
     gateway_pb2.ListDeadLettersResponse.DESCRIPTOR,
     gateway_pb2.ReplayDeadLetterResponse.DESCRIPTOR,
     gateway_pb2.ChangeVersionSetResponse.DESCRIPTOR,

@@ -1,11 +1,18 @@
 """What people look at: details beside an answer, the catalogue, and what is stored of a user."""
 
+import re
+
 import pytest
 from freshet.v1 import common_pb2, gateway_pb2
 from gateway_scene import STORED, Scene
 
+from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
+from services.gateway.describe import tail
 from services.gateway.domain import HistoryEvent
+from services.gateway.edge.roles import Role
 from services.platform.errors import DependencyUnavailable, InvalidRequest, PermissionDenied
+from services.platform.rpc import request_context
+from services.platform.stream.records import SourceRecord
 
 
 async def test_details_stand_beside_the_items_where_they_are_asked_for(scene: Scene) -> None:
@@ -115,3 +122,30 @@ async def test_what_was_shown_to_a_user_is_listed_newest_first_and_found_by_its_
         await scene.servicer.GetExposure(request, None)
     with pytest.raises(InvalidRequest, match="max_answers=101 allowed: 0-100"):
         await scene.servicer.ListExposures(gateway_pb2.ListExposuresRequest(user_id="ann", max_answers=101), None)
+
+
+async def test_the_tail_has_the_newest_interaction_of_each_partition_and_pseudonyms_without_support(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(partition: int, offset: int, value: bytes) -> None:
+        scene.ends.ends[partition] = offset + 1
+        scene.ends.stored[partition, offset] = SourceRecord(INTERACTIONS, partition, offset, 5_000, b"ann", value)
+
+    monkeypatch.setattr(tail, "_EVERY_S", 0.0)
+    for roles in (None, {Role.SUPPORT}, {Role.OPERATOR}):
+        request_context.roles.set(None if roles is None else frozenset(roles))
+        stream = scene.servicer.TailInteractions(gateway_pb2.TailInteractionsRequest(), None)
+        assert await anext(stream) == gateway_pb2.TailInteractionsResponse()
+        first = scene.ends.ends[3]
+        write(3, first + 2, encode_interaction(Interaction(user_id="ann", item_id="b", type="like", value=2.0)))
+        write(4, scene.ends.ends[4], b"torn")
+        found = await anext(stream)
+        (one,) = found.interactions
+        assert (one.item_id, one.title, one.type, one.value, found.left_out) == ("b", "B", "like", 2.0, 3)
+        assert one.written_time.ToMilliseconds() == 5_000
+        assert (one.user_id == "ann") == (roles != {Role.OPERATOR})
+        scene.ends.failure = DependencyUnavailable("away")
+        with pytest.raises(DependencyUnavailable):
+            await anext(stream)
+        scene.ends.failure = None
+    assert re.fullmatch("[0-9a-f]{32}", one.user_id)

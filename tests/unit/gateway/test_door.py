@@ -167,6 +167,7 @@ def test_calls_of_operators_and_erasers_are_audited_with_their_outcome_and_other
         "ReplayDeadLetter",
         "ListExposures",
         "GetExposure",
+        "TailInteractions",
         "ListExperiments",
         "ChangeExperiment",
     }
@@ -181,6 +182,7 @@ def test_calls_of_operators_and_erasers_are_audited_with_their_outcome_and_other
         {"key": "support", "method": "GetUser", "status": "ABORTED", "peer": PEER},
         {"key": "support", "method": "ListExposures", "status": "ABORTED", "peer": PEER},
         {"key": "support", "method": "GetExposure", "status": "ABORTED", "peer": PEER},
+        {"key": "operator", "method": "TailInteractions", "status": "ABORTED", "peer": PEER},
         {"key": "operator", "method": "GetVersionSets", "status": "ABORTED", "peer": PEER},
         {"key": "operator", "method": "ChangeVersionSet", "status": "ABORTED", "peer": PEER},
         {"key": "operator", "method": "PutRules", "status": "ABORTED", "peer": PEER},
