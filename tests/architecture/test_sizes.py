@@ -26,6 +26,7 @@ OBJECTS = {
     "algorithms/indexes/mutable/index.py MutableIndex": "what one assignment swaps, and what a merge is at",
     "algorithms/ops/mol_scores/device.py DeviceScorer": "arrays on a card and their shapes",
     "algorithms/pefa/query_feedback.py QueryFeedback": "sums, votes and what is undone, under one order of clicks",
+    "client/freshet_client/testing.py FakeGateway": "all that one gateway remembers",
     "contracts/topic_reader.py TopicReader": "a consumer's place in several topics",
     "encoder/adapters/inference_server.py InferenceServerEncoder": "a model's shapes and limits",
     "encoder/consumer.py Consumer": "what is due when",
