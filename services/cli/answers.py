@@ -1,10 +1,11 @@
-"""Parts of requests and answers that several commands share: histories, rules, and an answer's provenance."""
+"""Histories, rules and an answer's provenance, which several commands share."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.cli.output import usage_error
+from services.cli.output import console, usage_error
 
 if TYPE_CHECKING:
     from freshet.v1 import common_pb2, gateway_pb2
@@ -41,7 +42,7 @@ def degradation_names(
     answer: "gateway_pb2.RecommendResponse | gateway_pb2.GatewayServiceSearchResponse "
     "| gateway_pb2.GatewayServiceSimilarResponse | gateway_pb2.GetFreshnessResponse",
 ) -> list[str]:
-    """Return the answer's degradations, in lower case and without the enum's prefix: `["stale_state"]`."""
+    """Return the answer's degradations in lower case without the enum's prefix: `["stale_state"]`."""
     from freshet.v1 import gateway_pb2
 
     return [gateway_pb2.Degradation.Name(value).removeprefix("DEGRADATION_").lower() for value in answer.degradations]
@@ -69,3 +70,11 @@ def index_freshness(freshness: "common_pb2.IndexFreshness") -> dict[str, Any]:
         "newest_recorded_time": newest.ToJsonString() if freshness.HasField("newest_recorded_time") else None,
         "lag_seconds": freshness.lag_seconds if freshness.HasField("lag_seconds") else None,
     }
+
+
+def print_warnings(facts: Mapping[str, Any]) -> None:
+    """Print an answer's warnings and degradations."""
+    for warning in facts["warnings"]:
+        console().print(warning, style="yellow")
+    if facts["degradations"]:
+        console().print(f"degraded: {', '.join(facts['degradations'])}", style="yellow")

@@ -1,4 +1,4 @@
-"""Calls of `freshet model` to gateways: their version sets, and whether they apply the newest record."""
+"""The calls of `freshet model` to gateways."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,8 +23,7 @@ def ask_gateways(gateways: Sequence[str]) -> dict[str, gateway_pb2.GetVersionSet
 def wait_for_gateways(
     gateways: Sequence[str], revision: int, is_done: Callable[[gateway_pb2.GetVersionSetsResponse], str], wait_s: float
 ) -> None:
-    """Wait until every gateway applies this revision or a later one, and `is_done` returns no problem for it.
-
+    """Wait until every gateway applies `revision` or a later one and `is_done` returns no problem for it.
     Raises: CommandError with the problems after `wait_s`.
     """
     until = time.monotonic() + wait_s
@@ -44,7 +43,9 @@ def wait_for_gateways(
 
 
 def problem_of(name: str) -> Callable[[gateway_pb2.GetVersionSetsResponse], str]:
-    """Return a function that names a gateway's problem: it lacks this set, or the set is not ready. No problem: ""."""
+    """Return a function that returns a gateway's problem with this set, or "". A set that is missing or not ready is a
+    problem.
+    """
 
     def complain(answer: gateway_pb2.GetVersionSetsResponse) -> str:
         found = next((one for one in answer.sets if one.set.name == name), None)

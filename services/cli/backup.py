@@ -1,9 +1,8 @@
 """A backup: a model's bundle, the refresher's checkpoints and the stream's positions as one checksummed set.
-
-A folder with `manifest.json` (written last), `bundle/` and `checkpoints/`. The manifest names every file with its size
-and SHA-256 and has a checksum of its own, so half a copy, a changed byte or files of two backups are rejected. A
-checkpoint is complete even while its refresher runs: position and content are one file. The set does not contain the
-log: Kafka's topics are the source of truth, and a restored checkpoint continues from its position in them.
+A set is a folder with `bundle/`, `checkpoints/` and `manifest.json`, which is written last. The manifest has every
+file's size and SHA-256 and its own checksum. Incomplete copies, changed bytes and files of two backups are therefore
+rejected. A checkpoint file has position and content, so it is complete even while its refresher runs. The set does not
+contain Kafka's log: a restored checkpoint continues from its position there.
 """
 
 import hashlib
@@ -28,14 +27,13 @@ FORMAT = 1
 
 
 class BackupError(ValueError):
-    """A set is incomplete, altered or of another format, or its parts do not belong together; the message says how."""
+    """A set is incomplete, altered or of another format, or its parts do not belong together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Positions:
     """The stream's positions. attributions: each checkpoint's offset, by partition.
-
-    interactions and epoch: Redis' values at the time of the backup; empty and None if Redis did not answer.
+    interactions, epoch: Redis' values at the time of the backup; empty and None if Redis did not answer.
     """
 
     attributions: Mapping[int, int]
@@ -80,11 +78,9 @@ def make_backup(
     epoch: str | None,
 ) -> Backup:
     """Copy `bundle` and its model's checkpoints into `folder`, which must not exist.
-
     `checkpoints` returns a partition's checkpoints, newest first; `partitions` are those of `attributions`.
-    `interactions` and `epoch` are Redis' present values (empty and None if it is unavailable). The set appears
-    atomically, by renaming; a failed copy leaves nothing.
-    Raises: BackupError for a folder that exists, a damaged bundle, or if all checkpoints of a partition are damaged.
+    interactions, epoch: see `Positions`. The folder is renamed into place, and a failed copy leaves nothing.
+    Raises: BackupError for an existing folder, a damaged bundle, or a partition whose checkpoints are all damaged.
     """
     if folder.exists():
         raise BackupError(f"{folder} exists already; name a folder that does not")
@@ -111,10 +107,7 @@ def make_backup(
 
 
 def read_backup(folder: Path) -> Backup:
-    """Open and verify a whole set: its manifest, every file, the bundle, each checkpoint, and that all agree.
-
-    Raises: BackupError naming the defect.
-    """
+    """Open and verify a set: manifest, files, bundle and checkpoints. Raises: BackupError naming the defect."""
     manifest = _read_manifest(folder)
     try:
         named, positions = _named_files(manifest["files"]), _positions(manifest["positions"])
@@ -151,7 +144,6 @@ def read_backup(folder: Path) -> Backup:
 
 
 def _named_files(raw: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
-    """Raises: ValueError or TypeError if a value is not a pair of size and checksum."""
     return {name: (_number(size), _text(digest)) for name, (size, digest) in raw.items()}
 
 
@@ -179,10 +171,9 @@ def _text(value: Any) -> str:
 def restore_backup(
     backup: Backup, *, bundle: Path, checkpoints: Path, ends: Mapping[int, int] | None, replace: bool = False
 ) -> list[str]:
-    """Put a verified set in place; return sentences about what was moved away.
-
-    `ends`: the present end of each partition of `attributions` (None: the log did not answer). Existing files are an
-    error, or with `replace` renamed to `<name>.before-<when>`, never deleted.
+    """Install a verified set; return sentences about data that was renamed.
+    `ends`: the present end of each partition of `attributions` (None: Kafka did not answer). With `replace` existing
+    data is renamed to `<name>.before-<when>`; otherwise it is an error.
     Raises: BackupError if the log ends before a checkpoint's position, or if files are in the way.
     """
     if ends is not None:
@@ -231,7 +222,7 @@ def _bundle_version(bundle: Path) -> str:
 def _newest_whole(
     load: Callable[[int], Iterable[StoredCheckpoint]], partitions: Collection[int]
 ) -> Iterator[tuple[int, tuple[bytes, int]]]:
-    """Yield each partition that has a checkpoint: its number, the newest complete checkpoint's file, and its offset."""
+    """Yield number, and the newest complete checkpoint's file and offset, of each partition that has one."""
     for number in sorted(partitions):
         problems = []
         for checkpoint in load(number):

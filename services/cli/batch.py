@@ -1,9 +1,7 @@
 """Send one request per user and write the answers to a Parquet table; an interrupted run can be continued.
-
-The gateway answers as if the user had asked: seen items, rules, votes and degradations are the same. All answers of a
-batch are from one model; the batch ends if the gateway answers from another one. The index may change during the batch,
-so each row names its index version. Each part of a thousand users is written to a file and renamed; at the end the
-parts are joined into the table. Calls are background work, a few at a time, and are repeated if the gateway is busy.
+The gateway treats each request like one of the user. All answers of a batch are from one model. The index may change,
+so each row names its index version. Calls are background work, a few at a time, and are repeated if the gateway is
+busy.
 """
 
 import hashlib
@@ -31,8 +29,8 @@ _BUSY_WAIT_S, _PATIENCE_S = 0.05, 60.0
 
 
 def read_users(path: Path, out: Path) -> list[str]:
-    """Return the distinct ids of the column `user_id`, in order of appearance. Raises: ValueError naming the defect,
-    also if the output `out` is this table or a folder.
+    """Return the distinct ids of the column `user_id`, in order of appearance.
+    Raises: ValueError naming the defect, also if `out` is this table or a folder.
     """
     if out.is_dir() or out.resolve() == path.resolve():
         raise ValueError(f"out={str(out)!r} allowed: a file, and another one than the table of users")
@@ -60,10 +58,10 @@ def run(
     timeout_s: float,
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
-    """Send `request`, which names no user, for every user; write `out`. progress: called with the number of users done.
-
-    Returns a summary. Raises: CommandError if `out` has the parts of another batch, if the model changed, or if the
-    gateway was busy for a minute; run the same command again to continue.
+    """Send `request`, which names no user, for every user; write `out`; return a summary.
+    `progress` gets the number of users done.
+    Raises: CommandError if `out` has the parts of another batch, if the model changed, or if the gateway was busy for a
+    minute. The same command continues.
     """
     asked = hashlib.sha256(request.SerializeToString(deterministic=True))
     for user in users:
@@ -84,8 +82,7 @@ def run(
 def _ask(
     client: "Client", user: str, request: "gateway_pb2.RecommendRequest", *, timeout_s: float
 ) -> "gateway_pb2.RecommendResponse":
-    """Return the answer for one user. A busy gateway answers with popular items; such an answer is asked for again.
-
+    """Return the answer for one user; repeat while the gateway is busy, which it also shows by answering popular items.
     Raises: FreshetError; CommandError if the gateway was busy for a minute.
     """
     from freshet.v1 import gateway_pb2

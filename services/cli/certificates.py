@@ -1,7 +1,6 @@
-"""A certificate authority for a small installation: one CA, and a certificate for each process and each operator.
-
-Every certificate names its process, `localhost`, the loopback addresses and the given hosts. The CA's key is needed
-only here; store it where no process runs. This module does not set who trusts the CA.
+"""A certificate authority (CA) with a certificate for each process and each operator.
+A certificate names its process, `localhost`, the loopback addresses and the given hosts. Only this module needs the
+CA's key; store it where no process runs.
 """
 
 import ipaddress
@@ -69,9 +68,8 @@ class Authority:
     def issue(
         self, name: str, hosts: Collection[str] = (), *, days: int = 365, now: datetime | None = None
     ) -> tuple[bytes, bytes]:
-        """Return a certificate and its key in PEM, for clients and, except the operator's, for servers.
-
-        It expires no later than the CA.
+        """Return a certificate and its key in PEM, which expire no later than the CA.
+        The certificate is for clients and, except the operator's, for servers.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -94,8 +92,7 @@ class Authority:
 
 def make_certificates(folder: Path, *, hosts: Collection[str] = (), days: int = 365, renew: bool = False) -> datetime:
     """Write the CA and all certificates into `folder`; return the earliest expiry.
-
-    renew: new certificates and keys under the existing CA, for the previous and the given hosts.
+    renew: make new certificates and keys under the existing CA, for the previous and the given hosts.
     Raises: CertificatesError if the folder has certificates and renew is not set, or if it has no CA to renew from.
     """
     there = [path for path in _files(folder) if path.exists()]

@@ -1,7 +1,5 @@
-"""The command line's connection to a process, mostly the gateway: blocking calls, with errors reported as sentences.
-
-It also parses option values: a freshness token as `epoch:partition:offset`, `key=value` context, and times.
-gRPC is imported only for a call. This module does not interpret answers.
+"""Blocking calls to a process, mostly the gateway, with errors as sentences; parsers of option values.
+gRPC is imported only for a call.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +25,7 @@ _FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
 @contextmanager
 def gateway(target: str, *, is_background: bool = False) -> "Iterator[Client]":
     """Yield a client of the gateway at `target` ("host:port"), with the API key of FRESHET_API_KEY.
-
-    A failure in the block becomes a `CommandError` with advice.
+    Failures in the block become a `CommandError` with advice.
     """
     from freshet_client import FreshetError
 
@@ -43,9 +40,15 @@ def gateway(target: str, *, is_background: bool = False) -> "Iterator[Client]":
         raise explain(error) from error
 
 
+def ask(target: str, method: str, request: "Message", timeout_ms: int) -> Any:
+    """Call one method of the gateway at `target`. Raises: CommandError with advice."""
+    with gateway(target) as client:
+        return client.call(method, request, timeout_s=timeout_ms / 1000)
+
+
 @contextmanager
 def candidates(target: str) -> Iterator["candidates_pb2_grpc.CandidatesServiceStub"]:
-    """Yield a stub of the candidates process at `target` ("host:port"); the channel closes after the block."""
+    """Yield a stub of the candidates process at `target` ("host:port")."""
     from freshet.v1 import candidates_pb2_grpc
 
     from services.platform.config import environment_tls
@@ -61,9 +64,8 @@ def candidates(target: str) -> Iterator["candidates_pb2_grpc.CandidatesServiceSt
 def call(
     method: Callable[..., Response], request: Any, *, target: str, timeout_s: float, process: str = "gateway"
 ) -> Response:
-    """Call `method(request)` of a process and translate a failed status into a `CommandError` with advice.
-
-    Calls to the gateway carry the API key of FRESHET_API_KEY, if set.
+    """Call `method(request)` of a process. Calls to the gateway carry the API key of FRESHET_API_KEY, if set.
+    Raises: CommandError with advice for a failed status.
     """
     import grpc
     from freshet_client.errors import of_call
@@ -79,7 +81,7 @@ def call(
 
 
 def explain(error: "FreshetError", process: str = "gateway") -> CommandError:
-    """Return one clear sentence, the next step and the exit status for a failed call of a process."""
+    """Return a sentence, the next step and the exit status for a failed call of a process."""
     import freshet_client as of
 
     message, at = error.message, f"the {process} at {error.target}"
@@ -120,7 +122,7 @@ def format_token(token: "common_pb2.FreshnessToken") -> str:
 
 
 def parse_token(text: str) -> "common_pb2.FreshnessToken":
-    """Read `epoch:partition:offset`. Raises CommandError (usage) for anything else."""
+    """Read `epoch:partition:offset`. Raises: CommandError (usage)."""
     from freshet.v1 import common_pb2
     from freshet_client import FreshnessToken, InvalidArgument
 
@@ -133,7 +135,7 @@ def parse_token(text: str) -> "common_pb2.FreshnessToken":
 
 
 def parse_context(pairs: Sequence[str]) -> dict[str, str]:
-    """`["device=tv"]` -> `{"device": "tv"}`. Raises CommandError (usage) for a pair without `=`."""
+    """`["device=tv"]` -> `{"device": "tv"}`. Raises: CommandError (usage) for a pair without `=`."""
     context: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -144,7 +146,7 @@ def parse_context(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def parse_time_ns(option: str, text: str) -> int:
-    """Return unix nanoseconds of an ISO 8601 moment (UTC by default) or of unix seconds, given as --option."""
+    """Return unix nanoseconds of an ISO 8601 time (UTC by default) or of unix seconds, given as --option."""
     seconds = Decimal("nan")
     with suppress(ValueError):
         moment = datetime.fromisoformat(text)
@@ -163,33 +165,8 @@ def split_ids(text: str) -> list[str]:
     return [part for part in (piece.strip() for piece in text.split(",")) if part]
 
 
-def filter_of(
-    allow_items: str,
-    deny_items: str,
-    allow_categories: str,
-    deny_categories: str,
-    where: Sequence[str],
-    *,
-    exclude_seen: bool = False,
-) -> "common_pb2.Filter":
-    """Return the filter of the options; lists are comma-separated, and `where` has texts for `parse_condition`."""
-    from freshet.v1 import common_pb2
-
-    from services.contracts.attributes import condition_message
-    from services.contracts.conditions import parse_condition
-
-    return common_pb2.Filter(
-        exclude_seen=exclude_seen,
-        allow_item_ids=split_ids(allow_items),
-        deny_item_ids=split_ids(deny_items),
-        allow_categories=split_ids(allow_categories),
-        deny_categories=split_ids(deny_categories),
-        where=[condition_message(*_parsed(parse_condition, text)) for text in where],
-    )
-
-
 def put_attribute(item: "events_pb2.Item", name: str, value: object) -> None:
-    """Write an attribute into an item: a number, an ISO date or time, or a string. Raises CommandError (usage)."""
+    """Write an attribute into an item: a number, an ISO date or time, or a string. Raises: CommandError (usage)."""
     from services.contracts.attributes import set_value
     from services.contracts.conditions import parse_value
 
@@ -197,11 +174,12 @@ def put_attribute(item: "events_pb2.Item", name: str, value: object) -> None:
         allowed = "a number, a date as 2026-01-01, or a string"
         raise usage_error(f"attributes[{name!r}]={value!r:.80} allowed: {allowed}")
     # By way of text, because float() of an int beyond the range of a float raises OverflowError; a text becomes inf.
-    parsed = _parsed(parse_value, value) if isinstance(value, str) else float(str(value))
-    set_value(item.attributes[name], parsed)
+    read = parsed(parse_value, value) if isinstance(value, str) else float(str(value))
+    set_value(item.attributes[name], read)
 
 
-def _parsed(parse: Callable[[str], Response], text: str) -> Response:
+def parsed(parse: Callable[[str], Response], text: str) -> Response:
+    """Return `parse(text)`. Raises: CommandError (usage) if it refuses the text."""
     from services.platform.errors import InvalidRequest
 
     try:
@@ -217,7 +195,7 @@ def check_k(k: int, most: str = "1000") -> None:
 
 
 def plain(message: "Message", *, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the message's fields by name, whole numbers as such, nested messages as dictionaries, for `--json`."""
+    """Return the message's fields by name, nested messages as dictionaries, for `--json`."""
 
     def value_of(value: Any) -> Any:
         return plain(value) if hasattr(value, "DESCRIPTOR") else value
@@ -231,7 +209,7 @@ def plain(message: "Message", *, without: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def read_titles(bundle: Path) -> dict[str, str]:
-    """Return item id -> title of every item that has one; empty if `bundle` cannot be read: titles are optional."""
+    """Return item id -> title, for items with one; empty if `bundle` cannot be read."""
     from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 
     try:

@@ -1,10 +1,12 @@
-"""Options that commands share, so that each has one name, one environment variable and one help text.
-
+"""Options that commands share, each with one name, one environment variable and one help text.
 This module does not import services/stack, because that would make `freshet --help` slow.
 """
 
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,7 +21,6 @@ State = Annotated[
         "--state", envvar="FRESHET_STATE", help="The stack's state folder: its bundle, its data and its logs."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 BundlePath = Annotated[Path, typer.Option("--bundle", envvar="FRESHET_BUNDLE", help="The model bundle.")]
 StackBundle = Annotated[Path | None, typer.Option("--bundle", envvar="FRESHET_BUNDLE", help="Bundle [the stack's].")]
 WithConsole = Annotated[bool, typer.Option("--console/--no-console", help="Start the console, too.")]
@@ -42,15 +43,27 @@ Data = Annotated[
     typer.Option(help="auto, a MovieLens name, simulator, or a path: a CSV or Parquet table, or an archive's folder."),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Equal seeds train equal models.")]
-AllowItems = Annotated[str, typer.Option(help="Only these item ids.")]
-DenyItems = Annotated[str, typer.Option(help="Never these item ids.")]
-AllowCategories = Annotated[str, typer.Option(help="Only items with one of these categories.")]
-Where = Annotated[
-    list[str] | None,
-    typer.Option(help="A condition on an attribute, e.g. 'price<=20' or 'language in en,de'. May be repeated."),
-]
-DenyCategories = Annotated[str, typer.Option(help="No item with one of these categories.")]
 AsOf = Annotated[
     str, typer.Option(help="Answer as of this moment, for replays (operators): ISO 8601 or unix seconds. Default: now.")
 ]
 Context = Annotated[list[str] | None, typer.Option(help="key=value; may be repeated.")]
+
+
+def with_options(
+    command: Callable[..., Any], call: Callable[..., Any], options: Mapping[str, tuple[Any, Any]], *, without: str = ""
+) -> Callable[..., Any]:
+    """Return `call` with the name, help and parameters of `command`, except `without`, and further options.
+
+    options: annotation and default by name.
+    """
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    own = [one for name, one in inspect.signature(command).parameters.items() if name != without]
+    for name, (annotation, default) in options.items():
+        own.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+    wrapped.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {one.name: one.annotation for one in own}
+    return wrapped

@@ -1,7 +1,6 @@
 """The output of commands: exit statuses, errors in one sentence, tables or JSON.
-
-Every command raises `CommandError` for a failure; `reports_errors` turns it into a sentence with the next step on
-stderr (or one JSON object on stdout with `--json`) and the exit status. This module does not use gRPC.
+A command raises `CommandError` for a failure. `reports_errors` prints it and sets the exit status. This module does not
+import gRPC.
 """
 
 import functools
@@ -12,18 +11,19 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from services.cli.options import with_options
+
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
     from rich.table import Table
 
-P = ParamSpec("P")
-R = TypeVar("R")
 _options: ContextVar[frozenset[str]] = ContextVar("options of the command that runs", default=frozenset())
+_json: ContextVar[bool] = ContextVar("whether the command that runs has --json", default=False)
+_AS_JSON = (Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")], False)
 # Control characters except line feed and tab, and the marks that change the direction of text.
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -62,7 +62,7 @@ def if_option(name: str, advice: str) -> str:
 def sentences(
     *failures: type[Exception], bad_bundle: str = "`freshet train` makes a bundle", no_memory: str = ""
 ) -> Iterator[None]:
-    """Turn Freshet's own exceptions about data, settings, bundles and dependencies into a `CommandError`.
+    """Turn Freshet's own exceptions about data, settings, bundles, the stack and dependencies into a `CommandError`.
 
     `failures`: further exceptions whose message is the sentence. Other exceptions are bugs and are not caught.
     """
@@ -80,8 +80,11 @@ def _sentence(
 ) -> CommandError | None:
     from services.algorithms.bundles.model_manifest import BundleError
     from services.platform.errors import DependencyUnavailable, FreshetError
+    from services.stack.errors import StackError
 
     match error:
+        case StackError():
+            return CommandError(f"{error.part}: {error.problem}", advice=error.advice)
         case DependencyUnavailable():
             return CommandError(str(error), advice="`freshet up` starts the stack", status=ExitStatus.UNAVAILABLE)
         case BundleError():
@@ -109,8 +112,14 @@ def console(*, stderr: bool = False) -> "Console":
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
+    from rich.text import Text
 
     class Literal(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            # The terminal wraps text; rich wraps only tables.
+            options.setdefault("soft_wrap", all(isinstance(one, str | Text) for one in objects))
+            super().print(*objects, **options)
+
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
             for text, style, control in super().render(renderable, options):
                 yield Segment(text if control else printable(text), style, control)
@@ -128,12 +137,36 @@ def table(*columns: str, right: Collection[str] = (), **style: Any) -> "Table":
     return made
 
 
-def progress_bar(*, as_json: bool) -> "Progress":
-    """Return a bar with description, count and remaining time; it is on stderr if stdout has JSON."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+@contextmanager
+def progress() -> Iterator[Callable[..., None]]:
+    """Yield `update(what, done, total, note="")`, which moves the bar of `what`; bars are on stderr under --json."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console(stderr=as_json), refresh_per_second=2)
+    with Progress(*columns, console=console(stderr=is_json()), refresh_per_second=2) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def update(what: str, done: int, total: int | None, note: str = "") -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total, description=what + note)
+
+        yield update
+
+
+def is_json() -> bool:
+    """Whether the running command has --json."""
+    return _json.get()
+
+
+def answer(value: Any, shown: str | Callable[[], object]) -> None:
+    """Print a command's result: `value` under --json, else the text `shown`, or what `shown()` prints."""
+    if is_json():
+        emit_json(value)
+    elif callable(shown):
+        shown()
+    else:
+        typer.echo(shown)
 
 
 def emit_json(value: Any) -> None:
@@ -143,7 +176,7 @@ def emit_json(value: Any) -> None:
 
 
 def report(error: CommandError, *, as_json: bool) -> None:
-    """Print what went wrong, and what to do, in the requested form."""
+    """Print an error and its advice: as JSON on stdout, or as text on stderr."""
     if as_json:
         emit_json({"error": error.message, "advice": error.advice, "exit_status": int(error.status)})
         return
@@ -151,24 +184,29 @@ def report(error: CommandError, *, as_json: bool) -> None:
     sys.stderr.write(printable(f"error: {error.message}\n{advice}"))
 
 
-def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a typer command: `CommandError` and Ctrl-C become a message and an exit status, never a traceback.
+def json_command(command: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a typer command as `reports_errors` does, and give it the option --json."""
+    return with_options(command, reports_errors(command), {"as_json": _AS_JSON})
 
-    Errors about a file or folder that cannot be read or written, and about arguments that are not UTF-8, do so too.
-    Other exceptions are bugs and keep their traceback. The command's `as_json` option chooses the form. Logs go to
-    stderr, because stdout has the command's result.
+
+def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a typer command: `CommandError` and Ctrl-C become a message and an exit status instead of a traceback.
+
+    Errors about files that cannot be read or written, and about arguments that are not UTF-8, do so too. Other
+    exceptions are bugs and keep their traceback. Logs go to stderr, because stdout has the command's result.
     """
 
     @functools.wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapped(*args: Any, as_json: bool = False, **kwargs: Any) -> None:
         _log_to_stderr()
         _options.set(frozenset(kwargs))
+        _json.set(as_json)
         try:
-            return command(*args, **kwargs)
+            command(*args, **kwargs)
         except (CommandError, OSError, UnicodeEncodeError) as error:
             if (failure := _command_error(error)) is None:
                 raise
-            report(failure, as_json=bool(kwargs.get("as_json", False)))
+            report(failure, as_json=as_json)
             raise typer.Exit(int(failure.status)) from error
         except KeyboardInterrupt as interrupt:
             sys.stderr.write("interrupted\n")

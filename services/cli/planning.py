@@ -1,9 +1,6 @@
-"""The arithmetic of `freshet plan`: estimate processes, cores, memory, partitions, shards and bytes a second.
-
-The input is users, items and rates; the unit costs were measured once. docs/operate/scale.md says which parts were
-measured, how far predictions were off, and what is extrapolated. The processor times are those of
-docs/benchmarks/path.md; all other costs are those of docs/benchmarks/scale.md.
-
+"""The arithmetic of `freshet plan`: processes, cores, memory, partitions, shards and bytes a second.
+The unit costs were measured once: processor times in docs/benchmarks/path.md, the others in docs/benchmarks/scale.md.
+docs/operate/scale.md has the errors of the predictions.
 Letters: X items in all, n shards of candidates, U users, E events a second, R recommendations a second.
 """
 
@@ -172,7 +169,7 @@ def _gateway(asked: Asked, shards: int) -> Need:
 
 
 def _candidates(asked: Asked, shards: int, search_ms: float) -> Need:
-    """Return the need of all shards' replicas. beside_ms: what a Recommend costs besides its search, as measured."""
+    """Return the need of all shards' replicas."""
     beside_ms = max(0.0, RECOMMEND_MS["candidates"] - _search_ms(PATH_ITEMS))
     follows = asked.events_per_s * EVENT_MS["candidates"] / 1000
     busy = asked.recommend_per_s * (search_ms + beside_ms) / 1000
@@ -189,7 +186,6 @@ def _candidates(asked: Asked, shards: int, search_ms: float) -> Need:
 
 def _reranker(asked: Asked) -> Need:
     """Return the need of two rerankers, for the stream alone: only Search, and Recommend with rules, call them.
-
     The memory is an upper bound, because a reranker has no codes.
     """
     follows = asked.events_per_s * EVENT_MS["reranker"] / 1000
@@ -255,7 +251,7 @@ def _network(asked: Asked, shards: int, scoring: int) -> dict[str, float]:
 
 
 def _growth(asked: Asked) -> dict[str, float]:
-    """Return the GiB per day by which Kafka's disks (all copies, no retention) and the refreshers' ledgers grow."""
+    """Return GiB per day of Kafka's disks (all copies, no retention) and of the refreshers' ledgers."""
     size, day = RECORD_BYTES, 86_400
     bytes_per_s = (
         asked.events_per_s * (size["interaction"] + size["attribution"]) + asked.recommend_per_s * size["exposure"]

@@ -1,5 +1,4 @@
-"""Write a Parquet table of answers in parts, so that an interrupted command can continue when it is run again.
-
+"""A Parquet table of answers in parts, so that an interrupted command can continue.
 A part is written under another name and renamed. At the end the parts are joined into the table and deleted.
 """
 

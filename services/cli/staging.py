@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from services.cli import options
-from services.cli.output import CommandError, console, sentences
+from services.cli.output import CommandError, console, is_json, sentences
 
 if TYPE_CHECKING:
     from services.contracts.operation_record import Control
@@ -26,11 +26,9 @@ def stage_bundle(
     state: Path = options.DEFAULT_STATE,
     gateways: str = "",
     wait_s: float = 120,
-    as_json: bool = False,
 ) -> "VersionSets":
     """Do the work of `freshet model stage`; return the sets afterwards.
-
-    addresses: the fields of `VersionSet` with the addresses of its processes, if they run already.
+    addresses: the address fields of `VersionSet`, if the set's processes run already.
     """
     from services.cli.asked_gateways import problem_of, wait_for_gateways
     from services.contracts.operation_record import NotKnown
@@ -58,12 +56,12 @@ def stage_bundle(
         own: Stack | None = None
         if not any(given):
             try:
-                with showing(None if as_json else console(stderr=True)) as say:
+                with showing(None if is_json() else console(stderr=True)) as say:
                     own = new_set(main, name, bundle, text, say)
                     own.up(set_parts(own), timeout_s=wait_s)
-            except StackError as exc:
+            except StackError:
                 remove_set(main, name)
-                raise CommandError(f"{exc.part}: {exc.problem}", advice=exc.advice) from exc
+                raise
             new = _with_addresses(new, own)
         try:
             after = control.write(before.staged(new), f"stage {name}")
@@ -125,7 +123,7 @@ def gateways_of(named: str, main: "Stack") -> list[str]:
 
 
 def _serving_now(bundle: Path) -> "VersionSet":
-    """Return the set of the serving bundle, for a stack without any set yet."""
+    """Return the set of the serving bundle, for a stack without any set."""
     from services.algorithms.bundles.model_bundle import load_bundle
     from services.contracts.version_sets import VersionSet
 
@@ -135,7 +133,6 @@ def _serving_now(bundle: Path) -> "VersionSet":
 
 def _checked(bundle: Path, serving: Path) -> str:
     """Return the model version of a bundle that may replace the serving one.
-
     Raises: BundleError if shapes or checksums disagree; CommandError if the bundle has less than half of the serving
     model's items, or another max_history or event schema.
     """

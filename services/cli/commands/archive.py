@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from services.cli import options
-from services.cli.output import console, emit_json, progress_bar, reports_errors, sentences, usage_error
+from services.cli.output import answer, json_command, progress, sentences, usage_error
 
 _DAY_MS = 24 * 3600 * 1000
 
 
-@reports_errors
+@json_command
 def archive(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The archive's folder; created if it does not exist.")],
     *,
@@ -26,17 +26,13 @@ def archive(
     check: Annotated[bool, typer.Option("--check", help="Only compare every file with its checksum.")] = False,
     kafka: options.Kafka = "",
     state: options.State = options.DEFAULT_STATE,
-    as_json: options.AsJson = False,
 ) -> None:
     """Copy `interactions` and `exposures` into Parquet files; each run continues where the archive ends.
 
-    Each record is stored whole, with its position, time and headers, and with columns for training. Records of users
-    who were forgotten since the last run are removed from the archive. The command refuses, and changes nothing, if a
-    file was altered, if the topic is not the archive's log, or if retention removed records before they were archived.
-    After an interruption run it again. `freshet train --data DIR` and `freshet backfill-attributions --archive DIR`
-    read the archive, so the topic's retention may be finite.
-
-    Example:  freshet archive archives/interactions
+    A record is stored whole, with position, time, headers, and columns for training. Records of users who were
+    forgotten since the last run are removed. The command fails and changes nothing if a file was altered, if the topic
+    is not the archive's log, or if retention removed records before they were archived. After an interruption run it
+    again. `freshet train --data DIR` and `freshet backfill-attributions --archive DIR` read the archive.
 
     Example:  freshet archive archives/interactions --older-than 7
 
@@ -52,29 +48,19 @@ def archive(
     before_ms = None if before is None else int(before.replace(tzinfo=UTC).timestamp() * 1000)
     if older_than is not None:
         before_ms = int(time.time() * 1000 - older_than * _DAY_MS)
-    with sentences(), progress_bar(as_json=as_json) as bar:
-        task = bar.add_task("reading", total=None)
+    with sentences(), progress() as update:
         if check:
-            whole = open_whole(folder, lambda what, done, total: bar.update(task, completed=done, total=total))
+            whole = open_whole(folder, update)
             report = {"files": len(whole.files), "records": sum(file.records for file in whole.files)}
         else:
             settings = EncoderSettings(kafka_bootstrap=kafka or Stack(state).kafka_bootstrap)
-            report = asdict(
-                run_archive(
-                    settings,
-                    folder,
-                    before_ms=before_ms,
-                    progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
-                )
-            )
-    if as_json:
-        emit_json(report)
-    elif check:
-        typer.echo(f"{folder} is whole: {report['records']:,} records in {report['files']:,} files")
-    else:
-        console().print(
-            f"{report['copied']:,} records copied, {report['forgotten']:,} of forgotten users left out or taken out. "
-            f"{folder} holds {report['records']:,} in {report['files']:,} files, {report['bytes'] / 1e6:,.1f} MB; "
-            f"{report['exposures']:,} exposures copied",
-            soft_wrap=True,
-        )
+            report = asdict(run_archive(settings, folder, before_ms=before_ms, progress=update))
+    if check:
+        answer(report, f"{folder} is whole: {report['records']:,} records in {report['files']:,} files")
+        return
+    answer(
+        report,
+        f"{report['copied']:,} records copied, {report['forgotten']:,} of forgotten users left out or taken out. "
+        f"{folder} holds {report['records']:,} in {report['files']:,} files, {report['bytes'] / 1e6:,.1f} MB; "
+        f"{report['exposures']:,} exposures copied",
+    )

@@ -1,19 +1,17 @@
-"""`freshet backfill-attributions`: write attributions for all past interactions, while the live system runs.
-
-The attributions are another model's, or, with `--rekey`, those of the live model under another pseudonym key.
-"""
+"""`freshet backfill-attributions`: write attributions for all past interactions, while the live system runs."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from services.cli import options
-from services.cli.output import emit_json, progress_bar, reports_errors, sentences, usage_error
+from services.cli.output import answer, json_command, progress, sentences, usage_error
 
 
-@reports_errors
+@json_command
 def backfill_attributions(
     *,
     bundle: Annotated[Path | None, typer.Option(help="The new model's bundle; with --rekey [the stack's].")] = None,
@@ -21,21 +19,18 @@ def backfill_attributions(
     state: options.State = options.DEFAULT_STATE,
     archive: options.Archive = None,
     on: options.On = None,
-    as_json: options.AsJson = False,
 ) -> None:
     """Write another model's attributions for all interactions so far. The model then starts with all past feedback.
 
-    Only Kafka has to run; the model runs inside this command. Run it again shortly before you switch models: it adds
-    newer interactions. Undone and forgotten interactions are left out. With `--archive` it first reads the archive, for
-    interactions that retention removed, then the topic.
+    Only Kafka has to run. Run the command again shortly before you switch models, for newer interactions. Undone and
+    forgotten interactions are left out. With `--archive` it first reads the archive, for interactions that retention
+    removed.
 
     With `--rekey` it writes attributions and search clicks of a live model again, under the pseudonyms of
-    FRESHET_PSEUDONYM_KEY. First give the encoder the new key, and the old one in FRESHET_PSEUDONYM_KEYS_BEFORE. Only
-    the pseudonyms change: the refreshers' sums and memory and the effect of clicks stay the same. You may drop the old
-    key when refreshers and generators have read the new records. Interactions that retention removed are renamed with
-    `--archive`; otherwise a forget finds them only while the old key is configured. Run it for each live model.
-
-    Example:  freshet backfill-attributions --bundle .freshet/bundles/next
+    FRESHET_PSEUDONYM_KEY. First give the encoder the new key, and the old one in FRESHET_PSEUDONYM_KEYS_BEFORE. Sums,
+    memory and the effect of clicks stay the same. Drop the old key when refreshers and generators have read the new
+    records. Interactions that retention removed need `--archive`; otherwise a forget finds them only with the old key.
+    Run it for each live model.
 
     Example:  freshet backfill-attributions --bundle .freshet/bundles/next --archive archives/interactions
 
@@ -52,22 +47,15 @@ def backfill_attributions(
     from services.stack import Stack
 
     stack = Stack(state)
-    with sentences(), progress_bar(as_json=as_json) as bar:
+    with sentences(), progress() as update:
         settings = EncoderSettings(bundle=bundle or stack.bundle, kafka_bootstrap=stack.kafka_bootstrap)
-        task = bar.add_task("interactions" if on is None else "partitions", total=None)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
         if on is None:
-            report = run_reattribution(settings, progress, rekeys=rekey, archive=archive)
+            report = run_reattribution(settings, partial(update, "interactions"), rekeys=rekey, archive=archive)
         else:
-            report = run_reattribution_on(on, settings, progress, archive=archive)
-    if as_json:
-        emit_json(asdict(report))
-        return
+            report = run_reattribution_on(on, settings, partial(update, "partitions"), archive=archive)
     under, before = (" under the present key", "written under it before") if rekey else ("", "attributed before")
-    typer.echo(
+    answer(
+        asdict(report),
         f"{report.attributions:,} attributions of model {report.model_version} from {report.records:,} interactions"
-        f"{under} ({report.skipped:,} of them were {before})"
+        f"{under} ({report.skipped:,} of them were {before})",
     )

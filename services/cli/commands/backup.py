@@ -1,7 +1,4 @@
-"""`freshet backup DIR` and `freshet restore DIR`: bundle, refresher checkpoints and positions as one set.
-
-This module only connects the local stack's folders, Redis and Kafka with services/cli/backup.py.
-"""
+"""`freshet backup DIR` and `freshet restore DIR`: bundle, refresher checkpoints and positions as one set."""
 
 import asyncio
 from collections.abc import Mapping
@@ -11,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli import options
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli.output import CommandError, ExitStatus, answer, console, json_command
 
 if TYPE_CHECKING:
     from services.cli.backup import Backup
@@ -26,20 +23,18 @@ _Checkpoints = Annotated[
 ]
 
 
-@reports_errors
+@json_command
 def backup(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that does not exist yet.")],
     *,
     state: options.State = options.DEFAULT_STATE,
     bundle: options.StackBundle = None,
     checkpoints: _Checkpoints = None,
-    as_json: options.AsJson = False,
 ) -> None:
     """Copy the bundle, checkpoints and stream positions into one checksummed folder, while everything runs.
 
-    The folder holds the model bundle, each partition's newest complete checkpoint (sums, memory and position in one
-    file) and the stream's positions. It does not hold the log: back that up with Kafka's tools. A restored folder
-    continues from its positions in the log.
+    The folder has each partition's newest complete checkpoint. It does not have Kafka's log: back that up with Kafka's
+    tools. A restored folder continues from its positions in the log.
 
     Example:  freshet backup backups/monday
     """
@@ -80,10 +75,10 @@ def backup(
         notes.append("Kafka did not answer: the set holds none of the checkpoints in its topic")
     if not made.positions.attributions:
         notes.append("there is no checkpoint of this model: the set holds the bundle alone")
-    _show(made, notes, as_json=as_json, done="backed up")
+    _show(made, notes, done="backed up")
 
 
-@reports_errors
+@json_command
 def restore(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `freshet backup` wrote.")],
     *,
@@ -92,13 +87,11 @@ def restore(
     checkpoints: _Checkpoints = None,
     replace: Annotated[bool, typer.Option("--replace", help="Rename existing data instead of refusing.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Only verify the backup.")] = False,
-    as_json: options.AsJson = False,
 ) -> None:
     """Verify a backup and install it; the refreshers then continue from its positions.
 
-    The command refuses, and says why, if a file is missing, added or altered, if a bundle or checkpoint is of another
-    model or moment, if Kafka answers and its log ends before a checkpoint's position, or while the stack's processes
-    run.
+    The command fails, and says why, if a file is missing, added or altered, if a part is of another model or moment, if
+    Kafka's log ends before a checkpoint's position, or while the stack's processes run.
 
     Example:  freshet down && freshet restore backups/monday && freshet up
 
@@ -133,7 +126,7 @@ def restore(
             )
     except BackupError as error:
         raise CommandError(str(error)) from error
-    _show(found, notes, as_json=as_json, done="whole" if check else "restored")
+    _show(found, notes, done="whole" if check else "restored")
 
 
 def _applied(stack: "Stack") -> tuple[str | None, Mapping[int, int]]:
@@ -178,13 +171,13 @@ def _log_ends(stack: "Stack") -> Mapping[int, int] | None:
         consumer.close(autocommit=False)
 
 
-def _show(found: "Backup", notes: list[str], *, as_json: bool, done: str) -> None:
-    if as_json:
-        emit_json(found.describe() | {"notes": notes})
-        return
-    out = console()
-    positions = ", ".join(f"{number}:{offset}" for number, offset in sorted(found.positions.attributions.items()))
-    out.print(f"{done}: {found.folder}, model {found.model_version}, {found.nbytes / 1e6:,.1f} MB", soft_wrap=True)
-    out.print(f"attributions folded (partition:offset): {positions or 'none'}", style="dim", soft_wrap=True)
-    for note in notes:
-        out.print(note, style="yellow", soft_wrap=True)
+def _show(found: "Backup", notes: list[str], *, done: str) -> None:
+    def shown() -> None:
+        out = console()
+        positions = ", ".join(f"{number}:{offset}" for number, offset in sorted(found.positions.attributions.items()))
+        out.print(f"{done}: {found.folder}, model {found.model_version}, {found.nbytes / 1e6:,.1f} MB")
+        out.print(f"attributions folded (partition:offset): {positions or 'none'}", style="dim")
+        for note in notes:
+            out.print(note, style="yellow")
+
+    answer(found.describe() | {"notes": notes}, shown)

@@ -1,15 +1,14 @@
-"""`freshet certs`: the certificates of a small installation, and the variables that name them."""
+"""`freshet certs`: certificates, and the variables that name them."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from services.cli import options
-from services.cli.output import emit_json, reports_errors, usage_error
+from services.cli.output import answer, json_command, usage_error
 
 
-@reports_errors
+@json_command
 def certs(
     *,
     out: Annotated[Path, typer.Option(help="The folder for certificates and keys.")],
@@ -18,12 +17,11 @@ def certs(
     ] = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of a certificate in days.")] = 365,
     renew: Annotated[bool, typer.Option("--renew", help="New certificates and keys of the existing CA.")] = False,
-    as_json: options.AsJson = False,
 ) -> None:
     """Make a CA and a certificate for each process, Kafka, Redis, the inference server and an operator.
 
     Each certificate names its process, localhost, the loopback addresses and your hosts. Only you can read the keys. To
-    rotate, use --renew and restart the processes one by one: old and new certificates have the same CA, so both are
+    rotate, use --renew and restart the processes one by one: the CA stays the same, so old and new certificates are
     trusted. For a new CA use a new folder.
 
     Example:  freshet certs --out .freshet/certs --host 10.0.0.7
@@ -50,11 +48,7 @@ def certs(
         }
         for name in NAMES
     }
-    if as_json:
-        emit_json({"good_until": ends.isoformat(), "variables": variables})
-        return
-    typer.echo(f"{len(variables)} certificates, good until {ends:%Y-%m-%d}. Keep ca.key where no process runs.")
+    lines = [f"{len(variables)} certificates, good until {ends:%Y-%m-%d}. Keep ca.key where no process runs."]
     for name, values in variables.items():
-        typer.echo(f"\n# {name}")
-        for variable, value in values.items():
-            typer.echo(f"{variable}={value}")
+        lines += ["", f"# {name}", *(f"{variable}={value}" for variable, value in values.items())]
+    answer({"good_until": ends.isoformat(), "variables": variables}, "\n".join(lines))

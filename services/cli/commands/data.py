@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli import options
-from services.cli.output import ExitStatus, console, emit_json, reports_errors, sentences, usage_error
-from services.cli.own_table import reads_a_table
+from services.cli.option_groups import reads_a_table
+from services.cli.output import ExitStatus, answer, console, json_command, sentences, usage_error
 
 if TYPE_CHECKING:
     from services.offline.datasets import TableOptions
@@ -24,7 +23,7 @@ def data() -> None:
 
 
 @app.command("validate")
-@reports_errors
+@json_command
 @reads_a_table
 def validate(
     path: Annotated[Path, typer.Argument(help="A CSV or Parquet table, or a MovieLens folder or zip.")],
@@ -33,12 +32,10 @@ def validate(
     events: Annotated[
         Path | None, typer.Option(help="The YAML file that training will be given; default: as `freshet train`.")
     ] = None,
-    as_json: options.AsJson = False,
 ) -> None:
     """Check a table for duplicates, unsorted times, ids out of range and unknown types, and say what to do.
 
-    `freshet train` and `freshet import` read a table in the same way, with the same findings. The exit status is 1 if a
-    finding makes the table unusable.
+    `freshet train` and `freshet import` have the same findings. The exit status is 1 if the table is unusable.
 
     Example:  freshet data validate ratings.csv
     """
@@ -53,17 +50,18 @@ def validate(
     errors = sum(finding.severity == "error" for finding in reading.findings)
     used = None if errors or reading.interactions is None else reading.interactions.encoded(schema)
     account = reading.account(used)
-    if as_json:
-        findings = [asdict(finding) for finding in reading.findings]
-        report = {"path": str(path), "read_as": reading.read_as, "errors": errors}
-        emit_json(report | {"findings": findings, "rows": account})
-    else:
+
+    def shown() -> None:
         out = console()
         if reading.read_as:
             out.print(reading.read_as)
         for finding in reading.findings:
-            out.print(finding.text, style=_STYLES[finding.severity], markup=False)
-        typer.echo(f"{len(reading.findings)} found, {errors} of them errors" if reading.findings else "nothing found")
-        typer.echo(account_text(account))
+            out.print(finding.text, style=_STYLES[finding.severity])
+        out.print(f"{len(reading.findings)} found, {errors} of them errors" if reading.findings else "nothing found")
+        out.print(account_text(account))
+
+    findings = [asdict(finding) for finding in reading.findings]
+    report = {"path": str(path), "read_as": reading.read_as, "errors": errors, "findings": findings, "rows": account}
+    answer(report, shown)
     if errors:
         raise typer.Exit(int(ExitStatus.FAILED))

@@ -1,7 +1,4 @@
-"""`freshet dead-letters list | show | replay | forget`: dead letters, their reasons, and replay onto their topic.
-
-services/contracts/dead_letters.py defines dead letters and the records of a replay.
-"""
+"""`freshet dead-letters list | show | replay | forget`: dead letters, their reasons, and their replay."""
 
 import base64
 import sys
@@ -13,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import options
-from services.cli.output import CommandError, console, emit_json, reports_errors, sentences, table, usage_error
+from services.cli.output import CommandError, answer, console, is_json, json_command, sentences, table, usage_error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,44 +25,41 @@ _SHOWN = 20
 
 
 @app.command("list")
-@reports_errors
+@json_command
 def list_letters(
     *,
     topic: _Topic = "",
     limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = _SHOWN,
     state: options.State = options.DEFAULT_STATE,
     kafka: options.Kafka = "",
-    as_json: options.AsJson = False,
 ) -> None:
-    """List dead letters: the record's position, its time, the reason, and whether it was replayed.
+    """List dead letters: position, time, reason, and whether the record was replayed.
 
     Example:  freshet dead-letters list --topic interactions
-
-    Example:  freshet dead-letters list --limit 1000 --json
     """
     with _opened(state, kafka) as opened:
         letters = opened.letters(_topics(topic))
-    shown = letters[-limit:]
-    if as_json:
-        emit_json({"total": len(letters), "dead_letters": [_facts(letter) for letter in shown]})
-        return
-    found = table("record", "time", "reason", "replayed to")
-    for letter in shown:
-        to = letter.replayed_to
-        found.add_row(letter.name, _time(letter), letter.reason, "" if to is None else f"{to.partition}:{to.offset}")
-    out = console()
-    out.print(found)
-    out.print(f"{len(shown):,} of {len(letters):,} dead letters", style="dim")
+    newest = letters[-limit:]
+
+    def shown() -> None:
+        found = table("record", "time", "reason", "replayed to")
+        for letter in newest:
+            to = letter.replayed_to
+            replayed = "" if to is None else f"{to.partition}:{to.offset}"
+            found.add_row(letter.name, _time(letter), letter.reason, replayed)
+        console().print(found)
+        console().print(f"{len(newest):,} of {len(letters):,} dead letters", style="dim")
+
+    answer({"total": len(letters), "dead_letters": [_facts(letter) for letter in newest]}, shown)
 
 
 @app.command()
-@reports_errors
+@json_command
 def show(
     record: Annotated[str, typer.Argument(help="topic:partition:offset, as `list` prints it.")],
     *,
     state: options.State = options.DEFAULT_STATE,
     kafka: options.Kafka = "",
-    as_json: options.AsJson = False,
 ) -> None:
     """Show one dead letter: its reason, key, headers, and value, decoded if possible.
 
@@ -84,21 +78,20 @@ def show(
         "value": decoded(found),
         "value_base64": base64.b64encode(found.value).decode(),
     }
-    if as_json:
-        emit_json(facts)
-        return
-    shown = table("", "")
-    for name, value in facts.items():
-        if name == "value" and value is None:
-            value = "it cannot be decoded"
-        shown.add_row(name, str(value))
-    console().print(shown)
-    if not found.is_whole:
-        console().print("the letter is cut, and its topic has the record no longer", style="yellow")
+
+    def shown() -> None:
+        rows = table("", "")
+        for name, value in facts.items():
+            rows.add_row(name, "it cannot be decoded" if name == "value" and value is None else str(value))
+        console().print(rows)
+        if not found.is_whole:
+            console().print("the letter is cut, and its topic has the record no longer", style="yellow")
+
+    answer(facts, shown)
 
 
 @app.command()
-@reports_errors
+@json_command
 def replay(
     record: Annotated[list[str] | None, typer.Argument(help="topic:partition:offset, as `list` prints it.")] = None,
     *,
@@ -110,12 +103,11 @@ def replay(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     state: options.State = options.DEFAULT_STATE,
     kafka: options.Kafka = "",
-    as_json: options.AsJson = False,
 ) -> None:
     """Write records to their topic again, with the same key, value and headers.
 
-    An interaction counts once however often it is replayed: it keeps its event id, or gets one from its position. A
-    record is left out if it was replayed before, if its user was forgotten, or if its key has a newer record.
+    An interaction counts once however often it is replayed: its event id is its own or made from its position. A record
+    is left out if it was replayed before, if its user was forgotten, or if its key has a newer record.
 
     Example:  freshet dead-letters replay interactions:3:17
 
@@ -131,7 +123,7 @@ def replay(
         planned = opened.plan(letters, again=again)
         count = sum(one.record is not None for one in planned)
         if not dry_run and count and not yes:
-            if as_json or not sys.stdin.isatty():
+            if is_json() or not sys.stdin.isatty():
                 raise usage_error(
                     "replaying writes to a live topic, and there is no terminal to ask for confirmation",
                     "the same with --dry-run, then with --yes",
@@ -140,39 +132,35 @@ def replay(
             if not typer.confirm(f"write {count:,} {'record' if count == 1 else 'records'} again?"):
                 raise CommandError("nothing was written")
         written = {} if dry_run else {one.letter.name: place for one, place in opened.replay(planned)}
-    if as_json:
-        rows = [
-            {
-                **_facts(one.letter),
-                "event_id": one.event_id or None,
-                "left_out": one.why_not or None,
-                "written_to": list(written[one.letter.name]) if one.letter.name in written else None,
-            }
-            for one in planned
-        ]
-        emit_json({"dry_run": dry_run, "written": len(written), "records": rows})
-        return
-    if dry_run or yes:
-        _show_plan(planned)
-    what = f"{count:,} of {len(planned):,} records would be written" if dry_run else f"{len(written):,} records written"
-    console().print(what, style="dim" if dry_run else "green")
+
+    def shown() -> None:
+        if dry_run or yes:
+            _show_plan(planned)
+        would = f"{count:,} of {len(planned):,} records would be written"
+        console().print(would if dry_run else f"{len(written):,} records written", style="dim" if dry_run else "green")
+
+    rows = [
+        {
+            **_facts(one.letter),
+            "event_id": one.event_id or None,
+            "left_out": one.why_not or None,
+            "written_to": list(written[one.letter.name]) if one.letter.name in written else None,
+        }
+        for one in planned
+    ]
+    answer({"dry_run": dry_run, "written": len(written), "records": rows}, shown)
 
 
 @app.command()
-@reports_errors
-def forget(
-    *, state: options.State = options.DEFAULT_STATE, kafka: options.Kafka = "", as_json: options.AsJson = False
-) -> None:
+@json_command
+def forget(*, state: options.State = options.DEFAULT_STATE, kafka: options.Kafka = "") -> None:
     """Remove the interactions of forgotten users from the dead letters. Run it as often as you promise your users.
 
     Example:  freshet dead-letters forget
     """
     with _opened(state, kafka) as opened:
         gone = opened.forget()
-    if as_json:
-        emit_json({"removed": gone})
-        return
-    console().print(f"{gone:,} records of forgotten users removed", style="green")
+    answer({"removed": gone}, f"{gone:,} records of forgotten users removed")
 
 
 @contextmanager

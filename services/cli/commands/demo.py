@@ -1,4 +1,4 @@
-"""`freshet demo`: the whole system on real interactions, in minutes, with figures at the end."""
+"""`freshet demo`: the whole system on real interactions, in minutes."""
 
 import signal
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from services.cli import client, options
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli.output import CommandError, ExitStatus, answer, console, is_json, json_command
 
 
-@reports_errors
+@json_command
 def demo(
     *,
     events: Annotated[int, typer.Option(min=1, help="How many held-out events to replay.")] = 24_000,
@@ -29,13 +29,12 @@ def demo(
     with_console: options.WithConsole = True,
     port_offset: options.PortOffset = 0,
     keep: Annotated[bool, typer.Option("--keep", help="Do not stop the stack at the end.")] = False,
-    as_json: options.AsJson = False,
 ) -> None:
     """Train on past events, stream later ones through Kafka, and watch the recommendations follow.
 
-    Then a new item arrives, is found and explained, and a user is forgotten. The data of an earlier demo in the state
-    folder is replaced. A folder with a running stack, or with another stream's data, is refused. The exit status is 1
-    if the counts do not match or data of the forgotten user remains.
+    Then a new item arrives, is found and explained, and a user is forgotten. The command replaces the data of an
+    earlier demo in the state folder. It refuses a folder with a running stack or with another stream's data. The exit
+    status is 1 if the counts do not match or data of the forgotten user remains.
 
     Example:  freshet demo --keep
 
@@ -57,13 +56,12 @@ def demo(
         port_offset=port_offset,
         with_console=with_console,
     )
-    display = Display(console(stderr=as_json))
+    display = Display(console(stderr=is_json()))
     # SIGTERM, for example from a supervisor, stops the demo and its stack like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _sentences(state / "logs"):
         summary = run_demo(wanted, display)
-    if as_json:
-        emit_json(summary)
+    answer(summary, lambda: None)
     advice = f"the logs are in {state / 'logs'}"
     if not summary["events"]["adds_up"]:
         counts = {name: summary["events"][name] for name in ("sent", "applied", "dead_lettered", "unacknowledged")}
@@ -75,7 +73,7 @@ def demo(
 
 @contextmanager
 def _sentences(logs: Path) -> Iterator[None]:
-    """Turn known exceptions into a sentence and an exit status; any other exception, a bug, keeps its traceback."""
+    """Turn known exceptions into a sentence and an exit status."""
     import freshet_client
 
     from services.algorithms.bundles.model_manifest import BundleError

@@ -1,4 +1,4 @@
-"""`freshet evaluate`, `compare` and `inspect`: measure a bundle, compare two bundles, and show a bundle's content."""
+"""`freshet evaluate`, `compare` and `inspect`: measure a bundle, compare two, and show the content of one."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import options, output
-from services.cli.output import console, emit_json, reports_errors, sentences
-from services.cli.own_table import reads_a_table
+from services.cli.option_groups import reads_a_table
+from services.cli.output import answer, console, json_command, sentences
 from services.offline.openmp import wait_without_spinning
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ Bundle = Annotated[Path, typer.Argument(help="A model bundle.")]
 _SHOWN = ("hr@1", "hr@10", "hr@50", "ndcg@10", "mrr")
 
 
-@reports_errors
+@json_command
 @reads_a_table
 def evaluate(
     bundle: Bundle,
@@ -25,14 +25,13 @@ def evaluate(
     data: options.Data,
     table: "TableOptions",
     out: Annotated[Path, typer.Option(help="The page's file.")] = options.DEFAULT_STATE / "evaluation.html",
-    as_json: options.AsJson = False,
 ) -> None:
     """Measure how well a bundle, as served, predicts new events, compared with item-kNN, popularity and EASE.
 
     Data that the bundle was trained on is split as in training; of other data, events after the bundle's newest event
-    are predicted. Only events that the bundle's event schema counts as positive are predicted. The report has metrics
-    with 95 % intervals by kind of event, coverage, novelty and popularity bias, and is also written as one HTML page.
-    EASE is left out if it would take more than 30 seconds.
+    are predicted. Only events that the bundle's event schema counts as positive are predicted. The report has 95 %
+    intervals by kind of event, coverage, novelty and popularity bias, and is also written as one HTML page. EASE is
+    left out if it would take more than 30 seconds.
 
     Example:  freshet evaluate .freshet/bundle --data ml-1m
     """
@@ -45,9 +44,10 @@ def evaluate(
         report = run(bundle, data, table=table, say=terminal.print)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page(report), encoding="utf-8")
-    if as_json:
-        emit_json(report | {"page": str(out)})
-        return
+    answer(report | {"page": str(out)}, lambda: _print_evaluation(report, out))
+
+
+def _print_evaluation(report: dict[str, Any], page: Path) -> None:
     _head(report)
     best = report["best_baseline"]
     columns = ("", *_SHOWN, "coverage", "novelty", "bias")
@@ -70,10 +70,10 @@ def evaluate(
         _segments(report["segments"], "model", best, f"HR@10 of the model and {best}, by kind of event")
     for name, why in report["left_out"].items():
         typer.echo(f"left out: {name}: {why}")
-    typer.echo(f"page {out}")
+    typer.echo(f"page {page}")
 
 
-@reports_errors
+@json_command
 @reads_a_table
 def compare(
     a: Bundle,
@@ -81,13 +81,11 @@ def compare(
     *,
     data: options.Data,
     table: "TableOptions",
-    as_json: options.AsJson = False,
 ) -> None:
     """Compare two bundles of one catalogue on events that neither was trained on: by how much they differ, and where.
 
-    Differences are paired by event, with 95 % intervals over users. A kind of event is marked if its difference is
-    significant (5 %, Holm's correction). Then twenty users are shown, with their history, their next item and both
-    lists.
+    Differences are paired by event, with 95 % intervals over users. Kinds of events with a significant difference (5 %,
+    Holm's correction) are marked. Twenty users are shown with history, next item and both lists.
 
     Example:  freshet compare .freshet/bundle .freshet/next --data ml-1m
     """
@@ -97,10 +95,11 @@ def compare(
     terminal = console(stderr=True)
     with sentences():
         report = run(a, b, data, table=table, say=terminal.print)
-    if as_json:
-        emit_json(report)
-        return
-    _head(report | {"bundle": f"A {a}, B {b}"})
+    answer(report, lambda: _print_comparison(report | {"bundle": f"A {a}, B {b}"}))
+
+
+def _print_comparison(report: dict[str, Any]) -> None:
+    _head(report)
     shown = output.table("", "A", "B", "B minus A [95 %]", right=("A", "B", "B minus A [95 %]"))
     for metric in _SHOWN:
         means = [report["metrics"][name][metric][0] for name in ("a", "b")]
@@ -117,8 +116,8 @@ def compare(
     console().print(people)
 
 
-@reports_errors
-def inspect(bundle: Bundle, *, as_json: options.AsJson = False) -> None:
+@json_command
+def inspect(bundle: Bundle) -> None:
     """Show a bundle's content: training data, shapes, bytes, metrics, and the nearest items of a few items.
 
     Example:  freshet inspect .freshet/bundle
@@ -127,9 +126,10 @@ def inspect(bundle: Bundle, *, as_json: options.AsJson = False) -> None:
 
     with sentences():
         report = run(bundle)
-    if as_json:
-        emit_json(report)
-        return
+    answer(report, lambda: _print_content(report, bundle))
+
+
+def _print_content(report: dict[str, Any], bundle: Path) -> None:
     encoder, head, trained = report["encoder"], report["head"], report["trained_on"]
     typer.echo(f"bundle {bundle}  model {report['model_version']}  {report['bytes'] / 1e6:.1f} MB")
     read = "brought from elsewhere" if encoder is None else f"{encoder['kind']}, {encoder['num_blocks']} blocks"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import options
-from services.cli.output import CommandError, console, emit_json, reports_errors, sentences, table
+from services.cli.output import CommandError, answer, console, json_command, sentences, table
 from services.cli.staging import kafka_of
 
 if TYPE_CHECKING:
@@ -27,14 +27,13 @@ Name = Annotated[str, typer.Argument(help="The experiment's name.")]
 
 
 @app.command()
-@reports_errors
+@json_command
 def create(
     file: Annotated[Path, typer.Argument(help="The experiment as YAML; `freshet experiments example` prints one.")],
     *,
     state: options.State = options.DEFAULT_STATE,
-    as_json: options.AsJson = False,
 ) -> None:
-    """Reserve users of a layer for an experiment. It starts with `freshet experiments start`.
+    """Reserve users of a layer for an experiment; `freshet experiments start` starts it.
 
     Example:  freshet experiments create diversity.yaml
     """
@@ -45,7 +44,7 @@ def create(
         new = replace(experiment_of(read_experiment(file)), salt=secrets.token_hex(8))
         _check_sets(new, state)
         after = operated(lambda held: held.created(new), f"create {new.name}", state)
-    _say(after.find(new.name), "created: it starts with `freshet experiments start`", as_json=as_json)
+    _say(after.find(new.name), "created: it starts with `freshet experiments start`")
 
 
 @app.command()
@@ -57,47 +56,44 @@ def example() -> None:
 
 
 @app.command()
-@reports_errors
-def start(name: Name, *, state: options.State = options.DEFAULT_STATE, as_json: options.AsJson = False) -> None:
+@json_command
+def start(name: Name, *, state: options.State = options.DEFAULT_STATE) -> None:
     """Give the arms to users from now on.
 
     Example:  freshet experiments start diversity
     """
     with sentences():
         after = operated(lambda held: held.started(name, now_ms()), f"start {name}", state)
-    _say(after.find(name), "started: gateways apply it within a second or two", as_json=as_json)
+    _say(after.find(name), "started: gateways apply it within a second or two")
 
 
 @app.command()
-@reports_errors
-def stop(name: Name, *, state: options.State = options.DEFAULT_STATE, as_json: options.AsJson = False) -> None:
+@json_command
+def stop(name: Name, *, state: options.State = options.DEFAULT_STATE) -> None:
     """End the experiment; its results stay. It cannot start again.
 
     Example:  freshet experiments stop diversity
     """
     with sentences():
         after = operated(lambda held: held.stopped(name, now_ms()), f"stop {name}", state)
-    _say(after.find(name), "stopped", as_json=as_json)
+    _say(after.find(name), "stopped")
 
 
 @app.command()
-@reports_errors
-def remove(name: Name, *, state: options.State = options.DEFAULT_STATE, as_json: options.AsJson = False) -> None:
+@json_command
+def remove(name: Name, *, state: options.State = options.DEFAULT_STATE) -> None:
     """Remove a stopped experiment, or one that never started, from the list.
 
     Example:  freshet experiments remove diversity
     """
     with sentences():
         operated(lambda held: held.removed(name), f"remove {name}", state)
-    if as_json:
-        emit_json({"removed": name})
-    else:
-        typer.echo(f"{name} is removed")
+    answer({"removed": name}, f"{name} is removed")
 
 
 @app.command("list")
-@reports_errors
-def list_experiments(*, state: options.State = options.DEFAULT_STATE, as_json: options.AsJson = False) -> None:
+@json_command
+def list_experiments(*, state: options.State = options.DEFAULT_STATE) -> None:
     """List all experiments with their arms and shares.
 
     Example:  freshet experiments list
@@ -105,14 +101,15 @@ def list_experiments(*, state: options.State = options.DEFAULT_STATE, as_json: o
     with sentences():
         current = current_experiments(control_of_experiments(state))
     found = [_plain(one) for one in current.experiments.values()]
-    if as_json:
-        emit_json({"revision": current.revision, "experiments": found})
-        return
-    shown = table("experiment", "layer", "users", "arms", "state")
-    for one in found:
-        arms = ", ".join(f"{arm['name']} {arm['share']:.0%}" for arm in one["arms"])
-        shown.add_row(one["name"], one["layer"], f"{one['share']:.0%}", arms, one["state"])
-    console().print(shown)
+
+    def shown() -> None:
+        rows = table("experiment", "layer", "users", "arms", "state")
+        for one in found:
+            arms = ", ".join(f"{arm['name']} {arm['share']:.0%}" for arm in one["arms"])
+            rows.add_row(one["name"], one["layer"], f"{one['share']:.0%}", arms, one["state"])
+        console().print(rows)
+
+    answer({"revision": current.revision, "experiments": found}, shown)
 
 
 def control_of_experiments(state: Path) -> "Control[Experiments]":
@@ -133,7 +130,7 @@ def current_experiments(control: "Control[Experiments]") -> "Experiments":
 
 
 def operated(operation: "Callable[[Experiments], Experiments]", description: str, state: Path) -> "Experiments":
-    """Apply the operation and return the new state. Raises: what the operation and `Control.write` raise."""
+    """Apply the operation and return the new state. Raises: the errors of the operation and of `Control.write`."""
     control = control_of_experiments(state)
     return control.write(operation(current_experiments(control)), description)
 
@@ -159,12 +156,9 @@ def _plain(one: "Experiment") -> dict[str, Any]:
     return found
 
 
-def _say(one: "Experiment", outcome: str, *, as_json: bool) -> None:
-    if as_json:
-        emit_json(_plain(one))
-    else:
-        arms = ", ".join(f"{arm.name} {arm.share:.0%}" for arm in one.arms)
-        typer.echo(f"{one.name} is {outcome}\n  {one.share:.0%} of the users of layer {one.layer}: {arms}")
+def _say(one: "Experiment", outcome: str) -> None:
+    arms = ", ".join(f"{arm.name} {arm.share:.0%}" for arm in one.arms)
+    answer(_plain(one), f"{one.name} is {outcome}\n  {one.share:.0%} of the users of layer {one.layer}: {arms}")
 
 
 def now_ms() -> int:

@@ -1,8 +1,4 @@
-"""`freshet explain USER ITEM`: show where one score comes from, in words, bars and a table.
-
-A score has three parts: the model's, that of later interactions with the item (PEFA-XS), and the votes of remembered
-interactions (PEFA-XL). Votes are shown by kind and age, without user ids. The gateway's Explain returns the parts.
-"""
+"""`freshet explain USER ITEM`: show the parts of a score, in words, bars and a table."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +7,7 @@ import typer
 
 from services.cli import client, options
 from services.cli.answers import history_of, rules_of
-from services.cli.output import CommandError, console, duration, emit_json, reports_errors, table
+from services.cli.output import CommandError, answer, console, duration, json_command, table
 
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
@@ -19,7 +15,7 @@ if TYPE_CHECKING:
 _BAR = 30
 
 
-@reports_errors
+@json_command
 def explain(
     user: options.UserId,
     item: Annotated[str, typer.Argument(help="Item id.")],
@@ -29,14 +25,13 @@ def explain(
     rules: Annotated[Path | None, typer.Option(help="Rules of the request: a YAML file (docs/guide/rules.md).")] = None,
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 2000,
-    as_json: options.AsJson = False,
 ) -> None:
     """Explain an item's score for a user.
 
-    [bold]model[/] is the trained score; [bold]refreshed[/] is what later interactions with the item have added to its
-    state; [bold]votes[/] come from remembered interactions of users in a similar state and from neighbours of the
+    [bold]model[/] is the trained score; [bold]refreshed[/] is the effect of later interactions with the item (PEFA-XS);
+    [bold]votes[/] come from remembered interactions of users in a similar state (PEFA-XL) and from neighbours of the
     user's last items. Rules that name the item are listed with what they add. The exit status is 1 if nothing is known
-    of the user: Recommend would answer popular items, which have no score to explain.
+    of the user: Recommend would answer popular items, which have no score.
 
     Example:  freshet explain 42 1193
 
@@ -51,23 +46,19 @@ def explain(
         max_pairs=max_pairs,
         rules=rules_of(rules),
     )
-    with client.gateway(gateway) as asked:
-        answer = asked.call("Explain", request, timeout_s=timeout_ms / 1000)
-    if answer.state_source == "none":
+    found = client.ask(gateway, "Explain", request, timeout_ms)
+    if found.state_source == "none":
         raise CommandError(
             f"nothing is known of user {user}: there is no score to explain, Recommend would answer popular items",
             advice=f"freshet record --user {user} --item {item}, then ask again",
         )
-    facts = as_dict(answer, user=user, item=item)
-    if as_json:
-        emit_json(facts)
-    else:
-        _print(facts)
+    facts = as_dict(found, user=user, item=item)
+    answer(facts, lambda: _print(facts))
 
 
-def as_dict(answer: "gateway_pb2.ExplainResponse", *, user: str, item: str) -> dict[str, Any]:
+def as_dict(found: "gateway_pb2.ExplainResponse", *, user: str, item: str) -> dict[str, Any]:
     """Return the whole explanation for `--json`."""
-    facts = client.plain(answer)
+    facts = client.plain(found)
     similarity, votes = facts["similarity"], facts["votes"]
     for one in (similarity, *facts["history"]):
         one["title"] = one["title"] or None

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli import options
-from services.cli.output import console, emit_json, reports_errors, sentences
-from services.cli.own_table import reads_a_table
+from services.cli.option_groups import reads_a_table
+from services.cli.output import answer, console, is_json, json_command, progress, sentences
 
 if TYPE_CHECKING:
     from services.offline.datasets import TableOptions
 
 
-@reports_errors
+@json_command
 @reads_a_table
 def import_past(
     data: Annotated[
@@ -31,35 +31,23 @@ def import_past(
         ),
     ] = True,
     state: options.State = options.DEFAULT_STATE,
-    as_json: options.AsJson = False,
 ) -> None:
     """Write past interactions to the stream and compute all users' histories and states, before going live.
 
-    The stack has to run, and its stream has to be empty or contain the beginning of the same import, which then
-    continues.
-
-    Example:  freshet import ratings.csv
+    The stack has to run. Its stream has to be empty, or contain the beginning of the same import, which then continues.
 
     Example:  freshet import ml-1m --before 0.8 --no-attributes
     """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
     from services.algorithms.bundles.model_bundle import load_bundle
     from services.offline.backfill.jobs import import_interactions
     from services.offline.datasets import account_text, global_time_split, read_data
     from services.stack import Stack
 
-    columns = (
-        TextColumn("{task.description:10}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f}"),
-        TimeRemainingColumn(),
-    )
     with sentences():
         stack = Stack(state)
         schema = load_bundle(stack.bundle).event_schema
         reading = read_data(data, schema=schema, table=table)
-        out = console(stderr=as_json)
+        out = console(stderr=is_json())
         for line in reading.summary:
             out.print(line)
         past = reading.accepted()
@@ -68,12 +56,7 @@ def import_past(
         rows = reading.account(
             past.select(past.of_types({name for name in past.type_names if schema.of(name).history})), given=past
         )
-        with Progress(*columns, console=out, refresh_per_second=2) as bar:
-            tasks = {"write": bar.add_task("to Kafka", total=None), "states": bar.add_task("to Redis", total=None)}
-
-            def on_progress(phase: str, done: int, total: int) -> None:
-                bar.update(tasks[phase], completed=done, total=total)
-
+        with progress() as update:
             report = import_interactions(
                 past,
                 bundle=stack.bundle,
@@ -81,14 +64,11 @@ def import_past(
                 redis_url=stack.redis_url,
                 inference_server=stack.address("inference-server") if "inference-server" in stack.parts else None,
                 attributes=attributes,
-                progress=on_progress,
+                progress=update,
             )
-    if as_json:
-        emit_json(asdict(report) | {"data": past.name, "source": past.source, "rows": rows})
-        return
-    typer.echo(account_text(rows))
-    typer.echo(
-        f"imported {report.interactions:,} interactions of {report.users_filled:,} users "
+    answer(
+        asdict(report) | {"data": past.name, "source": past.source, "rows": rows},
+        f"{account_text(rows)}\nimported {report.interactions:,} interactions of {report.users_filled:,} users "
         f"in {report.write_seconds + report.fill_seconds:.0f} s, {report.attributions:,} attributions "
-        f"({report.unknown_items:,} interactions on items that the model does not know)"
+        f"({report.unknown_items:,} interactions on items that the model does not know)",
     )

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli import options
-from services.cli.output import console, emit_json, reports_errors, sentences
+from services.cli.output import answer, console, json_command, sentences
 
 if TYPE_CHECKING:
     from services.algorithms.indexes.quantized.codebooks import Codebooks
     from services.algorithms.scoring.states import ItemStates
 
 
-@reports_errors
+@json_command
 def index(
     vectors: Annotated[
         Path, typer.Argument(help="A Parquet table: item_id, vector; optionally title, categories, and attributes.")
@@ -21,15 +21,12 @@ def index(
     *,
     out: Annotated[Path, typer.Option(help="The bundle's folder.")] = options.DEFAULT_BUNDLE,
     normalize: Annotated[bool, typer.Option("--normalize", help="Scale every vector to length 1: cosines.")] = False,
-    as_json: options.AsJson = False,
 ) -> None:
     """Serve your own item vectors by dot product: exact or with a certificate, filtered, audited.
 
-    Other columns become typed attributes for filters: numbers, dates or timestamps, strings.
-
     Then run `FRESHET_BUNDLE=... freshet serve candidates` (without Kafka: FRESHET_CANDIDATES_FOLLOWS_TOPICS=false) and
-    search with `freshet search-vectors`. If PyTorch is installed, codebooks for the algorithm `anisotropic` are
-    trained.
+    search with `freshet search-vectors`. With PyTorch the command also trains codebooks for the algorithm
+    `anisotropic`.
 
     Example:  freshet index items.parquet --out .freshet/mine
     """
@@ -65,19 +62,19 @@ def index(
                 data={"source": vectors.name, "normalized": normalize},
             ),
         )
-    if as_json:
-        facts = {"bundle": str(out), "model_version": bundle.model_version, "num_items": num_items, "width": width}
-        emit_json({**facts, "codebooks": codebooks is not None})
-    else:
-        out_console = console()
-        out_console.print(f"{num_items:,} items of width {width}: bundle {out}, model {bundle.model_version}")
+
+    def shown() -> None:
+        console().print(f"{num_items:,} items of width {width}: bundle {out}, model {bundle.model_version}")
         if codebooks is None:
-            out_console.print("no codebooks for `anisotropic`: learning them needs PyTorch (extra train)", style="dim")
-        out_console.print(f"serve it:  FRESHET_BUNDLE={out} freshet serve candidates", style="dim")
+            console().print("no codebooks for `anisotropic`: learning them needs PyTorch (extra train)", style="dim")
+        console().print(f"serve it:  FRESHET_BUNDLE={out} freshet serve candidates", style="dim")
+
+    facts = {"bundle": str(out), "model_version": bundle.model_version, "num_items": num_items, "width": width}
+    answer({**facts, "codebooks": codebooks is not None}, shown)
 
 
 def _codebooks(items: "ItemStates") -> "Codebooks | None":
-    """Return codebooks for `anisotropic`, the only algorithm that needs them; None if PyTorch is not installed."""
+    """Return codebooks for `anisotropic`; None if PyTorch is not installed."""
     try:
         from services.offline.training.codebooks.inverted_file import catalogue_codebooks
     except ModuleNotFoundError as error:

@@ -1,7 +1,4 @@
-"""`freshet items put | withdraw`: recommendable items besides those of the model's training.
-
-An item needs no training: after a put, its first interactions make it findable. Every record is a whole item.
-"""
+"""`freshet items put | withdraw`: recommendable items besides those of the model's training."""
 
 import json
 import re
@@ -12,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from services.cli import client, options
-from services.cli.output import CommandError, emit_json, reports_errors, usage_error
+from services.cli.output import CommandError, answer, json_command, usage_error
 
 if TYPE_CHECKING:
     from freshet.v1 import events_pb2
@@ -28,7 +25,7 @@ _FIELDS = frozenset({"item_id", "title", "categories", "attributes", "available"
 
 
 @app.command()
-@reports_errors
+@json_command
 def put(
     item: Annotated[str, typer.Argument(help="Item id, 1-128 bytes; or --file.")] = "",
     *,
@@ -46,12 +43,11 @@ def put(
     ] = None,
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 5000,
-    as_json: options.AsJson = False,
 ) -> None:
     """Add an item, or replace its title, categories, attributes and availability; this also restores a withdrawn item.
 
-    The item is written whole: omitted fields become empty. A new item can be recommended once a few users have
-    interacted with it (the operator's m), or at once if the refresher encodes texts.
+    Omitted fields become empty. A new item can be recommended once a few users have interacted with it (the operator's
+    m), or at once if the refresher encodes texts.
 
     Example:  freshet items put new-1 --title "A Trip to the Moon" --category Sci-Fi
 
@@ -71,17 +67,16 @@ def put(
             if not equals or not name:
                 raise usage_error(f"attribute={pair!r} is not name=value", "for example --attribute price=9.5")
             client.put_attribute(one, name, value)
-    _write(named, gateway=gateway, timeout_ms=timeout_ms, as_json=as_json, done="put")
+    _write(named, gateway=gateway, timeout_ms=timeout_ms, done="put")
 
 
 @app.command()
-@reports_errors
+@json_command
 def withdraw(
     item: Annotated[list[str], typer.Argument(help="One or more item ids.")],
     *,
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 5000,
-    as_json: options.AsJson = False,
 ) -> None:
     """Remove items from all answers. Their feedback stays: `put` restores them.
 
@@ -90,12 +85,11 @@ def withdraw(
     from freshet.v1 import events_pb2
 
     named = {item_id: events_pb2.Item(item_id=item_id, withdrawn=True) for item_id in item}
-    done = "withdrawals written (ids are not checked)"
-    _write(named, gateway=gateway, timeout_ms=timeout_ms, as_json=as_json, done=done)
+    _write(named, gateway=gateway, timeout_ms=timeout_ms, done="withdrawals written (ids are not checked)")
 
 
-def _write(named: "dict[str, events_pb2.Item]", *, gateway: str, timeout_ms: int, as_json: bool, done: str) -> None:
-    """Write the items. named: maps the name of an item in error messages (its id, or "items.jsonl:7") to the item."""
+def _write(named: "dict[str, events_pb2.Item]", *, gateway: str, timeout_ms: int, done: str) -> None:
+    """Write the items. named: item by its name in error messages (its id, or "items.jsonl:7")."""
     from freshet.v1 import gateway_pb2
 
     names, messages, written = list(named), list(named.values()), 0
@@ -110,14 +104,11 @@ def _write(named: "dict[str, events_pb2.Item]", *, gateway: str, timeout_ms: int
         if written:
             error.message += f" ({written:,} of {len(messages):,} items were written before)"
         raise
-    if as_json:
-        emit_json({"num_written": written})
-    else:
-        typer.echo(f"{done}: {written:,} {'item' if written == 1 else 'items'}")
+    answer({"num_written": written}, f"{done}: {written:,} {'item' if written == 1 else 'items'}")
 
 
 def _read(path: Path) -> "Iterator[tuple[str, events_pb2.Item]]":
-    """Yield "file:line" and item for each item of the file. Raises: CommandError (usage) naming line and field."""
+    """Yield "file:line" and item. Raises: CommandError (usage) naming line and field."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -162,5 +153,5 @@ def _item(line: str, *, where: str) -> "events_pb2.Item":
 
 
 def _is_tag(value: object) -> bool:
-    """Whether `value` is a JSON string other than a date. It stays a string then: "7" is not the number 7."""
+    """Whether `value` is a JSON string other than a date: "7" stays a string."""
     return isinstance(value, str) and not _DATE.match(value)

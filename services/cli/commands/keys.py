@@ -1,7 +1,4 @@
-"""`freshet keys create | list | revoke`: the gateway's API keys.
-
-services/gateway/edge/api_keys.py defines a key and its file.
-"""
+"""`freshet keys create | list | revoke`: the gateway's API keys."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +6,7 @@ from typing import Annotated
 import typer
 
 from services.cli import options
-from services.cli.output import CommandError, console, emit_json, reports_errors, sentences, table
+from services.cli.output import CommandError, answer, console, json_command, sentences, table
 from services.gateway.edge.roles import Role
 
 app = typer.Typer(name="keys", help="API keys of the gateway: create, list and revoke them.", no_args_is_help=True)
@@ -20,7 +17,7 @@ _DEFAULT_FILE = options.DEFAULT_STATE / "api-keys.json"
 
 
 @app.command()
-@reports_errors
+@json_command
 def create(
     key_id: _Id,
     *,
@@ -29,7 +26,6 @@ def create(
     rate: Annotated[float | None, typer.Option(help="Calls per second [unlimited].")] = None,
     burst: Annotated[int | None, typer.Option(help="Burst of calls [one second's].")] = None,
     file: _File = _DEFAULT_FILE,
-    as_json: options.AsJson = False,
 ) -> None:
     """Make a key and print its secret, which is not stored. A running gateway accepts it within two seconds.
 
@@ -44,15 +40,12 @@ def create(
         secret = create_key(
             file, id=key_id, roles=frozenset(role), expires=expires, requests_per_second=rate, burst=burst
         )
-    if as_json:
-        emit_json({"id": key_id, "secret": secret})
-    else:
-        typer.echo(secret)
+    answer({"id": key_id, "secret": secret}, secret)
 
 
 @app.command("list")
-@reports_errors
-def list_keys(*, file: _File = _DEFAULT_FILE, as_json: options.AsJson = False) -> None:
+@json_command
+def list_keys(*, file: _File = _DEFAULT_FILE) -> None:
     """List the keys with their roles, expiry and rates.
 
     Example:  freshet keys list
@@ -61,21 +54,21 @@ def list_keys(*, file: _File = _DEFAULT_FILE, as_json: options.AsJson = False) -
 
     with sentences(OSError):
         rows = [key.model_dump(mode="json", exclude={"sha256"}) for key in read_keys(file)]
-    if as_json:
-        emit_json({"keys": rows})
-        return
-    shown = table("id", "roles", "expires", "calls per second")
-    for row in rows:
-        rate = row["requests_per_second"]
-        shown.add_row(
-            row["id"], ", ".join(sorted(row["roles"])), row["expires"] or "", "" if rate is None else f"{rate:g}"
-        )
-    console().print(shown)
+
+    def shown() -> None:
+        keys = table("id", "roles", "expires", "calls per second")
+        for row in rows:
+            rate = row["requests_per_second"]
+            calls = "" if rate is None else f"{rate:g}"
+            keys.add_row(row["id"], ", ".join(sorted(row["roles"])), row["expires"] or "", calls)
+        console().print(keys)
+
+    answer({"keys": rows}, shown)
 
 
 @app.command()
-@reports_errors
-def revoke(key_id: _Id, *, file: _File = _DEFAULT_FILE, as_json: options.AsJson = False) -> None:
+@json_command
+def revoke(key_id: _Id, *, file: _File = _DEFAULT_FILE) -> None:
     """Revoke a key. A running gateway refuses it within two seconds; running calls end normally.
 
     Example:  freshet keys revoke shop
@@ -85,7 +78,4 @@ def revoke(key_id: _Id, *, file: _File = _DEFAULT_FILE, as_json: options.AsJson 
     with sentences(OSError):
         if not remove_key(file, key_id):
             raise CommandError(f"{file} has no key {key_id!r}", advice="freshet keys list")
-    if as_json:
-        emit_json({"revoked": key_id})
-    else:
-        typer.echo(f"{key_id} is revoked")
+    answer({"revoked": key_id}, f"{key_id} is revoked")

@@ -1,7 +1,5 @@
-"""`freshet loadtest SCENARIO`: run the load tests, which know nothing but the protos.
-
-They run in a process of their own (`python -m loadtest`): their engine patches the standard library, and they must not
-share anything with the measured processes.
+"""`freshet loadtest SCENARIO`: run a load test.
+It is a separate process (`python -m loadtest`), because its engine patches the standard library.
 """
 
 import signal

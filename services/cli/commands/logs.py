@@ -1,4 +1,4 @@
-"""`freshet logs`: the logs of the local stack's parts, newest last."""
+"""`freshet logs`: the logs of the local stack's parts."""
 
 import time
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def logs(
 
 
 def _files(state: Path) -> Iterator[tuple[str, Path]]:
-    """Yield name and path of each log. The name is the part's, followed by that of its shard or version set, if any."""
+    """Yield name and path of each log. A name is the part's, with its shard or version set, if any."""
     yield from ((path.stem, path) for path in sorted(state.glob("logs/*.log")))
     for pattern in ("shards/*/logs/*.log", "sets/*/stack/logs/*.log"):
         for path in sorted(state.glob(pattern)):

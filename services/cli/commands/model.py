@@ -3,7 +3,8 @@
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,10 +14,11 @@ from services.cli import options
 from services.cli.commands.experiments import control_of_experiments, current_experiments
 from services.cli.output import (
     CommandError,
+    answer,
     console,
-    emit_json,
-    progress_bar,
-    reports_errors,
+    is_json,
+    json_command,
+    progress,
     sentences,
     table,
     usage_error,
@@ -51,7 +53,7 @@ WaitS = Annotated[float, typer.Option(min=0, help="Timeout in seconds.")]
 
 
 @app.command()
-@reports_errors
+@json_command
 def stage(
     name: Name,
     bundle: Annotated[Path, typer.Option("--bundle", help="The new model's bundle.")],
@@ -67,13 +69,12 @@ def stage(
     state: options.State = options.DEFAULT_STATE,
     gateways: Gateways = "",
     wait_s: WaitS = 120,
-    as_json: options.AsJson = False,
 ) -> None:
     """Load a set next to the serving one, in every process; it answers no user yet.
 
     On a local stack the command starts the set's candidates, reranker and refresher, if there is enough memory.
-    Elsewhere start them yourself and give their addresses. From then on the encoder makes states and attributions for
-    both sets.
+    Elsewhere start them yourself and give their addresses. The encoder then makes states and attributions for both
+    sets.
 
     Example:  freshet model stage next --bundle .freshet/next
     """
@@ -92,24 +93,22 @@ def stage(
         state=state,
         gateways=gateways,
         wait_s=wait_s,
-        as_json=as_json,
     )
-    _say(after, f"set {name} is staged: model {after.sets[name].model_version} answers nobody yet", as_json=as_json)
+    _say(after, f"set {name} is staged: model {after.sets[name].model_version} answers nobody yet")
 
 
 @app.command()
-@reports_errors
+@json_command
 def warm(
     name: Name,
     *,
     share: Annotated[float, typer.Option(min=0.01, max=1, help="Largest share of one core.")] = 0.1,
     attributions: Annotated[bool, typer.Option(help="Also encode past interactions for its item states.")] = True,
     state: options.State = options.DEFAULT_STATE,
-    as_json: options.AsJson = False,
 ) -> None:
     """Compute the set's states of all users with a history, and its attributions of interactions before it was staged.
 
-    Meanwhile the encoder handles new events, so one run is enough. You may interrupt it: the next call continues. It
+    Meanwhile the encoder handles new events, so one run is enough. After an interruption the next call continues. It
     uses idle processor time only, at most the given share of one core.
 
     Example:  freshet model warm next --share 0.5
@@ -119,81 +118,66 @@ def warm(
     from services.offline.backfill.pace import Pace
     from services.stack import Stack
 
-    with sentences(), progress_bar(as_json=as_json) as bar:
+    with sentences(), progress() as update:
         main = Stack(state)
         found = required(control_of(main)).find(name)
         settings = EncoderSettings(bundle=Path(found.bundle), kafka_bootstrap=kafka_of(main), redis_url=redis_of(main))
         os.nice(19)
         pace = Pace(share)
-        users = bar.add_task("users", total=None)
 
-        def on_users(done: int, total: int) -> None:
-            bar.update(users, completed=done, total=total)
+        def slowly(what: str, done: int, total: int) -> None:
+            update(what, done, total)
             pace.rest()
 
-        report = run_warming(settings, on_users)
-        written = 0
-        if attributions:
-            past = bar.add_task("interactions", total=None)
-
-            def on_interactions(done: int, total: int) -> None:
-                bar.update(past, completed=done, total=total)
-                pace.rest()
-
-            written = run_reattribution(settings, on_interactions).attributions
-    result = {"set": name, "active": report.active, "warm": report.warm, "made": report.made, "attributions": written}
-    if as_json:
-        emit_json(result)
-        return
-    typer.echo(
-        f"{report.warm:,} of {report.active:,} people are warm ({report.made:,} made now), {written:,} attributions"
+        report = run_warming(settings, partial(slowly, "users"))
+        written = run_reattribution(settings, partial(slowly, "interactions")).attributions if attributions else 0
+    answer(
+        {"set": name, "active": report.active, "warm": report.warm, "made": report.made, "attributions": written},
+        f"{report.warm:,} of {report.active:,} people are warm ({report.made:,} made now), {written:,} attributions",
     )
 
 
 @app.command()
-@reports_errors
+@json_command
 def shadow(
     name: Name,
     share: ShareArgument,
     *,
     state: options.State = options.DEFAULT_STATE,
     gateways: Gateways = "",
-    as_json: options.AsJson = False,
 ) -> None:
     """Also send this share of requests to the set, after they are answered; `freshet model list` compares the answers.
 
     Example:  freshet model shadow next 20%
     """
-    _operate(lambda sets: sets.shadowed(name, _share(share)), f"shadow {name} {share}", state, gateways, as_json)
+    _operate(lambda sets: sets.shadowed(name, _share(share)), f"shadow {name} {share}", state, gateways)
 
 
 @app.command()
-@reports_errors
+@json_command
 def canary(
     name: Name,
     share: ShareArgument,
     *,
     state: options.State = options.DEFAULT_STATE,
     gateways: Gateways = "",
-    as_json: options.AsJson = False,
 ) -> None:
     """Let the set answer this share of users, always the same ones; a larger share adds to them.
 
     Example:  freshet model canary next 5%
     """
     salt = secrets.token_hex(8)
-    _operate(lambda sets: sets.canaried(name, _share(share), salt), f"canary {name} {share}", state, gateways, as_json)
+    _operate(lambda sets: sets.canaried(name, _share(share), salt), f"canary {name} {share}", state, gateways)
 
 
 @app.command()
-@reports_errors
+@json_command
 def promote(
     name: Name,
     *,
     wait_s: WaitS = 60,
     state: options.State = options.DEFAULT_STATE,
     gateways: Gateways = "",
-    as_json: options.AsJson = False,
 ) -> None:
     """Let the set answer all users, once 99 % of those with a history are warm; the previous set stays warm.
 
@@ -219,37 +203,35 @@ def promote(
                 )
             time.sleep(0.5)
         wait_for_gateways(gateways_of(gateways, main), sets.revision, problem_of(name), wait_s)
-    _operate(lambda sets: sets.promoted(name), f"promote {name}", state, gateways, as_json)
+    _operate(lambda sets: sets.promoted(name), f"promote {name}", state, gateways)
 
 
 @app.command()
-@reports_errors
+@json_command
 def rollback(
     *,
     state: options.State = options.DEFAULT_STATE,
     gateways: Gateways = "",
-    as_json: options.AsJson = False,
 ) -> None:
-    """End the canary, or let the set before the last promotion answer again. It is still warm, so this is immediate.
+    """End the canary, or let the set before the last promotion answer again, at once: it is still warm.
 
     Example:  freshet model rollback
     """
-    _operate(lambda sets: sets.rolled_back(), "rollback", state, gateways, as_json)
+    _operate(lambda sets: sets.rolled_back(), "rollback", state, gateways)
 
 
 @app.command()
-@reports_errors
+@json_command
 def retire(
     name: Name,
     *,
     state: options.State = options.DEFAULT_STATE,
     gateways: Gateways = "",
-    as_json: options.AsJson = False,
 ) -> None:
     """Remove a set that answers no user; on a local stack its processes end.
 
-    If the stack was started with this set, the stack's own processes load the remaining set, one after the other; a
-    compact stack does so at its next start.
+    If the stack was started with this set, its own processes load the remaining set, one after the other; those of a
+    compact stack do so at the next start.
 
     Example:  freshet model retire next
     """
@@ -270,12 +252,12 @@ def retire(
             # Replace the bundle only now: before, a rollback could still need the set that these processes serve.
             parts = _OF_A_SET if main.profile == "split" else ()
             try:
-                with showing(None if as_json else console(stderr=True)) as say:
+                with showing(None if is_json() else console(stderr=True)) as say:
                     main = Stack(state, say=say)
                     main.replace_bundle(Path(after.sets[after.serving].bundle), parts)
             except StackError as exc:
-                advice = "freshet down, then freshet up: the stack is noted with the remaining model"
-                raise CommandError(f"{exc.part}: {exc.problem}", advice=advice) from exc
+                exc.advice = "freshet down, then freshet up: the stack is noted with the remaining model"
+                raise
             if parts:
                 gone = after.serving
                 after = _operated(lambda sets: sets.settled(), f"retire {name}: taken over", main, gateways)
@@ -283,17 +265,16 @@ def retire(
             # Gateways finish calls in flight on the existing connections.
             time.sleep(_LAST_CALLS_S)
             remove_set(main, gone)
-    _say(after, f"retire {name}", as_json=as_json)
+    _say(after, f"retire {name}")
 
 
 @app.command(name="list")
-@reports_errors
+@json_command
 def list_(
     *,
     state: options.State = options.DEFAULT_STATE,
     gateways: Gateways = "",
     history: Annotated[bool, typer.Option("--history", help="All operations so far.")] = False,
-    as_json: options.AsJson = False,
 ) -> None:
     """Show the sets, their shares, and each gateway's view of them.
 
@@ -308,37 +289,41 @@ def list_(
         main = Stack(state)
         counted = control_of(main).read()
         answers = ask_gateways(gateways_of(gateways, main))
-    if as_json:
-        plain = {target: MessageToDict(answer, preserving_proto_field_name=True) for target, answer in answers.items()}
-        emit_json({"gateways": plain, "operations": [_as_dict(one) for one in counted.operations]})
-        return
+    plain = {target: MessageToDict(found, preserving_proto_field_name=True) for target, found in answers.items()}
+    answer(
+        {"gateways": plain, "operations": [_as_dict(one) for one in counted.operations]},
+        lambda: _print(answers, counted.operations if history else ()),
+    )
+
+
+def _print(
+    answers: "Mapping[str, gateway_pb2.GetVersionSetsResponse]", history: "Sequence[Operation[VersionSets]]"
+) -> None:
     out = console()
-    for target, answer in answers.items():
+    for target, found in answers.items():
         shown = table("set", "model", "", "answered", "problem", right=("answered",), title=f"gateway {target}")
-        for one in answer.sets:
-            part = _part_of(one.set.name, answer)
+        for one in found.sets:
+            part = _part_of(one.set.name, found)
             shown.add_row(one.set.name, one.set.model_version, part, f"{one.answered:,}", one.problem)
         out.print(shown)
-        for one in answer.sets:
+        for one in found.sets:
             if one.HasField("shadow"):
                 out.print(_shadow_text(one.set.name, one.shadow))
     if history:
         shown = table("", "when", "who", "what", right=("",))
-        for done in counted.operations:
+        for done in history:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(done.time_ms / 1000))
             shown.add_row(str(done.after.revision), when, done.operator, done.operation)
         out.print(shown)
 
 
-def _operate(
-    operation: "Callable[[VersionSets], VersionSets]", description: str, state: Path, gateways: str, as_json: bool
-) -> None:
+def _operate(operation: "Callable[[VersionSets], VersionSets]", description: str, state: Path, gateways: str) -> None:
     """Apply the operation and print it."""
     from services.stack import Stack
 
     with sentences():
         after = _operated(operation, description, Stack(state), gateways)
-    _say(after, description, as_json=as_json)
+    _say(after, description)
 
 
 def _operated(
@@ -392,8 +377,6 @@ def _as_dict(one: "Operation[VersionSets]") -> dict[str, Any]:
     }
 
 
-def _say(after: "VersionSets", description: str, *, as_json: bool) -> None:
-    if as_json:
-        emit_json({"revision": after.revision, "serving": after.serving, "sets": sorted(after.sets)})
-    else:
-        typer.echo(f"{description}  (revision {after.revision}, {after.serving} serves)")
+def _say(after: "VersionSets", description: str) -> None:
+    facts = {"revision": after.revision, "serving": after.serving, "sets": sorted(after.sets)}
+    answer(facts, f"{description}  (revision {after.revision}, {after.serving} serves)")

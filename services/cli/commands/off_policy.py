@@ -1,4 +1,4 @@
-"""`freshet off-policy`: the reward that another policy would have got, from the log of the one that ran."""
+"""`freshet off-policy`: the reward of another policy, estimated from the log of the one that ran."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +8,7 @@ import typer
 from services.cli import options
 from services.cli.commands.experiments import Name, control_of_experiments, current_experiments
 from services.cli.commands.results import Archive, metric_of, opened
-from services.cli.output import console, emit_json, reports_errors, sentences, table, usage_error
+from services.cli.output import answer, console, json_command, sentences, table, usage_error
 
 if TYPE_CHECKING:
     from services.offline.experiments.policies import Estimates, Given
@@ -22,7 +22,7 @@ Metric = Annotated[str, typer.Option(help="The reward: TYPE counts interactions,
 
 
 @app.command()
-@reports_errors
+@json_command
 def arms(
     name: Name,
     *,
@@ -33,7 +33,6 @@ def arms(
     metric: Metric,
     archive: Archive = None,
     state: options.State = options.DEFAULT_STATE,
-    as_json: options.AsJson = False,
 ) -> None:
     """Estimate the reward per answer of arms chosen by the request's context, from an experiment's exposures.
 
@@ -45,17 +44,16 @@ def arms(
     policy, reward = [_given(text) for text in give], metric_of(metric)
     with sentences(NoSupport), opened(state, archive) as log:
         found = of_arms(log, current_experiments(control_of_experiments(state)).find(name), policy, reward)
-    _show(found, as_json=as_json)
+    answer(asdict(found), lambda: _print(found))
 
 
 @app.command()
-@reports_errors
+@json_command
 def new_items(
     *,
     metric: Metric,
     archive: Archive = None,
     state: options.State = options.DEFAULT_STATE,
-    as_json: options.AsJson = False,
 ) -> None:
     """Estimate the reward per answer without positions for new items, from answers that had some.
 
@@ -67,7 +65,7 @@ def new_items(
     reward = metric_of(metric)
     with sentences(NoSupport), opened(state, archive) as log:
         found = without_new_items(log, reward)
-    _show(found, as_json=as_json)
+    answer(asdict(found), lambda: _print(found))
 
 
 def _given(text: str) -> "Given":
@@ -80,10 +78,7 @@ def _given(text: str) -> "Given":
     return Given(arm=arm, name=name, value=value)
 
 
-def _show(found: "Estimates", *, as_json: bool) -> None:
-    if as_json:
-        emit_json(asdict(found))
-        return
+def _print(found: "Estimates") -> None:
     part = "" if found.positions is None else f", positions 1 to {found.positions}"
     columns = ("policy", "per answer", "95 %", "effective users")
     shown = table(*columns, right=columns[1:], title=f"{found.answers:,} answers of {found.users:,} users{part}")

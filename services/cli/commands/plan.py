@@ -4,11 +4,10 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli.options import AsJson
-from services.cli.output import console, emit_json, reports_errors, table, usage_error
+from services.cli.output import answer, console, json_command, sentences, table
 
 
-@reports_errors
+@json_command
 def plan(
     *,
     users: Annotated[int, typer.Option(help="Users with a stored state.")],
@@ -17,7 +16,6 @@ def plan(
     recommend_per_s: Annotated[float, typer.Option(help="Recommendations a second.")],
     machine_memory_gb: Annotated[float, typer.Option(help="Memory of one machine, GiB.")] = 64,
     machine_cores: Annotated[int, typer.Option(help="Cores of one machine.")] = 16,
-    as_json: AsJson = False,
 ) -> None:
     """Estimate processes, cores, memory, partitions, shards and network from measured unit costs.
 
@@ -25,7 +23,7 @@ def plan(
     """
     from services.cli import planning
 
-    try:
+    with sentences():
         asked = planning.Asked(
             users=users,
             items=items,
@@ -34,13 +32,8 @@ def plan(
             machine_memory_gb=machine_memory_gb,
             machine_cores=machine_cores,
         )
-    except ValueError as error:
-        raise usage_error(str(error), "see --help for an example") from error
     found = planning.plan(asked)
-    if as_json:
-        emit_json(found)
-    else:
-        _print(found)
+    answer(found, lambda: _print(found))
 
 
 def _print(found: dict[str, Any]) -> None:

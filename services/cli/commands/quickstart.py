@@ -1,7 +1,6 @@
 """`freshet quickstart`: show a first answer within a minute, and the effect of one event on it.
-
-It starts the smallest system that answers: the compact profile without refresher and generator, in its own state
-folder. The model is trained once and stored in the user's cache.
+It starts the compact profile without refresher and generator, in its own state folder. The model is trained once and
+stored in the user's cache.
 """
 
 import os
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import client, options
-from services.cli.output import CommandError, console, emit_json, reports_errors, table
+from services.cli.output import CommandError, answer, console, is_json, json_command, sentences, table
 
 if TYPE_CHECKING:
     from freshet_client import Recommendation
@@ -35,14 +34,13 @@ _PARTS = ("kafka", "redis", "encoder", "gateway")
 _K = 5
 
 
-@reports_errors
+@json_command
 def quickstart(
     *,
     state: Annotated[
         Path, typer.Option("--state", help="Its state folder; no other stack may use it.")
     ] = DEFAULT_STATE,
     port_offset: options.PortOffset = 0,
-    as_json: options.AsJson = False,
 ) -> None:
     """Start the smallest system that answers, request recommendations, record one event, and request them again.
 
@@ -51,31 +49,24 @@ def quickstart(
 
     Example:  freshet quickstart
     """
-    from services.stack import Ports, Stack, StackError
+    from services.stack import Ports, Stack
     from services.stack.display import showing
 
     began = time.monotonic()
-    with showing(None if as_json else console(stderr=True)) as say:
+    with sentences(), showing(None if is_json() else console(stderr=True)) as say:
         ports = Ports.default(offset=port_offset) if port_offset else None
-        try:
-            with _model(state, say) as bundle:
-                stack = Stack(state, bundle=bundle, profile="compact", ports=ports, say=say)
-                stack.up(_PARTS[:2])
-            stack.up(_PARTS)
-        except StackError as exc:
-            raise CommandError(f"{exc.part}: {exc.problem}", advice=exc.advice) from exc
+        with _model(state, say) as bundle:
+            stack = Stack(state, bundle=bundle, profile="compact", ports=ports, say=say)
+            stack.up(_PARTS[:2])
+        stack.up(_PARTS)
     result = _ask(stack, began)
-    if as_json:
-        emit_json(result)
-    else:
-        _print(result, stack, state)
+    answer(result, lambda: _print(result, stack, state))
 
 
 @contextmanager
 def _model(state: Path, say: "Say") -> Iterator[Path]:
     """Yield the folder of the trained bundle, which exists after the block.
-
-    Training runs in a separate process, so that Kafka can start meanwhile and PyTorch's memory is freed at the end.
+    Training is a separate process: Kafka can start meanwhile, and PyTorch's memory is freed at the end.
     """
     from services.algorithms.bundles import model_manifest
     from services.offline import quickstart as training
@@ -181,24 +172,23 @@ def _curl(stack: "Stack", user_id: str, item_id: str, best: str) -> list[str]:
 
 def _print(result: Mapping[str, Any], stack: "Stack", state: Path) -> None:
     out = console()
-    out.print(f"Model {result['model_version']}, one epoch on {result['data']}.", soft_wrap=True)
-    out.print(f"\n{result['user_id']} likes {'; '.join(result['liked'])}. Recommended:", soft_wrap=True)
+    out.print(f"Model {result['model_version']}, one epoch on {result['data']}.")
+    out.print(f"\n{result['user_id']} likes {'; '.join(result['liked'])}. Recommended:")
     out.print(_table(result["before"]))
-    out.print(f"\nThen they like {result['liked_next']}. {result['second_answer_ms']:.0f} ms later:", soft_wrap=True)
+    out.print(f"\nThen they like {result['liked_next']}. {result['second_answer_ms']:.0f} ms later:")
     out.print(_table(result["after"], result["before"]))
     if not result["token_honoured"]:
         out.print("The event is not in this answer yet: ask again in a moment.", style="yellow")
     memory = sum(result["memory_mb"].values())
     out.print(
         f"\nFirst answer {result['seconds_to_first_answer']:.0f} s after the command; {memory:,.0f} MB resident in "
-        f"{len(result['memory_mb'])} parts. It keeps running, gRPC at {stack.address('gateway')}. Ask it yourself:\n",
-        soft_wrap=True,
+        f"{len(result['memory_mb'])} parts. It keeps running, gRPC at {stack.address('gateway')}. Ask it yourself:\n"
     )
     for line in result["curl"]:
-        out.print(line, soft_wrap=True)
+        out.print(line)
     where = f" --state {shlex.quote(str(state))}"
-    out.print(f"\nSearch, and learning from everybody's events:  freshet up{where}", soft_wrap=True)
-    out.print(f"Stop:  freshet down{where}", soft_wrap=True)
+    out.print(f"\nSearch, and learning from everybody's events:  freshet up{where}")
+    out.print(f"Stop:  freshet down{where}")
 
 
 def _table(rows: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]] | None = None) -> Any:

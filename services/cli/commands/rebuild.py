@@ -1,15 +1,13 @@
-"""`freshet rebuild`: fold every attribution again, then compare with the running refresher or write checkpoints.
+"""`freshet rebuild`: fold every attribution again, then compare with the running refresher or write checkpoints."""
 
-services/offline/backfill/rebuild.py folds; this module shows progress, compares and sets the exit status.
-"""
-
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from services.cli import options
-from services.cli.output import CommandError, console, emit_json, progress_bar, reports_errors, sentences, table
+from services.cli.output import CommandError, answer, console, json_command, progress, sentences, table
 
 if TYPE_CHECKING:
     from services.offline.backfill.rebuild import RebuildReport
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 _STATUS_TIMEOUT_S = 5.0
 
 
-@reports_errors
+@json_command
 def rebuild(
     *,
     state: options.State = options.DEFAULT_STATE,
@@ -26,15 +24,13 @@ def rebuild(
         Path | None,
         typer.Option(help="Another model's bundle: its sums are written as checkpoints [the stack's bundle]."),
     ] = None,
-    as_json: options.AsJson = False,
 ) -> None:
     """Compute the refresher's sums from the whole stream of attributions and print their digests, while all runs.
 
-    For the running refresher's own bundle the digests are compared: the exit status is 1 if one differs at the same
-    position. For another bundle, or if no refresher runs, the result is written as checkpoints. A refresher of that
-    bundle continues from them. Run `freshet backfill-attributions` first: it writes another model's attributions.
-
-    Example:  freshet rebuild
+    For the running refresher's bundle the digests are compared: the exit status is 1 if one differs at the same
+    position. For another bundle, or without a running refresher, the result is written as checkpoints, from which a
+    refresher of that bundle continues. Run `freshet backfill-attributions` first: it writes another model's
+    attributions.
 
     Example:  freshet rebuild --bundle bundles/new
     """
@@ -44,35 +40,26 @@ def rebuild(
 
     stack = Stack(state)
     live = _live(stack)
-    with sentences(), progress_bar(as_json=as_json) as bar:
+    with sentences(), progress() as update:
         settings = RefresherSettings(
             bundle=bundle or stack.bundle,
             kafka_bootstrap=stack.kafka_bootstrap,
             redis_url=stack.redis_url,
             checkpoints=stack.place.state.data("refresher"),
         )
-        task = bar.add_task("folding", total=None)
         is_live = live is not None and live.model_version == _version(settings.bundle)
-        report = run_rebuild(
-            settings,
-            keep=not is_live,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+        report = run_rebuild(settings, keep=not is_live, progress=partial(update, "folding"))
     rows = _compared(report, live if is_live else None)
-    if as_json:
-        emit_json(
-            {
-                "model_version": report.model_version,
-                "policy": report.policy,
-                "records": report.records,
-                "seconds": round(report.seconds, 3),
-                "counts": dict(report.counts),
-                "kept": not is_live,
-                "partitions": rows,
-            }
-        )
-    else:
-        _show(report, rows, kept=not is_live)
+    facts = {
+        "model_version": report.model_version,
+        "policy": report.policy,
+        "records": report.records,
+        "seconds": round(report.seconds, 3),
+        "counts": dict(report.counts),
+        "kept": not is_live,
+        "partitions": rows,
+    }
+    answer(facts, lambda: _show(report, rows, kept=not is_live))
     if any(row["equal"] is False for row in rows):
         raise CommandError(
             "a live digest differs from the rebuild's at the same position",

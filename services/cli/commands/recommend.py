@@ -1,34 +1,33 @@
-"""`freshet recommend`: the top K for a user, for a sequence of items given on the command line, or for many users.
-
-The command shows titles if the bundle is on this machine, and the answer's provenance: model, index, the state's age
-and stream position, certificate, degradations, and milliseconds by stage.
+"""`freshet recommend`: the top K for a user, for a sequence of items, or for many users, with provenance.
+Titles are shown if the bundle is on this machine.
 """
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from services.cli import client, options
-from services.cli.answers import certificate_text, degradation_names, history_of, index_freshness, rules_of
-from services.cli.client import read_titles
-from services.cli.output import (
-    console,
-    duration,
-    emit_json,
-    progress_bar,
-    reports_errors,
-    sentences,
-    table,
-    usage_error,
+from services.cli.answers import (
+    certificate_text,
+    degradation_names,
+    history_of,
+    index_freshness,
+    print_warnings,
+    rules_of,
 )
+from services.cli.client import read_titles
+from services.cli.option_groups import filters
+from services.cli.output import answer, console, duration, json_command, progress, sentences, table, usage_error
 
 if TYPE_CHECKING:
-    from freshet.v1 import gateway_pb2
+    from freshet.v1 import common_pb2, gateway_pb2
 
 
-@reports_errors
+@json_command
+@filters
 def recommend(
     *,
     user: Annotated[str, typer.Option(help="User id; may be left out with --items.")] = "",
@@ -36,11 +35,7 @@ def recommend(
     k: Annotated[int, typer.Option(help="How many items, 1-1000.")] = 10,
     token: Annotated[str, typer.Option(help="Token of `freshet record`: reflect that write.")] = "",
     include_seen: Annotated[bool, typer.Option("--include-seen", help="Allow items that the user has seen.")] = False,
-    allow_items: options.AllowItems = "",
-    deny_items: options.DenyItems = "",
-    allow_categories: options.AllowCategories = "",
-    deny_categories: options.DenyCategories = "",
-    where: options.Where = None,
+    allowed: "common_pb2.Filter",
     max_per_category: Annotated[int, typer.Option(min=0, max=1000, help="At most this many; 0: no limit.")] = 0,
     diversity: Annotated[float, typer.Option(help="0 orders by score alone, towards 1 prefers unlike items.")] = 0.0,
     query: Annotated[str, typer.Option(help="Words: items that they find join the ranked pool.")] = "",
@@ -57,7 +52,6 @@ def recommend(
     timeout_ms: options.TimeoutMs = 2000,
     batch: Annotated[Path | None, typer.Option(help="A Parquet table with a column user_id: answer for each.")] = None,
     out: Annotated[Path | None, typer.Option(help="With --batch: the Parquet table of answers.")] = None,
-    as_json: options.AsJson = False,
 ) -> None:
     """Recommend items for a user, for a sequence of items, or for many users.
 
@@ -79,12 +73,12 @@ def recommend(
     client.check_k(k)
     from freshet.v1 import gateway_pb2
 
+    allowed.exclude_seen = not include_seen
+    not_again = gateway_pb2.NotAgain(answers=not_again_answers, minutes=not_again_minutes)
     request = gateway_pb2.RecommendRequest(
         user_id=user,
         k=k,
-        filter=client.filter_of(
-            allow_items, deny_items, allow_categories, deny_categories, where or (), exclude_seen=not include_seen
-        ),
+        filter=allowed,
         context=client.parse_context(context or []),
         history=history_of(client.split_ids(items)),
         freshness_token=client.parse_token(token) if token else None,
@@ -93,64 +87,34 @@ def recommend(
         query=query,
         page_depth=page_depth,
         page_token=page_token,
-        not_again=_not_again(not_again_answers, not_again_minutes),
+        not_again=not_again if not_again_answers or not_again_minutes else None,
         rules=rules_of(rules),
         max_gap=max_gap,
     )
     if as_of:
         request.as_of.FromNanoseconds(client.parse_time_ns("as-of", as_of))
     if batch is not None and out is not None:
-        _recommend_to_all(batch, out, request, gateway, timeout_ms / 1000, as_json=as_json)
+        _recommend_to_all(batch, out, request, gateway, timeout_ms / 1000)
         return
-    answer, elapsed_ms = _timed(request, gateway, timeout_ms)
-    titles = read_titles(bundle)
-    if as_json:
-        emit_json(as_dict(answer, titles) | {"elapsed_ms": round(elapsed_ms, 3)})
-    else:
-        _print_answer(answer, titles, subject=f"user {user}" if user else "this sequence")
-
-
-def _not_again(answers: int, minutes: int) -> "gateway_pb2.NotAgain | None":
-    """Return the request's field; None if nothing is to be excluded."""
-    from freshet.v1 import gateway_pb2
-
-    return gateway_pb2.NotAgain(answers=answers, minutes=minutes) if answers or minutes else None
-
-
-def _timed(
-    request: "gateway_pb2.RecommendRequest", gateway: str, timeout_ms: int
-) -> "tuple[gateway_pb2.RecommendResponse, float]":
-    """Return the answer, and its milliseconds."""
-    with client.gateway(gateway) as asked:
-        started = time.perf_counter()
-        answer = asked.call("Recommend", request, timeout_s=timeout_ms / 1000)
-        return answer, (time.perf_counter() - started) * 1000
+    started = time.perf_counter()
+    found = client.ask(gateway, "Recommend", request, timeout_ms)
+    elapsed_ms = round((time.perf_counter() - started) * 1000, 3)
+    facts = as_dict(found, read_titles(bundle)) | {"elapsed_ms": elapsed_ms}
+    answer(facts, lambda: _print_answer(facts, subject=f"user {user}" if user else "this sequence"))
 
 
 def _recommend_to_all(
-    users: Path, out: Path, request: "gateway_pb2.RecommendRequest", gateway: str, timeout_s: float, *, as_json: bool
+    users: Path, out: Path, request: "gateway_pb2.RecommendRequest", gateway: str, timeout_s: float
 ) -> None:
     from services.cli import batch
 
     with sentences():
         found = batch.read_users(users, out)
-    with client.gateway(gateway, is_background=True) as asked, progress_bar(as_json=as_json) as bar:
-        task = bar.add_task("users", total=len(found))
-        summary = batch.run(
-            asked,
-            found,
-            request,
-            out,
-            timeout_s=timeout_s,
-            progress=lambda done: bar.update(task, completed=done),
-        )
-    if as_json:
-        emit_json(summary)
-        return
+    with client.gateway(gateway, is_background=True) as asked, progress() as update:
+        moved = partial(update, "users", total=len(found))
+        summary = batch.run(asked, found, request, out, timeout_s=timeout_s, progress=moved)
     sources = ", ".join(f"{count} {source}" for source, count in sorted(summary["state_sources"].items()))
-    console().print(
-        f"{summary['users']} users, model {summary['model_version']}, states: {sources}: {out}", soft_wrap=True
-    )
+    answer(summary, f"{summary['users']} users, model {summary['model_version']}, states: {sources}: {out}")
 
 
 def as_dict(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str]) -> dict[str, Any]:
@@ -193,8 +157,7 @@ def as_dict(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str]) -> 
     }
 
 
-def _print_answer(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str], *, subject: str) -> None:
-    facts = as_dict(answer, titles)
+def _print_answer(facts: dict[str, Any], *, subject: str) -> None:
     named = ("title", "id") if any(row["title"] for row in facts["items"]) else ("item",)
     shown = table("", *named, "score", "source", right=("", "score"), title=f"for {subject}")
     for row in facts["items"]:
@@ -204,13 +167,10 @@ def _print_answer(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str
     out.print(shown)
     if not facts["items"]:
         out.print("nothing is left after the filters", style="yellow")
-    out.print(provenance_line(facts), style="dim", soft_wrap=True)
+    out.print(provenance_line(facts), style="dim")
     if facts["next_page_token"]:
-        out.print(f"next page: --page-token {facts['next_page_token']}", soft_wrap=True)
-    for warning in facts["warnings"]:
-        out.print(warning, style="yellow", markup=False)
-    if facts["degradations"]:
-        out.print(f"degraded: {', '.join(facts['degradations'])}", style="yellow")
+        out.print(f"next page: --page-token {facts['next_page_token']}")
+    print_warnings(facts)
     if not facts["token_honoured"]:
         out.print("the token's event is not reflected yet; ask again in a moment", style="yellow")
 

@@ -1,6 +1,5 @@
 """`freshet record` and `freshet undo`: write one interaction through the gateway, or undo one.
-
-Both print the event id (reuse it to repeat the command safely) and the freshness token for `recommend --token`.
+Both print the event id, with which a command can be repeated safely, and the freshness token for `recommend --token`.
 """
 
 import math
@@ -10,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli import client, options
-from services.cli.output import emit_json, reports_errors, usage_error
+from services.cli.output import answer, json_command, usage_error
 
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
 
 
-@reports_errors
+@json_command
 def record(
     *,
     user: Annotated[str, typer.Option(help="User id, 1-128 bytes.")],
@@ -35,7 +34,6 @@ def record(
     context: options.Context = None,
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 5000,
-    as_json: options.AsJson = False,
 ) -> None:
     """Write one interaction; it is durable when the token is printed.
 
@@ -60,19 +58,17 @@ def record(
     )
     interaction.event_time.FromNanoseconds(client.parse_time_ns("time", at) if at else time.time_ns())
     request = gateway_pb2.RecordInteractionsRequest(interactions=[interaction])
-    with client.gateway(gateway) as asked:
-        response = asked.call("RecordInteractions", request, timeout_s=timeout_ms / 1000)
-    _print_receipt(response.receipts[0], as_json=as_json, done="recorded", user=user)
+    response = client.ask(gateway, "RecordInteractions", request, timeout_ms)
+    _print_receipt(response.receipts[0], done="recorded", user=user)
 
 
-@reports_errors
+@json_command
 def undo(
     *,
     user: Annotated[str, typer.Option(help="User id.")],
     event_id: Annotated[str, typer.Option(help="The event id that `freshet record` printed.")],
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 5000,
-    as_json: options.AsJson = False,
 ) -> None:
     """Remove one earlier interaction of a user. An unknown event id changes nothing.
 
@@ -81,16 +77,13 @@ def undo(
     from freshet.v1 import gateway_pb2
 
     request = gateway_pb2.UndoInteractionRequest(user_id=user, event_id=event_id)
-    with client.gateway(gateway) as asked:
-        response = asked.call("UndoInteraction", request, timeout_s=timeout_ms / 1000)
-    _print_receipt(response.receipt, as_json=as_json, done=f"undo of {event_id}, if there is one, recorded", user=user)
+    response = client.ask(gateway, "UndoInteraction", request, timeout_ms)
+    _print_receipt(response.receipt, done=f"undo of {event_id}, if there is one, recorded", user=user)
 
 
-def _print_receipt(receipt: "gateway_pb2.InteractionReceipt", *, as_json: bool, done: str, user: str) -> None:
+def _print_receipt(receipt: "gateway_pb2.InteractionReceipt", *, done: str, user: str) -> None:
     token = client.format_token(receipt.token)
-    if as_json:
-        emit_json({"event_id": receipt.event_id, "token": token, **client.plain(receipt.token)})
-        return
-    typer.echo(f"{done}  event {receipt.event_id}")
-    typer.echo(f"token  {token}")
-    typer.echo(f"see it: freshet recommend --user {user} --token {token}")
+    answer(
+        {"event_id": receipt.event_id, "token": token, **client.plain(receipt.token)},
+        f"{done}  event {receipt.event_id}\ntoken  {token}\nsee it: freshet recommend --user {user} --token {token}",
+    )

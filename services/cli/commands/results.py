@@ -14,16 +14,7 @@ import typer
 
 from services.cli import options
 from services.cli.commands.experiments import Name, control_of_experiments, current_experiments, now_ms, operated
-from services.cli.output import (
-    CommandError,
-    console,
-    emit_json,
-    report,
-    reports_errors,
-    sentences,
-    table,
-    usage_error,
-)
+from services.cli.output import CommandError, answer, console, json_command, report, sentences, table, usage_error
 from services.cli.staging import kafka_of
 
 if TYPE_CHECKING:
@@ -37,7 +28,7 @@ Archive = Annotated[
 FOLLOW_S, RETRY_S = 20.0, 5.0
 
 
-@reports_errors
+@json_command
 def results(
     name: Name,
     *,
@@ -66,15 +57,12 @@ def results(
     ] = False,
     export: Annotated[Path | None, typer.Option(help="Write the table to this CSV or Parquet file.")] = None,
     state: options.State = options.DEFAULT_STATE,
-    as_json: options.AsJson = False,
 ) -> None:
     """Show which arm is better, with intervals that stay valid however often you look.
 
     A user counts once, when the horizon after the first exposure is over. P-values are corrected over all metrics and
     arms together. If the numbers of users do not match the arms' shares, users of one arm are lost or counted twice, so
     no difference is shown.
-
-    Example:  freshet results diversity --metric click --metric purchase:value
 
     Example:  freshet results diversity --metric click --guardrail 'hide<=+5%' --stop-broken
 
@@ -88,7 +76,7 @@ def results(
     if by:
         if publish or follow:
             raise usage_error(f"by={by!r} allowed: without --publish and --follow", "run it in addition")
-        _show_counts(name, by, archive, export, state, as_json=as_json)
+        _show_counts(name, by, archive, export, state)
         return
     asked: dict[str, Any] = {"horizon": timedelta(hours=horizon_hours), "past": timedelta(days=past_days)}
     asked["tuned_for"] = users
@@ -107,10 +95,7 @@ def results(
     rows = _rows(one)
     if export is not None:
         _export(rows, export)
-    if as_json:
-        emit_json(_result_json(one, rows))
-    else:
-        _print_results(one, found, rows)
+    answer(_result_json(one, rows), lambda: _print_results(one, found, rows))
     if one.broken and stop_broken:
         with sentences():
             operated(lambda held: held.stopped(name, now_ms()), f"stop {name}: guardrail {one.broken[0][0]}", state)
@@ -120,8 +105,8 @@ def results(
 def until_stopped(
     compare: "Callable[[], tuple[Experiment, Results]]", *, stop_broken: bool
 ) -> "tuple[Experiment, Results]":
-    """Compare until the experiment is stopped, or is to be stopped; return the last results. A failure is printed, and
-    the next attempt follows soon.
+    """Compare until the experiment is stopped, or should be; return the last results.
+    Failures are printed, and the next attempt follows soon.
     """
     interrupted = threading.Event()
 
@@ -150,17 +135,14 @@ def until_stopped(
         signal.signal(signal.SIGINT, before)
 
 
-def _show_counts(name: str, by: str, archive: Path | None, export: Path | None, state: Path, *, as_json: bool) -> None:
+def _show_counts(name: str, by: str, archive: Path | None, export: Path | None, state: Path) -> None:
     from services.offline.experiments.results import counts_by
 
     with sentences(), opened(state, archive) as log:
         rows = counts_by(log, current_experiments(control_of_experiments(state)).find(name), by)
     if export is not None:
         _export(rows, export)
-    if as_json:
-        emit_json({"experiment": name, "by": by, "rows": rows})
-    else:
-        _print_rows(rows)
+    answer({"experiment": name, "by": by, "rows": rows}, lambda: _print_rows(rows))
 
 
 def opened(state: Path, archive: Path | None) -> Any:

@@ -7,18 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from services.cli import options
-from services.cli.output import (
-    CommandError,
-    console,
-    emit_json,
-    reports_errors,
-    sentences,
-    table,
-)
+from services.cli.output import CommandError, answer, console, is_json, json_command, sentences, table
 from services.offline.openmp import wait_without_spinning
 
 
-@reports_errors
+@json_command
 def retrain(
     *,
     serving: Annotated[Path, typer.Option(envvar="FRESHET_BUNDLE", help="The serving bundle.")] = (
@@ -38,7 +31,6 @@ def retrain(
         bool, typer.Option("--stage", help="Stage a model that passes, as a set named by its version.")
     ] = False,
     state: options.State = options.DEFAULT_STATE,
-    as_json: options.AsJson = False,
 ) -> None:
     """Train on events until a day ago, compare the old and the new model on the last day, and write the new one if it
     passes.
@@ -46,7 +38,7 @@ def retrain(
     The new model is rejected (exit status 1) if it may lose more than 5 % of the hits, is significantly worse in a
     stratum (new users, new items, short histories, ...), or costs half as much again. A rejected model is written to
     OUT.held-back. The data may be an archive of `freshet archive` or any other table. An interrupted run continues when
-    repeated; a finished run does nothing. The manifest names its data.
+    repeated; a finished run does nothing.
 
     Example:  freshet archive .freshet/archive && freshet retrain --data .freshet/archive --stage
     """
@@ -56,20 +48,11 @@ def retrain(
 
     settings = {"preset_name": preset, "head": head, "epochs": epochs, "seed": seed, "threads": threads}
     with sentences(ExportError, no_memory="--preset quick"):
-        report = run(
-            serving=serving,
-            data=data,
-            out=out,
-            hours=hours,
-            settings=settings,
-            console=console(stderr=as_json),
-        )
+        where = console(stderr=is_json())
+        report = run(serving=serving, data=data, out=out, hours=hours, settings=settings, console=where)
     if stage and report["gate"]["passes"]:
-        report["staged"] = _staged(report, serving, state, as_json=as_json)
-    if as_json:
-        emit_json(report)
-    else:
-        _print(report)
+        report["staged"] = _staged(report, serving, state)
+    answer(report, lambda: _print(report))
     if not report["gate"]["passes"]:
         raise CommandError(
             f"held back: {'; '.join(report['gate']['held_back'])}",
@@ -77,7 +60,7 @@ def retrain(
         )
 
 
-def _staged(report: dict[str, Any], serving: Path, state: Path, *, as_json: bool) -> str:
+def _staged(report: dict[str, Any], serving: Path, state: Path) -> str:
     """Stage the new model, unless a set has it; return the set's name."""
     from services.cli.staging import set_of, stage_bundle
 
@@ -89,7 +72,7 @@ def _staged(report: dict[str, Any], serving: Path, state: Path, *, as_json: bool
     if not folder.exists():
         shutil.copytree(report["bundle"], folder)
     name = f"model-{version[:8]}"
-    stage_bundle(name, folder, state=state, serving=serving, as_json=as_json)
+    stage_bundle(name, folder, state=state, serving=serving)
     return name
 
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from services.cli import client, options
-from services.cli.output import console, emit_json, progress_bar, reports_errors, sentences
+from services.cli.output import answer, json_command, progress, sentences
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from services.encoder.config import EncoderSettings
 
 
-@reports_errors
+@json_command
 def score(
     *,
     out: Annotated[Path, typer.Option(help="The Parquet table of answers.")],
@@ -31,14 +31,13 @@ def score(
     on: options.On = None,
     kafka: options.Kafka = "",
     state: options.State = options.DEFAULT_STATE,
-    as_json: options.AsJson = False,
 ) -> None:
     """Score all users from the log of interactions: the items that the gateway would answer, without calling it.
 
-    Only Kafka has to run. The live consumer's code makes the histories, and this command encodes them. It searches
-    exactly over the catalogue that is served now, with its refreshed, new and withdrawn items. Item neighbours and
-    remembered interactions vote according to FRESHET_CANDIDATES_VOTE_. Items that users have seen are left out. The
-    rows have the columns of `freshet recommend --batch`, sorted by partition and id; index_version names the catalogue.
+    Only Kafka has to run. Histories are made by the live consumer's code. The search is exact over the catalogue that
+    is served now. Item neighbours and remembered interactions vote according to FRESHET_CANDIDATES_VOTE_. Seen items
+    are left out. The rows have the columns of `freshet recommend --batch`, sorted by partition and id; index_version
+    names the catalogue.
 
     Rows lack what the gateway adds: popular items for users without a state (no items here, `no_state`), the boost of
     popular items for users with fewer items than FRESHET_GATEWAY_COLD_ITEMS (`popular_not_boosted`), standing rules,
@@ -61,7 +60,7 @@ def score(
     from services.platform.config import load_settings
     from services.stack import Stack
 
-    with sentences(), progress_bar(as_json=as_json) as bar:
+    with sentences(), progress() as update:
         moment_ns = client.parse_time_ns("as-of", as_of) if as_of else time.time_ns()
         wanted = None if users is None else read_users(users, out)
         model_version = load_bundle(bundle, verify=False).model_version
@@ -81,11 +80,11 @@ def score(
         log_is = {"kafka": encoder.kafka_bootstrap, "partitions": len(theirs), "archive": str(job.archive)}
         parts = RowParts(out, {"model": model_version, "users": named, "k": k, "as_of": as_of, **log_is})
         found = parts.found
-        task = bar.add_task("partitions", total=len(theirs), completed=found)
+        update("partitions", found, len(theirs))
 
         def finished(number: int, rows: "pa.Table") -> None:
             parts.write(number, rows)
-            bar.advance(task)
+            update("partitions", parts.found, len(theirs))
 
         run_parts(
             {
@@ -98,15 +97,8 @@ def score(
             on=on,
         )
         summary = parts.join() | {"model_version": model_version, "parts_found": found}
-    _say(summary, out, as_json=as_json)
-
-
-def _say(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
-    if as_json:
-        emit_json(summary)
-        return
     sources = ", ".join(f"{count:,} {source}" for source, count in sorted(summary["state_sources"].items()))
-    console().print(f"model {summary['model_version']}, states: {sources}: {out}", soft_wrap=True)
+    answer(summary, f"model {summary['model_version']}, states: {sources}: {out}")
 
 
 def _by_partition(encoder: "EncoderSettings", users: Sequence[str]) -> dict[int, list[str]]:

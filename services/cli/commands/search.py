@@ -1,7 +1,5 @@
-"""`freshet search`: the top K for words, for everybody or for a user, with the sources of each item.
-
-The command prints degradations and each source's time. Search learns from chosen results: `freshet record --query`
-records one.
+"""`freshet search`: the top K for words, with the sources of each item.
+Search learns from chosen results, which `freshet record --query` records.
 """
 
 import time
@@ -10,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import client, options
-from services.cli.answers import degradation_names
-from services.cli.output import console, emit_json, reports_errors, table
+from services.cli.answers import degradation_names, print_warnings
+from services.cli.option_groups import filters
+from services.cli.output import answer, console, json_command, table
 
 if TYPE_CHECKING:
-    from freshet.v1 import gateway_pb2
+    from freshet.v1 import common_pb2, gateway_pb2
 
 
-@reports_errors
+@json_command
+@filters
 def search(
     words: Annotated[str, typer.Argument(help="What to look for, 1-1,024 bytes; quote it.")],
     *,
@@ -26,14 +26,9 @@ def search(
     exclude_seen: Annotated[
         bool, typer.Option("--exclude-seen", help="Leave out items that the user has seen; needs --user.")
     ] = False,
-    allow_items: options.AllowItems = "",
-    deny_items: options.DenyItems = "",
-    allow_categories: options.AllowCategories = "",
-    deny_categories: options.DenyCategories = "",
-    where: options.Where = None,
+    allowed: "common_pb2.Filter",
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 2000,
-    as_json: options.AsJson = False,
 ) -> None:
     """Find items by words. For a vector of your own: freshet search-vectors.
 
@@ -42,23 +37,12 @@ def search(
     client.check_k(k)
     from freshet.v1 import gateway_pb2
 
-    request = gateway_pb2.GatewayServiceSearchRequest(
-        query=words,
-        user_id=user,
-        k=k,
-        filter=client.filter_of(
-            allow_items, deny_items, allow_categories, deny_categories, where or (), exclude_seen=exclude_seen
-        ),
-    )
-    with client.gateway(gateway) as asked:
-        started = time.perf_counter()
-        answer = asked.call("Search", request, timeout_s=timeout_ms / 1000)
-        elapsed_ms = (time.perf_counter() - started) * 1000
-    facts = as_dict(answer) | {"elapsed_ms": round(elapsed_ms, 3)}
-    if as_json:
-        emit_json(facts)
-    else:
-        _print_answer(facts, words, user)
+    allowed.exclude_seen = exclude_seen
+    request = gateway_pb2.GatewayServiceSearchRequest(query=words, user_id=user, k=k, filter=allowed)
+    started = time.perf_counter()
+    found = client.ask(gateway, "Search", request, timeout_ms)
+    facts = as_dict(found) | {"elapsed_ms": round((time.perf_counter() - started) * 1000, 3)}
+    answer(facts, lambda: _print_answer(facts, words, user))
 
 
 def as_dict(answer: "gateway_pb2.GatewayServiceSearchResponse") -> dict[str, Any]:
@@ -111,11 +95,8 @@ def _print_answer(facts: dict[str, Any], words: str, user: str) -> None:
     versions = f"text {facts['text_version'] or '-'}"
     if facts["model_version"]:
         versions += f" · model {facts['model_version']}"
-    out.print(f"{versions} · {facts['total_ms']:.1f} ms ({spent})", style="dim", soft_wrap=True)
+    out.print(f"{versions} · {facts['total_ms']:.1f} ms ({spent})", style="dim")
     for one in facts["sources"]:
         if one["failure"]:
-            out.print(f"{one['source']}: {one['failure']}", style="dim", soft_wrap=True)
-    for warning in facts["warnings"]:
-        out.print(warning, style="yellow", markup=False)
-    if facts["degradations"]:
-        out.print(f"degraded: {', '.join(facts['degradations'])}", style="yellow")
+            out.print(f"{one['source']}: {one['failure']}", style="dim")
+    print_warnings(facts)

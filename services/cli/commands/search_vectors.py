@@ -1,8 +1,4 @@
-"""`freshet search-vectors`: the top K for a query vector, directly from a candidates process.
-
-Use it for external embeddings and for tests of one algorithm. It shows scores, the certificate, and each pass with its
-milliseconds and items touched.
-"""
+"""`freshet search-vectors`: the top K for a query vector, directly from a candidates process."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,28 +6,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import client, options
-from services.cli.output import console, emit_json, reports_errors, usage_error
+from services.cli.answers import certificate_kind
+from services.cli.option_groups import filters
+from services.cli.output import answer, console, json_command, usage_error
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from freshet.v1 import common_pb2
 
 
-@reports_errors
+@json_command
+@filters
 def search_vectors(
     vectors: Annotated[Path, typer.Argument(help="A .npy file of query vectors (n, d), or one (d,).")],
     *,
     row: Annotated[int, typer.Option(min=0, help="Which of the query vectors.")] = 0,
     k: Annotated[int, typer.Option(help="How many items, 1-10,000.")] = 10,
     algorithm: Annotated[str, typer.Option(help="A loaded algorithm; default: the first that finishes in time.")] = "",
-    allow_items: options.AllowItems = "",
-    deny_items: options.DenyItems = "",
-    allow_categories: options.AllowCategories = "",
-    deny_categories: options.DenyCategories = "",
-    where: options.Where = None,
+    allowed: "common_pb2.Filter",
     candidates: options.Candidates = options.DEFAULT_CANDIDATES,
     timeout_ms: options.TimeoutMs = 2000,
-    as_json: options.AsJson = False,
 ) -> None:
     """Search by a vector of your own, in an index that `freshet index` made.
 
@@ -47,7 +42,7 @@ def search_vectors(
             return client.call(method, request, target=candidates, timeout_s=timeout_ms / 1000, process="candidates")
 
         info = ask(stub.GetIndexInfo, candidates_pb2.GetIndexInfoRequest())
-        answer = ask(
+        found = ask(
             stub.Search,
             candidates_pb2.SearchRequest(
                 query_state=common_pb2.QueryState(
@@ -58,29 +53,29 @@ def search_vectors(
                 ),
                 k=k,
                 stage=candidates_pb2.STAGE_FULL,
-                filter=client.filter_of(allow_items, deny_items, allow_categories, deny_categories, where or ()),
+                filter=allowed,
                 algorithm=algorithm,
             ),
         )
-    kind = common_pb2.Certificate.Kind.Name(answer.certificate.kind).removeprefix("KIND_").lower()
-    if as_json:
-        emit_json(
-            {
-                "items": [{"item_id": i, "score": s} for i, s in zip(answer.item_ids, answer.scores, strict=True)],
-                "certificate": {"kind": kind, "gap": None if kind == "estimate" else answer.certificate.gap},
-                "algorithm": answer.algorithm,
-                "index_version": answer.index_version,
-                "passes": [client.plain(one) for one in answer.passes],
-            }
-        )
-        return
-    out = console()
-    for item_id, score in zip(answer.item_ids, answer.scores, strict=True):
-        out.print(f"{score:10.6f}  {item_id}")
-    gap = f", at most {answer.certificate.gap:.6f} off" if kind == "bounded" else ""
-    out.print(f"{kind}{gap}; {answer.algorithm} on index {answer.index_version}", style="dim")
-    for one in answer.passes:
-        out.print(f"{one.milliseconds:8.3f} ms  {one.name}: {one.items_touched:,} items", style="dim")
+    kind, items = certificate_kind(found), list(zip(found.item_ids, found.scores, strict=True))
+
+    def shown() -> None:
+        out = console()
+        for item_id, score in items:
+            out.print(f"{score:10.6f}  {item_id}")
+        gap = f", at most {found.certificate.gap:.6f} off" if kind == "bounded" else ""
+        out.print(f"{kind}{gap}; {found.algorithm} on index {found.index_version}", style="dim")
+        for one in found.passes:
+            out.print(f"{one.milliseconds:8.3f} ms  {one.name}: {one.items_touched:,} items", style="dim")
+
+    facts = {
+        "items": [{"item_id": item_id, "score": score} for item_id, score in items],
+        "certificate": {"kind": kind, "gap": None if kind == "estimate" else found.certificate.gap},
+        "algorithm": found.algorithm,
+        "index_version": found.index_version,
+        "passes": [client.plain(one) for one in found.passes],
+    }
+    answer(facts, shown)
 
 
 def _read_vector(path: Path, row: int) -> "npt.NDArray[np.float32]":

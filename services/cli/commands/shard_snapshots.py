@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli import options
-from services.cli.output import console, emit_json, progress_bar, reports_errors, sentences
+from services.cli.output import answer, json_command, progress, sentences
 
 if TYPE_CHECKING:
     from services.offline.backfill.shard_snapshots import ShardSnapshot
 
 
-@reports_errors
+@json_command
 def shard_snapshots(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="FRESHET_CANDIDATES_SNAPSHOTS of the future processes.")
@@ -25,15 +25,12 @@ def shard_snapshots(
     on: options.On = None,
     kafka: options.Kafka = "",
     state: options.State = options.DEFAULT_STATE,
-    as_json: options.AsJson = False,
 ) -> None:
     """Make the snapshots that the shards' processes would make, so that their first start does not read whole topics.
 
     Use it before you change the number of shards or the machines. A process uses a snapshot that is at most 12 hours
-    old. With --on each shard is a task with one core and the shard's memory, and DIR is a folder that all nodes and the
-    processes share. The processes must not write there meanwhile.
-
-    Example:  freshet shard-snapshots /shared/snapshots --shards 4
+    old. With --on each shard is a task with one core and the shard's memory, and all nodes and processes share DIR. The
+    processes must not write there meanwhile.
 
     Example:  freshet shard-snapshots /shared/snapshots --shards 16 --on ray://head:10001
     """
@@ -45,8 +42,8 @@ def shard_snapshots(
     from services.stack import Stack
 
     made: dict[int, ShardSnapshot] = {}
-    with sentences(), progress_bar(as_json=as_json) as bar:
-        task = bar.add_task("shards", total=shards)
+    with sentences(), progress() as update:
+        update("shards", 0, shards)
         settings = load_settings(
             CandidatesSettings, bundle=bundle.resolve(), kafka_bootstrap=kafka or Stack(state).kafka_bootstrap
         )
@@ -57,13 +54,10 @@ def shard_snapshots(
 
         def done(number: int, snapshot: "ShardSnapshot") -> None:
             made[number] = snapshot
-            bar.advance(task)
+            update("shards", len(made), shards)
 
         run_parts({number: call(number) for number in range(shards)}, done, bundle=settings.bundle, on=on)
     found = [made[number] for number in sorted(made)]
-    if as_json:
-        emit_json({"shards": [asdict(one) for one in found]})
-        return
-    for one in found:
-        where = one.path or "nothing has changed since the bundle: no snapshot is needed"
-        console().print(f"shard {one.shard}: {one.items:,} items at {one.position}: {where}", soft_wrap=True)
+    unchanged = "nothing has changed since the bundle: no snapshot is needed"
+    lines = [f"shard {one.shard}: {one.items:,} items at {one.position}: {one.path or unchanged}" for one in found]
+    answer({"shards": [asdict(one) for one in found]}, "\n".join(lines))

@@ -5,27 +5,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import client, options
-from services.cli.answers import degradation_names
-from services.cli.output import console, emit_json, reports_errors, table
+from services.cli.answers import degradation_names, print_warnings
+from services.cli.option_groups import filters
+from services.cli.output import answer, console, json_command, table
 
 if TYPE_CHECKING:
-    from freshet.v1 import gateway_pb2
+    from freshet.v1 import common_pb2, gateway_pb2
 
 
-@reports_errors
+@json_command
+@filters
 def similar(
     item: Annotated[str, typer.Argument(help="Item id.")],
     *,
     user: Annotated[str, typer.Option(help="Leave out what this user has seen.")] = "",
     k: Annotated[int, typer.Option(help="How many items, 1-1000.")] = 10,
-    allow_items: options.AllowItems = "",
-    deny_items: options.DenyItems = "",
-    allow_categories: options.AllowCategories = "",
-    deny_categories: options.DenyCategories = "",
-    where: options.Where = None,
+    allowed: "common_pb2.Filter",
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 2000,
-    as_json: options.AsJson = False,
 ) -> None:
     """List the items most similar to one item, by an exact search of the present index, which includes new items.
 
@@ -34,25 +31,13 @@ def similar(
     client.check_k(k)
     from freshet.v1 import gateway_pb2
 
-    request = gateway_pb2.GatewayServiceSimilarRequest(
-        item_id=item,
-        user_id=user,
-        k=k,
-        filter=client.filter_of(
-            allow_items, deny_items, allow_categories, deny_categories, where or (), exclude_seen=bool(user)
-        ),
-    )
-    with client.gateway(gateway) as asked:
-        answer = asked.call("Similar", request, timeout_s=timeout_ms / 1000)
-    facts = as_dict(answer, item)
-    if as_json:
-        emit_json(facts)
-    else:
-        _print(facts)
+    allowed.exclude_seen = bool(user)
+    request = gateway_pb2.GatewayServiceSimilarRequest(item_id=item, user_id=user, k=k, filter=allowed)
+    facts = _facts(client.ask(gateway, "Similar", request, timeout_ms), item)
+    answer(facts, lambda: _print(facts))
 
 
-def as_dict(answer: "gateway_pb2.GatewayServiceSimilarResponse", item: str) -> dict[str, Any]:
-    """Return the whole answer for `--json`."""
+def _facts(answer: "gateway_pb2.GatewayServiceSimilarResponse", item: str) -> dict[str, Any]:
     return {
         "item_id": item,
         "items": [
@@ -77,7 +62,4 @@ def _print(facts: dict[str, Any]) -> None:
         shown.add_row(str(one["rank"]), Text(one["title"] or ""), Text(one["item_id"]), f"{one['similarity']:.4f}")
     console().print(shown)
     console().print(f"index {facts['index_version']} · exact · {facts['total_ms']:.1f} ms", style="dim")
-    for warning in facts["warnings"]:
-        console().print(warning, style="yellow", markup=False)
-    for one in facts["degradations"]:
-        console().print(f"degraded: {one}", style="yellow")
+    print_warnings(facts)

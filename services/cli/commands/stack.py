@@ -1,7 +1,4 @@
-"""`freshet up`, `down`, `status`, `doctor` and `serve`: commands for the local stack.
-
-Each command reads options, calls services/stack, prints a table or JSON, and sets the exit status.
-"""
+"""`freshet up`, `down`, `status`, `doctor` and `serve`: commands for the local stack."""
 
 import importlib
 import os
@@ -13,12 +10,14 @@ import typer
 
 from services.cli import options
 from services.cli.output import (
-    CommandError,
     ExitStatus,
+    answer,
     console,
     duration,
-    emit_json,
+    is_json,
+    json_command,
     reports_errors,
+    sentences,
     table,
     usage_error,
 )
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
 
-@reports_errors
+@json_command
 def up(
     *,
     state: options.State = options.DEFAULT_STATE,
@@ -51,7 +50,6 @@ def up(
     with_console: options.WithConsole = True,
     port_offset: options.PortOffset = 0,
     timeout_s: Annotated[float, typer.Option(min=1, help="Give up when not all is healthy by then.")] = 120.0,
-    as_json: options.AsJson = False,
 ) -> None:
     """Start Kafka, Redis, the inference server, the processes and the console; wait until each is healthy.
 
@@ -63,47 +61,40 @@ def up(
 
     Example:  freshet up --only kafka,redis --port-offset 1000
     """
-    from services.stack import Ports, Stack, StackError
+    from services.stack import Ports, Stack
     from services.stack.display import showing
     from services.stack.version_sets import find_set, set_names, set_parts
 
     parts = [part.strip() for part in only.split(",") if part.strip()] or None
-    with showing(None if as_json else console(stderr=True)) as say:
-        try:
-            ports = Ports.default(offset=port_offset) if port_offset else None
-            stack = Stack(
-                state,
-                bundle=bundle,
-                text=text,
-                ports=ports,
-                profile=profile,
-                workers=workers,
-                shards=shards,
-                replicas=replicas,
-                console=with_console,
-                say=say,
-            )
-            stack.up(parts, timeout_s=timeout_s)
-            if parts is None:
-                stack.up_shards(timeout_s=timeout_s)
-                sets = [find_set(stack, name, say) for name in set_names(stack)]
-                for one in sets:
-                    if one.bundle != stack.bundle:
-                        one.up(set_parts(one), timeout_s=timeout_s)
-        except StackError as exc:
-            raise CommandError(f"{exc.part}: {exc.problem}", advice=exc.advice) from exc
-        except ValueError as exc:
-            raise usage_error(str(exc)) from exc
-    _show([*stack.status(), *_shard_status(stack)], as_json=as_json)
-    if not as_json and (address := stack.console_address):
-        console().print(f"watch it live: {address}", highlight=False)
+    with sentences(), showing(None if is_json() else console(stderr=True)) as say:
+        ports = Ports.default(offset=port_offset) if port_offset else None
+        stack = Stack(
+            state,
+            bundle=bundle,
+            text=text,
+            ports=ports,
+            profile=profile,
+            workers=workers,
+            shards=shards,
+            replicas=replicas,
+            console=with_console,
+            say=say,
+        )
+        stack.up(parts, timeout_s=timeout_s)
+        if parts is None:
+            stack.up_shards(timeout_s=timeout_s)
+            for one in [find_set(stack, name, say) for name in set_names(stack)]:
+                if one.bundle != stack.bundle:
+                    one.up(set_parts(one), timeout_s=timeout_s)
+    _show([*stack.status(), *_shard_status(stack)])
+    if not is_json() and (address := stack.console_address):
+        console().print(f"watch it live: {address}")
 
 
-@reports_errors
+@json_command
 def down(
     *,
     state: options.State = options.DEFAULT_STATE,
-    as_json: options.AsJson = False,
 ) -> None:
     """Stop what `freshet up` started; the data of Kafka and Redis stays in the state folder.
 
@@ -113,22 +104,18 @@ def down(
     from services.stack.display import showing
     from services.stack.version_sets import find_set, set_names
 
-    with showing(None if as_json else console(stderr=True)) as say:
+    with showing(None if is_json() else console(stderr=True)) as say:
         stack = Stack(state, say=say)
         stopped = [f"{part} of set {name}" for name in set_names(stack) for part in find_set(stack, name, say).down()]
         stopped += [f"{part} {name}" for name, one in stack.shard_stacks() for part in one.down()]
         stopped += stack.down()
-    if as_json:
-        emit_json({"stopped": stopped})
-    elif not stopped:
-        console().print(f"nothing of {state} was running")
+    answer({"stopped": stopped}, lambda: None if stopped else typer.echo(f"nothing of {state} was running"))
 
 
-@reports_errors
+@json_command
 def status(
     *,
     state: options.State = options.DEFAULT_STATE,
-    as_json: options.AsJson = False,
 ) -> None:
     """Show every part: readiness, address, memory, start time.
 
@@ -145,22 +132,20 @@ def status(
         own = find_set(stack, name)
         parts = set_parts(own)
         statuses += [replace(part, name=f"{part.name} {name}") for part in own.status() if part.name in parts]
-    _show(statuses, as_json=as_json)
-    if not all(part.healthy for part in statuses):
+    if not _show(statuses):
         raise typer.Exit(int(ExitStatus.UNAVAILABLE))
 
 
-@reports_errors
+@json_command
 def doctor(
     *,
     state: options.State = options.DEFAULT_STATE,
     bundle: options.StackBundle = None,
-    as_json: options.AsJson = False,
 ) -> None:
-    """Explain what keeps the stack from running, or from running well: the problem, its effect, the next command.
+    """Explain what prevents the stack from running, or from running well: the problem, its effect, the next command.
 
-    It checks settings, parts, ports, machine and bundle. For running parts it checks model versions, topics, Redis and
-    lag. Last it checks expiry dates. It changes nothing. The exit status is 1 if it finds an error.
+    It checks settings, parts, ports, machine and bundle; for running parts model versions, topics, Redis and lag; then
+    expiry dates. It changes nothing. The exit status is 1 if it finds an error.
 
     Example:  freshet doctor
     """
@@ -169,21 +154,22 @@ def doctor(
 
     findings = examine(Stack(state, bundle=bundle))
     errors = sum(finding.severity == "error" for finding in findings)
-    if as_json:
-        emit_json({"errors": errors, "findings": [asdict(finding) for finding in findings]})
-    else:
+
+    def shown() -> None:
         from rich.text import Text
 
-        shown = table("", "", "", show_header=False, padding=(0, 2))
+        rows = table("", "", "", show_header=False, padding=(0, 2))
         for finding in findings:
             text = Text(finding.found)
             if finding.why:
                 text.append(f"\nwhy: {finding.why}", style="dim")
             if finding.advice:
                 text.append(f"\nnext: {finding.advice}", style="bold")
-            shown.add_row(Text(finding.severity, style=_STYLES[finding.severity]), finding.about, text)
-        console().print(shown)
+            rows.add_row(Text(finding.severity, style=_STYLES[finding.severity]), finding.about, text)
+        console().print(rows)
         console().print("no errors found" if not errors else f"{errors} to fix")
+
+    answer({"errors": errors, "findings": [asdict(finding) for finding in findings]}, shown)
     if errors:
         raise typer.Exit(int(ExitStatus.FAILED))
 
@@ -213,11 +199,15 @@ def _shard_status(stack: "Stack") -> "list[PartStatus]":
     ]
 
 
-def _show(statuses: "list[PartStatus]", *, as_json: bool) -> None:
-    if as_json:
-        healthy = all(part.healthy for part in statuses)
-        emit_json({"healthy": healthy, "parts": [asdict(part) | {"healthy": part.healthy} for part in statuses]})
-        return
+def _show(statuses: "list[PartStatus]") -> bool:
+    """Print the parts; return whether all are healthy."""
+    healthy = all(part.healthy for part in statuses)
+    parts = [asdict(part) | {"healthy": part.healthy} for part in statuses]
+    answer({"healthy": healthy, "parts": parts}, lambda: _print(statuses))
+    return healthy
+
+
+def _print(statuses: "list[PartStatus]") -> None:
     from rich.text import Text
 
     shown = table(

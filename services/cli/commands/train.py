@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli import options
-from services.cli.output import console, emit_json, reports_errors, sentences
-from services.cli.own_table import reads_a_table
+from services.cli.option_groups import reads_a_table
+from services.cli.output import answer, console, is_json, json_command, sentences
 from services.offline.openmp import wait_without_spinning
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ Events = Annotated[
 ]
 
 
-@reports_errors
+@json_command
 @reads_a_table
 def train(
     *,
@@ -61,13 +61,12 @@ def train(
         bool, typer.Option("--resume", help="Go on from the newest checkpoint beside the bundle.")
     ] = False,
     no_export: Annotated[bool, typer.Option("--no-export", help="Leave out ONNX; `freshet export` makes it.")] = False,
-    as_json: options.AsJson = False,
 ) -> None:
     """Train a model and write its bundle; print positions/s, time by part, memory, and hit rates.
 
-    With head `auto` it first trains the mixture for a third of the epochs, and every other head for the same processor
-    time. It chooses the head that validates best as served, with item neighbours; if no difference is significant, the
-    head that is cheapest to serve. Then it trains that head for as long as the mixture would take, and prints why.
+    Head `auto` first trains the mixture for a third of the epochs, and every other head for the same processor time. It
+    chooses the head that validates best as served, or the cheapest one to serve if no difference is significant. Then
+    it trains that head for as long as the mixture would take.
 
     Example:  freshet train --preset quick
 
@@ -99,22 +98,18 @@ def train(
             events=events,
             table=table,
             actions=actions,
-            console=console(stderr=as_json),
+            console=console(stderr=is_json()),
         )
-    if as_json:
-        emit_json(report)
-    else:
-        typer.echo(f"bundle {report['bundle']}  model {report['model_version']}")
+    answer(report, f"bundle {report['bundle']}  model {report['model_version']}")
 
 
-@reports_errors
+@json_command
 def export(
     *,
     bundle: options.BundlePath = options.DEFAULT_BUNDLE,
     data: Annotated[
         str, typer.Option(help="Compare with PyTorch on this data's histories; random ones when empty.")
     ] = "",
-    as_json: options.AsJson = False,
 ) -> None:
     """Write a bundle's encoder as ONNX, with the inference server's model folder, after comparing it with PyTorch.
 
@@ -126,16 +121,9 @@ def export(
 
     with sentences(ExportError):
         report = export_bundle(bundle, interactions=load_dataset(data) if data else None)
-    if as_json:
-        emit_json(
-            {
-                "bundle": str(bundle),
-                "model_version": report.bundle.model_version,
-                "max_error": report.max_error,
-                "histories_checked": report.histories_checked,
-                "onnx_bytes": report.onnx_bytes,
-            }
-        )
-        return
-    typer.echo(f"exported {bundle}  model {report.bundle.model_version}  {report.onnx_bytes / 1e6:.1f} MB")
-    typer.echo(f"largest difference to PyTorch {report.max_error:.1e} over {report.histories_checked} histories")
+    facts = {"bundle": str(bundle), "model_version": report.bundle.model_version, "max_error": report.max_error}
+    answer(
+        facts | {"histories_checked": report.histories_checked, "onnx_bytes": report.onnx_bytes},
+        f"exported {bundle}  model {report.bundle.model_version}  {report.onnx_bytes / 1e6:.1f} MB\n"
+        f"largest difference to PyTorch {report.max_error:.1e} over {report.histories_checked} histories",
+    )

@@ -1,7 +1,6 @@
 """`freshet watch`: the freshness of all parts, live in the terminal.
-
-The data come from the gateway's GetFreshness (versions, positions, unavailable parts) and from the lag histograms on
-the processes' metrics ports. Quantiles cover the time since the watch began; with --once, since the processes started.
+The data come from the gateway's GetFreshness and from the lag histograms on the processes' metrics ports. Quantiles
+cover the time since the watch began; with --once, since the processes started.
 """
 
 import time
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import client, options
-from services.cli.output import ExitStatus, console, duration, emit_json, reports_errors, table
+from services.cli.output import ExitStatus, answer, console, duration, emit_json, is_json, json_command, table
 
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from services.stack.lag import Lags
 
 
-@reports_errors
+@json_command
 def watch(
     *,
     state: options.State = options.DEFAULT_STATE,
@@ -27,7 +26,6 @@ def watch(
     interval_s: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
     timeout_ms: options.TimeoutMs = 2000,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per look on stdout.")] = False,
 ) -> None:
     """Show live how far every part has read, and how long events take to reach user states and the index.
 
@@ -55,14 +53,11 @@ def watch(
 
         if once:
             facts = look()
-            if as_json:
-                emit_json(facts)
-            else:
-                console().print(view(facts))
+            answer(facts, lambda: console().print(view(facts)))
             if facts["degradations"]:
                 raise typer.Exit(int(ExitStatus.UNAVAILABLE))
             return
-        if as_json:
+        if is_json():
             while True:
                 emit_json(look())
                 time.sleep(interval_s)

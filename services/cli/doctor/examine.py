@@ -1,7 +1,6 @@
-"""Find what keeps the stack from running, or from running well. A finding says why it matters and what to type.
-
-The checks run in the order in which a person would look: settings, parts, ports, the machine, the bundle; then, for
-running parts, versions, topics, Redis and lag; then expiry. They change nothing and leave no process behind.
+"""Find what prevents the stack from running, or from running well.
+Order: settings, parts, ports, the machine, the bundle; for running parts versions, topics, Redis and lag; then expiry.
+The checks change nothing and leave no process behind.
 """
 
 import os

@@ -8,7 +8,7 @@ Severity = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One check: what was found; for a problem also why it matters, and the next command to type."""
+    """The result of one check; for a problem also its effect and the next command."""
 
     severity: Severity
     about: str

@@ -1,7 +1,5 @@
-"""The checks of `freshet doctor` on running parts: their models and lag, Kafka's topics and Redis' memory.
-
-A part counts as running if it answers at the stack's address, also if this stack did not start it: containers publish
-the same ports.
+"""The checks of `freshet doctor` on running parts: models, lag, Kafka's topics and Redis' memory.
+A part counts as running if it answers at the stack's address: containers publish the same ports.
 """
 
 import shlex
@@ -29,7 +27,7 @@ _NEARLY_FULL = 0.85
 
 @dataclass(frozen=True)
 class Running:
-    """The parts of a stack. answers: name of a running part -> None if ready, else why not; absent: the other parts."""
+    """The parts of a stack. answers: running part -> None if ready, else why not. absent: the other parts."""
 
     stack: Stack
     statuses: Mapping[str, PartStatus]
@@ -57,7 +55,7 @@ class Running:
         return self.answers.get(name, "absent") is None
 
     def command(self, verb: str, *options: str) -> str:
-        """Return `freshet VERB` for this stack: it names the state folder unless that is the default."""
+        """Return `freshet VERB` with this stack's state folder, unless it is the default."""
         root = self.stack.place.state.root
         where = () if root == DEFAULT_STATE.resolve() else ("--state", shlex.quote(str(root)))
         return " ".join(("freshet", verb, *where, *options))
@@ -124,7 +122,7 @@ def _versions(running: Running) -> Iterator[Finding]:
 
 
 def _version(running: Running, name: str) -> str | None:
-    """Return the model's version; None if the call fails, for example because the gateway rejects the API key."""
+    """Return the model's version; None if the call fails, for example without permission."""
     import importlib
 
     from services.cli.client import call

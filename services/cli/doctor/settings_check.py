@@ -1,6 +1,5 @@
-"""The checks of `freshet doctor` on settings: variables that processes reject, certificates and keys that expire.
-
-They read the environment as a process does at its start. They show no secrets, because error texts mask them.
+"""The checks of `freshet doctor` on settings, certificates and API keys.
+They read the environment as a process does at its start; error texts mask secrets.
 """
 
 import difflib

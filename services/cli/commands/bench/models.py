@@ -1,4 +1,4 @@
-"""`freshet bench ...` commands that measure what models learn: from a stream, from words and from phrases."""
+"""`freshet bench ...` commands that measure what models learn from a stream, from words and from phrases."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,12 +29,10 @@ def generation(
 ) -> "Report":
     """Generate identifiers from phrases: compare the shortlist with full softmax and its other approximations.
 
-    First random and adversarial queries are sent. The exit status is 1 if an answer is not in the catalogue. Generating
-    five million phrases takes minutes and 3 GB.
+    First random and adversarial queries are sent. The exit status is 1 if an answer is not in the catalogue. Five
+    million phrases take minutes and 3 GB.
 
-    Example:  freshet bench generation --quick
-
-    Example:  freshet bench generation --phrases 2000000 --json
+    Example:  freshet bench generation --phrases 2000000 --quick
     """
     from services.offline.evaluation.generation import rows
 
@@ -49,10 +47,8 @@ def pefa(
 ) -> "Report":
     """PEFA on text, as in its paper: real queries and documents, and a real sentence encoder.
 
-    Compares the encoder alone with PEFA-XS and PEFA-XL: recall, build time, index size, latency, and how little
-    feedback is enough. Lambda and k are chosen on held-out training queries.
-
-    Example:  freshet bench pefa
+    Compares the encoder alone with PEFA-XS and PEFA-XL: recall, build time, index size, latency, and the effect of
+    little feedback. Lambda and k are chosen on held-out training queries.
 
     Example:  freshet bench pefa --data scifact --quick --json
     """
@@ -80,13 +76,11 @@ def stream(
     ] = 1,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training, preset quick.")] = 4,
 ) -> "Report":
-    """Replay a stream event by event: what feedback adds without training, and how soon a new item is found.
+    """Replay a stream event by event: the gain by feedback without training, and how soon a new item is found.
 
-    Trains on the first four fifths of the time with a tenth of the catalogue withheld, then predicts every later event
-    before learning from it. Compares frozen items, PEFA-XS, XL and both, a model retrained at intervals, popularity,
-    and item-kNN.
-
-    Example:  freshet bench stream
+    Trains on the first four fifths of the time without a tenth of the catalogue, then predicts every later event before
+    learning from it. Compares frozen items, PEFA-XS, XL and both, a model retrained at intervals, popularity, and
+    item-kNN.
 
     Example:  freshet bench stream --data ml-latest-small --seeds 1 --retrainings 0 --quick
     """

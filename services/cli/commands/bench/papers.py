@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli.commands.bench.group import paper
-from services.cli.measuring import AsJson, Out, benchmark, measured
-from services.cli.output import CommandError, ExitStatus, reports_errors, sentences
+from services.cli.measuring import Out, benchmark, measured
+from services.cli.output import CommandError, ExitStatus, json_command, sentences
 from services.offline.openmp import wait_without_spinning
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def papers() -> None:
 
 
 @paper.command("table-3")
-@reports_errors
+@json_command
 def table_3(
     *,
     data: Annotated[list[str] | None, typer.Option(help="A set of the table; may be repeated. Default: all.")] = None,
@@ -33,17 +33,14 @@ def table_3(
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
     out: Out = None,
-    as_json: AsJson = False,
 ) -> None:
     """Compare SASRec and HSTU, each with a dot product and a mixture, with tuned baselines: quality, intervals, hours.
 
     Every arm's trials on validation get the same processor time, ten minutes a split; the test split is used once.
-    Processor hours, estimated from finished runs: ml-1m-long (30 epochs) 16, all other sets 20. You may
-    interrupt it at any time: finished runs are kept, and training resumes from its checkpoint.
+    Processor hours, estimated: ml-1m-long (30 epochs) 16, all other sets 20. You may interrupt the command: finished
+    runs are kept, and training resumes from its checkpoint.
 
-    Example:  freshet bench paper table-3 --data ml-latest-small
-
-    Example:  freshet bench paper table-3 --hours 8
+    Example:  freshet bench paper table-3 --data ml-latest-small --hours 8
     """
     wait_without_spinning()
     from services.offline.datasets.locate import Locator
@@ -69,7 +66,6 @@ def table_3(
             out=out,
             quick=False,
             seed=0,
-            as_json=as_json,
         )
 
 
@@ -77,7 +73,7 @@ def table_3(
 def published(request: "Request") -> "Report":
     """Measure how each difference of the authors' protocol changes our leave-one-out result on ml-1m, at preset quick.
 
-    Takes about two hours on one core. You may interrupt it at any time: trainings in the page's JSON are not repeated.
+    Takes about two hours on one core. You may interrupt it: trainings in the page's JSON are not repeated.
 
     Example:  freshet bench paper published --quick
     """

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli.commands.bench.group import DEFAULT_BUNDLE, Bundle, app
-from services.cli.measuring import AsJson, Quick, Seed, benchmark
-from services.cli.output import CommandError, ExitStatus, reports_errors, usage_error
+from services.cli.measuring import Quick, Seed, benchmark
+from services.cli.output import CommandError, ExitStatus, is_json, json_command, usage_error
 
 if TYPE_CHECKING:
     from services.offline.evaluation.common.report import Report, Request
@@ -41,8 +41,8 @@ def retrieval(
 ) -> "Report":
     """Top-K over a Mixture of Logits: compare every algorithm with its PyTorch transcription and the roofline.
 
-    Every row has milliseconds, speedup, recall, the share of answers proven exact, items touched and bytes per item.
-    The exit status is 1 if an answer marked as proven exact was wrong. On a GPU use `freshet bench gpu`.
+    A row has milliseconds, speedup, recall, the share of answers proven exact, items touched and bytes per item. The
+    exit status is 1 if an answer marked as proven exact was wrong. On a GPU use `freshet bench gpu`.
 
     Example:  freshet bench retrieval --quick
 
@@ -63,14 +63,13 @@ def retrieval(
 
 
 @app.command("gpu")
-@reports_errors
+@json_command
 def gpu(
     *,
     shape: Shapes = None,
     batch: Batches = None,
     quick: Quick = False,
     seed: Seed = 0,
-    as_json: AsJson = False,
     device: Annotated[str, typer.Option(hidden=True)] = "cuda",
 ) -> None:
     """The papers' Table 5 on a GPU: compare every algorithm with its roofline and the paper's times, line by line.
@@ -89,7 +88,7 @@ def gpu(
         raise CommandError(table.NO_CARD, advice="freshet bench retrieval", status=ExitStatus.UNAVAILABLE)
     try:  # not `sentences`: its errors need gRPC
         status = table.measure(
-            shape or (), batches=batch or (32, 1), seed=seed, quick=quick, as_json=as_json, device=device
+            shape or (), batches=batch or (32, 1), seed=seed, quick=quick, as_json=is_json(), device=device
         )
     except ValueError as error:
         raise usage_error(str(error), "see --help for an example") from error
@@ -108,9 +107,7 @@ def quantization(
 ) -> "Report":
     """Compare anisotropic codes with FAISS's at equal bits, on real embeddings, or on trained items.
 
-    Example:  freshet bench quantization --quick
-
-    Example:  freshet bench quantization --bundle .freshet/bundle
+    Example:  freshet bench quantization --bundle .freshet/bundle --quick
     """
     from services.offline.evaluation.quantization import codes, trained
 
