@@ -18,12 +18,13 @@ from services.algorithms.indexes.quantized.tangents import Slopes
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import default_cells
 from services.algorithms.scoring.states import ItemStates, PairGate
+from services.offline.training.codebooks.k_means import nearest, product_k_means
 from services.offline.training.codebooks.product_quantizer import DEFAULT_THRESHOLD, train_product_quantizer
 from services.offline.training.codebooks.score_aware import threshold_weights
 from services.offline.training.codebooks.targets import checked_points
-from services.offline.training.codebooks.vector_quantizer import train_vector_quantizer
 
 _TRAINING_POINTS = 100_000
+_POINTS_PER_CELL, _LEAST_POINTS = 128, 16_384  # of k-means
 _STEPS = 1024  # steps of the stiffness table, which is precise to six digits
 _COORDINATES, _CODE_BITS = 2, 4  # per codeword of index `anisotropic`: two bits per coordinate
 
@@ -62,24 +63,32 @@ def train_inverted_file(
 ) -> Codebooks:
     """Learn C cells and the residuals' codebooks for points (X, d), from at most 100,000 drawn by seed.
 
-    threshold, rotate and errors: see `train_product_quantizer`. Without rotation FAISS's inverted index needs no
-    transform around it.
+    Cells are k-means'. threshold, rotate and errors: see `train_product_quantizer`. Without rotation FAISS's inverted
+    index needs no transform around it.
     """
     chosen = _sample(len(points), seed)
     checked = checked_points(points if len(chosen) == len(points) else points[chosen])
-    cells = train_vector_quantizer(checked, num_centres=num_cells, threshold=0.0, seed=seed)
+    if not 1 <= num_cells <= len(checked):
+        raise ValueError(f"num_cells is {num_cells}; it must be from 1 to the number of points, {len(checked)}")
+    vectors, generator = torch.from_numpy(checked), torch.Generator().manual_seed(seed)
+    most = max(_LEAST_POINTS, _POINTS_PER_CELL * num_cells)
+    drawn = vectors
+    if len(vectors) > most:
+        drawn = vectors[torch.randperm(len(vectors), generator=generator)[:most].sort().values]
+    cells = product_k_means(drawn, 1, num_cells, generator)
+    centres = cells[0].numpy()
     residuals = train_product_quantizer(
         checked,
         num_subspaces=num_subspaces,
         code_bits=code_bits,
         threshold=threshold,
         seed=seed,
-        centres=cells.centres[cells.assign(checked)],
+        centres=centres[nearest(vectors[None], cells)[0].numpy()],
         rotate=rotate,
     )
     rotation = residuals.rotation
     return Codebooks(
-        centres=cells.centres if rotation is None else cells.centres @ rotation,
+        centres=centres if rotation is None else centres @ rotation,
         codebooks=residuals.codebooks,
         rotation=rotation,
         shortest=np.array([threshold * residuals.scale]),

@@ -15,11 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from services.algorithms.indexes.quantized.codebooks import encoded
 from services.algorithms.scoring.states import FloatArray
 from services.offline.training.codebooks.codebook_solve import solve_codebooks
-from services.offline.training.codebooks.encoding import decode, encode
 from services.offline.training.codebooks.k_means import product_k_means
-from services.offline.training.codebooks.rotation import balancing_rotation
 from services.offline.training.codebooks.targets import (
     Targets,
     checked_points,
@@ -36,6 +35,8 @@ _TRAINING_POINTS_PER_CODEWORD = 128
 _MIN_TRAINING_POINTS = 8_192
 _ROUNDS = 10
 _SETTLED = 1e-3
+# Variances below this share of the largest are noise of the decomposition (pixels that are always black, say).
+_SMALLEST_SHARE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,3 +196,47 @@ def _reseeded(targets: Targets, codes: Tensor, codebooks: Tensor, losses: Tensor
         unused = torch.nonzero(~used[subspace])[:, 0]
         result[subspace, unused] = parts[worst[: len(unused)], subspace]
     return result
+
+
+def encode(targets: Targets, codebooks: Tensor, start: Tensor | None = None) -> Tensor:
+    """Return codes (X, m) int64 of X targets with codebooks (m, k, d / m).
+
+    It starts from `start` (X, m), or the nearest codewords by l2, and never ends with a larger loss.
+    """
+    vectors, directions, stiffness = (one.numpy() for one in (targets.vectors, targets.directions, targets.stiffness))
+    present = None if start is None else start.numpy()
+    return torch.from_numpy(encoded(vectors, directions, stiffness, codebooks.numpy(), present)).long()
+
+
+def decode(codes: Tensor, codebooks: Tensor) -> Tensor:
+    """Return the vectors (X, d) of codes (X, m)."""
+    num_subspaces = len(codebooks)
+    return codebooks[torch.arange(num_subspaces), codes].flatten(1)
+
+
+def balancing_rotation(vectors: Tensor, num_subspaces: int) -> Tensor:
+    """Return an orthogonal matrix R (d, d) float32, to be applied as x @ R, from vectors (X, d).
+
+    It assigns principal directions so that the products of variances within subspaces are as equal as possible: the
+    parametric solution of optimized product quantization (Ge et al., TPAMI 2014, section 3.3).
+    """
+    exact = vectors.double()
+    centred = exact - exact.mean(dim=0)
+    variances, directions = torch.linalg.eigh(centred.T @ centred)
+    logs = variances.clamp(min=max(float(variances[-1]) * _SMALLEST_SHARE, 1e-300)).log()
+    # Shifted so that each direction increases its subspace's load.
+    order = dealt((logs - logs.min()).tolist(), num_subspaces)
+    rotation: Tensor = directions[:, order].float()
+    return rotation.contiguous()
+
+
+def dealt(sizes: list[float], num_groups: int) -> list[int]:
+    """Return numbers of the d sizes in groups of d / m; each (largest first) goes to the lightest group with room."""
+    room = len(sizes) // num_groups
+    groups: list[list[int]] = [[] for _ in range(num_groups)]
+    loads = [0.0] * num_groups
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        group = min((group for group in range(num_groups) if len(groups[group]) < room), key=loads.__getitem__)
+        groups[group].append(number)
+        loads[group] += sizes[number]
+    return [number for group in groups for number in group]

@@ -81,13 +81,6 @@ def eta(threshold: float, width: int) -> float:
     return float(threshold_weights(np.ones(1), width, threshold).ratio[0])
 
 
-def eta_limit(threshold: float, width: int) -> float:
-    """The paper's limit formula (equation 3), for comparison only; below d = 1 / T^2 it falls under 1, against Theorem
-    3.3.
-    """
-    return (width - 1) * threshold**2 / (1 - threshold**2)
-
-
 def residual_parts(points: FloatsArray, decoded: FloatsArray) -> tuple[Float64Array, Float64Array]:
     """Return squared lengths (X,), (X,) of each residual x - x~ along x and across it.
 

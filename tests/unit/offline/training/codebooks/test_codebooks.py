@@ -8,8 +8,8 @@ import torch
 from embedding_scene import clustered
 
 from services.algorithms.indexes.quantized.codebooks import Codebooks
-from services.offline.training.codebooks.encoding import encode
 from services.offline.training.codebooks.inverted_file import train_inverted_file
+from services.offline.training.codebooks.product_quantizer import encode
 from services.offline.training.codebooks.targets import relative_weights, score_aware_targets
 
 POINTS = clustered(3_000, 24, 0)

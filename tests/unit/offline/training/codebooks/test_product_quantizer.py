@@ -11,10 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.offline.training.codebooks.codebook_solve import solve_codebooks
-from services.offline.training.codebooks.encoding import decode, encode
 from services.offline.training.codebooks.k_means import product_k_means
-from services.offline.training.codebooks.product_quantizer import ProductQuantizer, train_product_quantizer
-from services.offline.training.codebooks.rotation import balancing_rotation, dealt
+from services.offline.training.codebooks.product_quantizer import (
+    ProductQuantizer,
+    balancing_rotation,
+    dealt,
+    decode,
+    encode,
+    train_product_quantizer,
+)
 from services.offline.training.codebooks.score_aware import score_aware_loss
 from services.offline.training.codebooks.targets import Targets, relative_weights, score_aware_targets
 

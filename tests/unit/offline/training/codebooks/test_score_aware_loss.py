@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from services.offline.training.codebooks.score_aware import (
     eta,
-    eta_limit,
     residual_parts,
     score_aware_loss,
     threshold_weights,
@@ -15,6 +14,11 @@ from services.offline.training.codebooks.score_aware import (
 
 WIDTHS = (3, 5, 24, 25, 26, 100, 384, 784, 1024)
 THRESHOLDS = (1e-6, 0.01, 0.1, 0.2, 0.5, 0.9, 0.99)
+
+
+def eta_limit(threshold: float, width: int) -> float:
+    """The paper's limit formula (equation 3)."""
+    return (width - 1) * threshold**2 / (1 - threshold**2)
 
 
 def simpson_eta(threshold: float, width: int) -> float:
