@@ -1,6 +1,5 @@
 """Detached processes, found by pid files.
-
-A pid file has the creation time too, so a recycled id is never signalled. Each child leads its process group.
+A pid file has the creation time too, so that a recycled id is never signalled. Each child leads its process group.
 """
 
 import contextlib
@@ -44,7 +43,6 @@ class Children:
 
     def spawn(self, name: str, launch: Launch, log: Path) -> psutil.Process:
         """Start `name` detached; output goes to `log`.
-
         Raises: StackError if it is running, or the program cannot be executed.
         """
         running = self.find(name)
@@ -144,7 +142,7 @@ class _PidFile:
 
 
 def _lower_priority(pid: int, cpu_shares: int) -> None:
-    """Desktop Linux weighs sessions, not processes (autogroup); other systems have no autogroup file."""
+    """Linux desktops weigh sessions, not processes (autogroup)."""
     niceness = min(19, round(math.log(FULL_CPU_SHARES / cpu_shares, _WEIGHT_PER_NICENESS)))
     with contextlib.suppress(OSError):  # it has ended
         os.setpriority(os.PRIO_PROCESS, pid, niceness)

@@ -1,6 +1,5 @@
 """docker-compose.yml as the launcher reads it: commands, settings and order.
-
-Containers find each other by name; `localize` turns "kafka:19094" into this stack's address.
+`localize` turns a container's address such as "kafka:19094" into this stack's.
 """
 
 import os
@@ -25,10 +24,7 @@ _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """A service, with its variables filled in. needs: service -> whether it must be healthy.
-
-    cpu_shares: its weight for the processor, by default 1,024.
-    """
+    """A service, with its variables filled in. needs: service -> whether it must be healthy."""
 
     name: str
     image: str = ""
@@ -41,7 +37,6 @@ class Service:
 
 def read_compose(path: Path = COMPOSE_FILE, environ: Mapping[str, str] | None = None) -> dict[str, Service]:
     """Return the services by name, without those that run once.
-
     Raises: FileNotFoundError without the repository's file, ValueError for a variable without value and default.
     """
     environ = os.environ if environ is None else environ

@@ -1,7 +1,4 @@
-"""Show the stack's start: a line per part, with step and duration.
-
-It updates on a terminal; elsewhere each change is a line.
-"""
+"""Show the stack's start: a line per part, with step and duration. On a terminal it is updated."""
 
 import time
 from collections.abc import Iterator

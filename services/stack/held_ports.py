@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager, suppress
 
 @contextmanager
 def held_for_servers(host: str, ports: Iterable[int]) -> Iterator[None]:
-    """Keep the system from giving these free ports to outgoing connections; servers can bind with SO_REUSEADDR or
-    SO_REUSEPORT, as gRPC, Kafka, Redis and Triton do.
+    """Keep the system from giving these free ports to outgoing connections.
+    Servers can bind them with SO_REUSEADDR or SO_REUSEPORT, as gRPC, Kafka, Redis and Triton do.
     """
     with ExitStack() as sockets:
         for port in ports:

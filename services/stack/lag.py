@@ -1,7 +1,4 @@
-"""The freshness contract's two lags, from the processes' histograms.
-
-Event to user state (encoder), and event to index (processes with item states).
-"""
+"""Two lags from the processes' histograms: event to user state (encoder), and event to index."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -30,10 +27,7 @@ def read_samples(address: str) -> "list[Sample]":
 
 
 def read_histogram(address: str, name: str, labels: Mapping[str, str]) -> Buckets:
-    """Return a histogram's cumulative counts by upper bound (seconds); empty if absent.
-
-    Raises: OSError if it does not answer.
-    """
+    """Return a histogram's cumulative counts by upper bound (seconds); empty if absent. Raises: OSError."""
     return {
         float(sample.labels["le"]): sample.value
         for sample in read_samples(address)
@@ -42,9 +36,8 @@ def read_histogram(address: str, name: str, labels: Mapping[str, str]) -> Bucket
 
 
 def quantile_ms(before: Buckets, after: Buckets, share: float) -> float | None:
-    """Return the quantile, in milliseconds, of the values between two reads; linear inside a bucket.
-
-    None without values, or if the quantile is above the last finite bound.
+    """Return a quantile (ms) of the values between two reads, linear inside a bucket.
+    None without values, or above the last finite bound.
     """
     bounds = sorted(after)
     counts = [after[bound] - before.get(bound, 0.0) for bound in bounds]
@@ -63,9 +56,8 @@ def quantile_ms(before: Buckets, after: Buckets, share: float) -> float | None:
 
 
 class Lags:
-    """Reads histograms at `addresses` (name -> host:port and histogram).
-
-    since_start: of the processes, else since this object's creation.
+    """Reads histograms at `addresses` (name -> host:port and histogram), since the processes' start or this object's
+    creation.
     """
 
     def __init__(self, addresses: Mapping[str, tuple[str, str]], *, since_start: bool) -> None:

@@ -1,7 +1,5 @@
 """`Stack`: start the parts in docker-compose.yml's order, wait until they are healthy, stop them.
-
-The state folder records parts, ports and bundle: until `down`, a stack opened with it has the same ones. Parts are
-detached processes.
+The state folder records parts, ports and bundle for later `Stack` objects, until `down`. Parts are detached processes.
 """
 
 import os
@@ -72,12 +70,10 @@ class Stack:
         say: Say | None = None,
     ) -> None:
         """Open a stack. Parameters that are not given have the recorded values, else the defaults.
-
         Defaults: bundle: that of the last `replace_bundle`, else `<state>/bundle`; text: `<state>/text` (may be
         absent); ports: the documented ones; profile: "split"; workers (gateway processes of a compact stack): 1.
-
-        shards: their number, each with `replicas` stacks (`shard_stacks`); 1 means no shards. settings: in addition to
-        those of docker-compose.yml. console: whether the console is a part. say(part, doing): reports progress.
+        shards: their number, each with `replicas` stacks (`shard_stacks`); 1: no shards. settings: in addition to
+        docker-compose.yml's. console: whether the console is a part. say(part, doing): reports progress.
         """
         folder = StateFolder(Path(state).resolve())
         noted = Note.read(folder)
@@ -145,7 +141,7 @@ class Stack:
         return self.place.state.log(part)
 
     def shard_stacks(self) -> Iterator[tuple[str, "Stack"]]:
-        """Yield the name and stack, in `STATE/shards`, of each shard's replicas. Only their part `candidates` runs."""
+        """Yield name and stack, in `STATE/shards`, of each shard's replicas. Only their part `candidates` runs."""
         for number, replicas in enumerate(self.shards):
             for place, ports in enumerate(replicas):
                 name = f"{number}-of-{len(self.shards)}-replica-{place}"
@@ -179,8 +175,8 @@ class Stack:
         self.place = replace(self.place, settings=settings)
 
     def replace_bundle(self, bundle: Path | str, parts: Iterable[str]) -> None:
-        """Restart these parts with another bundle, one after the other; others use it from their next start. It stays
-        the stack's bundle after `down`.
+        """Restart these parts with another bundle, one after the other; others use it from their next start.
+        It stays the stack's bundle after `down`.
         """
         self.use_bundle(bundle)
         with self.place.state.locked():
@@ -202,9 +198,8 @@ class Stack:
 
     def up(self, only: Iterable[str] | None = None, *, timeout_s: float = 120.0) -> None:
         """Start the stopped parts of `only` (default all) and wait until all are healthy.
-
-        Raises: StackError with the part, if it cannot be prepared, its port is taken (with the owner), memory does not
-        suffice, it ended (with the end of its log), or was not healthy in time. Started parts continue to run.
+        Raises: StackError with the part, if it cannot be prepared, its port is taken, memory does not suffice, it
+        ended, or was not healthy in time. Started parts continue to run.
         """
         wanted = self._known(only)
         with self.place.state.locked():
@@ -237,7 +232,7 @@ class Stack:
         self._stop_together([name], timeout_s)
 
     def kill(self, name: str) -> None:
-        """Send SIGKILL to the part and its children, as in a crash."""
+        """Send SIGKILL to the part and its children."""
         self._children.signal(name, signal.SIGKILL)
         self._children.wait_gone(name, 5.0)
 

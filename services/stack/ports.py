@@ -1,5 +1,4 @@
 """A stack's ports: docker-compose.yml's, shifted ones, or a free block for tests.
-
 Names are the services; a further port is `<service>-<what>`.
 """
 
@@ -16,9 +15,8 @@ from services.platform.ports import PortTaken, check_port_free
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """ports: the main one first. stop_s: seconds between SIGTERM and SIGKILL.
-
-    Others as in `processes.Process`.
+    """A part of the stack. ports: the main one first. stop_s: seconds between SIGTERM and SIGKILL. The rest: see
+    `processes.Process`.
     """
 
     name: str
@@ -121,8 +119,7 @@ class Ports:
 
     @classmethod
     def free(cls) -> "Ports":
-        """Return a block of ports without listeners, once per process.
-
+        """Return a block of ports without listeners.
         Its guard port stays bound, so that concurrent tests do not take ports of stopped parts.
         """
         blocks = list(_FREE_BLOCKS)

@@ -1,1 +1,1 @@
-"""Writing of bundles, which serving only reads: `services.algorithms.bundles` has their formats."""
+"""Write bundles; `services.algorithms.bundles` has their formats."""

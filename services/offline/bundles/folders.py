@@ -27,7 +27,7 @@ def folder_aside(target: Path) -> Path:
 
 
 def require_target(target: Path) -> None:
-    """Check, before minutes of work, that a folder can be put at `target`. Raises: OSError with the path."""
+    """Check that a folder can be put at `target`, before minutes of work. Raises: OSError with the path."""
     try:
         folder_aside(target).rmdir()
     except BundleError as exc:
@@ -35,7 +35,7 @@ def require_target(target: Path) -> None:
 
 
 def swap(aside: Path, target: Path) -> None:
-    """Rename `aside` to `target`; an older folder there is renamed away first and removed after."""
+    """Rename `aside` to `target`; replace an older folder."""
     older = target.with_name(f".{target.name}.older-{os.getpid()}")
     if target.exists():
         target.rename(older)
@@ -57,8 +57,8 @@ def put_file(root: Path, name: str, source: Path) -> FileEntry:
 
 
 def save_tensors(arrays: dict[str, Any], path: Path) -> None:
-    """Write a safetensors file that everyone who may enter its folder can read. The library's is readable by its owner
-    only, and a container runs as another user.
+    """Write a safetensors file that everyone who may enter its folder can read.
+    The library's is readable by its owner only, and a container runs as another user.
     """
     save_file(arrays, path)
     path.chmod(path.parent.stat().st_mode & 0o666)

@@ -42,8 +42,7 @@ _LONG = 2**31 - 1  # more bytes need 64-bit offsets
 
 @dataclass(frozen=True, kw_only=True)
 class BundleContent:
-    """Shapes, arrays and columns of a bundle to write, in dense-index order.
-
+    """Shapes, arrays and columns of a bundle, in dense-index order.
     encoder is None and weights is empty for imported embeddings. events_yaml: the event schema, None for the default.
     attributes: columns of `attributes.ARROW_TYPES`.
     """
@@ -69,8 +68,7 @@ class BundleContent:
 
 
 def write_bundle(path: Path | str, content: BundleContent) -> Bundle:
-    """Write a bundle, rename it into place, replacing an older one, and return it loaded.
-
+    """Write a bundle, rename it into place, and return it loaded.
     Raises: BundleError if `path` exists and is not a bundle, or if the content's shapes disagree.
     """
     target = Path(path)
@@ -85,10 +83,7 @@ def write_bundle(path: Path | str, content: BundleContent) -> Bundle:
 
 
 def add_files(path: Path | str, sources: Mapping[str, Path]) -> Bundle:
-    """Add derived files (the exported encoder, the inference server's folder) to a bundle; its version stays.
-
-    Each file is written aside and renamed; then the manifest is.
-    """
+    """Add derived files (exported encoder, inference server's folder) to a bundle; its version stays."""
     root = Path(path)
     manifest = Manifest.read(root / MANIFEST)
     files = dict(manifest.files)
@@ -106,8 +101,7 @@ def write_items(
     counts: npt.NDArray[np.int64],
     attributes: pa.Table | None = None,
 ) -> None:
-    """Write an items' file. attributes: columns with types of `rules.attributes.ARROW_TYPES`.
-
+    """Write an items' file. attributes: columns of `rules.attributes.ARROW_TYPES`.
     Raises: ValueError for columns of unequal length.
     """
     lists = Categories.of(categories)

@@ -36,19 +36,16 @@ from services.offline.bundles.folders import folder_aside, put_file, save_pair_g
 
 
 class TextBundleWriter:
-    """Collects parts in a temporary folder; sealing renames it into place.
-
-    Parts of an existing bundle of the same documents and word list are copied, so the two models may be trained one
-    after the other; other documents replace it.
+    """Collects parts in a temporary folder; `seal` renames it into place.
+    Parts of an existing bundle of the same documents and word list are copied, so that the two models may be trained
+    one after the other. Other documents replace it.
     """
 
     def __init__(
         self, path: Path | str, *, item_ids: Sequence[str], texts: Sequence[str], words: Sequence[str]
     ) -> None:
-        """words: of queries.
-
-        Raises: ValueError for no documents, unequal columns, or a repeated item id; BundleError if `path` exists and is
-        not a text bundle.
+        """Raises: ValueError for no documents, unequal columns, or a repeated item id; BundleError if `path` exists and
+        is not a text bundle.
         """
         if not item_ids or len(item_ids) != len(texts):
             raise ValueError(f"{len(item_ids)} item ids and {len(texts)} texts; allowed: equally many, at least 1")
@@ -100,7 +97,6 @@ class TextBundleWriter:
         max_tokens: int,
     ) -> None:
         """Add the phrase model. files: by name below `phrases/`, with `encoder.onnx`. The rest: see PhrasesPart.
-
         Raises: ValueError if `encoder.onnx` is missing.
         """
         if Path(PHRASE_ENCODER).name not in files:
@@ -119,8 +115,7 @@ class TextBundleWriter:
         self._manifest = replace(self._manifest, phrases=part)
 
     def seal(self, *, data: Mapping[str, Any] | None = None, metrics: Mapping[str, Any] | None = None) -> TextBundle:
-        """Write the manifest, check like a reader, rename into place; return the loaded bundle.
-
+        """Write the manifest, check the bundle, rename it into place; return it loaded.
         data, metrics: added to the existing parts'. Raises: BundleError if parts disagree.
         """
         files = {
@@ -161,10 +156,8 @@ class TextBundleWriter:
 def add_text_files(
     path: Path | str, sources: Mapping[str, Path], *, metrics: Mapping[str, Any] | None = None
 ) -> TextBundle:
-    """Add derived files (the inference server's model folders, int8 graphs); the version stays.
-
-    metrics: added to the bundle's.
-    Raises: BundleError for a file that is not derived, since it would change the version.
+    """Add derived files (int8 graphs, the inference server's folders); the version stays. metrics: added.
+    Raises: BundleError for a file that is not derived.
     """
     root = Path(path)
     manifest = TextManifest.read(root / MANIFEST)
@@ -180,7 +173,6 @@ def add_text_files(
 
 def save_phrases(folder: Path, parts: PhraseParts, encoder: Path) -> dict[str, Path]:
     """Write all files except the encoder; return all paths by name, for `add_phrases`.
-
     Raises: ValueError for a trie or identifiers that changed after they were built.
     """
     names = [*parts.generator.save(folder), VOCABULARY]

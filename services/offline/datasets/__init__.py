@@ -1,6 +1,5 @@
-"""Data in: MovieLens, sequences without times, any table, or the simulator become `Interactions`.
-
-It imports no other offline package, so all share it.
+"""Data sets (MovieLens, sequences without times, tables, the simulator) as `Interactions`.
+This package imports no other offline package.
 """
 
 from .columns import TableOptions

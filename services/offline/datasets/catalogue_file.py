@@ -1,8 +1,6 @@
 """Read a file of items: ids, titles, categories, and typed attributes for filters.
-
-Columns of ids, titles and categories are found by name; every other column with values is an attribute of its type. A
-value that filters cannot use is an error; columns of long texts or URLs are omitted and reported.
-
+Columns of ids, titles and categories are found by name. Every other column with values is an attribute, except columns
+of long texts or URLs, which are reported. A value that filters cannot use is an error.
 Letters: X items.
 """
 
@@ -31,7 +29,7 @@ _URL = r"^https?://"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalogue:
-    """rows: each id's row. attributes: one row per item, if any. texts: names of the omitted columns. read_as: a
+    """The file's items. rows: each id's row. attributes: one row per item, if any. texts: omitted columns. read_as: a
     sentence about each column's role.
     """
 
@@ -51,9 +49,7 @@ class Catalogue:
 
 def read_catalogue(path: Path, separator: str = "|") -> Catalogue:
     """Read a file of items: .csv, .tsv, .txt, .jsonl, .ndjson or .json (each also as .gz), or Parquet.
-
-    separator: of categories in a cell of text. Raises: ValueError naming file, column or row, the value, and what is
-    allowed.
+    separator: of categories in a cell. Raises: ValueError naming file, column or row, the value, and what is allowed.
     """
     table = _read(path)
     names = {role: _named(table, usual) for role, usual in (("id", _ITEM), ("title", _TITLE), ("cat", _CATEGORIES))}

@@ -1,5 +1,4 @@
-"""The role of each column of a table, by the caller's or a usual name.
-
+"""The role of each column of a table, by the caller's name or a usual one.
 Case, blanks and underscores are ignored: `User_ID` is `user_id`.
 """
 
@@ -25,10 +24,8 @@ _RATINGS = frozenset({"rating", "ratings", "overall", "stars"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableOptions:
-    """Options for reading a table.
-
-    columns: names by role ({"user": "who"}), if not usual ones. items: the catalogue's file. separator: of a cell's
-    categories.
+    """How to read a table. columns: names by role ({"user": "who"}), if not usual ones. items: the file of items.
+    separator: of a cell's categories.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -42,7 +39,6 @@ class TableOptions:
 
 def choose_columns(path: Path, present: Sequence[str], wanted: Mapping[str, str]) -> dict[str, str]:
     """Return column names by role.
-
     Raises: ValueError if a named or required column is missing, or two have a chosen name.
     """
     chosen: dict[str, str] = {}

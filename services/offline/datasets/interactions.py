@@ -1,8 +1,5 @@
-"""Interactions as columns: user, item, type, value and time, in the order in which they happened.
-
-Users and items are dense int32 codes into vocabularies. Rows are sorted by timestamp, then by original order, so a
-prefix of the rows is the past.
-
+"""Interactions as columns: user, item, type, value and time, in order of time.
+Users and items are dense int32 codes into vocabularies. Rows are sorted by timestamp, then by original order.
 Letters: N events, U users, X items.
 """
 
@@ -27,14 +24,10 @@ RowArray = npt.NDArray[np.int64]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interactions:
     """N events, oldest first.
-
-    Shapes: users (N,) codes into user_ids; items (N,) codes into item_ids; timestamps (N,) unix seconds, never
-    decreasing; values (N,); types (N,) codes into type_names; item_ids, titles ("" unknown) and categories (() unknown)
-    are (X,) and aligned. `select` preserves codes and the whole vocabularies.
-    Without `has_times` a timestamp is the event's position in its user's sequence (0, 1, 2, ...): it orders the events
-    of one user only.
-    After `with_actions`: actions (N,), each event's row of the action embedding, and outcomes (N,), the same row for
-    events that are not positive, else 0.
+    Shapes: users (N,) codes into user_ids; items (N,) codes into item_ids; timestamps (N,) unix seconds; values (N,);
+    types (N,) codes into type_names; item_ids, titles ("" unknown) and categories (() unknown) (X,). Without
+    `has_times` a timestamp is the position in its user's sequence (0, 1, 2, ...). After `with_actions`: actions (N,),
+    each event's row of the action embedding; outcomes (N,), the same row for events that are not positive, else 0.
     Raises: ValueError if lengths differ, a code is outside its vocabulary, or timestamps decrease.
     """
 
@@ -74,12 +67,12 @@ class Interactions:
 
     @property
     def num_users(self) -> int:
-        """U; `select` does not change it."""
+        """U, all of the vocabulary."""
         return len(self.user_ids)
 
     @property
     def num_items(self) -> int:
-        """X; `select` does not change it."""
+        """X, all of the vocabulary."""
         return len(self.item_ids)
 
     def select(self, rows: RowArray | npt.NDArray[np.bool_] | slice) -> "Interactions":
@@ -100,10 +93,7 @@ class Interactions:
         return np.array([name in names for name in self.type_names], dtype=bool)[self.types]
 
     def encoded(self, schema: EventSchema) -> "Interactions":
-        """Return the events that encoders read.
-
-        Raises: ValueError naming the types if there are none.
-        """
+        """Return the events that encoders read. Raises: ValueError naming the types if there are none."""
         is_encoded = np.array([schema.of(name).is_encoded for name in self.type_names], dtype=bool)[self.types]
         if is_encoded.all():
             return self
@@ -135,8 +125,7 @@ class Interactions:
 
     def with_actions(self, schema: EventSchema, names: Sequence[str] | None = None) -> tuple["Interactions", list[str]]:
         """Return the events that an encoder with actions reads, with their actions, and the actions' names.
-
-        names: None: those with at least MIN_EVENTS events. Raises: ValueError as `encoded`.
+        names: default: those with at least MIN_EVENTS events. Raises: ValueError as `encoded`.
         """
         self.encoded(schema)  # raises if there is nothing to train on
         kinds, which = self._kinds()
@@ -151,9 +140,7 @@ class Interactions:
         return replace(self, actions=rows, outcomes=rows * ~self.speaking_for(schema)).select(rows >= 0), list(names)
 
     def by_user(self) -> tuple[RowArray, RowArray]:
-        """Return (rows, offsets), (N,) and (U + 1,): user u's rows, oldest first, are rows[offsets[u]:offsets[u +
-        1]].
-        """
+        """Return rows (N,), offsets (U + 1,): user u's rows, oldest first, are rows[offsets[u]:offsets[u + 1]]."""
         rows = np.argsort(self.users, kind="stable").astype(np.int64)
         offsets = np.zeros(self.num_users + 1, dtype=np.int64)
         np.cumsum(np.bincount(self.users, minlength=self.num_users), out=offsets[1:])
@@ -173,7 +160,6 @@ class Interactions:
 
     def keep_frequent(self, *, min_per_item: int = 1, min_per_user: int = 1) -> "Interactions":
         """Drop rare items once, then users with too few events left, and ids without events.
-
         `min_per_item=5` on ml-1m gives the usual version (999,611 events, 3,416 films).
         """
         kept = self.select(self.item_counts()[self.items] >= min_per_item)
@@ -221,10 +207,9 @@ def from_columns(
     source: str,
     has_times: bool = True,
 ) -> Interactions:
-    """Return interactions with events sorted by time (ties keep their order), and vocabularies by `order_ids`.
-
-    `users`, `items`, `types` are (codes (N,), vocabulary); the result's vocabularies lack ids without an event. `types`
-    default to "interaction", `values` to 1; `has_times`: see `Interactions`.
+    """Return interactions sorted by time (ties keep their order), with vocabularies by `order_ids`.
+    `users`, `items`, `types`: codes (N,) and vocabulary; ids without an event are dropped. Default type: "interaction";
+    default value: 1. `has_times`: see `Interactions`.
     """
     by_time = np.argsort(timestamps, kind="stable")
     user_codes, user_ids = _canonical(users[0][by_time], users[1])

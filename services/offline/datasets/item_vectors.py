@@ -1,7 +1,4 @@
-"""External item embeddings: one Parquet table with an id and a vector per row.
-
-A value that would fail in an index is rejected with its row. Vectors are served unchanged, or scaled to length 1.
-"""
+"""External item embeddings: a Parquet table with an id and a vector per row."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +19,8 @@ _OWN = frozenset({"item_id", "vector", "title", "categories"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemVectors:
-    """Ids and vectors (X, d) float32 of X items. Without a title column the ids are the titles, without categories
-    lists are empty; attributes: the table's other columns, if any.
+    """Ids and vectors (X, d) float32 of X items. Without titles, ids are the titles; without categories, lists are
+    empty. attributes: the table's other columns, if any.
     """
 
     item_ids: list[str]
@@ -35,7 +32,6 @@ class ItemVectors:
 
 def read_item_vectors(path: Path, *, normalize: bool = False) -> ItemVectors:
     """Read columns `item_id` and `vector`, optional `title` and `categories`, and all others as attributes.
-
     normalize: scale to length 1; otherwise a vector is at most MAX_OWN_LENGTH long.
     Raises: ValueError naming column or row, the value, and what is allowed.
     """

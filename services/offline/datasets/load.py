@@ -1,7 +1,6 @@
 """Load data by name, "auto", or path as Interactions.
-
-All commands read with `read_data`, so all reject the same files. "auto" prefers MovieLens-1M, then smaller MovieLens
-sets, then a download, last the simulator. A set requested by name is never replaced by another.
+All commands use `read_data`, so all reject the same files. "auto" prefers MovieLens-1M, then smaller MovieLens sets,
+then a download, last the simulator. A named set is never replaced by another.
 """
 
 import math
@@ -36,13 +35,11 @@ def load_dataset(
     environ: Mapping[str, str] | None = None,
 ) -> Interactions:
     """Load a data set.
-
     `name`: "auto", "simulator", a MovieLens name (ml-1m, ml-latest-small, ml-100k, ml-10m, ml-20m, ml-25m, ml-32m), one
-    of SEQUENCE_NAMES (ordered events without times), or the path of a CSV or Parquet table (`read_table`), of sequences
-    (`read_sequences`), of an archive (`read_archive`), or of a MovieLens folder or zip. `root`: the only folder to
-    search. `environ` defaults to os.environ, read at the call.
-    Raises: DatasetUnavailableError (a ValueError) if a named set or the path is unavailable; ValueError for an invalid
-    file.
+    of SEQUENCE_NAMES (events without times), or the path of a table (`read_table`), sequences (`read_sequences`), an
+    archive (`read_archive`), or a MovieLens folder or zip. `root`: the only folder to search. `environ`: os.environ by
+    default.
+    Raises: DatasetUnavailableError (a ValueError) if the set or path is unavailable; ValueError for an invalid file.
     """
     return read_data(name, root, download=download, environ=environ).accepted()
 
@@ -58,10 +55,9 @@ def read_data(
     now_s: float | None = None,
 ) -> Reading:
     """Load like `load_dataset`, with the findings in the caller's own file (named sets are not checked).
-
-    `schema` and `now_s`: see `check`. `table`: how to read a table; its items file applies to all data.
-    Raises: the errors of `load_dataset`, except that errors in a file become findings; ValueError if columns are named
-    but the data is not a table.
+    `schema`, `now_s`: see `check`. `table`: how to read a table; its items file applies to all data.
+    Raises: as `load_dataset`, but errors in a file become findings; ValueError if columns are named and the data is not
+    a table.
     """
     locator = Locator(
         root=None if root is None else Path(root),

@@ -1,7 +1,5 @@
 """Find a named data set on this machine, or download MovieLens from its publisher.
-
 Order: FRESHET_DATA, ../shared/data of the working folder or the repository, the local cache, then a download into it.
-The environment is read at each call, never at import.
 """
 
 import os
@@ -24,7 +22,7 @@ _MAX_DOWNLOAD_BYTES = 1 << 30
 
 
 class DatasetUnavailableError(ValueError):
-    """A named set is neither here nor at its publisher; the message says what to do."""
+    """A named set is neither on this machine nor at its publisher; the message says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +35,8 @@ class Located:
 
 @dataclass(kw_only=True, slots=True)
 class Locator:
-    """`root`: the only folder to search, if given.
-
-    `download=False` never touches the network. `tried`: folders without the set, in words.
+    """Searches for data sets. `root`: the only folder to search, if given. `download`: whether to use the network.
+    `tried`: folders without the set, in words.
     """
 
     root: Path | None = None
@@ -63,10 +60,7 @@ class Locator:
         return None
 
     def from_publisher(self, name: str) -> Located | None:
-        """Download `name` into the cache; None (and a sentence in `tried`) if that is impossible.
-
-        Only MovieLens sets can be downloaded.
-        """
+        """Download a MovieLens set into the cache; None (and a sentence in `tried`) if that is impossible."""
         if self.root is not None or not self.download or self._publisher_down or name in SEQUENCE_NAMES:
             return None
         url = self.publisher_url.format(name=name)

@@ -1,5 +1,4 @@
-"""MovieLens, from GroupLens' files or Parquet tables: ratings in the order in which people gave them.
-
+"""MovieLens, from GroupLens' files or Parquet tables.
 Reads ratings.parquet (+ movies.parquet), ratings.dat (1M, 10M), u.data (100K) and ratings.csv (latest-small, 20M, 25M,
 32M), from a folder or the publisher's zip. Films without ratings are omitted.
 """
@@ -59,8 +58,7 @@ def is_movielens(path: Path) -> bool:
 
 def read_movielens(path: Path, *, name: str, found: str = "") -> Interactions:
     """Read one MovieLens set from a folder or zip.
-
-    `found` completes the source sentence ("in ../shared/data/ml-1m", say).
+    `found` completes the source sentence ("in ../shared/data/ml-1m").
     Raises: ValueError naming the path if the rating file is missing or cannot be parsed.
     """
     files = _Files(path)
@@ -112,10 +110,7 @@ def _parquet_films(files: _Files) -> _Films:
 
 
 def _text_ratings(name: str, delimiter: str, *, skip: int = 0) -> Callable[[_Files], _Ratings]:
-    """Return a reader of numeric columns.
-
-    Arrow splits at one character: "::" yields an empty column between two.
-    """
+    """Return a reader of numeric columns. Arrow splits at one character: "::" yields an empty column between two."""
     wanted = ("user", "item", "rating", "time")
     names = [f"{gap}{column}" for column in wanted for gap in ("", "gap_")][:-1] if delimiter == "::" else list(wanted)
 

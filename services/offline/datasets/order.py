@@ -1,8 +1,6 @@
-"""Does the order of the events carry information? A test by shuffling each user's events.
-
-The previous item predicts the next one by how often it followed in other users' sequences; if the order means nothing,
-this is as good after shuffling. The test finds whether there is an order, not whether it is the right one.
-
+"""Test whether the order of the events carries information, by shuffling each user's events.
+The previous item predicts the next one by how often it followed in other users' sequences. If the order means nothing,
+this is as good after shuffling.
 Letters: N events, X items.
 """
 
@@ -28,10 +26,9 @@ _MIN_Z = 4.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderTest:
-    """`hit_rate`: share of held-out steps whose item is among the ten predictions.
-
-    `shuffled_mean` is the mean hit rate after shuffling, `z` the distance in standard deviations of the shuffled rates,
-    `p_value` = (1 + shuffles at least as high) / (1 + shuffles), `lift` the ratio of the rates.
+    """The result. `hit_rate`: share of held-out steps whose item is among the ten predictions. `shuffled_mean`: its
+    mean after shuffling. `z`: distance in standard deviations of the shuffled rates. `p_value` = (1 + shuffles at least
+    as high) / (1 + shuffles). `lift`: ratio of the rates.
     """
 
     name: str
@@ -45,11 +42,9 @@ class OrderTest:
 
 def order_test(interactions: Interactions, *, num_shuffles: int = 20, seed: int = 0, ties: str = "file") -> OrderTest:
     """Compare the hit rate of first-order predictions before and after shuffling each user's events.
-
-    A fifth of the users is held out, the same in every run; the others' counts predict their steps, with ties in random
-    order. `ties="shuffled"` also shuffles the original's events of one second: the file's own order does not count.
-    "ordered" needs z of at least 4 and a higher rate than every shuffle; "sorted by item": nine of ten steps go to a
-    higher (or a lower) item code.
+    A fifth of the users is held out; the others' counts predict their steps, with ties in random order.
+    `ties="shuffled"` also shuffles the original's events of one second. "ordered" needs z of at least 4 and a higher
+    rate than every shuffle; "sorted by item": nine of ten steps go to a higher (or a lower) item code.
     Raises: ValueError for fewer than two shuffles, an unknown `ties`, or if no held-out user has two events.
     Cost: O(N log N) per shuffle.
     """
@@ -97,9 +92,7 @@ def _verdict(z: float, above_all: bool, rising: float) -> Verdict:
 
 
 def _hit_rate(items: IntArray, learnt: BoolArray, tested: BoolArray, num_items: int) -> float:
-    """Expected share of tested steps whose item is among the ten that most often follow the previous one, ties in
-    random order.
-
+    """Expected share of tested steps whose item is among the ten that most often follow the previous one.
     items (N,); learnt, tested (N - 1,): whether the step from event i to i + 1 is counted, or predicted.
     """
     steps = items[:-1] * num_items + items[1:]

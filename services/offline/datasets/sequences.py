@@ -1,9 +1,7 @@
 """Sequences without timestamps: one row per user with item ids, oldest first.
-
-Reads `sequences.parquet` (columns user_id and items) from a folder, or any such Parquet file. A split's windows
+Reads `sequences.parquet` (columns user_id and items) from a folder, or any such Parquet file. Windows of a split
 (columns user_id, history, target of valid.parquet and test.parquet) are joined by user. The timestamp is the position
 in the sequence, and `has_times` is False.
-
 Letters: N events, U users.
 """
 
@@ -53,10 +51,9 @@ def is_sequences(path: Path) -> bool:
 
 
 def read_sequences(path: str | Path, *, name: str = "", found: str = "") -> Interactions:
-    """Read one table of sequences, from its folder or the file itself.
-
+    """Read a table of sequences, from its folder or the file itself.
     Titles come from items.parquet, categories from attributes.parquet of the same folder. `found` completes the source
-    sentence ("in ../shared/data", say).
+    sentence ("in ../shared/data").
     Raises: ValueError naming file, column, row (from 1) and value.
     """
     path = Path(path)
@@ -118,8 +115,8 @@ def _has_windows(folder: Path) -> bool:
 
 
 def _from_windows(folder: Path) -> pa.Table:
-    """Join each user's first history with all targets; a window's history ends with the previous target. Raises:
-    ValueError naming file and row if it does not.
+    """Join each user's first history with all targets.
+    Raises: ValueError naming file and row if a window's history does not end with the previous target.
     """
     found: dict[object, list[object]] = {}
     for name in _WINDOW_FILES:

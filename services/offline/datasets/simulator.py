@@ -1,9 +1,7 @@
 """Simulated interactions: a substitute for missing real data, and a source of any size.
-
-Each user has a few topics that drift between sessions. Within a session each item follows the previous one on the
-topic's shelf (its items by release), or is drawn by Zipf popularity, or is one of the newest. No user takes an item
-twice, and items exist only from their release on.
-
+Each user has a few topics that drift between sessions. Within a session an item follows the previous one on the topic's
+shelf (its items by release), or is drawn by Zipf popularity, or is one of the newest. No user takes an item twice or
+before its release.
 Letters: U users, X items, T topics, S items per topic, L most events of one user.
 """
 
@@ -98,7 +96,7 @@ class _Catalogue:
 
 
 def simulate(config: SimulatorConfig) -> Interactions:
-    """Simulate a stream of ratings; equal configurations give equal data. Cost: O(U L) with U x X bits of memory."""
+    """Simulate a stream of ratings; equal configurations give equal data. Cost: O(U L), and U x X bits of memory."""
     rng = np.random.default_rng(config.seed)
     catalogue = _build_catalogue(config, rng)
     times_s, sessions, lengths = _event_times(config, rng)
@@ -212,9 +210,8 @@ def _choose_positions(
     users: IntArray,
     rng: np.random.Generator,
 ) -> IntArray:
-    """A shelf position for each active user, (A,), or -1.
-
-    The first two attempts follow the user's habit, later ones draw by popularity alone.
+    """A shelf position for each active user, (A,), or -1. The first two attempts follow the user's habit, later ones
+    draw by popularity.
     """
     released = np.count_nonzero(catalogue.release_s[topic] <= now_s[:, None], axis=1)
     habit = rng.random(len(topic))

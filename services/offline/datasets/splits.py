@@ -1,8 +1,6 @@
-"""Past and future: the events to train on, and the events to predict.
-
-Leave-one-out holds out each user's last events. A time split holds out all events from a moment on. Both keep the whole
-vocabularies, so a code means the same in each part. Every model and baseline predicts the same events.
-
+"""Splits into events to train on and events to predict.
+Leave-one-out holds out each user's last events; a time split holds out all events from a moment on. Codes mean the same
+in each part.
 Letters: N events.
 """
 
@@ -31,9 +29,8 @@ class GlobalTimeSplit:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredSplit:
     """Rows of `interactions`, each array increasing; train, validation and test share no row.
-
-    train_rows: training data of any model. valid_rows, test_rows: the events to predict, each from all earlier events
-    of its user. refit_rows: all rows outside the test part, to train the tested model after the settings are chosen.
+    train_rows: training data of any model. valid_rows, test_rows: the events to predict, from all earlier events of the
+    user. refit_rows: all rows outside the test part, on which the tested model is trained.
     """
 
     name: str
@@ -49,9 +46,8 @@ class MeasuredSplit:
 
 
 def leave_one_out_split(interactions: Interactions, *, tie_order: TieOrder = "file") -> MeasuredSplit:
-    """Test on each user's last event, validate on the one before; users with fewer than three are training data.
-
-    `tie_order` of a user's events of the same second: "file" or "reversed". Published tables of ML-1M differ in this.
+    """Test on each user's last event, validate on the one before; users with fewer than three events only train.
+    `tie_order` of a user's events of the same second: "file" or "reversed", in which published tables of ML-1M differ.
     "reversed" reorders the result's `interactions`, to which the rows refer.
     Raises: ValueError for "reversed" without times.
     """
@@ -75,9 +71,7 @@ def leave_one_out_split(interactions: Interactions, *, tie_order: TieOrder = "fi
 
 
 def global_time_split(interactions: Interactions, fraction: float = 0.8) -> GlobalTimeSplit:
-    """Split at the moment by which `fraction` of the events have happened.
-
-    All events of the boundary's second are held out.
+    """Split at the moment by which `fraction` of the events have happened; events of that second are held out.
     Raises: ValueError if `fraction` is not inside (0, 1), the data have no timestamps, or all events have one time.
     """
     _require_times(interactions)
@@ -107,9 +101,8 @@ def time_split(
     max_events: int = MAX_PREDICTED_EVENTS,
 ) -> MeasuredSplit:
     """Train before t1, validate in [t1, t2), test from t2 on; t1 and t2 cut the events 80 : 10 : 10.
-
-    A second is never on both sides of a cut. Of validation and test, up to `max_events` events each are predicted:
-    evenly spread ones whose user has an earlier event. The others are history.
+    Events of one second stay together. Of validation and test, up to `max_events` events each are predicted: evenly
+    spread ones whose user has an earlier event.
     Raises: ValueError if a share or `max_events` is out of range, if there are no timestamps, or if a part has no event
     to predict.
     """
@@ -150,10 +143,7 @@ SPLITS: dict[str, Callable[[Interactions], MeasuredSplit]] = {
 
 
 def reverse_ties(interactions: Interactions) -> Interactions:
-    """Return the same events with the order inside each second reversed.
-
-    Raises: ValueError without times.
-    """
+    """Return the events with the order inside each second reversed. Raises: ValueError without times."""
     if not interactions.has_times:
         raise ValueError(f"{interactions.name} has no timestamps, so no ties; allowed: tie_order='file'")
     latest_first = -np.arange(len(interactions))

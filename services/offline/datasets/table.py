@@ -1,8 +1,6 @@
 """Any interactions: a CSV or Parquet file with a user, an item and a time per row becomes Interactions.
-
 Optional columns are type, value, title and categories. `freshet data validate`, `train` and `import` share this reader.
-It reports every problem of the cells, and repairs nothing silently; validation.py checks the data as a whole.
-
+It reports every problem of the cells; validation.py checks the data as a whole.
 Letters: N rows.
 """
 
@@ -44,10 +42,9 @@ def read_table(
     now_s: float | None = None,
 ) -> Reading:
     """Read a CSV (.csv, .tsv, .txt), JSON lines (.jsonl; also .gz) or Parquet file, and report its findings.
-
     A CSV's separator is the most frequent one of its header: comma, semicolon, tab or bar. A missing value is 1. A
-    missing type is "interaction", or "rating" if the values come from a column of ratings and the schema names that
-    type. `schema` and `now_s`: see `check`.
+    missing type is "interaction", or "rating" if the values are from a column of ratings and the schema has that type.
+    `schema`, `now_s`: see `check`.
     """
     path = Path(path)
     try:
@@ -91,12 +88,12 @@ def read_table(
 
 
 class _Cells:
-    """numbers (N,): row numbers in the file. A row is included if it has as many cells as the header, one of them not
-    missing. bad (N,): rows with an error. num_rows: rows of the file; num_blank: rows without a value.
+    """The rows with as many cells as the header, one of them not missing. numbers (N,): row numbers in the file. bad
+    (N,): rows with an error. num_rows: rows of the file; num_blank: rows without a value.
     """
 
     def __init__(self, path: Path, options: TableOptions) -> None:
-        """Raises: ValueError if the file can't be parsed, if a required role has no column, or if a role has two."""
+        """Raises: ValueError if the file can't be parsed, or if a required role has no column, or two."""
         self._options = options
         kinds = {suffix.lower() for suffix in path.suffixes}
         if found := kinds & {".xlsx", ".xls", ".ods"}:
@@ -290,8 +287,7 @@ class _Cells:
 
 
 def id_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column as text; whole floats and decimals (of a table with gaps) lose their ".0".
-
+    """Return a column as text; whole floats and decimals lose their ".0".
     Raises: ValueError for lists and structs; pa.ArrowInvalid for bytes that are not UTF-8.
     """
     column = _plain(column)
@@ -335,9 +331,7 @@ def _number(text: str, *, decimal_comma: bool) -> float | None:
 
 
 def _read_csv(path: Path, ragged: list[int]) -> tuple[pa.Table, str]:
-    """Rows as bytes, and the separator; `ragged` gets the numbers of rows with another number of cells than the
-    header.
-    """
+    """Rows as bytes, and the separator. `ragged` gets the numbers of rows with more or fewer cells than the header."""
 
     def skip(row: pa_csv.InvalidRow) -> str:
         ragged.append(row.number)

@@ -13,8 +13,8 @@ Question = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextCollection:
-    """One corpus. `documents` are texts; a question has its text and the rows of the documents that answer it.
-    `tested_are_trained`: in the set's split, every document of a test question has training questions.
+    """A corpus. `documents`: texts. A question: its text, and the rows of the documents that answer it.
+    `tested_are_trained`: every document of a test question has training questions.
     """
 
     name: str
@@ -25,10 +25,7 @@ class TextCollection:
 
 
 def load_texts(name: str, locator: Locator | None = None) -> TextCollection:
-    """Load a collection by name: medquad or scifact.
-
-    Raises: ValueError for another name, or a file that is not on this machine.
-    """
+    """Load medquad or scifact. Raises: ValueError for another name, or a file that is not on this machine."""
     if name not in _COLLECTIONS:
         raise ValueError(f"data={name!r}; allowed: {', '.join(_COLLECTIONS)}")
     return _COLLECTIONS[name](locator or Locator())

@@ -1,8 +1,6 @@
 """Convert event times to unix seconds; reject ambiguous units and formats.
-
 Numbers, also as text, are seconds, milliseconds, microseconds or nanoseconds: the unit in which every row is between
-1973 and 2100. Other text must be ISO 8601; without a zone it is UTC. Fractions of a second only order events.
-
+1973 and 2100. Other text must be ISO 8601, UTC by default. Fractions of a second only order events.
 Letters: N rows.
 """
 
@@ -28,7 +26,7 @@ NumberArray = npt.NDArray[np.integer | np.floating]
 
 
 class TimestampError(ValueError):
-    """rows (N,): times that can't be read; advice: the remedy."""
+    """Times that can't be read: rows (N,), and advice."""
 
     def __init__(self, what: str, rows: BoolArray, advice: str) -> None:
         super().__init__(what)
@@ -38,8 +36,8 @@ class TimestampError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedTimes:
-    """seconds (N,): unix seconds, rounded down. order (N,): the rows sorted by time, including fractions of a second,
-    then by the file's order. unit: the column's, "s", "ms", "us", "ns" or "iso".
+    """seconds (N,): unix seconds, rounded down. order (N,): the rows by time, including fractions of a second, then by
+    the file's order. unit: "s", "ms", "us", "ns" or "iso".
     """
 
     seconds: IntArray

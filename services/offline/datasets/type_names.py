@@ -1,4 +1,4 @@
-"""Event types unknown to a schema: the type that was probably meant, and the line that adds it."""
+"""For event types unknown to a schema: the type that was probably meant, and the line that adds it."""
 
 import difflib
 
@@ -33,9 +33,8 @@ _WEIGHT = {Role.POSITIVE: 1.0, Role.NEGATIVE: -1.0, Role.EXPOSURE: 0.0, Role.NEU
 
 def near_type(name: str, schema: EventSchema) -> str | None:
     """Return the type that `name` probably means; None if no name is near.
-
-    Precedence: the same letters, a beginning that undoes something, a type that is part or a word of `name`, a synonym,
-    a name of similar letters.
+    Precedence: the same letters, a prefix that undoes something, a type that is part or a word of `name`, a synonym,
+    similar letters.
     """
     spelled = plain(name)
     if not spelled:
@@ -70,8 +69,8 @@ def schema_line(name: str, means: EventType) -> str:
 
 
 def rating_scale(least: float, most: float) -> tuple[float, float] | None:
-    """Return the smallest usual scale with `least` and `most`: 0 to 1; 0 or 1 to 7, 10, 20 or 100; or symmetric if
-    `least` is negative. None for at most five stars or beyond 100.
+    """Return the smallest usual scale with `least` and `most`: 0 to 1; 0 or 1 to 7, 10, 20 or 100; symmetric if `least`
+    is negative. None for at most five stars or beyond 100.
     """
     for top in (1.0, 5.0, 7.0, 10.0, 20.0, 100.0):
         if max(most, -least) <= top:

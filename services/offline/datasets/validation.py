@@ -1,8 +1,6 @@
-"""Find the usual problems of interaction data before they cost a training run: what, where, how many, what to do.
-
+"""Find the usual problems of interaction data before a training run: what, where, how many, what to do.
 An "error" makes the data unusable, or unusable for training alone (`only_training`); a "warning" makes results
-misleading; "info" is worth knowing. The checks change nothing, and read no clock if `now_s` is given.
-
+misleading. The checks change nothing.
 Letters: N rows.
 """
 
@@ -36,8 +34,8 @@ MIN_EVENTS_PER_ITEM = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One problem: `where` names rows (file rows, or events in time order), ids or the column; `count` of `of` are
-    affected; `of` is 0 for the file as a whole. only_training: the error prevents training, not an import.
+    """One problem. `where`: rows (file rows, or events in time order), ids or the column. `count` of `of` are affected;
+    `of` is 0 for the whole file. only_training: the error prevents training, not an import.
     """
 
     severity: Severity
@@ -61,7 +59,6 @@ class Finding:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
     """The findings in data, and the usable `interactions`; None if an error rejects all.
-
     read_as: the columns' roles, in words.
     """
 
@@ -84,10 +81,7 @@ class Reading:
         return cls(source=data.source, findings=worst_first(findings), interactions=data, num_rows=len(data))
 
     def accepted(self, *, for_training: bool = False) -> Interactions:
-        """Return the interactions.
-
-        Raises: ValueError naming every error if the data are rejected.
-        """
+        """Return the interactions. Raises: ValueError naming every error if the data are rejected."""
         errors = [one for one in self.findings if one.severity == "error" and (for_training or not one.only_training)]
         if self.interactions is None or errors:
             reasons = "; ".join(f"{one}: {one.advice}" for one in errors)
@@ -96,8 +90,7 @@ class Reading:
 
     def account(self, used: Interactions | None, *, given: Interactions | None = None) -> dict[str, Any]:
         """Return the numbers of rows read, used (None: no row), and left out by reason; rows = used + left out.
-
-        `used` is a selection of `given`, that one of `interactions` (None: all of them).
+        `used` is a selection of `given`, and that of `interactions` (default: all).
         """
         left_out = Counter({"blank": self.num_blank})
         if used is None or self.interactions is None:
@@ -173,9 +166,8 @@ def check(
     has_value: MaskArray | None = None,
 ) -> list[Finding]:
     """Return the findings in the data.
-
     Without `schema` types are not checked. `now_s`: unix seconds, default: now. `rows`: the events' row numbers in the
-    file. has_value (N,): which events have a value in the data; all by default.
+    file. has_value (N,): which events have a value; default: all.
     """
     if not len(data):
         advice = "give a table with at least one row"
@@ -346,7 +338,7 @@ def _check_scale(checked: _Checked, name: str, weight: TypeWeight, given: MaskAr
 def other_scale(
     data: Interactions, name: str, weight: TypeWeight, given: MaskArray | None = None
 ) -> tuple[float, float] | None:
-    """Return the scale of a type's values if it has more than five stars and the schema's weight does not fit it."""
+    """Return the scale of a type's values if it has more than five stars and does not fit the schema's weight."""
     chosen = data.of_types({name}) if given is None else given
     if weight.centre is None or not chosen.any() or not weight.slope:
         return None
@@ -358,7 +350,7 @@ def other_scale(
 
 
 def lines_for_scales(data: Interactions | None, schema: EventSchema) -> dict[str, str]:
-    """Return lines of `events.yaml`, for types whose values have another scale than the schema expects."""
+    """Return lines of `events.yaml`, for types with another scale than the schema expects."""
     weights = {} if data is None else {name: schema.of(name).weight for name in data.type_names}
     scales = {name: other_scale(data, name, weight) for name, weight in weights.items() if data is not None}
     return {name: scale_line(name, scale) for name, scale in scales.items() if scale is not None}

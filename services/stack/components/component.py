@@ -21,9 +21,8 @@ Say = Callable[[str, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A stack's state, ports, model bundle and text bundle (absolute paths; the text may be absent).
-
-    settings: settings of its processes, in addition to those of docker-compose.yml.
+    """A stack's state, ports, model bundle and text bundle (which may be absent). settings: in addition to
+    docker-compose.yml's.
     """
 
     state: StateFolder
@@ -44,7 +43,7 @@ class Component(ABC):
         return self.service.name
 
     def missing(self) -> tuple[str, str] | None:
-        """Return what the machine lacks and a command that helps; None if it lacks nothing."""
+        """Return what the machine lacks and a command that helps, if anything."""
         return None
 
     def prepare(self, say: Say) -> None:  # noqa: B027 - most have nothing to fetch

@@ -1,7 +1,6 @@
 """Apache Kafka, one KRaft node: pinned in deploy/kafka, settings from docker-compose.yml.
-
-Java and the jars come through Python packages, without JDK or Maven. The image's rule KAFKA_A_B -> a.b makes
-server.properties; only addresses and data folder differ.
+Java and the jars come through Python packages. The image's rule KAFKA_A_B -> a.b makes server.properties; only
+addresses and data folder differ.
 """
 
 import base64

@@ -1,7 +1,4 @@
-"""Freshet's own processes, with docker-compose.yml's command and settings.
-
-The stack's data folder replaces volumes.
-"""
+"""Freshet's own processes, with docker-compose.yml's command and settings; the data folder replaces volumes."""
 
 import os
 import secrets
