@@ -1,7 +1,5 @@
-"""Training: from interactions to a model bundle. Batch jobs; no process imports this package.
-
-`train` fits a model, `run_training` (in `run`) runs the whole job, `export_bundle` (in `export`) writes the encoder as
-ONNX.
+"""Training: from interactions to a model bundle.
+`train` fits a model, `run.run_training` runs the whole job, `export.export_bundle` writes the encoder as ONNX.
 """
 
 from services.offline.training.loop import Step, TrainReport, train

@@ -32,8 +32,8 @@ def save_bundle(
     events_yaml: bytes | None = None,
     attributes: pa.Table | None = None,
 ) -> Bundle:
-    """Write the trained model as a bundle. `interactions` is its training data; an item without an event there gets a
-    new item's state.
+    """Write the trained model as a bundle. `interactions`: its training data; an item without an event there gets a new
+    item's state.
     """
     model = report.model
     counts = interactions.item_counts()

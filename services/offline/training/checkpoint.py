@@ -1,7 +1,6 @@
-"""Training state on disk: tensors in safetensors, everything else in JSON, nothing pickled.
-
-A checkpoint is one directory, written under another name and renamed, so an interrupted write leaves none. A training
-whose configuration or data's fingerprint differ rejects it.
+"""Training state on disk: tensors in safetensors, everything else in JSON.
+A checkpoint is one directory, written under another name and renamed. A training with another configuration or other
+data rejects it.
 """
 
 import json
@@ -22,7 +21,7 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 @dataclass(kw_only=True, slots=True)
 class Progress:
-    """A resumed training adds to `part_seconds`, `seconds` and `cpu_seconds` (all threads)."""
+    """The state of a training. A resumed training adds to `part_seconds`, `seconds` and `cpu_seconds` (all threads)."""
 
     epoch: int = 0
     next_batch: int = 0
@@ -51,9 +50,7 @@ def save(
     best_weights: Mapping[str, Tensor],
 ) -> None:
     """Write a checkpoint and remove older ones.
-
-    `identity`: configuration and data fingerprint. `best_weights`: after the epoch with the best validation score, if
-    any.
+    `identity`: configuration and data fingerprint. `best_weights`: of the epoch with the best validation score, if any.
     """
     tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
@@ -90,9 +87,8 @@ def load(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor]] | None:
-    """Restore the newest checkpoint, if any; return the progress, the generators' states and the best weights so far.
-
-    Raises: ValueError for another format, or another configuration or data (it names the first differing field).
+    """Restore the newest checkpoint, if any; return progress, the generators' states and the best weights so far.
+    Raises: ValueError for another format, or another configuration or data (naming the first differing field).
     """
     found = sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []
     if not found:

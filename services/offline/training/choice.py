@@ -1,9 +1,7 @@
 """Choose the head to train: short trainings of each candidate, evaluated on each user's last training event.
-
-Candidates get equal processor time: a position costs a mixture several times as much as a dot product. Item neighbours
-are included, because a head gets no credit for hits that they find anyway. Of those that the best one does not beat
-significantly, the cheapest to serve is chosen.
-
+Candidates get equal processor time, because a position costs a mixture several times as much as a dot product. Item
+neighbours are included, so that a head gets no credit for hits that they find anyway. The cheapest head to serve is
+chosen of those that the best one does not beat significantly.
 Letters: E validation events.
 """
 
@@ -37,9 +35,8 @@ _MEASURED_POSITIONS, _WARM_UP_BATCHES = 30_000, 4
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
     """The chosen candidate; `config` has the epochs that fill the mixture's processor time.
-
     `ndcg_at_10`: of every candidate, on validation. `lead`: NDCG@10 of the best mixture minus that of the best dot
-    product; its interval is over users, not seeds.
+    product, with an interval over users.
     """
 
     name: str
@@ -62,7 +59,7 @@ def candidates(config: TrainConfig) -> dict[str, TrainConfig]:
 
 
 def microseconds_per_position(config: TrainConfig, interactions: Interactions, device: str = "cpu") -> float:
-    """Return the processor time of a training's first batches, all threads, per position."""
+    """Return the processor time per position of a training's first batches, all threads."""
     users = int(np.count_nonzero(interactions.user_counts()))
     batches = math.ceil(_MEASURED_POSITIONS * users / len(interactions) / config.batch_sequences)
     marks = [(time.process_time(), 0)]
@@ -87,9 +84,8 @@ def choose(
     cost: Callable[[TrainConfig, Interactions, str], float] = microseconds_per_position,
 ) -> Choice:
     """Train every option on all but each user's last event, and rank those events as served.
-
-    The dearest mixture trains for a third of its epochs, every other option in the same processor time, by `cost`
-    (microseconds per position).
+    The mixture that costs most trains for a third of its epochs, every other option in the same processor time, by
+    `cost` (microseconds per position).
     Raises: ValueError if no user has three events of which the last counts.
     """
     parts = leave_one_out_split(interactions)

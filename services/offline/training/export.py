@@ -1,10 +1,7 @@
 """Export the encoder as ONNX, checked against PyTorch, to the folder that the inference server loads.
-
-Inputs item_index (B, L), event_time (B, L), user_index (B,) only for a model with a user-id component, position (B, M);
-outputs components (B, M, P_q, d) and, for a mixture, gate (B, M, P). B, L and M are dynamic. A file that differs from
-PyTorch's outputs by more than 1e-4 never enters a bundle. An incremental encoder (HSTU) also gets the step graph of
-`step_export`, checked the same way.
-
+Inputs: item_index (B, L), event_time (B, L), user_index (B,) only for a model with a user-id component, position (B,
+M). Outputs: components (B, M, P_q, d) and, for a mixture, gate (B, M, P). B, L and M are dynamic. The largest allowed
+difference is 1e-4. HSTU also gets the step graph of `step_export`.
 Letters: B batch, L history length, M positions wanted, P_q query components, P component pairs, d component width.
 """
 
@@ -46,7 +43,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportReport:
-    """Largest absolute difference to PyTorch over `histories_checked` histories, and the files' locations."""
+    """The largest absolute difference to PyTorch over `histories_checked` histories, and the files' locations."""
 
     bundle: Bundle
     max_error: float
@@ -58,9 +55,8 @@ def export_bundle(
     bundle_dir: Path | str, *, interactions: Interactions | None = None, template: Path = _SERVER_TEMPLATE
 ) -> ExportReport:
     """Export a bundle's encoder into it, with the inference server's model folder.
-
-    The check uses the longest and 63 other histories of `interactions`; without it, random histories.
-    Raises: ExportError if any output differs by more than 1e-4, or if the server's folder template is missing.
+    The check uses the longest and 63 other histories of `interactions`, or random ones.
+    Raises: ExportError if an output differs by more than 1e-4, or if the server's folder template is missing.
     """
     bundle = load_bundle(bundle_dir)
     sources = _server_files(template)
@@ -173,7 +169,7 @@ def _histories(bundle: Bundle, interactions: Interactions | None, count: int = 6
 
 
 def _lengths_and_positions(inputs: Arrays) -> list[Arrays]:
-    """The same histories as one batch, as a single row, cut to one event, and with all positions wanted."""
+    """The histories as one batch, as a single row, cut to one event, and with all positions wanted."""
     length = inputs["item_index"].shape[1]
     every = {**inputs, "position": np.tile(np.arange(length), (len(inputs["item_index"]), 1))}
     full_row = {name: array[-1:] for name, array in every.items()}

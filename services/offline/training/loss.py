@@ -1,8 +1,6 @@
 """The training loss of one batch: a ranking loss, mutual information over the positives, size of user components.
-
-Item states are computed once per distinct item of a step. A group of positions drawn from the whole batch shares
-negatives: scoring is matrix products over tiles that stay in the cache.
-
+A group of positions drawn from the whole batch shares negatives, so scoring is matrix products over tiles that stay in
+the cache.
 Letters: N positions, R positions per group, K negatives, M distinct items in the step, P component pairs.
 """
 
@@ -27,9 +25,7 @@ _PAIRS_PER_TILE = 16384
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """Means over positions. `total` is minimised; the parts are for the report. `ranking` is the loss named by
-    `TrainConfig.loss`.
-    """
+    """Means over positions. `total` is minimised. `ranking` is the loss named by `TrainConfig.loss`."""
 
     total: Tensor
     ranking: Tensor
@@ -46,9 +42,8 @@ def batch_loss(
     buckets: Tensor | None = None,
 ) -> Loss:
     """Return the loss of encoded (N, D) states in random order, users (N,) or None, targets (N,) dense items.
-    `generator` draws items.
-
-    buckets (N,): bucket of the absence between each state's last event and its target; None: the model has none.
+    `generator` draws items. buckets (N,): bucket of the absence between each state's last event and its target; None:
+    the model has none.
     """
     query, gate = model.query_states(encoded, users, buckets)
     group_size = max(16, _PAIRS_PER_TILE // (config.num_negatives * config.groups_per_tile))
@@ -112,8 +107,8 @@ def _mixture_loss(
 
 
 def mutual_information(weights: Tensor) -> Tensor:
-    """Return -H(p) + H(p | q, x) of pair weights (N, P), equation 3: low if all pairs are used equally and each row has
-    few.
+    """Return -H(p) + H(p | q, x) of pair weights (N, P), equation 3.
+    It is low if all pairs are used equally and each row uses few.
     """
     mean = weights.mean(dim=0)
     return torch.xlogy(mean, mean).sum() - torch.xlogy(weights, weights.clamp(min=1e-9)).sum(dim=1).mean()
@@ -158,7 +153,6 @@ class _SampledSoftmax(torch.autograd.Function):
 
 class _FullSoftmax(torch.autograd.Function):
     """Sum of -log softmax of each target over all X items, loss and gradients in one pass over tiles of positions.
-
     Memory: one tile. A tile of 2^20 logits is the fastest on one Xeon core at X = 12,101, D = 50: 135 microseconds per
     position, 2^22 (out of the cache) 173.
     """

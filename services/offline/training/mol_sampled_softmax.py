@@ -1,10 +1,7 @@
 """A loss over sampled negatives' mixture-of-logits scores, with its gradients, in one pass over groups of positions.
-
 A position's loss needs only its own K + 1 logits, so nothing of size N * K * G is stored. On a CPU, in float32, a
-kernel computes it (`mol_gradients`); elsewhere PyTorch does, over tiles, with component pairs along the slow axis: the
-softmax over these is a few long vector operations. Gradients are accumulated for a sum of losses with equal weight, as
-training needs.
-
+kernel computes it (`mol_gradients`). Elsewhere PyTorch does, over tiles, with component pairs along the slow axis: the
+softmax over these is a few long vector operations. Gradients are those of a sum of losses with equal weight.
 Letters: N positions, R positions per group, g groups of one tile, K negatives, M items, n = g * R * K pairs, P_q, P_x
 components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -44,7 +41,6 @@ class GateWeights(NamedTuple):
 
 class Negatives(NamedTuple):
     """Positions j * R to (j + 1) * R - 1 share the K negatives rows[j], which are row numbers of the item states.
-
     Shapes: rows (ceil(N / R), K), target_rows (N,): a negative equal to the position's target doesn't count.
     """
 
@@ -67,15 +63,14 @@ def mol_sampled_softmax(
     backward_negatives: int = 0,
 ) -> Tensor:
     """Return the sum over positions of -log softmax of the positive's logit, among it and the group's negatives.
-
     Shapes: positive (N,) similarities of each position with its target; queries (N, P_q, d) and (N, P); items (M, P_x,
     d) and (M, P); returns a scalar. Differentiable in all of them and in the gate's weights. `correction` is added to
     the negatives' logits.
     Dropout: pair weights are dropped with probability `gate_dropout`, cosines that the gate's network reads with
     `pair_dropout`; the rest are rescaled. Both use PyTorch's global generator.
     backward_negatives: about how many negatives of a position get a gradient; 0: all. A gradient v is used with
-    probability q = min(1, backward_negatives |v| / sum |v|) and divided by q, so the estimate is unbiased. The loss is
-    exact. Only the CPU's kernel gains by it; elsewhere all are used.
+    probability q = min(1, backward_negatives |v| / sum |v|) and divided by q, so the estimate is unbiased. Only the
+    CPU's kernel does so.
     Cost: O(N K P (d + G)) time; memory one tile, n * G floats a few times over.
     Raises: ValueError if the groups don't cover the positions.
     """

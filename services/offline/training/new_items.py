@@ -1,8 +1,6 @@
 """Measure the largest length of a new item's state (decision 015), on items in the training data.
-
-The sum of three users' query states gives the direction, compared with the trained state on the queries of other users
-who took the item.
-
+The sum of three users' query states gives the direction. It is compared with the trained state on the queries of other
+users who took the item.
 Letters: B users, M positions of a history, n interactions, k items, q queries, P_q query components, P pairs, d width.
 """
 
@@ -36,10 +34,9 @@ _LEAST = 0.5
 def measure_new_item_length(model: SequentialModel, interactions: Interactions) -> float | None:
     """Return the length in [.5, 1] of a new item's components at which it scores like a trained item; None with too few
     data, or if users with the same items are no more similar than others.
-
-    `interactions`: of the model's items, such as the training data. It uses 24 interactions of each of 1,000 users, and
-    items that at least four of them took, so items count about as often as they are taken; a uniform draw gives .36
-    instead of .53 at 8x4x64, too short to be found. The user-id component is omitted, as for unknown users.
+    It uses 24 interactions of each of 1,000 users, and items that at least four of them took, so items count about as
+    often as they are taken. A uniform draw gives .36 instead of .53 at 8x4x64, too short to be found. The user-id
+    component is omitted, as for unknown users.
     """
     users, items, queries = _taken(model, Histories.of(interactions))
     early, later, owner = _early_and_later(users, items)
@@ -97,9 +94,7 @@ def _taken(model: SequentialModel, histories: Histories) -> tuple[IntArray, IntA
 
 
 def _early_and_later(users: IntArray, items: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """For each of k items that four users took: three interactions (k, 3), up to four others (q,), and the number of
-    their item (q,).
-    """
+    """For each of k items that four users took: three interactions (k, 3), up to four others (q,), their item (q,)."""
     shuffled = np.random.default_rng(1).permutation(len(users))
     order = shuffled[np.argsort(items[shuffled], kind="stable")]
     _, starts, counts = np.unique(items[order], return_index=True, return_counts=True)
@@ -110,9 +105,7 @@ def _early_and_later(users: IntArray, items: IntArray) -> tuple[IntArray, IntArr
 
 
 def _directions(model: SequentialModel, early: QueryStates, trained: ItemStates, gate: FloatArray | None) -> ItemStates:
-    """A refresher's states of k items as new, at full length, from 3 k early states by item; `gate` (P,): a new
-    item's.
-    """
+    """A refresher's states of k items as new, at full length, from 3 k early states; `gate` (P,): a new item's."""
     num_items, num_components, width = trained.components.shape
     leave_out = early.components.shape[1] - 1 if model.encoder_shape.uses_user_index else None
     rows = cold_start_items(len(early), num_components=num_components, width=width, mean_gate=gate)

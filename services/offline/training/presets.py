@@ -1,7 +1,4 @@
-"""Named training configurations: `quick` for two cores and a few minutes, and the authors' three.
-
-A configuration and the data determine the result.
-"""
+"""Named training configurations: `quick` for two cores and a few minutes, and the authors' three."""
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
@@ -26,7 +23,9 @@ class SasRecSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """Raises ValueError naming field, value and allowed range. `learning_rate` is the peak, after the warm-up."""
+    """A training's settings. `learning_rate` is the peak, after the warm-up. Raises: ValueError naming field, value and
+    range.
+    """
 
     encoder: EncoderShape
     head: HeadShape
@@ -95,7 +94,7 @@ def preset(name: str, *, epochs: int | None = None, seed: int = 0) -> TrainConfi
 
 
 def default_epochs(config: TrainConfig, positions_per_epoch: int) -> int:
-    """Return the preset's, or more on small data (at most 10x)."""
+    """Return the preset's epochs, or more on small data (at most 10x)."""
     wanted = -(-config.default_min_positions // max(1, positions_per_epoch))
     return min(max(config.epochs, wanted), 10 * config.epochs)
 

@@ -78,9 +78,7 @@ def configure(
     alpha: float | None = None,
 ) -> TrainConfig:
     """Return a preset with the requested encoder, head or loss; `alpha` weighs the mutual information.
-
-    Head "auto" gives the mixture's configuration; `choose` then tries other heads for the same processor time.
-    Raises: ValueError naming what is allowed.
+    Head "auto" gives the mixture's configuration. Raises: ValueError naming what is allowed.
     """
     if encoder not in ENCODERS:
         raise ValueError(f"encoder={encoder!r}; allowed: {', '.join(ENCODERS)}")
@@ -129,13 +127,11 @@ def run_training(
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Train a preset and write its bundle to `out`; return a report of plain values.
-
     `interactions` and `catalogue` replace `dataset` and its file of items. `events`: a file with the meaning of event
-    types, for this bundle; None: the default, adapted to the scales of the data's values. `table`: how to read a table
-    or the file of items. `actions`: the encoder reads each event's action. Checkpoints are stored next to `out` until
-    the bundle is written.
-    Raises: ValueError for unknown names or unusable data; before training, OSError if `out` cannot be
-    written, or exists and is not a bundle; ExportError.
+    types; None: the default, adapted to the scales of the data's values. `table`: how to read a table or the file of
+    items. `actions`: the encoder reads each event's action. Checkpoints are next to `out` until the bundle is written.
+    Raises: ValueError for unknown names or unusable data; before training, OSError if `out` cannot be written, or
+    exists and is not a bundle; ExportError.
     """
     config = configure(
         preset_name,
@@ -272,7 +268,7 @@ def _choose(
 
 
 def _begun(options: Mapping[str, TrainConfig], checkpoints: Path) -> TrainConfig | None:
-    """The checkpoint's candidate and epochs, because a new choice might differ; None if no candidate matches."""
+    """The checkpoint's candidate and epochs; None if no candidate matches."""
     found = read_config(checkpoints)
     begun = (replace(config, epochs=found["epochs"]) for config in options.values() if found)
     return next((config for config in begun if json.loads(json.dumps(config.as_dict())) == found), None)

@@ -1,4 +1,4 @@
-"""Equal seeds, equal bytes, on one machine and one number of threads."""
+"""Equal seeds give equal results, on one machine and one number of threads."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +10,8 @@ import torch
 @contextmanager
 def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
     """Seed PyTorch's generators for a block, and restore the caller's.
-
-    On the CPU it also fixes the order of additions, at no cost: otherwise two threads add gradients of embeddings in
-    the order of arrival. On CUDA some operators have no such form.
+    On the CPU it also fixes the order of additions: otherwise two threads add gradients of embeddings in the order of
+    arrival. On CUDA some operators have no such form.
     """
     mode: Any = torch.utils.deterministic
     was, filled = torch.are_deterministic_algorithms_enabled(), mode.fill_uninitialized_memory

@@ -1,10 +1,7 @@
 """Histories as training batches, with little padding.
-
-Each epoch cuts histories into windows on the grid of the window rule (multiples of L/4, at a new offset per epoch), so
-that each event but a user's first is predicted exactly once. (seed, epoch) determines everything, so an epoch can be
-resumed at any batch. A few inputs, never targets, are replaced by hash buckets, the rows for items unknown to training,
-and a tenth of the actions by row 0, for unknown ones.
-
+Each epoch cuts histories into windows on the grid of the window rule (multiples of L/4, at a new offset per epoch);
+each event but a user's first is predicted once. (seed, epoch) determines everything, so an epoch can be resumed at any
+batch. A tenth of the inputs' actions is replaced by row 0, for unknown ones.
 Letters: B windows in a batch, L longest window in it, N positions to predict.
 """
 
@@ -30,8 +27,7 @@ _BATCHES_PER_POOL = 16
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Histories:
     """Every user's events, oldest first: user u's are [offsets[u], offsets[u + 1]).
-
-    actions (N,) and outcomes (N,) as in `Interactions`, or None.
+    actions, outcomes (N,): as in `Interactions`, or None.
     """
 
     items: IntArray
@@ -68,9 +64,9 @@ class Histories:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Shapes: items (as `Histories.read`), times (B, L), left-aligned, items -1 beyond a window's end; users (B,).
-    positions (N,) are flat indices into (B, L) in random order, targets (N,) the next item of each, gaps (N,) the
-    seconds until then, outcomes (N,) that event's, or None.
+    """One batch. Shapes: items (as `Histories.read`), times (B, L), left-aligned, items -1 beyond a window's end; users
+    (B,); positions (N,), flat indices into (B, L) in random order; targets (N,), the next item of each; gaps (N,), the
+    seconds until then; outcomes (N,), that event's, or None.
     """
 
     items: IntArray
@@ -84,8 +80,9 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaddedWindows:
-    """items (B, L) as `Histories.read`, -1 beyond a window's end, times (B, L) with the last repeated there, lengths
-    (B,)."""
+    """Padded windows. items (B, L) as `Histories.read`, -1 beyond a window's end; times (B, L) with the last repeated
+    there; lengths (B,).
+    """
 
     items: IntArray
     times: IntArray
@@ -94,7 +91,6 @@ class PaddedWindows:
 
 def windows_before(histories: Histories, events: IntArray, users: IntArray, max_history: int) -> PaddedWindows:
     """Return the encoder's input before the positions `events` of users' histories, by the window rule.
-
     Every position must have an event before it; a user's end, offsets[u + 1], is one.
     """
     num_before = events - histories.offsets[users]
@@ -154,8 +150,7 @@ class EpochBatches:
 
 def _windows(offsets: IntArray, max_history: int, rng: np.random.Generator) -> tuple[IntArray, IntArray, IntArray]:
     """Starts (rows of `Histories`), numbers of inputs, and users of one epoch's windows.
-
-    Inputs [s, s + m) predict [s + 1, s + m], so successive windows cover every event once.
+    Inputs [s, s + m) predict [s + 1, s + m].
     """
     predicted = (np.diff(offsets) - 1).clip(min=0)
     users = np.flatnonzero(predicted)

@@ -1,7 +1,6 @@
-"""A text bundle for a model bundle's catalogue (`freshet train-text`): both models trained on titles, categories and
-pseudo queries.
-
-For data with real queries use `train_phrases` and `train_text_mol`. Each step preserves the other's part of the folder.
+"""A text bundle for a model bundle's catalogue (`freshet train-text`).
+Both models are trained on titles, categories and pseudo queries. Each step preserves the other's part of the folder.
+For data with real queries use `train_phrases` and `train_text_mol`.
 """
 
 import tempfile
@@ -33,9 +32,7 @@ def write_text_mol(
     path: Path | str, fit: TextFit, *, item_ids: Sequence[str], texts: Sequence[str], queries: Sequence[str]
 ) -> TextBundle:
     """Write a text bundle with this fit as its text MoL.
-
-    An existing bundle's phrases are preserved if its documents are the same. `item_ids`, `texts`: the fit's documents,
-    in order.
+    An existing bundle's phrases are preserved if its documents are the same. `item_ids`, `texts`: the fit's documents.
     Raises: ExportError if the graph's answers to `queries` differ by more than 1e-4; ValueError if the body reads no
     word pieces, or `queries` is empty.
     """
@@ -84,10 +81,9 @@ def write_phrases(
     queries: Sequence[str],
     data: Mapping[str, Any],
 ) -> TextBundle:
-    """Write a text bundle with this model as its phrases; an existing one's text MoL is preserved if its documents are
-    the same.
-
-    `item_ids`, `texts`: in the order of the training's rows; `data`: origin of its queries.
+    """Write a text bundle with this model as its phrases.
+    An existing bundle's text MoL is preserved if its documents are the same. `item_ids`, `texts`: the training's
+    documents; `data`: origin of its queries.
     Raises: ExportError if the graph's answers to `queries` differ by more than 1e-4; ValueError if `queries` is empty,
     or the target tokenizer is a baseline.
     """
@@ -126,7 +122,6 @@ def train_phrases_part(
     bundle: Path, out: Path, *, vocabulary: int, settings: PhraseSettings, seed: int, progress: Progress
 ) -> dict[str, Any]:
     """Train a catalogue's phrase vocabulary, phrase model and shortlist into the text bundle `out`; return a report.
-
     Raises: BundleError, ValueError and ExportError of the steps.
     """
     require_target(out)
@@ -148,7 +143,7 @@ def train_phrases_part(
 def train_text_mol_part(
     bundle: Path, out: Path, *, settings: TextMolSettings, seed: int, progress: Progress
 ) -> dict[str, Any]:
-    """Train a catalogue's text MoL into the text bundle `out`; return a report. Raises as `train_phrases_part`."""
+    """Train a catalogue's text MoL into the text bundle `out`; return a report. Raises: as `train_phrases_part`."""
     require_target(out)
     texts = _texts(load_bundle(bundle), seed)
     fit = train_text_mol(
@@ -167,7 +162,6 @@ def _texts(bundle: Bundle, seed: int) -> CatalogueTexts:
 
 
 def _export(out: Path, progress: Progress, write: Callable[..., TextBundle], texts: CatalogueTexts) -> dict[str, Any]:
-    """The part is checked on some of the catalogue's queries."""
     progress("export", 0, 1, float("nan"))
     queries = [text for text, _ in texts.pairs[:_CHECKED_QUERIES]]
     written = write(item_ids=texts.item_ids, texts=texts.texts, queries=queries)

@@ -1,9 +1,7 @@
 """Product quantization under the score-aware loss: training, encoding, decoding.
-
 A point is m small numbers, and its score for a query is a sum of m table entries. Training starts from plain k-means
 and then alternates coordinate-descent encoding with the joint codebook solve; neither step can raise the loss
 (arXiv:1908.10396, section 4.1).
-
 Letters: X points, d width, m subspaces, k codewords each, C coarse cells.
 """
 
@@ -41,10 +39,9 @@ _SMALLEST_SHARE = 1e-9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProductQuantizer:
-    """Shapes: codebooks (m, k, d / m) float32, k = 16 (4-bit codes) or 256 (8-bit codes). `threshold` is T as a share
-    of
-    `scale`, the root mean square norm of the training points: 0.2 means the paper's T = .2 for unit vectors, and codes
-    do not depend on the unit of length. rotation (d, d), if any, is orthogonal: the codebooks then encode x @ rotation.
+    """Trained codebooks. Shapes: codebooks (m, k, d / m) float32, k = 16 (4-bit codes) or 256 (8-bit codes).
+    `threshold` is T as a share of `scale`, the root mean square norm of the training points, so that codes do not
+    depend on the unit of length. rotation (d, d), if any, is orthogonal: the codebooks then encode x @ rotation.
     """
 
     codebooks: FloatArray
@@ -80,7 +77,6 @@ class ProductQuantizer:
         centres: FloatArray | None = None,
     ) -> CodeArray:
         """Return codes (X, m) of points (X, d), one uint8 per subspace for 4-bit codes too.
-
         centres (X, d), if given: the codes then encode point - centre, while errors are still weighted along the
         point's own direction. Zero vectors and points no longer than T are encoded by l2.
         Raises: ValueError for another width, non-finite values, or centres of another length.
@@ -116,13 +112,10 @@ def train_product_quantizer(
     on_step: Callable[[str, float], None] | None = None,
 ) -> ProductQuantizer:
     """Learn codebooks for points (X, d).
-
-    threshold is T as a share of the points' root mean square norm; 0 gives plain l2. `centres` (X, d) as in `encode`,
-    which then needs them too.
-    `rotate` first rotates the points so that subspaces share the variance (MiniLM at 192 bits: recall 1@10 .95 instead
-    of .91); it costs d^2 multiplications per query.
-    `on_step` gets the mean loss after each step ("encode", "solve"). Equal points and seed give equal codebooks on one
-    machine. At most max(8,192, 128 k) points are used.
+    threshold: T as a share of the points' root mean square norm; 0: plain l2. centres (X, d): as in `encode`. `rotate`
+    first rotates the points so that subspaces share the variance (MiniLM at 192 bits: recall 1@10 .95 instead of .91);
+    it costs d^2 multiplications per query. `on_step` gets the mean loss after each step ("encode", "solve"). Equal
+    points and seed give equal codebooks on one machine. At most max(8,192, 128 k) points are used.
     Raises: ValueError for d not divisible by m, code_bits other than 4 or 8, fewer points than codewords, non-finite or
     only zero vectors, T < 0, or no point longer than T.
     """

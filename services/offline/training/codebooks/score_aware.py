@@ -56,10 +56,9 @@ class ErrorWeights:
 
 def threshold_weights(norms: FloatsArray, width: int, threshold: float) -> ErrorWeights:
     """Return exact weights for w(t) = 1[t >= T].
-
     Shapes: norms (X,) are |x_i|; `width` is d, `threshold` T is in units of <q, x> with |q| = 1.
-    Raises: ValueError for norms that are negative or not finite, d < 2 (no direction across exists), or T < 0 (w is
-    then positive below zero, which Theorem 3.3 does not cover).
+    Raises: ValueError for norms that are negative or not finite, d < 2, or T < 0 (w is then positive below zero, which
+    Theorem 3.3 does not cover).
     """
     lengths = _checked_norms(norms, width)
     if not (np.isfinite(threshold) and threshold >= 0):
@@ -147,7 +146,6 @@ def _log_sine_integral(cosine: Float64Array, width: int) -> tuple[Float64Array, 
 
 def _beta_fraction(a: float, b: float, x: Float64Array) -> Float64Array:
     """Continued fraction of the incomplete beta function (DLMF 8.17.22), by Lentz's rule.
-
     B(x; a, b) = x^a (1 - x)^b / a * fraction. Converges in O(sqrt(max(a, b))) steps for x < (a + 1) / (a + b + 2).
     """
     c = np.ones_like(x)

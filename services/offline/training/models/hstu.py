@@ -1,10 +1,8 @@
 """HSTU: a causal sequence encoder with pointwise SiLU attention, gated by u (arXiv:2402.17152).
-
-Attention weights are SiLU(q k^T + position bias + time bias) / L with L the constant `max_history`, not a softmax: the
-number of matching events affects the state. Unlike the authors' code, the time of position i is its own event's
-(serving does not know the next one), and there are no absolute positions: a state depends on its window's events alone,
-and appending is exact. `step` encodes new events from the keys and values of earlier ones.
-
+Attention weights are SiLU(q k^T + position bias + time bias) / L with L the constant `max_history`, not a softmax, so
+the number of matching events affects the state. Unlike the authors' code, the time of position i is its own event's
+(serving does not know the next one), and there are no absolute positions, so that appending is exact. `step` encodes
+new events from the keys and values of earlier ones.
 Letters: B batch, L history length, C cached events, S new events, T = C + S, D model width, H heads, N blocks, d_qk and
 d_v widths per head.
 """
@@ -86,9 +84,8 @@ class HstuBlock(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Encode new events alone: x (S, D), past keys (H, C, d_qk) and values (H, C, d_v), bias and visible (1, S, T)
         -> x (S, D), their keys (H, S, d_qk) and values (H, S, d_v).
-
-        It saves operations rather than multiplications: with one new event their overhead dominates (240 in the
-        exported graph; 310 when written like `forward`).
+        With one new event the overhead of operations dominates, so it saves those (240 in the exported graph; 310 when
+        written like `forward`).
         """
         of_u, of_v, of_q, of_k = torch.split(self.uvqk, self.split, dim=1)
         normed = functional.layer_norm(x, (x.shape[-1],), eps=self.norm_epsilon)
@@ -179,8 +176,8 @@ def normalized_states(x: Tensor, output_norm: str) -> Tensor:
 
 
 def unit_rows(x: Tensor) -> Tensor:
-    """Divide x (..., d) by its rows' lengths, at least 1e-6; the closed-form backward pass is 3 times as fast as that
-    of `functional.normalize`.
+    """Divide x (..., d) by its rows' lengths, at least 1e-6.
+    The closed-form backward pass is 3 times as fast as that of `functional.normalize`.
     """
     if torch.is_grad_enabled() and x.requires_grad:
         unit: Tensor = _UnitRows.apply(x)
@@ -206,9 +203,7 @@ class _UnitRows(torch.autograd.Function):
 
 def _lookup(table: Tensor, buckets: Tensor) -> Tensor:
     """table[buckets]; the backward pass sums with `bincount` on a CPU (10 times as fast) and scatters by row on a GPU.
-
-    PyTorch's took half of a training step on ML-1M (H200): it added 200 x 200 gradients to 200 position biases one
-    after the other.
+    PyTorch's own took half of a training step on ML-1M (H200): it added 200 x 200 gradients one after the other.
     """
     if torch.is_grad_enabled() and table.requires_grad:
         looked_up: Tensor = _CountedLookup.apply(table, buckets)

@@ -95,8 +95,9 @@ class SequentialModel(nn.Module):
                 self.absence_gate = nn.Parameter(torch.zeros(absence.num_buckets, head.num_pairs))
 
     def encode(self, item_index: Tensor, event_time: Tensor) -> Tensor:
-        """item_index (B, L) dense, from X on a bucket, plus its action's row * STRIDE, PADDING at the end of rows;
-        event_time (B, L) s -> (B, L, D)."""
+        """Encode histories: item_index (B, L) dense, from X on a bucket, plus its action's row * STRIDE, PADDING at the
+        end of rows; event_time (B, L) s -> (B, L, D).
+        """
         if item_index.shape[1] > self.encoder_shape.max_history:
             raise ValueError(f"history length={item_index.shape[1]}; allowed: at most {self.encoder_shape.max_history}")
         encoded: Tensor = self.encoder(self.embedded(item_index), event_time)
@@ -150,12 +151,11 @@ class SequentialModel(nn.Module):
         position: Tensor,
         past: Past,
     ) -> tuple[tuple[Tensor, Tensor | None], Tensor, Tensor]:
-        """`states_at` for only the S events after `past` of one history, with their keys and values.
-
+        """Do what `states_at` does for only the S events after `past` of one history; also return their keys and
+        values.
         item_index, event_time, place (S,), without padding; user_index (1,); position (M,) counts from the first of
         them -> components (M, P_q, d), gate (M, P) or None.
-        Raises: ValueError for an encoder that cannot continue from a past (SASRec's positions count from the window's
-        start).
+        Raises: ValueError for an encoder that cannot continue from a past (SASRec).
         """
         if not isinstance(self.encoder, HstuEncoder):
             raise ValueError(f"encoder.kind={self.encoder_shape.kind!r} encodes whole histories only; allowed: 'hstu'")

@@ -1,11 +1,9 @@
 """Train a phrase model: from questions with documents to an encoder, an output layer and a shortlist.
-
 As in arXiv:2406.06739, A.3 (Adam, linear warm-up, linear decay), scaled down: on a CPU the last two layers are trained
-over cached activations of the others, on a GPU all. The new output layer has its own learning rate: in tens of steps
-instead of tens of thousands, 5e-5 would hardly move it. It starts at the tokens' frequencies along the mean output, so
-that the partition sum is 1; from zero, the first hundred steps would only reduce log^2 V of l3. Equal seeds train equal
-models on one machine and number of threads.
-
+over cached activations of the others, on a GPU all. The new output layer has its own learning rate, because tens of
+steps of 5e-5 would hardly move it. It starts at the tokens' frequencies along the mean output, so that the partition
+sum is 1; from zero, the first hundred steps would only reduce log^2 V of l3. Equal seeds train equal models on one
+machine and number of threads.
 Letters: N questions, B of a batch, s positions, D width, V vocabulary.
 """
 
@@ -45,10 +43,10 @@ _SMALL_NOISE = 0.02  # BERT's own for fresh weights
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhraseSettings:
-    """`positions`, `shortlist` None: from the data. `least_steps`: with few questions training exceeds `epochs` until
-    it has so many. `exact_limit`: above that many logits of a step (rows times V) l1 and l2 are sampled with
-    `drawn_tokens`, and l3 is exact on `drawn_rows` rows. `seconds`: limit of the training time; the learning rate
-    decays towards it.
+    """Settings of `train_phrases`. `positions`, `shortlist` None: from the data. `least_steps`: with few questions
+    training exceeds `epochs` until it has so many. `exact_limit`: above that many logits of a step (rows times V) l1
+    and l2 are sampled with `drawn_tokens`, and l3 is exact on `drawn_rows` rows. `seconds`: limit of the training time,
+    towards which the learning rate decays.
     """
 
     positions: int | None = None
@@ -141,8 +139,7 @@ def train_phrases(
     encoder: Callable[[int], tuple[PhraseEncoder, WordPieces]] | None = None,
     progress: Callable[[PhraseStep], None] | None = None,
 ) -> TrainedPhrases:
-    """Train on (query text, document row) pairs; documents[row]: its identifiers, questions as well.
-
+    """Train on (query text, document row) pairs; documents[row]: its identifiers, which are questions as well.
     encoder: s -> a fresh encoder and its word pieces; MiniLM by default.
     Raises: ValueError naming field, value and what is allowed; if MiniLM's weights are not installed.
     """
