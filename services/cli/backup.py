@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 from services.algorithms.bundles.sealed_files import file_entry
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
@@ -39,6 +41,17 @@ class Positions:
     attributions: Mapping[int, int]
     interactions: Mapping[int, int] = field(default_factory=dict)
     epoch: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stated:
+    model_version: str
+    created: str
+    positions: Positions
+    files: Mapping[str, tuple[int, str]]
+
+
+_STATED = TypeAdapter(_Stated)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +123,14 @@ def read_backup(folder: Path) -> Backup:
     """Open and verify a set: manifest, files, bundle and checkpoints. Raises: BackupError naming the defect."""
     manifest = _read_manifest(folder)
     try:
-        named, positions = _named_files(manifest["files"]), _positions(manifest["positions"])
-        version, created = _text(manifest["model_version"]), _text(manifest["created"])
-    except (KeyError, ValueError, TypeError, AttributeError) as exc:
-        raise BackupError(f"{folder / MANIFEST} is not what `freshet backup` writes: {exc!r}") from exc
+        stated = _STATED.validate_json(json.dumps(manifest), strict=True)
+    except ValidationError as exc:
+        problem = exc.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise BackupError(
+            f"{folder / MANIFEST} is not what `freshet backup` writes: {where}: {problem['msg']}"
+        ) from exc
+    named, version, positions = stated.files, stated.model_version, stated.positions
     found = {str(path.relative_to(folder)): path for path in _files(folder)}
     if missing := sorted(named.keys() - found.keys()):
         raise BackupError(f"{folder} is torn: {missing[0]} is missing ({len(missing)} of {len(named)} files)")
@@ -132,40 +149,9 @@ def read_backup(folder: Path) -> Backup:
     numbers = {int(name) for name in names if name.isdecimal()}
     checkpointed = {number: offset for number, (_, offset) in _newest_whole(own.load, numbers)}
     if checkpointed != positions.attributions:
-        stated = dict(positions.attributions)
-        raise BackupError(f"{folder} mixes moments: its checkpoints end at {checkpointed}, its manifest says {stated}")
-    return Backup(
-        folder=folder,
-        model_version=version,
-        created=created,
-        positions=positions,
-        files=named,
-    )
-
-
-def _named_files(raw: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
-    return {name: (_number(size), _text(digest)) for name, (size, digest) in raw.items()}
-
-
-def _positions(raw: Mapping[str, Any]) -> Positions:
-    """Raises: KeyError, ValueError, TypeError, AttributeError."""
-    by_partition = {
-        name: {int(number): _number(offset) for number, offset in raw[name].items()}
-        for name in ("attributions", "interactions")
-    }
-    return Positions(**by_partition, epoch=None if raw["epoch"] is None else _text(raw["epoch"]))
-
-
-def _number(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{value!r:.80} where a whole number belongs")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.80} where a text belongs")
-    return value
+        ends = dict(positions.attributions)
+        raise BackupError(f"{folder} mixes moments: its checkpoints end at {checkpointed}, its manifest says {ends}")
+    return Backup(folder=folder, model_version=version, created=stated.created, positions=positions, files=named)
 
 
 def restore_backup(

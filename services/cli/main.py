@@ -3,7 +3,7 @@ Importing this module must not load PyTorch, gRPC or NumPy, because `freshet --h
 """
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -48,12 +48,31 @@ from services.cli.commands import (
 )
 
 # The panels of `freshet --help`, in this order: daily commands first, those of minutes to hours last.
-_FIRST = "Start here"
-_STACK = "Local stack"
-_TALK = "Recommendations, search, items and users"
-_DATA = "Data and models"
-_KEEP = "Maintenance"
-_MEASURE = "Measuring (benchmarks and load tests)"
+_PANELS: dict[str, tuple[Any, ...]] = {
+    "Start here": (quickstart.quickstart, demo.demo),
+    "Local stack": (
+        *(stack.up, stack.down, stack.status, logs.logs, stack.doctor, plan.plan, stack.serve),
+        watch.watch,
+    ),
+    "Recommendations, search, items and users": (
+        *(recommend.recommend, record.record, record.undo, search.search, search_vectors.search_vectors),
+        *(similar.similar, explain.explain, forget.forget, items.app),
+    ),
+    "Data and models": (
+        *(train.train, train_text.app, retrain.retrain, model.app, experiments.app, results.results, off_policy.app),
+        *(evaluate.evaluate, evaluate.compare, evaluate.inspect, train.export, index.index, import_past.import_past),
+        *(data.app, score.score),
+    ),
+    "Maintenance": (
+        *(archive.archive, backup.backup, backup.restore, rebuild.rebuild, shard_snapshots.shard_snapshots),
+        *(repartition.repartition, certs.certs, backfill_attributions.backfill_attributions),
+        *(dead_letters.app, keys.app),
+    ),
+    "Measuring (benchmarks and load tests)": (bench.app, loadtest.loadtest),
+}
+_NAMES = {"import_past": "import"}
+# All arguments after the scenario's name, also --help, are passed to the scenario.
+_TO_SCENARIO = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
 app = typer.Typer(
     name="freshet",
@@ -86,57 +105,13 @@ def _options(
             os.environ[name] = ",".join(filter(None, (given, "localhost", "127.0.0.1", "::1")))
 
 
-app.command("quickstart", rich_help_panel=_FIRST)(quickstart.quickstart)
-app.command("demo", rich_help_panel=_FIRST)(demo.demo)
-app.command("up", rich_help_panel=_STACK)(stack.up)
-app.command("down", rich_help_panel=_STACK)(stack.down)
-app.command("status", rich_help_panel=_STACK)(stack.status)
-app.command("logs", rich_help_panel=_STACK)(logs.logs)
-app.command("doctor", rich_help_panel=_STACK)(stack.doctor)
-app.command("plan", rich_help_panel=_STACK)(plan.plan)
-app.command("serve", rich_help_panel=_STACK)(stack.serve)
-app.command("watch", rich_help_panel=_STACK)(watch.watch)
-app.command("recommend", rich_help_panel=_TALK)(recommend.recommend)
-app.command("record", rich_help_panel=_TALK)(record.record)
-app.command("undo", rich_help_panel=_TALK)(record.undo)
-app.command("search", rich_help_panel=_TALK)(search.search)
-app.command("search-vectors", rich_help_panel=_TALK)(search_vectors.search_vectors)
-app.command("similar", rich_help_panel=_TALK)(similar.similar)
-app.command("explain", rich_help_panel=_TALK)(explain.explain)
-app.command("forget", rich_help_panel=_TALK)(forget.forget)
-app.add_typer(items.app, rich_help_panel=_TALK)
-app.command("train", rich_help_panel=_DATA)(train.train)
-app.add_typer(train_text.app, rich_help_panel=_DATA)
-app.command("retrain", rich_help_panel=_DATA)(retrain.retrain)
-app.add_typer(model.app, rich_help_panel=_DATA)
-app.add_typer(experiments.app, rich_help_panel=_DATA)
-app.command("results", rich_help_panel=_DATA)(results.results)
-app.add_typer(off_policy.app, rich_help_panel=_DATA)
-app.command("evaluate", rich_help_panel=_DATA)(evaluate.evaluate)
-app.command("compare", rich_help_panel=_DATA)(evaluate.compare)
-app.command("inspect", rich_help_panel=_DATA)(evaluate.inspect)
-app.command("export", rich_help_panel=_DATA)(train.export)
-app.command("index", rich_help_panel=_DATA)(index.index)
-app.command("import", rich_help_panel=_DATA)(import_past.import_past)
-app.add_typer(data.app, rich_help_panel=_DATA)
-app.command("score", rich_help_panel=_DATA)(score.score)
-app.command("archive", rich_help_panel=_KEEP)(archive.archive)
-app.command("backup", rich_help_panel=_KEEP)(backup.backup)
-app.command("restore", rich_help_panel=_KEEP)(backup.restore)
-app.command("rebuild", rich_help_panel=_KEEP)(rebuild.rebuild)
-app.command("shard-snapshots", rich_help_panel=_KEEP)(shard_snapshots.shard_snapshots)
-app.command("repartition", rich_help_panel=_KEEP)(repartition.repartition)
-app.command("certs", rich_help_panel=_KEEP)(certs.certs)
-app.command("backfill-attributions", rich_help_panel=_KEEP)(backfill_attributions.backfill_attributions)
-app.add_typer(dead_letters.app, rich_help_panel=_KEEP)
-app.add_typer(keys.app, rich_help_panel=_KEEP)
-app.add_typer(bench.app, rich_help_panel=_MEASURE)
-app.command(
-    "loadtest",
-    rich_help_panel=_MEASURE,
-    # All arguments after the scenario's name, also --help, are passed to the scenario.
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
-)(loadtest.loadtest)
+for _panel, _commands in _PANELS.items():
+    for _one in _commands:
+        if isinstance(_one, typer.Typer):
+            app.add_typer(_one, rich_help_panel=_panel)
+        else:
+            _settings = _TO_SCENARIO if _one is loadtest.loadtest else None
+            app.command(_NAMES.get(_one.__name__), rich_help_panel=_panel, context_settings=_settings)(_one)
 
 
 def main() -> None:

@@ -26,10 +26,9 @@ EVENT_MS = {
 PATH_ITEMS = 3_706
 # The gateway's cost of one more shard: its cost of two calls minus that of one.
 FURTHER_SHARD_MS = 0.313
-# Bytes per item: STATE of its state; TABLE of its row of the encoder's table; CANDIDATES, RERANKER and GATEWAY of these
-# processes, including mapped columns (docs/benchmarks/large-shards.md); NAMES of ids with their numbers (encoder); IDS
-# of ids in columns (refresher). CANDIDATES_BYTES includes neighbours and suffices for a first start and steady state.
-# CANDIDATES_MIB is the memory of candidates without items.
+# Bytes per item: of its state; of its row of the encoder's table; of the three processes, including mapped columns
+# (docs/benchmarks/large-shards.md); of ids with their numbers (encoder); of ids in columns (refresher).
+# CANDIDATES_BYTES includes neighbours and suffices for a first start. CANDIDATES_MIB is without items.
 STATE_BYTES, TABLE_BYTES, CANDIDATES_BYTES, RERANKER_BYTES = 432, 200, 2_412, 484
 GATEWAY_BYTES, NAMES_BYTES, IDS_BYTES = 76, 252, 60
 CANDIDATES_MIB = 158
@@ -67,7 +66,7 @@ _GIB, _MIB, _MB = 2.0**30, 2.0**20, 1e6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """The plan's input. machine_memory_gb: GiB of one machine."""
+    """The plan's input. machine_memory_gb: GiB of one machine. Raises: ValueError naming field, value and range."""
 
     users: int
     items: int
@@ -77,7 +76,6 @@ class Asked:
     machine_cores: int = 16
 
     def __post_init__(self) -> None:
-        """Raises: ValueError naming field, value and allowed range."""
         for name, least, most in (
             ("users", 1, 10**11),
             ("items", 1, 10**11),
@@ -93,7 +91,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """Need of one kind of process: number, cores of all, memory of one (GiB), and the obstacle, if any."""
+    """Need of one kind of process: number, cores of all, GiB of one, and the obstacle, if any."""
 
     name: str
     processes: int
@@ -145,9 +143,8 @@ def _search_ms(items: float) -> float:
 
 
 def _need(name: str, busy: float, memory_mib: float, *, least: int = 1, follows: float = 0.0) -> Need:
-    """Return the need of processes with a core each. busy: cores of the work that they share.
-
-    follows: share of a core that each process spends on the stream, in another thread.
+    """Return the need of processes with a core each. busy: cores of the work that they share. follows: share of a core
+    that each process spends on the stream.
     """
     processes = max(least, math.ceil(busy / CORE_SHARE))
     obstacle = "" if follows <= CORE_SHARE else f"each spends {follows:.1f} cores on following everybody's changes"
@@ -169,7 +166,6 @@ def _gateway(asked: Asked, shards: int) -> Need:
 
 
 def _candidates(asked: Asked, shards: int, search_ms: float) -> Need:
-    """Return the need of all shards' replicas."""
     beside_ms = max(0.0, RECOMMEND_MS["candidates"] - _search_ms(PATH_ITEMS))
     follows = asked.events_per_s * EVENT_MS["candidates"] / 1000
     busy = asked.recommend_per_s * (search_ms + beside_ms) / 1000
@@ -185,8 +181,8 @@ def _candidates(asked: Asked, shards: int, search_ms: float) -> Need:
 
 
 def _reranker(asked: Asked) -> Need:
-    """Return the need of two rerankers, for the stream alone: only Search, and Recommend with rules, call them.
-    The memory is an upper bound, because a reranker has no codes.
+    """Two rerankers, for the stream alone: only Search, and Recommend with rules, call them. The memory is an upper
+    bound, because a reranker has no codes.
     """
     follows = asked.events_per_s * EVENT_MS["reranker"] / 1000
     return _need("reranker", 0.0, CANDIDATES_MIB + RERANKER_BYTES * asked.items / _MIB, least=2, follows=follows)
@@ -206,7 +202,7 @@ def _refresher(asked: Asked) -> Need:
 
 
 def _redis(asked: Asked) -> Need:
-    """Return the need of Redis: one copy of the users, split over nodes that each fit into a machine."""
+    """One copy of the users, split over nodes that each fit into a machine."""
     busy = (asked.recommend_per_s * RECOMMEND_MS["redis"] + asked.events_per_s * EVENT_MS["redis"]) / 1000
     total_gib = asked.users * USER_BYTES / _GIB
     nodes = max(math.ceil(total_gib / (asked.machine_memory_gb * MEMORY_SHARE)), math.ceil(busy / CORE_SHARE), 1)
@@ -219,7 +215,7 @@ def _redis(asked: Asked) -> Need:
 
 
 def _kafka(asked: Asked) -> Need:
-    """Return the need of three brokers, which all write every record. The memory for disk cache is not included."""
+    """Three brokers, which all write every record. The memory for disk cache is not included."""
     busy = SAFE_REPLICAS * asked.events_per_s * EVENT_MS["kafka"] / 1000
     return Need(
         name="kafka",

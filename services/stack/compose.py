@@ -126,7 +126,6 @@ def _service(name: str, entry: Mapping[str, Any]) -> Service:
 
 
 def _filled(value: Any, environ: Mapping[str, str]) -> Any:
-    """Replace each ${NAME:-default}, in lists and mappings too."""
     if isinstance(value, dict):
         return {key: _filled(entry, environ) for key, entry in value.items()}
     if isinstance(value, list):

@@ -274,7 +274,6 @@ class Stack:
             time.sleep(_POLL_S)
 
     def _start_in_order(self, wanted: Collection[str], to_start: Collection[str], timeout_s: float) -> None:
-        """Start each part after its dependencies started, or are healthy if required."""
         deadline = time.monotonic() + timeout_s
         waiting = [name for name in wanted if name in to_start]
         began: dict[str, float] = {name: time.monotonic() for name in wanted if name not in to_start}
@@ -316,7 +315,6 @@ class Stack:
         return StackError(name, f"{how}; the end of {self.log(name)}:\n{tail(self.log(name))}")
 
     def _known(self, names: Iterable[str] | None) -> list[str]:
-        """Raises: ValueError for an unknown part."""
         asked = set(self.parts if names is None else names)
         unknown = asked - set(self.parts)
         if unknown:

@@ -73,7 +73,6 @@ def demo(
 
 @contextmanager
 def _sentences(logs: Path) -> Iterator[None]:
-    """Turn known exceptions into a sentence and an exit status."""
     import freshet_client
 
     from services.algorithms.bundles.model_manifest import BundleError

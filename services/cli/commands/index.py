@@ -74,7 +74,6 @@ def index(
 
 
 def _codebooks(items: "ItemStates") -> "Codebooks | None":
-    """Return codebooks for `anisotropic`; None if PyTorch is not installed."""
     try:
         from services.offline.training.codebooks.inverted_file import catalogue_codebooks
     except ModuleNotFoundError as error:

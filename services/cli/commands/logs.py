@@ -56,7 +56,7 @@ def _tail(name: str, path: Path, lines: int, *, alone: bool) -> int:
 
 
 def _after(name: str, path: Path, read: int, *, alone: bool) -> int:
-    """Show the complete lines after byte `read`; return their end. A file shorter than `read` is new: start at 0."""
+    """Show the complete lines after byte `read`; return their end. A file shorter than `read` is a new one."""
     size = path.stat().st_size
     if size == read:
         return read

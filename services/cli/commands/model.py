@@ -318,7 +318,6 @@ def _print(
 
 
 def _operate(operation: "Callable[[VersionSets], VersionSets]", description: str, state: Path, gateways: str) -> None:
-    """Apply the operation and print it."""
     from services.stack import Stack
 
     with sentences():

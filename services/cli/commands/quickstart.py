@@ -192,7 +192,6 @@ def _print(result: Mapping[str, Any], stack: "Stack", state: Path) -> None:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]] | None = None) -> Any:
-    """Return the table of `rows`; with `before`, also each item's rank there."""
     earlier = {row["item_id"]: str(rank) for rank, row in enumerate(before or (), start=1)}
     shown = table("", "title", "score", *(["rank before"] if before else []), right=("", "score", "rank before"))
     for rank, row in enumerate(rows, start=1):

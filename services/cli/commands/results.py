@@ -190,7 +190,6 @@ def _guardrail(text: str) -> "Metric":
 
 
 def _rows(found: "Results") -> list[dict[str, Any]]:
-    """Return one row per metric and arm."""
     rows = []
     for (metric, arm), mean in found.means.items():
         row: dict[str, Any] = {"metric": metric, "arm": arm, "users": found.arms[arm].counted, "mean": mean}

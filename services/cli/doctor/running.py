@@ -210,7 +210,6 @@ def _store(running: Running) -> Iterator[Finding]:
 
 
 def _loops(running: Running, name: str) -> Iterator[Finding]:
-    """Check a process's loops, index and lag by its metrics."""
     from services.stack.lag import read_samples
 
     address, log = running.stack.address(f"{name}-metrics"), running.log_command(name)

@@ -158,7 +158,7 @@ def _write_content(root: Path, content: BundleContent) -> None:
 
 
 def _as_arrow(column: Strings) -> pa.Array:
-    """The array shares the column's memory."""
+    """Return an array that shares the column's memory."""
     is_long = len(column.data) > _LONG
     ends = column.ends.astype(np.int64 if is_long else np.int32)
     offsets = pa.py_buffer(np.concatenate([np.zeros(1, ends.dtype), ends]))

@@ -150,8 +150,6 @@ def _csv_films(files: _Files) -> _Films:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """Films are read if all of `film_files` are present."""
-
     ratings: Callable[[_Files], _Ratings]
     film_files: frozenset[str]
     films: Callable[[_Files], _Films]

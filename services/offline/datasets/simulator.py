@@ -85,7 +85,7 @@ class SimulatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Catalogue:
-    """topic_of_item (X,) in blocks of S; release_s (T, S) increasing along S; item_at_rank (T, S) by popularity."""
+    """The items. Shapes: release_s (T, S) increasing along S; item_at_rank (T, S) by popularity; quality (X,)."""
 
     size: int
     release_s: FloatArray

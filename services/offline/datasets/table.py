@@ -147,20 +147,19 @@ class _Cells:
         return f"columns: {taken}" + (f"; separated by {self._separator!r}" if self._separator not in ("", ",") else "")
 
     def found(self, rows: BoolArray, what: str, advice: str, severity: Severity = "error") -> None:
-        """Add a finding for these rows (N,), if any."""
         self.findings.extend(Rows(self.numbers).finding(rows, severity, what, advice))
         if severity == "error":
             self.bad |= rows
 
     def is_missing(self, role: str) -> BoolArray:
-        """(N,)"""
+        """Which cells (N,) are missing."""
         if role not in self.names:
             return np.ones(len(self.numbers), dtype=bool)
         missing: BoolArray = self._columns[role].is_null().to_numpy()
         return missing
 
     def text(self, role: str) -> pa.ChunkedArray:
-        """(N,), null if missing; whole numbers without ".0"."""
+        """Texts (N,), null if missing; whole numbers without ".0"."""
         column = self._columns.get(role, pa.chunked_array([pa.nulls(len(self.numbers))]))
         if pa.types.is_nested(column.type):
             self.found(~self.is_missing(role), f"{role} has type {column.type}", "give text or numbers")
@@ -235,7 +234,7 @@ class _Cells:
         return seconds, rows[parsed.order], parsed.unit
 
     def values(self) -> npt.NDArray[np.float32]:
-        """(N,); 1 if missing or not a number."""
+        """Values (N,); 1 if missing or not a number."""
         column = self._columns.get("value", pa.chunked_array([pa.nulls(len(self.numbers))]))
         try:
             if _is_text(column.type):
@@ -257,7 +256,6 @@ class _Cells:
         return values
 
     def titles(self, items: IntArray) -> pa.ChunkedArray:
-        """Texts (N,)."""
         text = self.text("title")
         titles = coded(text)[0]
         rows = np.flatnonzero((titles >= 0) & (items >= 0))
@@ -369,14 +367,13 @@ def _read_csv(path: Path, ragged: list[int]) -> tuple[pa.Table, str]:
 
 
 def _matches(table: pa.Table, pattern: str) -> BoolArray:
-    """(N,)"""
+    """Which rows (N,) have a cell with the pattern."""
     found = [pc.match_substring_regex(cells, pattern).fill_null(False).to_numpy() for cells in table.columns]
     matches: BoolArray = np.logical_or.reduce(found)
     return matches
 
 
 def _first_cells(items: Coded, cells: pa.ChunkedArray) -> dict[str, Any]:
-    """Each item's first cell that is not missing."""
     codes, ids = items
     present = np.flatnonzero(cells.is_valid().to_numpy() & (codes >= 0))
     _, first = np.unique(codes[present], return_index=True)

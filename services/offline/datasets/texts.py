@@ -32,7 +32,6 @@ def load_texts(name: str, locator: Locator | None = None) -> TextCollection:
 
 
 def _medquad(locator: Locator) -> TextCollection:
-    """5,476 topics, each the text of its answers."""
     row_of: dict[str, int] = {}
     answers: list[list[str]] = []
     parts: dict[str, list[Question]] = {"train": [], "test": []}
@@ -52,7 +51,6 @@ def _medquad(locator: Locator) -> TextCollection:
 
 
 def _scifact(locator: Locator) -> TextCollection:
-    """5,183 abstracts; 809 training and 300 test claims that cite them."""
     corpus = _rows(locator, "scifact/corpus.parquet")
     row_of = {document["doc_id"]: row for row, document in enumerate(corpus)}
     wanted: dict[str, set[int]] = {}

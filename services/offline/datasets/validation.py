@@ -149,8 +149,6 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """has_value (N,): which rows have a value."""
-
     data: Interactions
     rows: Rows
     has_value: MaskArray
