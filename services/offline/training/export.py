@@ -114,8 +114,6 @@ def max_difference(model: SequentialModel, path: Path, inputs: Mapping[str, npt.
 
 
 class _Graph(nn.Module):
-    """The model with the exported signature."""
-
     def __init__(self, model: SequentialModel) -> None:
         super().__init__()
         self.model = model
@@ -141,7 +139,6 @@ def _example(model: SequentialModel) -> dict[str, Tensor]:
 
 
 def _histories(bundle: Bundle, interactions: Interactions | None, count: int = 64) -> Arrays:
-    """Padded windows of up to `count` users, with the last position wanted."""
     rng = np.random.default_rng(0)
     if interactions is None:
         lengths = rng.integers(1, bundle.max_history, count)

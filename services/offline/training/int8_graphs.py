@@ -115,7 +115,7 @@ def mean_cosine(bundle: TextBundle, part: str, other: Path, *, output: str | Non
 
 
 def _outputs(bundle: TextBundle, part: str, graph: Path, output: str | None) -> FloatArray:
-    """(rows, width)"""
+    """Outputs (rows, width) of a graph on the first documents."""
     run = session(graph)
     known = {each.name for each in run.get_inputs()}
     found = []

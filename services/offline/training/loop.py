@@ -36,7 +36,7 @@ _ABSENCE_RATE = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """Progress after each step. `loss` is the mean ranking loss over the epoch so far."""
+    """Progress after each step. `loss` is the mean ranking loss of the epoch so far."""
 
     epoch: int
     num_epochs: int
@@ -261,7 +261,6 @@ class _Run:
         return float(loss.ranking)
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
-        """Group parameters by the factor of their learning rate."""
         groups: dict[float, list[torch.nn.Parameter]] = {}
         for name, parameter in self.model.named_parameters():
             factor = 1.0 if not name.startswith("head.") else self.config.head_rate

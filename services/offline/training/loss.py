@@ -138,8 +138,6 @@ def _plain(ranking: Tensor) -> Loss:
 
 
 class _SampledSoftmax(torch.autograd.Function):
-    """The sampled softmax of logits from autograd."""
-
     @staticmethod
     def forward(ctx: Any, positive: Tensor, negatives: Tensor, correction: float) -> Tensor:
         loss, *gradients = sampled_softmax(positive, negatives.clone(), correction)

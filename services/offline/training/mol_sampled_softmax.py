@@ -156,7 +156,6 @@ def _tiles(num_positions: int, group_size: int, together: int) -> Iterator[tuple
 
 
 def _by_kernel(*args: Any) -> tuple[Tensor, list[Tensor]]:
-    """The loss and its gradients with respect to the first nine arguments."""
     rows, target_rows, group_size, tau, gate_dropout, pair_dropout, correction, backward_negatives = args[9:]
     loss, gradients = SampledSoftmax(
         **{name: tensor.contiguous().numpy() for name, tensor in zip(INPUTS, args, strict=False)},
@@ -177,7 +176,7 @@ def _by_kernel(*args: Any) -> tuple[Tensor, list[Tensor]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _PairNetwork:
-    """The biases are a last column, for inputs with a last row of ones."""
+    """The gate's network, with biases as a last column, for inputs with a last row of ones."""
 
     hidden: Tensor  # (G, P + 1)
     out: Tensor  # (P, G + 1)
@@ -189,7 +188,7 @@ class _PairNetwork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Tile:
-    """Allocated once and reused."""
+    """Memory of a tile, allocated once."""
 
     num_groups: int
     num_rows: int
@@ -216,8 +215,9 @@ class _Tile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _TileInputs:
-    """query (P_q, g R, d), query_gate (P, g R), item (P_x, g K, d), item_gate (P, g K), positive (g R,), collision
-    (g R, K)."""
+    """A tile's inputs. Shapes: query (P_q, g R, d), query_gate (P, g R), item (P_x, g K, d), item_gate (P, g K),
+    positive (g R,), collision (g R, K).
+    """
 
     positive: Tensor
     query: Tensor
@@ -229,7 +229,7 @@ class _TileInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Gradients:
-    """Summed over tiles, in the inputs' shapes; those of the network's weights include the bias column."""
+    """Gradients summed over tiles, in the inputs' shapes; those of the network's weights include the bias column."""
 
     positive: Tensor
     components: Tensor

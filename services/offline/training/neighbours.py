@@ -67,7 +67,6 @@ def learn_neighbours(interactions: Interactions) -> ItemNeighbours:
 def _pairs(
     items: IntArray, users: IntArray, here: IntArray
 ) -> Iterator[tuple[IntArray, IntArray, npt.NDArray[np.float32]]]:
-    """(item, neighbour, weight) of the events at positions `here`, by distance."""
     for distance in range(1, _MAX_DISTANCE + 1):
         for step, factor in ((distance, 1.0), (-distance, _EARLIER)):
             there = here + step
@@ -92,7 +91,7 @@ def votes_before(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WithNeighbours:
-    """Final scores as served: a model's, and the votes of the items before each event."""
+    """Scores as served: a model's, and the votes of the items before each event."""
 
     model: EventScorer
     neighbours: ItemNeighbours

@@ -144,7 +144,9 @@ def run_training(
         alpha=alpha,
     )
     require_target(out)
-    _use_threads(threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
+        set_compute_threads(threads)
     say: Callable[[str], None] = (lambda text: None) if console is None else partial(console.print, markup=False)
     schema = default_schema() if events is None else EventSchema.read(events)
     if interactions is None:
@@ -185,23 +187,13 @@ def run_training(
     result = {"bundle": str(out), "model_version": bundle.model_version, "preset": preset_name, "seed": seed}
     result |= {"data": data, "rows": rows, "choice": None if choice is None else _plain(choice)} | result_of_fit
     if export:
-        result["export"] = _exported(out, accepted, say)
+        say("Exporting the encoder as ONNX")
+        exported = export_bundle(out, interactions=accepted)
+        result["export"] = {"max_error": exported.max_error, "histories_checked": exported.histories_checked}
     shutil.rmtree(checkpoints, ignore_errors=True)
     if console is not None:
         show_report(console, result)
     return result
-
-
-def _use_threads(threads: int | None) -> None:
-    if threads is not None:
-        torch.set_num_threads(threads)
-        set_compute_threads(threads)
-
-
-def _exported(out: Path, interactions: Interactions, say: Callable[[str], None]) -> dict[str, Any]:
-    say("Exporting the encoder as ONNX")
-    exported = export_bundle(out, interactions=interactions)
-    return {"max_error": exported.max_error, "histories_checked": exported.histories_checked}
 
 
 def _accepted(
@@ -236,7 +228,15 @@ def _chosen(
     begun = _begun(candidates(config), checkpoints) if resume else None
     if begun is not None:
         return begun, None
-    choice = _choose(config, interactions, schema, device, say)
+    choice = choose(
+        candidates(config), interactions, schema, on_candidate=lambda name: say(f"Trying {name}"), device=device
+    )
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in choice.ndcg_at_10.items())
+    say(
+        f"Chosen: {choice.name}, {choice.config.epochs} epochs: {choice.reason}. Validation NDCG@10 as served, after "
+        f"equal processor time: {scores}; best mixture minus best dot product {choice.lead} (one training each: the "
+        f"interval covers users alone). Choosing took {choice.cpu_seconds:.0f} s of processor time"
+    )
     return choice.config, choice
 
 
@@ -252,23 +252,7 @@ def _facts(interactions: Interactions, divided: FitSplit, split: str) -> dict[st
     }
 
 
-def _choose(
-    config: TrainConfig, interactions: Interactions, schema: EventSchema, device: str, say: Callable[[str], None]
-) -> Choice:
-    choice = choose(
-        candidates(config), interactions, schema, on_candidate=lambda name: say(f"Trying {name}"), device=device
-    )
-    scores = ", ".join(f"{name} {value:.4f}" for name, value in choice.ndcg_at_10.items())
-    say(
-        f"Chosen: {choice.name}, {choice.config.epochs} epochs: {choice.reason}. Validation NDCG@10 as served, after "
-        f"equal processor time: {scores}; best mixture minus best dot product {choice.lead} (one training each: the "
-        f"interval covers users alone). Choosing took {choice.cpu_seconds:.0f} s of processor time"
-    )
-    return choice
-
-
 def _begun(options: Mapping[str, TrainConfig], checkpoints: Path) -> TrainConfig | None:
-    """The checkpoint's candidate and epochs; None if no candidate matches."""
     found = read_config(checkpoints)
     begun = (replace(config, epochs=found["epochs"]) for config in options.values() if found)
     return next((config for config in begun if json.loads(json.dumps(config.as_dict())) == found), None)
@@ -286,7 +270,6 @@ def _plain(choice: Choice) -> dict[str, Any]:
 
 
 def _with_lines(text: str, lines: Mapping[str, str]) -> str:
-    """The text of an `events.yaml` with `lines`, by event type, replaced or added."""
     kept = [line for line in text.splitlines() if line.strip().partition(":")[0] not in lines]
     begin = kept.index("types:") + 1
     return "\n".join([*kept[:begin], *(f"  {line}" for line in lines.values()), *kept[begin:], ""])

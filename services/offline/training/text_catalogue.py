@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.algorithms.bundles.text_bundle import TextBundle
 from services.algorithms.generation.phrases_part import PhraseParts
-from services.algorithms.generation.vocabulary import FIXED_TOKENS, PhraseVocabulary
+from services.algorithms.generation.vocabulary import FIXED_TOKENS
 from services.offline.bundles.folders import require_target
 from services.offline.bundles.text import TextBundleWriter, save_phrases
 from services.offline.training.int8_graphs import add_int8_graphs
@@ -84,11 +84,8 @@ def write_phrases(
     """Write a text bundle with this model as its phrases.
     An existing bundle's text MoL is preserved if its documents are the same. `item_ids`, `texts`: the training's
     documents; `data`: origin of its queries.
-    Raises: ExportError if the graph's answers to `queries` differ by more than 1e-4; ValueError if `queries` is empty,
-    or the target tokenizer is a baseline.
+    Raises: ExportError if the graph's answers to `queries` differ by more than 1e-4; ValueError if `queries` is empty.
     """
-    if not isinstance(trained.tokenizer, PhraseVocabulary):
-        raise ValueError(f"the tokenizer is a {type(trained.tokenizer).__name__}; a bundle's is a PhraseVocabulary")
     shape = trained.encoder.shape
     with (
         TextBundleWriter(path, item_ids=item_ids, texts=texts, words=trained.pieces.words) as to,

@@ -87,8 +87,6 @@ class PhraseEncoder(nn.Module):
 
 
 class _Layer(nn.Module):
-    """One layer of BERT, with GELU."""
-
     def __init__(self, shape: PhraseShape) -> None:
         super().__init__()
         self.num_heads = shape.num_heads

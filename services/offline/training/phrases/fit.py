@@ -23,10 +23,11 @@ from services.algorithms.generation.identifiers import IdentifierTable
 from services.algorithms.generation.output_layer import OutputLayer
 from services.algorithms.generation.shortlist import Shortlist
 from services.algorithms.generation.trie import IdentifierTrie
+from services.algorithms.generation.vocabulary import PhraseVocabulary
 from services.algorithms.models.sentence_encoder import model_folder
 from services.algorithms.text.word_pieces import WordPieces
 from services.offline.training.models.phrase_nar import PhraseEncoder, from_minilm
-from services.offline.training.phrases.identifiers import Identifiers, TargetTokenizer, identifiers_of
+from services.offline.training.phrases.identifiers import Identifiers, identifiers_of
 from services.offline.training.phrases.losses import PAD, LossSettings, Sampling, phrase_losses
 from services.offline.training.phrases.questions import EncodedQuestions, Questions, drawn_targets, training_questions
 from services.offline.training.phrases.shortlist_fit import ShortlistSize, covered, fit_shortlist
@@ -94,7 +95,7 @@ class TrainedPhrases:
 
     encoder: PhraseEncoder
     pieces: WordPieces
-    tokenizer: TargetTokenizer
+    tokenizer: PhraseVocabulary
     identifiers: Identifiers
     weights: FloatArray
     centers: FloatArray
@@ -132,7 +133,7 @@ class TrainedPhrases:
 def train_phrases(
     pairs: Sequence[tuple[str, int]],
     documents: Sequence[Sequence[str]],
-    tokenizer: TargetTokenizer,
+    tokenizer: PhraseVocabulary,
     settings: PhraseSettings,
     seed: int,
     *,
@@ -159,7 +160,7 @@ class _Training:
         self,
         pairs: Sequence[tuple[str, int]],
         documents: Sequence[Sequence[str]],
-        tokenizer: TargetTokenizer,
+        tokenizer: PhraseVocabulary,
         identifiers: Identifiers,
         settings: PhraseSettings,
         seed: int,
@@ -315,7 +316,7 @@ class _Training:
 
     @torch.no_grad()
     def _held_out(self, targets: npt.NDArray[np.int64]) -> float:
-        """Mean l1."""
+        """Mean l1 of the held-out questions."""
         total = 0.0
         for rows in self.aside_inputs.batches(self.settings.batch, np.random.default_rng(0)):
             wanted = torch.from_numpy(targets[rows]).to(self.device)

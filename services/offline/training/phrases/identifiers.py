@@ -9,10 +9,10 @@ Letters: X documents, I identifiers, s positions.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
+from services.algorithms.generation.vocabulary import PhraseVocabulary
 from services.algorithms.ops.trie_search import MAX_POSITIONS
 
 # Each position costs time per query, and a search over assignments grows with 2^s.
@@ -20,29 +20,11 @@ _MOST_POSITIONS = MAX_POSITIONS
 _COVERED = 0.97
 
 
-class TargetTokenizer(Protocol):
-    """The tokenizer of outputs. Token 0 is [PAD], phrase(0) == ""."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Equal for equal tokenizers; a model and its identifiers store it."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return each text's tokens; [] for ""."""
-        ...
-
-    def phrase(self, token: int) -> str:
-        """Return a token's text."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identifiers:
-    """tokens[i], texts[i], documents[i]: sequence, text and document rows (ascending) of identifier i; of_document[x]:
-    identifiers of document x. `row_of`: sequence -> i. `left_out`, `cut`: how many did not fit s = `positions`.
+    """Identifiers i with sequence tokens[i], text texts[i] and document rows documents[i] (ascending).
+
+    of_document[x]: identifiers of document x. `row_of`: sequence -> i. `left_out`, `cut`: how many did not fit s.
     """
 
     positions: int
@@ -59,7 +41,7 @@ class Identifiers:
 
 
 def identifiers_of(
-    documents: Sequence[Sequence[str]], tokenizer: TargetTokenizer, *, positions: int | None = None
+    documents: Sequence[Sequence[str]], tokenizer: PhraseVocabulary, *, positions: int | None = None
 ) -> Identifiers:
     """Tokenize X documents' identifiers; texts without tokens are ignored.
 

@@ -63,7 +63,7 @@ def pruned(
 
 
 def _draws(pieces: Sequence[Piece]) -> npt.NDArray[np.float64]:
-    """A number in [0, 1) per piece, from its text and flag alone."""
+    """A number in [0, 1) per piece, from its text and flag."""
     return np.array(
         [
             int.from_bytes(hashlib.blake2b(f"{flag:d}{text}".encode(), digest_size=6).digest(), "little") / 2.0**48
@@ -73,7 +73,7 @@ def _draws(pieces: Sequence[Piece]) -> npt.NDArray[np.float64]:
 
 
 def _uses(lattice: Lattice, way: Way, weights: Integers) -> Integers:
-    """Shapes: (C,) from `weights` (N,) of the positions."""
+    """Uses (C,) of each piece, from `weights` (N,) of the positions."""
     num_pieces, num_forms = len(lattice.counts), len(way.costs)
     many, alone = np.flatnonzero(way.steps > 1), np.flatnonzero(way.steps == 1)
     # NumPy returns integers for an empty input, whatever the weights.

@@ -259,7 +259,6 @@ def encoded(
 
 
 def _trained(model: TextMol) -> list[nn.Parameter]:
-    """The body's upper layers, and the weights that the mixture added."""
     upper = model.body.layers_from(model.joined)
     for parameter in upper:
         parameter.requires_grad_(True)

@@ -1,11 +1,10 @@
 """The `phrases/` part of a text bundle answers as the trained model does, and refuses what does not belong to it."""
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from phrase_scene import PIECES, WordTokens, corpus, tiny_encoder
+from phrase_scene import PIECES, corpus, tiny_encoder
 
 from services.algorithms.bundles.text_bundle import BundleError, load_text_bundle
 from services.algorithms.generation.phrases_part import PhraseParts, load_phrases
@@ -92,10 +91,3 @@ def test_a_graph_of_other_weights_is_seen_to_differ(trained, bundle):
     moved = copy.deepcopy(trained.encoder)
     moved.layers[-1].output_norm.bias.data += 0.01
     assert max_text_difference(moved, graph, batches) > TOLERANCE
-
-
-def test_a_baseline_tokenizer_is_no_part_of_a_bundle(trained, documents, tmp_path):
-    with pytest.raises(ValueError, match="WordTokens"):
-        write_phrases(tmp_path, replace(trained, tokenizer=WordTokens()), **documents, queries=QUERIES, data={})
-    with pytest.raises(ValueError, match="0 queries"):
-        write_phrases(tmp_path / "text", trained, **documents, queries=[], data={})
