@@ -41,7 +41,6 @@ def read_value(message: Any, name: str) -> Value:
 
 
 def set_value(message: Any, value: Value) -> None:
-    """Write a value into an AttributeValue."""
     if isinstance(value, str):
         message.tag = value
     elif isinstance(value, float):
@@ -63,7 +62,6 @@ def validate_value(name: str, value: Value) -> None:
 
 
 def condition_message(name: str, comparison: str, values: Iterable[Value]) -> Any:
-    """Return the AttributeCondition."""
     message = common_pb2.AttributeCondition(name=name, comparison=_NUMBERS[comparison])
     for value in values:
         set_value(message.values.add(), value)

@@ -81,7 +81,6 @@ class DeadLetters:
         self._producer = BulkProducer(bootstrap, client_id=_GROUP)
 
     def close(self) -> None:
-        """Close the connections."""
         for reader in self._readers:
             reader.close()
         self._producer.close()

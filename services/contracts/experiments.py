@@ -83,17 +83,14 @@ class Experiment:
 
     @property
     def settings(self) -> set[str]:
-        """The settings that differ from the defaults."""
         return {name for name in _SETTINGS for arm in self.arms if getattr(arm, name) != getattr(_DEFAULTS, name)}
 
     def takes(self, who: str, context: Mapping[str, str]) -> bool:
-        """Return whether a user's request takes part."""
         if any(context.get(name) != value for name, value in self.context.items()):
             return False
         return self.first <= position_of(who, self.layer) < self.first + self.share
 
     def arm_of(self, who: str) -> Arm:
-        """Return a participant's arm."""
         position, end = position_of(who, self.salt), 0.0
         for arm in self.arms:
             end += arm.share

@@ -31,7 +31,6 @@ class Control(Generic[S]):
         self._kafka, self._of = kafka, of
 
     def read(self) -> Counted[S]:
-        """Return the result of all operations. Raises: DependencyUnavailable."""
         counted = Counted(self._of.decode)
         ensure_topics(self._kafka, topics=(self._of.topic,))
         with self._reader() as topic:

@@ -57,7 +57,6 @@ class Counted(Generic[S]):
 
     @property
     def last(self) -> Operation[S] | None:
-        """The last valid operation; None without one."""
         return self.operations[-1] if self.operations else None
 
     def take(self, records: Iterable[SourceRecord]) -> bool:

@@ -42,7 +42,6 @@ class Process:
 
     @property
     def module(self) -> str:
-        """The module for `python -m`."""
         return f"services.{self.name}"
 
     @property
@@ -55,12 +54,10 @@ class Process:
 
     @property
     def port_variable(self) -> str:
-        """Its gRPC port's setting."""
         return f"FRESHET_{self.name.upper()}_PORT"
 
     @property
     def http_port_variable(self) -> str:
-        """Its HTTP port's setting."""
         return f"FRESHET_{self.name.upper()}_HTTP_PORT"
 
     @property

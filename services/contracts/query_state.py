@@ -32,7 +32,6 @@ class PackedQueryState:
 
 
 def to_message(state: PackedQueryState) -> common_pb2.QueryState:
-    """Return a state's message."""
     return common_pb2.QueryState(
         model_version=state.model_version,
         components=state.components,
@@ -43,7 +42,6 @@ def to_message(state: PackedQueryState) -> common_pb2.QueryState:
 
 
 def from_message(message: common_pb2.QueryState) -> PackedQueryState:
-    """The inverse of `to_message`."""
     return PackedQueryState(
         model_version=message.model_version,
         components=message.components,

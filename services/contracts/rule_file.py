@@ -63,7 +63,6 @@ def rules_text(rules: Iterable[common_pb2.Rule]) -> str:
 
 
 def where_text(message: common_pb2.AttributeCondition) -> str:
-    """Return a condition as a file has it."""
     values = [read_value(one, "value") for one in message.values]
     return condition_text(message.name, COMPARISONS[message.comparison], values)
 

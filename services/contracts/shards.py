@@ -23,7 +23,6 @@ class Shard:
     count: int
 
     def __post_init__(self) -> None:
-        """Raises: ValueError with the value and what is allowed."""
         if not 1 <= self.count <= MAX_SHARDS or not 0 <= self.index < self.count:
             raise ValueError(f"shard {self}; allowed: i/n with n in 1-{MAX_SHARDS} and i in 0-n-1")
 
@@ -60,5 +59,4 @@ WHOLE = Shard(0, 1)
 
 
 def home_shard(item_id: str, count: int) -> int:
-    """Return an item's shard of `count`."""
     return int.from_bytes(blake2b(item_id.encode(), digest_size=8).digest(), "big") * count >> 64

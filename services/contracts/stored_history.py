@@ -86,7 +86,6 @@ def event_columns(blob: bytes | None) -> bytes:
 
 
 def pack_seen(seen: Mapping[str, int]) -> tuple[str, list[int]]:
-    """Return seen items and times for `PackedHistory`."""
     return "\0".join(seen), _differences(list(seen.values()))
 
 
@@ -147,13 +146,11 @@ def events_of(message: Any) -> list[StoredEvent]:
 
 
 def pack_recent(recent: Sequence[RecentId]) -> bytes:
-    """Return recent ids as `RecentIds`."""
     data: bytes = recent_message(recent).SerializeToString()
     return data
 
 
 def unpack_recent(ids: bytes | None) -> list[RecentId]:
-    """The inverse of `pack_recent`."""
     return recent_of(events_pb2.RecentIds.FromString(ids or b""))
 
 
@@ -194,5 +191,4 @@ def _one_or_all(column: Sequence[_T]) -> Sequence[_T]:
 
 
 def _all(column: Sequence[_T], count: int, absent: _T) -> Sequence[_T]:
-    """The inverse of `_one_or_all`."""
     return column if len(column) == count else [*(column or (absent,))] * count

@@ -113,12 +113,10 @@ def index_freshness_message(
 
 
 def explained_message(found: ExplainedScore) -> reranker_pb2.ExplainScoreResponse:
-    """Return the reranker's part of an explanation."""
     return reranker_pb2.ExplainScoreResponse(**asdict(found))
 
 
 def explained_of(message: reranker_pb2.ExplainScoreResponse) -> ExplainedScore:
-    """The inverse of `explained_message`."""
     return ExplainedScore(
         score=message.score,
         from_model=message.from_model,
@@ -143,12 +141,10 @@ def explained_of(message: reranker_pb2.ExplainScoreResponse) -> ExplainedScore:
 
 
 def votes_message(votes: ItemVotes) -> candidates_pb2.ExplainVotesResponse:
-    """Return the candidates' part of an explanation."""
     return candidates_pb2.ExplainVotesResponse(**asdict(votes))
 
 
 def votes_of(message: candidates_pb2.ExplainVotesResponse) -> ItemVotes:
-    """The inverse of `votes_message`."""
     return ItemVotes(
         vote=message.vote,
         num_neighbours=message.num_neighbours,

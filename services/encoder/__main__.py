@@ -6,7 +6,6 @@ from services.platform.process import run_process
 
 
 def main() -> int:
-    """Run until a signal; return the exit status."""
     return run_process("encoder", EncoderSettings, run)
 
 

@@ -28,7 +28,7 @@ from services.encoder.adapters.inference_server import InferenceServerEncoder
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.config import EncoderSettings
 from services.encoder.consumer import Consumer, ConsumerLimits
-from services.encoder.encoding import Vocabulary
+from services.encoder.domain import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_batch import states_of
@@ -42,13 +42,11 @@ from services.platform.rpc.server import HealthState, RpcServer, serve
 from services.platform.stream.kafka import BulkProducer
 from services.platform.stream.ports import Offsets
 from services.platform.tracing import OFF, Tracing
-from services.user_state.forget_topic import ForgetTopic, KnownForgets
-from services.user_state.forgetting import Forgotten
+from services.user_state.forgetting import ForgetTopic, Forgotten, KnownForgets
 from services.user_state.history_topic import HistoryTopic
 from services.user_state.leases import RedisLeases
-from services.user_state.log_replay import LogReplay
 from services.user_state.reader import StateReader
-from services.user_state.restore_users import RestoreUsers
+from services.user_state.restore_users import LogReplay, RestoreUsers
 from services.user_state.write_histories import WriteHistories
 from services.user_state.writer import StateWriter
 
@@ -68,7 +66,6 @@ _TURN_BYTES = 1 << 15
 
 
 def vocabulary_of(bundle: Bundle) -> Vocabulary:
-    """The model's vocabulary."""
     return Vocabulary(
         model_version=bundle.model_version,
         # A dictionary: each event looks up its user's whole history.
@@ -95,7 +92,6 @@ def model_encoder(settings: EncoderSettings, bundle: Bundle) -> InProcessEncoder
 
 
 def in_process_encoder(settings: EncoderSettings, bundle: Bundle) -> InProcessEncoder:
-    """The bundle's model in this process."""
     has_step = ENCODER_STEP_ONNX in bundle.manifest.files
     return InProcessEncoder(
         bundle.file(ENCODER_ONNX),
@@ -117,13 +113,11 @@ def open_model(settings: EncoderSettings, folder: Path) -> Model:
 
 
 def close_model(model: Model) -> None:
-    """Release what `open_model` opened."""
     if isinstance(model.encoder, InProcessEncoder):
         model.encoder.close()
 
 
 def inference_encoder(settings: EncoderSettings, bundle: Bundle) -> InferenceServerEncoder:
-    """The bundle's model on the inference server."""
     head = bundle.manifest.head
     return InferenceServerEncoder(
         settings.inference_server,
@@ -169,7 +163,6 @@ def forget_log(settings: EncoderSettings) -> ForgetTopic:
 
 
 def state_writer(settings: EncoderSettings) -> StateWriter:
-    """The writer of user states and progress in Redis."""
     return StateWriter(settings.redis, ttl_seconds=settings.user_ttl_seconds, max_seen=settings.max_seen_items)
 
 

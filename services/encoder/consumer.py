@@ -95,7 +95,6 @@ class Consumer(Follower):
         on_stall: Callable[[], None] = lambda: None,
         turns: TurnClock | None = None,
     ) -> None:
-        """leases: this process's partitions; None for all."""
         super().__init__(
             "interactions-consumer",
             on_ready=on_ready,
@@ -252,6 +251,5 @@ class Consumer(Follower):
         self._metrics.failures.labels(type(exc).__name__).inc()
 
     def report_lag(self, *, asks: bool) -> None:
-        """Report watermarks and lag."""
         ends = self._stream.end_offsets() if asks else self._stream.known_end_offsets()
         self._metrics.progress(self._handler.progress.watermarks, ends)

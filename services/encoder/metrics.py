@@ -16,8 +16,6 @@ _MAX_TYPES, OTHER_TYPES = 20, "(others)"
 
 
 class _CacheCollector(Collector):
-    """Exports the cache counts at scrape time."""
-
     def __init__(self, counts: Callable[[], CacheCounts]) -> None:
         self._counts = counts
 
@@ -89,7 +87,6 @@ class EncoderMetrics:
         self.rewinds = figures.counter("freshet_encoder_rewinds", "Times the stream was read again from the beginning.")
 
     def batch(self, records: int, seconds: float, applied: Applied, freshness_seconds: Iterable[float]) -> None:
-        """Record an applied poll."""
         self._batch_records.observe(records)
         self._batch_users.observe(applied.users)
         self._batch_seconds.observe(seconds)
@@ -109,7 +106,6 @@ class EncoderMetrics:
         self._figures.registry.register(_CacheCollector(counts))
 
     def watch_turns(self, turns: TurnClock) -> None:
-        """Export the age of the last good turn at scrape time."""
         self._figures.turn_age("freshet_encoder_turn_age_seconds", turns)
 
     def progress(self, watermarks: Mapping[int, int], ends: Mapping[int, int]) -> None:

@@ -8,7 +8,7 @@ import structlog
 
 from services.contracts.processes import PROCESSES
 from services.contracts.version_sets import VersionSet, VersionSets
-from services.encoder.encoding import Vocabulary
+from services.encoder.domain import Vocabulary
 from services.encoder.handlers.encode_history import EncodeHistory
 from services.encoder.ports import SequenceEncoder
 from services.platform.rpc.server import HealthState
@@ -91,7 +91,6 @@ class ServedModels:
         self._add(own)
 
     async def take(self, others: tuple[Model, ...]) -> None:
-        """Serve the own model and these."""
         versions = {one.vocabulary.model_version: one for one in others}
         for version in versions.keys() - self.handlers.keys():
             self._add(versions[version])
@@ -100,7 +99,6 @@ class ServedModels:
             await self.handlers.pop(version).close()
 
     async def close(self) -> None:
-        """Finish queued requests."""
         for handler in self.handlers.values():
             await handler.close()
 

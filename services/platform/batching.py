@@ -63,7 +63,6 @@ class Batcher(Generic[Req, Res]):
         return await future
 
     async def close(self) -> None:
-        """Finish queued requests, then end the worker thread."""
         self._closed = True
         if self._pump is not None:
             await asyncio.wait([self._pump])

@@ -68,7 +68,6 @@ class ProcessSettings(TransportSettings):
 
     @property
     def is_on_loopback(self) -> bool:
-        """Whether only this machine can reach the process."""
         try:
             return self.host == "localhost" or ip_address(self.host).is_loopback
         except ValueError:
@@ -76,17 +75,14 @@ class ProcessSettings(TransportSettings):
 
     @property
     def shares_port(self) -> bool:
-        """Whether several processes listen on the port."""
         return False
 
     @property
     def replicas(self) -> Replicas:
-        """Replicas of the topics that a process creates."""
         return Replicas(replication_factor=self.kafka_replication, min_in_sync=self.kafka_min_in_sync)
 
     @property
     def resolved_metrics_port(self) -> int:
-        """The metrics port; 0: none."""
         if self.metrics_port is not None:
             return self.metrics_port
         return self.port + 1000 if self.port else 0

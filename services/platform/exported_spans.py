@@ -28,7 +28,6 @@ _W3C, _NO_CONTEXT = TraceContextTextMapPropagator(), Context()
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
-    """Return an exporter to a collector at host:port, in plaintext."""
     return OTLPSpanExporter(endpoint=endpoint, insecure=True)
 
 
@@ -95,8 +94,6 @@ class ExportedSpans(Tracing):
 
 
 class _Linked(Sampler):
-    """Samples spans with links; another sampler decides about the rest."""
-
     def __init__(self, others: Sampler) -> None:
         self._others = others
 
@@ -116,7 +113,6 @@ class _Linked(Sampler):
         return self._others.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
 
     def get_description(self) -> str:
-        """Return the SDK's name of the sampler."""
         return f"Linked{{{self._others.get_description()}}}"
 
 
@@ -125,15 +121,12 @@ class _WithoutTexts(SpanExporter):
         self._exporter = exporter
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export without status descriptions."""
         return self._exporter.export([_without_text(span) if span.status.description else span for span in spans])
 
     def shutdown(self) -> None:
-        """Shut the exporter down."""
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Flush the exporter."""
         return self._exporter.force_flush(timeout_millis)
 
 

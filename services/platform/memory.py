@@ -13,7 +13,6 @@ _MIB = 1 << 20
 
 
 def available_bytes(cgroup: Path = _CGROUP) -> int:
-    """Return the bytes that this process can still allocate."""
     free = int(psutil.virtual_memory().available)
     try:
         limit = (cgroup / "memory.max").read_text().strip()

@@ -33,15 +33,12 @@ class Figures:
         self.registry = registry
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
-        """Return a counter; Prometheus adds `_total`."""
         return Counter(name, text, labels, registry=self.registry)
 
     def gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        """Return a gauge."""
         return Gauge(name, text, labels, registry=self.registry)
 
     def histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float] = LATENCY_BUCKETS_S) -> Histogram:
-        """Return a histogram, by default of seconds."""
         return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
     def turn_age(self, name: str, turns: TurnClock) -> None:
@@ -111,7 +108,6 @@ class RpcMetrics:
         self._children: dict[tuple[str, str], Histogram] = {}
 
     def observe(self, method: str, code: str, seconds: float) -> None:
-        """Record the end of an RPC."""
         key = (method, code)
         child = self._children.get(key)
         if child is None:
@@ -121,11 +117,9 @@ class RpcMetrics:
             self._told(method, code, seconds)
 
     def watch_limit(self, admission: Admission) -> None:
-        """Export the limit."""
         self._limit.labels(admission.name).set_function(lambda: admission.limit)
 
     def in_flight(self, calls: int) -> None:
-        """Set the number of running RPCs."""
         self._in_flight.set(calls)
 
     def refused(self, reason: str) -> None:

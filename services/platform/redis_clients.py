@@ -31,7 +31,6 @@ _RETRIES = 1
 
 
 def open_client(url: str, *, timeout_s: float) -> redis.Redis:
-    """Return a client for threads."""
     if nodes := cluster_nodes(url):
         return cast(redis.Redis, _Cluster(nodes, _node_options(parse_url(node_url(url)), timeout_s)))
     return redis.Redis.from_url(
@@ -127,8 +126,6 @@ class _Cluster:
 
 
 class _Pipeline:
-    """Sends commands to their keys' nodes, in order per node."""
-
     def __init__(self, cluster: _Cluster) -> None:
         self._cluster = cluster
         self._queue: list[tuple[str, tuple[Any, ...]]] = []
@@ -185,8 +182,6 @@ class _AsyncCluster:
 
 
 class _AtOnce:
-    """Runs commands concurrently, in no order."""
-
     def __init__(self, cluster: redis.asyncio.RedisCluster) -> None:
         self._cluster = cluster
         self._queue: list[Callable[[], Awaitable[Any]]] = []

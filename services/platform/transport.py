@@ -36,7 +36,6 @@ class Tls:
 
 
 def inference_options(tls: Tls | None) -> dict[str, Any]:
-    """Return the inference client's arguments."""
     if tls is None:
         return {}
     return {
@@ -222,7 +221,6 @@ class TransportSettings(BaseSettings):
 
     @property
     def kafka(self) -> KafkaConnection:
-        """The brokers and credentials."""
         password = self.kafka_password
         if self.kafka_password_file is not None:
             password = SecretStr(self.kafka_password_file.read_text(encoding="utf-8").rstrip("\r\n"))

@@ -6,7 +6,6 @@ from services.refresher.config import RefresherSettings
 
 
 def main() -> int:
-    """Run until a signal; return the exit status."""
     return run_process("refresher", RefresherSettings, run)
 
 

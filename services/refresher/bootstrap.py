@@ -55,7 +55,6 @@ _AGAIN_WAIT_MS = 20  # short, because a caller waits for the records
 
 
 def model_items(bundle: Bundle) -> ModelItems:
-    """The bundle's items for the refresher."""
     encoder = bundle.manifest.encoder
     uses_users = encoder is not None and encoder.uses_user_index
     return ModelItems(
@@ -70,7 +69,6 @@ def model_items(bundle: Bundle) -> ModelItems:
 
 
 def fold_rules(settings: RefresherSettings, bundle: Bundle) -> Rules:
-    """The fold rules."""
     return Rules(
         items=model_items(bundle),
         feedback=bundle.event_schema.feedback,

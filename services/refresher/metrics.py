@@ -10,8 +10,6 @@ from services.refresher.domain.partition import COUNTS, Partition
 
 
 class RefresherMetrics:
-    """Few, known label values, apart from partitions."""
-
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._figures = figures = Figures(registry)
         records = figures.counter(
@@ -53,14 +51,12 @@ class RefresherMetrics:
         )
 
     def folded(self, records: int, seconds: float, counts: Mapping[str, int]) -> None:
-        """Record a folded poll."""
         self._batch.observe(records)
         self._fold_seconds.observe(seconds)
         for outcome, count in counts.items():
             self._records[outcome].inc(count)
 
     def published(self, items: int, entries: int, seconds: float) -> None:
-        """Record an acknowledged publication."""
         self._item_deltas.inc(items)
         self._memory_deltas.inc(entries)
         self._publish_seconds.observe(seconds)
@@ -86,7 +82,6 @@ class RefresherMetrics:
         self._per_entry.set(0 if first is None else first.remembered.memory.bytes_per_entry)
 
     def watch_turns(self, turns: TurnClock) -> None:
-        """Export the age of the last good turn at scrape time."""
         self._figures.turn_age("freshet_refresher_turn_age_seconds", turns)
 
     def rebuilt(self, reason: str) -> None:

@@ -14,13 +14,10 @@ SERVICE = refresher_pb2.DESCRIPTOR.services_by_name["RefresherService"].full_nam
 
 
 class RefresherServicer(refresher_pb2_grpc.RefresherServiceServicer):
-    """Translates messages and calls the handler."""
-
     def __init__(self, describe: Describe) -> None:
         self._describe = describe
 
     async def GetStatus(self, request: refresher_pb2.GetStatusRequest, context: Any) -> refresher_pb2.GetStatusResponse:
-        """This process's partitions with digests."""
         status = await asyncio.to_thread(self._describe.status)
         return refresher_pb2.GetStatusResponse(
             model_version=status.model_version,
@@ -33,7 +30,6 @@ class RefresherServicer(refresher_pb2_grpc.RefresherServiceServicer):
     async def DescribeItem(
         self, request: refresher_pb2.DescribeItemRequest, context: Any
     ) -> refresher_pb2.DescribeItemResponse:
-        """One item's evidence."""
         validate_id("item_id", request.item_id)
         found = await asyncio.to_thread(self._describe.item, request.item_id)
         return refresher_pb2.DescribeItemResponse(**asdict(found))
@@ -41,7 +37,6 @@ class RefresherServicer(refresher_pb2_grpc.RefresherServiceServicer):
     async def DescribeContributions(
         self, request: refresher_pb2.DescribeContributionsRequest, context: Any
     ) -> refresher_pb2.DescribeContributionsResponse:
-        """A user's contributions to this process's partitions."""
         validate_id("user_pseudonym", request.user_pseudonym)
         found = await asyncio.to_thread(self._describe.user, request.user_pseudonym)
         response = refresher_pb2.DescribeContributionsResponse(

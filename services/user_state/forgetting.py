@@ -1,38 +1,45 @@
-"""Which users are forgotten, up to which positions, and what remains: pure functions and values.
+"""Read the topic `forgets` in an encoder process: first all of it, then new records. Erase what they cover.
 
 A forget names positions of `interactions`. Records at or below them have no effect, even after redelivery, a rebuild or
-an import.
+an import. The caller tracks progress.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import structlog
 
 from services.algorithms.bundles.event_schema import TURNED_DOWN_EVENTS, EventSchema
 from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.stored_history import PackedHistory, StoredEvent, pack_history
-from services.contracts.topics.forgets import FORGETS, Forget
-from services.platform.errors import PreconditionFailed
-from services.platform.stream.records import furthest, is_covered
+from services.contracts.topics.forgets import FORGETS, Forget, decode_forget
+from services.platform.errors import DependencyUnavailable, InvalidRequest, PreconditionFailed
+from services.platform.stream.ports import Offsets, Reader
+from services.platform.stream.records import SourceRecord, furthest, is_covered
 from services.user_state.values import UserHistory, UserUpdate
+
+log = structlog.get_logger()
+
+_PARTITION = 0
 
 
 class Forgotten:
-    """Per user, the forgotten positions from all forgets so far. They only increase."""
+    """The forgotten positions of each user from all forgets so far. They only increase."""
 
     def __init__(self) -> None:
         self._up_to: dict[str, Mapping[int, int]] = {}
 
     def add(self, forget: Forget) -> None:
-        """Forget the user up to these positions, too."""
         before = self._up_to.get(forget.user_id)
-        # Returned mappings never change; most users share their only forget's.
+        # A mapping never changes, so most users share that of their only forget.
         self._up_to[forget.user_id] = forget.up_to if before is None else furthest(before, forget.up_to)
 
     def up_to(self, user_id: str) -> Mapping[int, int]:
-        """The last forgotten offset per partition; empty if never forgotten."""
+        """Return the last forgotten offset per partition; empty if the user was never forgotten."""
         return self._up_to.get(user_id, {})
 
     def last(self) -> Mapping[int, int]:
-        """The highest offset per partition in any forget."""
         highest: Mapping[int, int] = {}
         for up_to in self._up_to.values():
             highest = furthest(highest, up_to)
@@ -40,10 +47,9 @@ class Forgotten:
 
 
 def check_same_log(named: Mapping[int, int], ends: Mapping[int, int]) -> None:
-    """Check that the forgets belong to this log.
+    """Raise PreconditionFailed if a forget names an offset at or after its partition's end.
 
     named: per partition the highest offset in any forget. ends: one past the last record of each partition to check.
-    Raises: PreconditionFailed if a forget names an offset at or after its partition's end.
     """
     for partition, offset in named.items():
         if offset >= ends.get(partition, offset + 1):
@@ -54,14 +60,13 @@ def check_same_log(named: Mapping[int, int], ends: Mapping[int, int]) -> None:
 
 
 def pseudonyms_of(user_id: str, keys: Sequence[bytes]) -> list[str]:
-    """The user's pseudonym for each key, in order."""
     return [pseudonym_of(user_id, key) for key in keys]
 
 
 def erase(history: UserHistory, up_to: Mapping[int, int]) -> UserHistory:
-    """The history without the events up to these positions, which are added to `forgotten`.
+    """Return the history without the events up to these positions, which it adds to `forgotten`.
 
-    All `positions` remain, and hashes and outcomes of recent event ids, which identify a redelivery.
+    The applied positions, and hashes and outcomes of recent event ids remain: they identify a redelivery.
     """
     forgotten = furthest(history.forgotten, up_to)
     return UserHistory(
@@ -85,7 +90,7 @@ def whole_update(
     *,
     expected: bytes,
 ) -> UserUpdate:
-    """An update that replaces everything stored of a user, without query state."""
+    """Return an update that replaces everything stored of a user, without query state."""
     return UserUpdate(
         user_id=user_id,
         model_version=model_version,
@@ -100,12 +105,12 @@ def whole_update(
 
 
 def turned_down(schema: EventSchema, events: Sequence[StoredEvent]) -> list[str]:
-    """A history's recently rejected items. events: oldest first."""
+    """Return the recently rejected items of a history. events: oldest first."""
     return schema.turned_down([(one.item_id, (one.type, one.value)) for one in events[-TURNED_DOWN_EVENTS:]])
 
 
 def seen_in(events: Iterable[StoredEvent]) -> dict[str, int]:
-    """A history's items with the newest time of each."""
+    """Return a history's items with the newest time of each."""
     seen: dict[str, int] = {}
     for event in events:
         seen[event.item_id] = max(event.event_time_ms, seen.get(event.item_id, 0))
@@ -113,5 +118,123 @@ def seen_in(events: Iterable[StoredEvent]) -> dict[str, int]:
 
 
 def packed(history: UserHistory, seen: Mapping[str, int]) -> PackedHistory:
-    """The user in the format of `histories`."""
     return pack_history(history.positions, history.forgotten, history.events, history.recent, seen)
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetRecord:
+    """A record with its forget, or with the reason why it cannot be read."""
+
+    record: SourceRecord
+    forget: Forget | None
+    reason: str = ""
+
+
+class ForgetTopic:
+    """Reads the topic in order. Not thread-safe."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._is_whole = False
+
+    def read(self) -> list[ForgetRecord]:
+        """Return the records since the last call without waiting; first the whole topic.
+
+        Raises: DependencyUnavailable; the next call then reads the same records.
+        """
+        found = self._reader.poll(0) if self._is_whole else self._read_whole()
+        return [_decoded(record) for record in found]
+
+    def close(self) -> None:
+        """Close the connection; the next read connects again and continues."""
+        self._reader.close()
+
+    def _read_whole(self) -> list[SourceRecord]:
+        partitions = list(self._reader.partitions())
+        if partitions != [_PARTITION]:
+            raise PreconditionFailed(
+                f"topic {FORGETS!r} has partitions {partitions}; allowed: one, so that it has an order"
+            )
+        self._reader.seek({_PARTITION: 0})
+        found = self._reader.read_to_end()
+        self._is_whole = True
+        return found
+
+
+@dataclass(kw_only=True, eq=False)
+class KnownForgets:
+    """All forgets so far.
+
+    ends: returns one past the last record of each partition of `interactions`. unreadable: records that are no dead
+    letters yet. named: per partition the highest offset in any forget.
+    """
+
+    topic: ForgetTopic
+    forgotten: Forgotten
+    ends: Callable[[], Offsets] = dict
+    unreadable: list[ForgetRecord] = field(default_factory=list, init=False)
+    named: Mapping[int, int] = field(default_factory=dict, init=False)
+    # Each user's latest forget; compaction retains it.
+    _latest: dict[str, ForgetRecord] = field(default_factory=dict, init=False)
+    # Records not yet compared with the log's ends; whether the last comparison found positions beyond them.
+    _compared_next: list[ForgetRecord] = field(default_factory=list, init=False)
+    _was_ahead: bool = field(default=False, init=False)
+    # Guards what `of` reads.
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def read(self) -> list[ForgetRecord]:
+        """Return the readable records since the last call.
+
+        Raises: DependencyUnavailable, also the first time that a forget names a position beyond the log's end: a newly
+        elected leader may not know its end yet.
+        """
+        self._compared_next += self.topic.read()
+        ends = self.ends() if self._compared_next else {}
+        found = [_within(ends, record) for record in self._compared_next]
+        ahead = [one.record.offset for one, within in zip(self._compared_next, found, strict=True) if within is not one]
+        was_ahead, self._was_ahead = self._was_ahead, bool(ahead)
+        if ahead and not was_ahead:
+            raise DependencyUnavailable(
+                f"forgets {ahead[:10]} name positions beyond the log's end; they are read again"
+            )
+        if ahead:
+            log.error("forgets_ahead_of_log", offsets=ahead, ends=dict(ends))
+        readable = []
+        for record, within in zip(self._compared_next, found, strict=True):
+            if record.forget is None or within.forget is None:
+                self.unreadable.append(record)
+                continue
+            self.named = furthest(self.named, record.forget.up_to)
+            with self._lock:
+                self.forgotten.add(within.forget)
+                self._latest[within.forget.user_id] = within
+            readable.append(within)
+        self._compared_next = []
+        return readable
+
+    def behind(self, offset: int) -> list[ForgetRecord]:
+        """Return each user's latest forget after this offset, and drop unreadable records up to it."""
+        self.unreadable = [one for one in self.unreadable if one.record.offset > offset]
+        return [one for one in self._latest.values() if one.record.offset > offset]
+
+    def of(self, user_id: str) -> tuple[int, Mapping[int, int]] | None:
+        """Return the offset of the user's latest forget, and the forgotten positions. Thread-safe."""
+        with self._lock:
+            latest = self._latest.get(user_id)
+            return None if latest is None else (latest.record.offset, self.forgotten.up_to(user_id))
+
+
+def _decoded(record: SourceRecord) -> ForgetRecord:
+    try:
+        return ForgetRecord(record, decode_forget(record.key, record.value))
+    except InvalidRequest as exc:
+        return ForgetRecord(record, None, exc.message)
+
+
+def _within(ends: Offsets, record: ForgetRecord) -> ForgetRecord:
+    """Limit the positions to the log's present end, so that later events count."""
+    if record.forget is None:
+        return record
+    named = record.forget.up_to
+    up_to = {partition: min(offset, ends.get(partition, offset + 1) - 1) for partition, offset in named.items()}
+    return record if up_to == named else replace(record, forget=replace(record.forget, up_to=up_to))

@@ -82,7 +82,6 @@ class HistoryTopic:
         return found
 
     def leave(self, partitions: Collection[int]) -> None:
-        """Remove partitions."""
         for partition in partitions:
             for table in (self.marks, self._last_offsets, self._records):
                 table.pop(partition, None)
@@ -130,7 +129,6 @@ class HistoryTopic:
         return unknown
 
     def find(self, user_ids: Collection[str]) -> dict[str, HistoryRecord]:
-        """These users' newest usable records."""
         while self.index():
             pass
         wanted: dict[int, list[tuple[int, str]]] = {}
@@ -208,7 +206,6 @@ class HistoryTopic:
         yield from read_ranges(self._topic, ranges, poll_ms=_POLL_MS, max_records=_POLL_RECORDS)
 
     def close(self) -> None:
-        """Close the connection."""
         self._topic.close()
 
     def _check_offset(self, partition: int, offset: int) -> None:

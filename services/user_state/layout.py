@@ -1,13 +1,13 @@
 """Redis keys and packed values of user states, histories and stream progress (decision 031).
 
-A user's home is the partition that Kafka's partitioner gives to the user id. All keys of a home partition (users, their
-table, progress) share one hash slot. Values are bounded, and user keys have a TTL.
+A user's home is the partition that Kafka's partitioner gives to the user id. All keys of a home partition share one
+hash slot: users, the table of users, progress. Values are bounded, and user keys have a TTL.
 
-A user's position is `epoch|partition:offset,...|partition:offset,...`; the second list has the forgotten offsets. A
-value of an earlier epoch reads as absent. Every write compares the whole text, so one prepared before a forget cannot
-restore forgotten data.
+A user's position is the text `epoch|partition:offset,...|partition:offset,...`; the second list has the forgotten
+offsets. A position of an earlier epoch reads as absent. Every write compares the whole text, so a write prepared before
+a forget cannot restore forgotten data.
 
-The table of users has each one's last applied offset of the home partition and the keys' expiry. A user is lost, not
+The table of users has each user's last applied offset of the home partition, and the keys' expiry. A user is lost, not
 new, if the keys are missing or have a lower offset.
 """
 
@@ -18,13 +18,13 @@ from typing import NamedTuple
 from services.platform.errors import PreconditionFailed
 from services.platform.stream.kafka import partition_for
 
-# `random-N`, set when the store is first filled; homes are computed with N partitions.
+# `random-N`, set when the store is first filled. N is the number of partitions.
 EPOCH_KEY = "stream:epoch"
-# Exists, with a TTL, while an import fills the store and the consumer waits.
+# Exists while an import fills the store and the consumer waits.
 PAUSE_KEY = "stream:hold"
-# Model versions with stored states, added before the first state.
+# Model versions, each added before its first state.
 MODELS_KEY = "stream:models"
-# A partition's keys: users, their table, progress.
+# The pattern of all keys of partitions.
 USER_KEYS = "{p[0-9]*}:*"
 COUNT_FIELDS = ("applied", "duplicates", "dead_lettered", "unknown_items", "undone", "late", "forgotten", "kept_out")
 STATE_FIELDS = (
@@ -37,14 +37,14 @@ STATE_FIELDS = (
     "event_time_ms",
     "applied_ms",
 )
-# A partition's most popular items. One that drops out loses its level and restarts with its next event, which outweighs
-# its old ones.
+# Popular items per partition. An item that drops out loses its level and restarts with its next event, which outweighs
+# the old ones.
 MAX_POPULAR = 2_000
-# The `position` of the history that the state reflects. A write that leaves the history unchanged (a duplicate)
-# advances it too, unless a process with another model writes.
+# The `position` of the history that the state reflects. A duplicate advances it too, except from a process with another
+# model.
 STATE_POSITION = "history_position"
-# Only of a state made by a traced event: `partition:offset traceparent`. A later write without a trace leaves it, where
-# its position no longer matches.
+# `partition:offset traceparent` of the traced event that made a state. A later write without a trace leaves it; the
+# position then differs from the state's.
 STATE_TRACE = "trace"
 
 
@@ -56,12 +56,11 @@ class Home(NamedTuple):
 
 
 def home_of(user_id: str, epoch: str) -> Home:
-    """The user's home in this epoch. Raises: as `num_partitions_of`."""
     return Home(partition_for(user_id.encode(), num_partitions_of(epoch)), user_id)
 
 
 def num_partitions_of(epoch: str) -> int:
-    """The epoch's number of partitions. Raises: PreconditionFailed for another version's epoch."""
+    """Return the epoch's number of partitions. Raises: PreconditionFailed if another version wrote the epoch."""
     _, dash, number = epoch.rpartition("-")
     if not dash or not number.isdecimal():
         raise PreconditionFailed(
@@ -72,12 +71,11 @@ def num_partitions_of(epoch: str) -> int:
 
 
 def new_epoch(num_partitions: int) -> str:
-    """A new random epoch."""
     return f"{secrets.token_hex(8)}-{num_partitions}"
 
 
 def check_epoch(epoch: str, num_partitions: int) -> None:
-    """Raises: PreconditionFailed if the store has another layout or number of partitions."""
+    """Raise PreconditionFailed if the store has another layout or number of partitions."""
     stored = num_partitions_of(epoch)
     if stored != num_partitions:
         raise PreconditionFailed(
@@ -105,12 +103,11 @@ SESSION_KINDS = (PAGES, ANSWERS, IMPRESSIONS)
 
 
 def session_key(home: Home, kind: str) -> str:
-    """Key of one kind's list."""
     return f"{{p{home.partition}}}:{kind}:{home.user_id}"
 
 
 def session_sizes_key(partition: int) -> str:
-    """Key of the sizes in bytes of a partition's session lists, by expiry."""
+    """Return the key of a partition's session lists' sizes in bytes, by expiry."""
     return f"{{p{partition}}}:session_sizes"
 
 
@@ -123,14 +120,12 @@ def progress_key(partition: int) -> str:
 
 
 def popular_key(partition: int) -> str:
-    """Key of a partition's popular items by level (`algorithms.items.popularity`), at most MAX_POPULAR of 100 bytes
-    each.
-    """
+    """Return the key of a partition's popular items by level (`algorithms.items.popularity`), some 100 bytes each."""
     return f"{{p{partition}}}:popular"
 
 
 def forgets_key(partition: int) -> str:
-    """Key of a hash with `forgets_text` per reader."""
+    """Return the key of a hash with the `forgets_text` of each reader."""
     return f"{{p{partition}}}:forgets"
 
 
@@ -146,17 +141,17 @@ def unpack_forgets(epoch: str, text: str) -> tuple[int, int]:
     return offset, rewritten
 
 
-# The field with the table's epoch; no user id is empty.
+# The field with the table's epoch. No user id is empty.
 TABLE_EPOCH = ""
 
 
 def pack_entry(offset: int, expires_s: int) -> str:
-    """Pack a table entry: the home partition's last applied offset (-1: none) and the keys' expiry in Unix seconds."""
+    """Pack an entry of the table of users. offset: last applied one of the home partition (-1: none)."""
     return f"{offset}:{expires_s}"
 
 
 def unpack_entry(entry: bytes | None, now_s: float) -> int | None:
-    """An entry's offset; None without one or after its expiry."""
+    """Return an entry's offset; None without an entry or after its expiry."""
     if not entry:
         return None
     offset, expires_s = entry.split(b":")
@@ -173,13 +168,13 @@ def _unpack_offsets(text: str) -> dict[int, int]:
 
 
 def pack_positions(epoch: str, positions: Mapping[int, int], forgotten: Mapping[int, int] | None = None) -> bytes:
-    """positions: last applied offset per partition. forgotten: last forgotten offset per partition, if any."""
+    """Pack a user's position. positions, forgotten: the last applied and the last forgotten offset per partition."""
     text = f"{epoch}|{_pack_offsets(positions)}"
     return (f"{text}|{_pack_offsets(forgotten)}" if forgotten else text).encode()
 
 
 def unpack_positions(epoch: str, text: bytes | None) -> tuple[dict[int, int], dict[int, int]] | None:
-    """(positions, forgotten); None without a value of this epoch."""
+    """Return (positions, forgotten); None without a value of this epoch."""
     if not text:
         return None
     written, positions, *forgotten = text.decode().split("|")
@@ -189,7 +184,6 @@ def unpack_positions(epoch: str, text: bytes | None) -> tuple[dict[int, int], di
 
 
 def trace_text(partition: int, offset: int, traceparent: str) -> str:
-    """The value of STATE_TRACE for this position's state."""
     return f"{partition}:{offset} {traceparent}"
 
 
@@ -200,7 +194,7 @@ def traceparent_of(trace: bytes, partition: int, offset: int) -> str:
 
 
 def reaches(state_position: bytes | None, history_position: bytes | None) -> bool:
-    """Whether a state, possibly read later, reflects the whole history."""
+    """Return whether a state reflects the whole history. The state may be read later than the history."""
     if not history_position or not state_position:
         return False
     if state_position == history_position:

@@ -1,9 +1,8 @@
 """Check that a partition of `interactions` is still the log whose records were applied (decision 030).
 
-The progress stores three anchors (offset and digest of a record) of each partition. `first` is this epoch's first
-record. `newest` is its newest record and shows whether the log lost its end and was overwritten. `last` is at or
-shortly before `newest`. It advances only after a check found it in place, so it belongs to the same log as the records
-before it.
+The progress stores three anchors of each partition. `first` is this epoch's first record. `newest` is its newest record
+and shows whether the log lost its end and was overwritten. `last` is at or shortly before `newest`; it advances only
+after a check found it in place, so it belongs to the same log as the records before it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,14 +20,13 @@ log = structlog.get_logger()
 
 
 class Anchor(NamedTuple):
-    """A record's offset and a digest of its time, key and value."""
+    """A record's offset, and a digest of its time, key and value."""
 
     offset: int
     digest: str
 
     @classmethod
     def of(cls, record: SourceRecord) -> Self:
-        """The record's anchor."""
         digest = blake2b(digest_size=8)
         for part in (str(record.written_ms).encode(), record.key or b"", record.value or b""):
             digest.update(len(part).to_bytes(4, "little") + part)
@@ -52,12 +50,12 @@ class Anchors(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The text in the state store."""
+        """The anchors as text for the state store."""
         return ",".join(f"{offset}:{digest}" for offset, digest in self)
 
 
 class LostTail(Exception):
-    """Some partitions lost applied records at their end. ends: the present end of each of them."""
+    """Some partitions lost applied records at their end. ends: their present ends."""
 
     def __init__(self, ends: Mapping[int, int]) -> None:
         super().__init__(f"the log lost its end: partitions end at {dict(ends)}")
@@ -71,7 +69,7 @@ class LogIdentity:
     _anchors: dict[int, Anchors] = field(default_factory=dict)
     # Each partition's last record read: the next `last` anchor.
     _latest: dict[int, SourceRecord] = field(default_factory=dict)
-    # Anchors from before the store was emptied: the new epoch's progress has none yet.
+    # Anchors from before the store was emptied; the new epoch's progress has none yet.
     _kept: dict[int, Anchors] = field(default_factory=dict)
 
     @property
@@ -80,12 +78,12 @@ class LogIdentity:
         return self._anchors.keys()
 
     def text(self, partition: int) -> str:
-        """The text to store with the partition's progress; "" without anchors."""
+        """Return the text to store with the partition's progress; "" without anchors."""
         found = self._anchors.get(partition)
         return "" if found is None else found.text
 
     def came(self, records: Sequence[SourceRecord]) -> None:
-        """Update the anchors from the records read (in order within each partition). Call `check` before."""
+        """Update the anchors from records in order within each partition. Call `check` before."""
         latest = {record.partition: record for record in records}
         for partition in latest.keys() - self._anchors.keys():
             first = next(record for record in records if record.partition == partition)
@@ -98,7 +96,7 @@ class LogIdentity:
     def check(self, stream: Reader, partitions: Collection[int]) -> None:
         """Check that `last` and `newest` are in place, then move `last` to the last record read.
 
-        Raises: Conflict if one is not (`resync` finds the cause); DependencyUnavailable.
+        Raises: Conflict if one of them is not (`resync` finds the cause); DependencyUnavailable.
         """
         known = {partition: self._anchors[partition] for partition in partitions if partition in self._anchors}
         same = _found_last(stream, known)
@@ -108,7 +106,7 @@ class LogIdentity:
             self._anchors[partition] = self._anchors[partition]._replace(last=Anchor.of(self._latest[partition]))
 
     def resync(self, stream: Reader, watermarks: Offsets, stored: Mapping[int, str]) -> None:
-        """Restart from the state store's anchors. stored: `text` by partition, "" without anchors.
+        """Restart from the state store's anchors. stored: `text` of each partition.
 
         Raises: LostTail if the same log lost applied records at its end; PreconditionFailed if it is another log;
         DependencyUnavailable.
@@ -153,7 +151,7 @@ class LogIdentity:
             raise LostTail(lost)
 
     def keep(self) -> None:
-        """Call it after `LostTail`: the next `resync`, with an empty store, identifies each log by its first record."""
+        """Let the next `resync`, after `LostTail` and with an empty store, identify each log by its first record."""
         self._kept = {p: Anchors(*[anchors.first] * 3) for p, anchors in self._anchors.items()}
 
 
@@ -184,10 +182,10 @@ def _another_log(partition: int, watermark: int, end: int, *, has_anchors: bool)
 
 
 def same_logs(stream: Reader, remembered: Mapping[int, tuple[int, str]]) -> set[int]:
-    """The partitions that are still the remembered log. remembered: last offset and `LogIdentity.text`.
+    """Return the partitions that are still the remembered log. remembered: last offset and `LogIdentity.text`.
 
-    A partition is accepted if retention deleted its `last` anchor. A partition with last offset -1 is accepted only
-    while it is empty. Raises: DependencyUnavailable.
+    A partition is accepted if retention deleted its `last` anchor, and with last offset -1 only while it is empty.
+    Raises: DependencyUnavailable.
     """
     bounds = stream.bounds(list(remembered))
     known = {p: anchors.last for p, (_, text) in remembered.items() if (anchors := Anchors.parse(text))}

@@ -64,7 +64,6 @@ class Arrival:
     interaction: Interaction
 
     def fields(self, user_pseudonym: str) -> dict[str, Any]:
-        """Fields of `OfInteraction`."""
         return {
             "event_id": self.interaction.event_id,
             "item_id": self.interaction.item_id,
@@ -135,7 +134,6 @@ class Merge:
 
     @property
     def events(self) -> list[StoredEvent]:
-        """The new history, oldest event first."""
         return self.sequences[-1]
 
     def replace_events(self, events: list[StoredEvent]) -> None:

@@ -110,7 +110,7 @@ class Store(Protocol):
     def seed(self, partition: int, user_ids: Collection[str], epoch: str) -> None:
         """Add users to their home partition's table; without other keys they count as lost.
 
-        Existing entries do not change.
+        Existing entries do not change. Raises: Conflict if the partition's progress has another epoch.
         """
 
     def forgets_applied(self, reader: str, epoch: str) -> ForgetsApplied:

@@ -12,8 +12,17 @@ from services.platform.stream.kafka import partition_for
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.user_state import layout, scripts
 from services.user_state.layout import Home
-from services.user_state.stored_values import PROGRESS_FIELDS, is_lost_user, progress_of, state_of
-from services.user_state.values import Popularity, Progress, UserKeys, UserView, redis_errors
+from services.user_state.values import (
+    PROGRESS_FIELDS,
+    Popularity,
+    Progress,
+    UserKeys,
+    UserView,
+    is_lost_user,
+    progress_of,
+    redis_errors,
+    state_of,
+)
 
 
 class StateReader:
@@ -133,11 +142,9 @@ class StateReader:
         return layout.home_of(user_id, epoch) if epoch else None
 
     async def epoch(self) -> str | None:
-        """The current epoch; None if the store is new or emptied."""
         return await self._current_epoch() or None
 
     async def read_progress(self) -> tuple[str | None, dict[int, Progress]]:
-        """The epoch and every partition's progress."""
         epoch = await self._current_epoch()
         pipeline = self._redis.pipeline(transaction=False)
         for partition in range(layout.num_partitions_of(epoch) if epoch else 0):
@@ -156,7 +163,6 @@ class StateReader:
         return stored_history.unpack_events(blob)
 
     async def read_keys(self, user_id: str) -> UserKeys:
-        """The user's numbers of events and seen items, and the models with a state, in three round trips."""
         home = await self._home(user_id)
         if home is None:
             return UserKeys(history_events=0, seen_items=0, state_model_versions=())
@@ -178,7 +184,6 @@ class StateReader:
         )
 
     async def read_popular(self) -> list[Popularity]:
-        """The popular items of each partition with progress."""
         epoch = await self._current_epoch()
         found = []
         for partition in range(layout.num_partitions_of(epoch) if epoch else 0):
@@ -195,12 +200,10 @@ class StateReader:
         return found
 
     async def ping(self) -> None:
-        """Check that Redis answers."""
         with redis_errors():
             await self._redis.ping()
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._redis.aclose()
 
 

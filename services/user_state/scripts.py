@@ -11,9 +11,8 @@ from services.user_state.values import redis_errors
 # most seen items, state operation (set, drop or keep), user id, table entry, epoch, the writer's watermark of the home
 # partition (empty: another process's partition), rejected items (joined with NUL), number of items no longer seen,
 # those items, number of seen items, (time, item) each, number of words of the state, its fields and values. A writer
-# that missed a failover has another watermark and writes nothing. `unfinished` counts the users written since the
-# watermark moved; ADVANCE checks the count. Another process also writes nothing if the progress has another epoch: a
-# store that went back has another table of users.
+# that missed a failover has another watermark and writes nothing. A process without the home partition writes nothing
+# if the progress has another epoch. ADVANCE checks `unfinished`, the number of users written.
 _EXPECT = """
 local current = redis.call('HGET', KEYS[1], 'position') or ''
 if current ~= ARGV[1] then return 0 end
@@ -59,7 +58,7 @@ end
 return 1
 """
 
-# If seen items were lost since loading, nothing is written: one new item would hide the loss.
+# Writes nothing if seen items were lost since loading: one new item would hide the loss.
 APPLY = (
     _EXPECT
     + """
@@ -67,10 +66,9 @@ if redis.call('HSTRLEN', KEYS[1], 'events') > 0 and redis.call('EXISTS', KEYS[2]
 """
     + _WRITE
 )
-# Replaces everything stored. KEYS 6: progress in `forgets`; from 7 on: the user's session lists and states of other
-# model versions. An empty position erases the user. The last three of ARGV: the reader of `forgets` that writes (empty:
-# another writer), its expected and its new progress. So a node that lacks an earlier forget, or an earlier user of this
-# one, is detected.
+# Replaces everything stored; an empty position erases the user. KEYS 6: progress in `forgets`; from 7 on: the user's
+# session lists and states of other model versions. The last three of ARGV: the reader of `forgets` that writes (empty:
+# another writer), its expected and its new progress. They detect a node that lacks an earlier forget or rewrite.
 REWRITE = (
     _EXPECT
     + """
@@ -85,9 +83,8 @@ if ARGV[2] == '' then return 1 end
     + _WRITE
 )
 
-# The state of another model. KEYS history, state. ARGV: expected history position, the position before it, TTL in
-# seconds, state operation (set, drop or keep), the state's fields and values. "set" without fields records that this
-# history has no state.
+# Write a state of another model (`ModelState`). KEYS history, state. ARGV: expected history position, the position
+# before it, TTL in seconds, state operation (set, drop or keep), the state's fields and values.
 WRITE_STATE = """
 if redis.call('HGET', KEYS[1], 'position') ~= ARGV[1] then return 0 end
 if ARGV[4] == 'set' then
@@ -103,7 +100,7 @@ return 1
 """
 
 # Begin a partition's progress in an epoch. KEYS progress, popular. ARGV: the epoch found in the progress (empty: none),
-# and the current epoch, read afterwards. So a process that was paused in between cannot restore an older epoch.
+# and the current epoch. It was read afterwards, so a process that was paused cannot restore an older epoch.
 BEGIN = """
 if (redis.call('HGET', KEYS[1], 'epoch') or '') ~= ARGV[1] then return 0 end
 redis.call('DEL', KEYS[1], KEYS[2])
@@ -112,9 +109,9 @@ return 1
 """
 
 # KEYS progress, popular. ARGV: epoch, expected watermark, new watermark, users written since the last move (empty:
-# unknown), anchors (empty: unchanged), number of words of counts, (field, increment) each. With popular items also: the
-# half-life (a new one clears the items), most items, TTL in seconds, number of words of added items, (item, level)
-# each, then the removed ones. A failover node that lacks a written user also lacks its count.
+# unknown), anchors (empty: unchanged), number of words of counts, (field, increment) each. If popular items change: the
+# half-life (a new one clears the items), most items, TTL in seconds, number of words of added levels, (item, level)
+# each, then the removed levels. A failover node that lacks a written user also lacks its count.
 ADVANCE = """
 local found = redis.call('HMGET', KEYS[1], 'epoch', 'watermark', 'unfinished')
 if found[1] ~= ARGV[1] or found[2] ~= ARGV[2] then return 0 end
@@ -177,9 +174,9 @@ return 1
 """
 
 # KEYS history, seen, state, users, progress. ARGV: user id, epoch, whether to return seen items (1), fields of the
-# state. Returns the table entry, position, bytes of events, number of seen items, seen items newest first, the state,
-# epoch and watermark of the home partition, and rejected items.
-# The seen items are one string, because redis-py parses replies in Python (2,000 items: 0.1 ms instead of 4 ms).
+# state. Returns the table entry, position, bytes of events, number of seen items, seen items (newest first, in one
+# string, because redis-py parses replies in Python: 2,000 items take 0.1 ms instead of 4 ms), the state, epoch and
+# watermark of the home partition, and rejected items.
 READ_USER = """
 local entry = false
 if redis.call('HGET', KEYS[4], '') == ARGV[2] then entry = redis.call('HGET', KEYS[4], ARGV[1]) end
@@ -206,7 +203,7 @@ found[5] = table.concat(redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), '\\0
 return found
 """
 
-# Mark users without table entry as lost. KEYS users, progress. ARGV: epoch, table entry, user ids.
+# Add users to the table, where they count as lost. KEYS users, progress. ARGV: epoch, table entry, user ids.
 SEED = """
 if redis.call('HGET', KEYS[2], 'epoch') ~= ARGV[1] then return 0 end
 if redis.call('HGET', KEYS[1], '') ~= ARGV[1] then
@@ -241,29 +238,36 @@ return found
 """
 
 
+# A script, its keys and its arguments.
+Call = tuple[str, Sequence[str], Sequence[Any]]
+
+
 class Scripts:
     """Runs scripts in pipelines of one client."""
 
     def __init__(self) -> None:
         self._hashes: dict[str, str] = {}
 
-    def run(self, redis: Any, scripts: Sequence[str], queue: Callable[..., None]) -> list[Any]:
-        """Run a pipeline of these scripts; load them again into a restarted Redis.
+    def run(self, redis: Any, calls: Sequence[Call], then: Callable[[Any], None] | None = None) -> list[Any]:
+        """Run these calls in one pipeline and return the replies. Load the scripts again into a restarted Redis.
 
-        queue: called with the pipeline and each script's hash. Raises: DependencyUnavailable.
+        then: adds commands to the pipeline. Raises: DependencyUnavailable.
         """
+        if not calls and then is None:
+            return []
         with redis_errors():
             for attempt in (1, 2):
-                for script in scripts:
+                pipeline = redis.pipeline(transaction=False)
+                for script, keys, arguments in calls:
                     if script not in self._hashes:
                         self._hashes[script] = redis.script_load(script)
-                pipeline = redis.pipeline(transaction=False)
-                queue(pipeline, *(self._hashes[script] for script in scripts))
+                    pipeline.evalsha(self._hashes[script], len(keys), *keys, *arguments)
+                if then is not None:
+                    then(pipeline)
                 try:
                     return list(pipeline.execute())
                 except NoScriptError:
-                    for script in scripts:
-                        del self._hashes[script]
+                    self._hashes.clear()
                     if attempt == 2:
                         raise
         raise AssertionError("unreachable")

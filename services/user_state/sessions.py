@@ -87,5 +87,4 @@ class SessionStore:
             return dict(zip(wanted, await pipeline.execute(), strict=True))
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._redis.aclose()

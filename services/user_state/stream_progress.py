@@ -1,7 +1,6 @@
 """This process's progress in `interactions`, from the state store: epoch, watermarks, and the identity of the log.
 
-Kafka's committed offsets only serve lag monitoring, and show which attributions were published before the store was
-lost.
+Kafka's committed offsets serve lag monitoring, and show which attributions were published before the store was lost.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +20,7 @@ log = structlog.get_logger()
 
 
 class Advance(NamedTuple):
-    """A partition was applied up to this offset, with these counts and changes of popularity."""
+    """A partition's last applied offset, with the counts and the popularity of the records since the watermark."""
 
     offset: int
     counts: Mapping[str, int]
@@ -31,8 +30,8 @@ class Advance(NamedTuple):
 class StreamProgress:
     """Caches the state store's progress; `resync` reads it again.
 
-    watermarks: by assigned partition. tails_lost: new epochs because a log lost its end. model_version: the own
-    model's. keep: the durable histories; None if the store cannot lose users.
+    keep: the durable histories; None if the store cannot lose users. watermarks: by assigned partition. tails_lost: the
+    number of new epochs because a log lost its end.
     """
 
     def __init__(self, store: Store, keep: WriteHistories | None, model_version: str) -> None:
@@ -40,7 +39,7 @@ class StreamProgress:
         self.epoch = ""
         self.watermarks: dict[int, int] = {}
         self.tails_lost = 0
-        # By home partition: users written since its watermark moved.
+        # Users written since the watermark of their home partition moved.
         self._unfinished: dict[int, int] = {}
         self._committed: dict[int, int] = {}
         self._identity = LogIdentity()
@@ -51,10 +50,11 @@ class StreamProgress:
     def resync(self, stream: Reader) -> bool:
         """Read epoch and watermarks from the store and seek the stream there. Return True if the epoch changed.
 
-        The stream's present partitions are then applied. A store without an epoch gets one, and everything is read from
-        the beginning; records below the committed offsets yield no attributions again. If a log lost its end, the store
-        is emptied and gets a new epoch too; that partition's attributions are published again (readers deduplicate by
-        position). Raises: PreconditionFailed if the topic is not the one whose records were applied.
+        A store without an epoch gets one, and everything is read from the beginning; records below the committed
+        offsets yield no attributions again. If a log lost its end, the store is emptied and gets a new epoch too; that
+        partition's attributions are published again, and readers deduplicate them by position.
+
+        Raises: PreconditionFailed if the topic is not the one whose records were applied.
         """
         partitions = stream.partitions()
         epoch, _ = self._store.ensure_epoch(stream.num_partitions())
@@ -80,7 +80,7 @@ class StreamProgress:
         return changed
 
     def is_paused(self) -> bool:
-        """Whether the stream has to wait for an import. Raises: DependencyUnavailable."""
+        """Return whether the stream has to wait for an import. Raises: DependencyUnavailable."""
         return self._store.is_paused()
 
     def name_model(self, model_version: str) -> None:
@@ -90,42 +90,38 @@ class StreamProgress:
             self._named.add(model_version)
 
     def is_new(self, record: SourceRecord) -> bool:
-        """Whether the record lies after the watermark."""
         return record.offset > self.watermarks[record.partition]
 
     def yields_attributions(self, partition: int, offset: int) -> bool:
-        """Whether this record's attributions were not all published in an earlier epoch."""
+        """Return whether an earlier epoch may not have published all attributions of this record."""
         return offset >= self._committed.get(partition, 0)
 
     def came(self, records: Sequence[SourceRecord]) -> None:
-        """Identify the log by these records read from it."""
+        """Note records read from the log, which identify it."""
         self._identity.came(records)
 
     def check_log(self, stream: Reader, partitions: Collection[int]) -> None:
-        """Check, before applying records, that the logs are the same.
-
-        Raises: Conflict if one is not; DependencyUnavailable.
-        """
+        """Call it before applying records. Raises: Conflict if a log is another one; DependencyUnavailable."""
         self._identity.check(stream, partitions)
 
     def unknown_logs(self, ends: Offsets) -> Offsets:
-        """Ends of the partitions without anchors, whose log could change unnoticed."""
+        """Return the ends of the partitions without anchors, whose log could change unnoticed."""
         return {partition: end for partition, end in ends.items() if partition not in self._identity.partitions}
 
     def check_epoch(self) -> None:
-        """Raises: Conflict if the store's epoch and watermarks differ from this process's; DependencyUnavailable."""
+        """Raise Conflict if the store's epoch and watermarks differ from this process's, or DependencyUnavailable."""
         epoch = self._store.epoch()
         if epoch != self.epoch:
             raise Conflict(f"the state store's epoch is {epoch}, not {self.epoch}")
         self.check_in_step()
-        # A cluster may lose only the list of models; a forget would miss their states.
+        # A cluster may lose the list of models alone; a forget would then miss their states.
         self._named.clear()
         self.name_model(self._model_version)
 
     def check_in_step(self) -> None:
-        """Check the watermarks after users were loaded: what is published from an older store cannot be taken back.
+        """Raise Conflict if the store's watermarks are not this writer's, or DependencyUnavailable.
 
-        Raises: Conflict if they are not this writer's; DependencyUnavailable.
+        Call it after loading users: what is published from an older store cannot be taken back.
         """
         found = self._store.progress(self.watermarks.keys(), self.epoch)
         if other := sorted(number for number, at in self.watermarks.items() if found[number].watermark != at):
@@ -140,8 +136,7 @@ class StreamProgress:
     def advance(self, applied: Mapping[int, Advance]) -> None:
         """Move watermarks.
 
-        Raises: Conflict if a watermark differs, or users written since the last move are missing;
-        DependencyUnavailable.
+        Raises: Conflict if one differs, or users written since the last move are missing; DependencyUnavailable.
         """
         self._move(
             [
@@ -159,10 +154,7 @@ class StreamProgress:
         )
 
     def pass_over(self, positions: Offsets) -> None:
-        """Move watermarks over offsets without readable records (such as aborted transactions).
-
-        Raises: as `advance`.
-        """
+        """Move watermarks over offsets without records, such as aborted transactions. Raises: as `advance`."""
         steps = [
             AdvanceStep(
                 partition=partition,
@@ -178,7 +170,7 @@ class StreamProgress:
             self._move(steps)
 
     def committable(self) -> dict[int, int]:
-        """The offsets to commit: one past the watermark, never less than the last commit."""
+        """Return the offsets to commit: one past the watermark, if that is more than the last commit."""
         return {
             partition: watermark + 1
             for partition, watermark in self.watermarks.items()
@@ -191,10 +183,7 @@ class StreamProgress:
         self._unfinished.update({step.partition: 0 for step in steps})
 
     def _replace_epoch(self, stream: Reader, epoch: str, lost: LostTail) -> None:
-        """Begin a new epoch, because the log lost its end.
-
-        Raises: DependencyUnavailable the first time: a newly elected leader may not know its end yet.
-        """
+        """Raises: DependencyUnavailable the first time, because a newly elected leader may not know its end yet."""
         if not self._may_have_lost:
             self._may_have_lost = True
             raise DependencyUnavailable(f"{lost}, before the watermark; checking once more")

@@ -25,7 +25,6 @@ class Warmth:
 
     @property
     def share(self) -> float:
-        """The warm share of active users; 1 without any."""
         return self.warm / self.active if self.active else 1.0
 
 

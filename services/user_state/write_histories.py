@@ -191,7 +191,6 @@ class WriteHistories:
                 self._round.is_whole = False
 
     def close(self) -> None:
-        """Close the connections."""
         self.topic.close()
         self.log.close()
 

@@ -34,7 +34,7 @@ from services.contracts.stored_history import hash_event_id
 from services.contracts.topics.interactions import INTERACTIONS
 from services.encoder.bootstrap import in_process_encoder, vocabulary_of
 from services.encoder.config import EncoderSettings
-from services.encoder.encoding import encode_job, user_state
+from services.encoder.domain import encode_job, user_state
 from services.platform.redis_clients import open_client
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.stack import Ports, Stack

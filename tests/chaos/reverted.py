@@ -17,7 +17,7 @@ from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.write import forget
 from services.platform.errors import DependencyUnavailable, PreconditionFailed
 from services.platform.stream.follower import PoisonPolicy
-from services.user_state import layout, stored_values, writer
+from services.user_state import layout, values, writer
 from services.user_state.log_identity import LogIdentity
 from services.user_state.stream_progress import StreamProgress
 from services.user_state.writer import StateWriter
@@ -66,7 +66,7 @@ REVERTED: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     "1 eviction": (
         "the table of who was applied up to where is not asked",
         _patches(
-            (stored_values, "is_lost_user", lambda *_, **__: False),
+            (values, "is_lost_user", lambda *_, **__: False),
             (writer, "is_lost_user", lambda *_, **__: False),
             (StateWriter, "find_lost", lambda *_: iter(())),
         ),

@@ -45,8 +45,7 @@ from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 from services.contracts.topics.search_clicks import SEARCH_CLICKS
 from services.encoder.adapters.kafka_outbox import KafkaOutbox as EncoderOutbox
 from services.encoder.consumer import ConsumerLimits
-from services.encoder.domain import EncodedStates, EncodeJob
-from services.encoder.encoding import Vocabulary
+from services.encoder.domain import EncodedStates, EncodeJob, Vocabulary
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
 from services.gateway.adapters.state_store import RedisUserStates

@@ -8,7 +8,7 @@ from fakes.encoder import MemoryForgetLog
 from suites import OwnTopics, either, eventually
 
 from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
-from services.user_state.forget_topic import ForgetRecord, ForgetTopic
+from services.user_state.forgetting import ForgetRecord, ForgetTopic
 
 
 def forget(user_id: str, offset: int) -> Forget:

@@ -16,7 +16,7 @@ from services.contracts.topics.interactions import INTERACTIONS
 from services.contracts.topics.search_clicks import ClickRecord
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.platform.stream.records import DeadLetter, SourceRecord
-from services.user_state.forget_topic import ForgetTopic
+from services.user_state.forgetting import ForgetTopic
 from services.user_state.values import now_ms
 
 

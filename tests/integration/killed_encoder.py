@@ -17,13 +17,12 @@ from prometheus_client import CollectorRegistry
 from services.contracts.topic_reader import TopicReader
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.consumer import Consumer, ConsumerLimits
-from services.encoder.encoding import Vocabulary
+from services.encoder.domain import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics
 from services.platform.stream.kafka import BulkProducer
-from services.user_state.forget_topic import ForgetTopic, KnownForgets
-from services.user_state.forgetting import Forgotten
+from services.user_state.forgetting import ForgetTopic, Forgotten, KnownForgets
 from services.user_state.writer import StateWriter
 
 VOCABULARY = Vocabulary(

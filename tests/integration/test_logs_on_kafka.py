@@ -14,7 +14,7 @@ from kafka.admin import KafkaAdminClient
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics import ensure_topics
 from services.contracts.topics.interactions import Interaction, encode_interaction
-from services.encoder.encoding import Vocabulary
+from services.encoder.domain import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import Conflict, PreconditionFailed

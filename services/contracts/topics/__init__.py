@@ -1,6 +1,7 @@
 """The Kafka topics, one module each, listed in `_OWN`, and their creation.
 
-Readers and writers take a topic's name from its module.
+A topic's module has its name and its limits. It encodes a record's value, and decodes and validates it; an invalid
+record raises InvalidRequest with the field.
 """
 
 from collections.abc import Collection

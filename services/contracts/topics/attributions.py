@@ -86,7 +86,6 @@ def write_about(message: Any, record: Any) -> None:
 
 
 def encode_attribution(record: Attributed) -> bytes:
-    """Return a record's value."""
     message = events_pb2.Attribution()
     write_about(message, record)
     if isinstance(record, Attribution):

@@ -23,7 +23,6 @@ _REPLAYED = "freshet-replayed-to"
 
 
 def dead_letter_topic(topic: Topic) -> Topic:
-    """Return a topic's dead-letter topic."""
     settings = FOREVER | {"max.message.bytes": str(MAX_DEAD_LETTER_BYTES)}
     return Topic(name=topic.name + SUFFIX, num_partitions=1, settings=settings)
 

@@ -15,7 +15,6 @@ EXPERIMENTS = "experiments"
 
 
 def experiment_message(one: Experiment) -> events_pb2.Experiment:
-    """Return an experiment's message."""
     message = events_pb2.Experiment(
         name=one.name,
         layer=one.layer,
@@ -81,7 +80,6 @@ def experiment_of(message: events_pb2.Experiment) -> Experiment:
 
 
 def encode_operation(made: Operation[Experiments]) -> bytes:
-    """Return a record's value, without a key."""
     message = events_pb2.Experiments(experiments=map(experiment_message, made.after.experiments.values()))
     set_operation(message, made)
     value: bytes = message.SerializeToString()
@@ -89,7 +87,6 @@ def encode_operation(made: Operation[Experiments]) -> bytes:
 
 
 def decode_operation(value: bytes | None) -> Operation[Experiments]:
-    """Decode and validate a record. Raises: InvalidRequest with the field."""
     message = parse(events_pb2.Experiments, value)
     found: dict[str, Experiment] = {}
     for number, one in enumerate(message.experiments):

@@ -47,7 +47,6 @@ class Exposure:
 
 
 def assignment_message(assigned: tuple[str, str, float]) -> common_pb2.Assignment:
-    """Return the message of (experiment, arm, share)."""
     experiment, arm, share = assigned
     return common_pb2.Assignment(experiment=experiment, arm=arm, share=share)
 
@@ -79,7 +78,6 @@ def encode_exposure(exposure: Exposure) -> bytes:
 
 
 def decode_exposure(value: bytes | None) -> Exposure:
-    """Decode and validate a record. Raises: InvalidRequest with the field."""
     message = parse(events_pb2.Exposure, value)
     validate_id("exposure_id", message.exposure_id)
     count = len(message.item_ids)

@@ -90,7 +90,6 @@ def encode_history(user_id: str, history: PackedHistory, reading: int) -> bytes:
 
 
 def decode_history(key: bytes, value: bytes | None) -> HistoryRecord:
-    """Decode and validate a record. Raises: InvalidRequest with the defect."""
     message = _opened(events_pb2.UserHistory, key, value)
     try:
         return HistoryRecord(
@@ -106,7 +105,6 @@ def decode_history(key: bytes, value: bytes | None) -> HistoryRecord:
 
 
 def encode_mark(mark: Mark) -> bytes:
-    """Return a mark's value; its key is MARK_KEY."""
     message = events_pb2.HistoriesMark(
         format=_FORMAT,
         reading=mark.reading,
@@ -119,7 +117,6 @@ def encode_mark(mark: Mark) -> bytes:
 
 
 def decode_mark(value: bytes | None) -> Mark:
-    """Decode and validate a mark. Raises: InvalidRequest with the defect."""
     message = _opened(events_pb2.HistoriesMark, MARK_KEY, value)
     return Mark(
         reading=message.reading,

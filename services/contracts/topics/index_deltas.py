@@ -124,29 +124,24 @@ class IndexDelta:
 
     @property
     def key(self) -> bytes:
-        """The record's key."""
         if isinstance(self.change, ItemDelta):
             return item_key(self.model_version, self.change.item_id)
         return memory_key(self.model_version, self.change.entry_id)
 
 
 def item_key(model_version: str, item_id: str) -> bytes:
-    """Return the key of an item's record."""
     return f"{model_version}/item/{item_id}".encode()
 
 
 def memory_key(model_version: str, entry_id: str) -> bytes:
-    """Return the key of a remembered interaction's record."""
     return f"{model_version}/memory/{entry_id}".encode()
 
 
 def is_of_model(key: bytes | None, model_version: str) -> bool:
-    """Return whether a record is of this model."""
     return key is not None and key.startswith(f"{model_version}/".encode())
 
 
 def encode(delta: IndexDelta) -> bytes:
-    """Return a record's value."""
     message = events_pb2.IndexDelta(
         model_version=delta.model_version, batch=delta.batch, last_of_batch=delta.last_of_batch
     )
@@ -246,7 +241,6 @@ class Batches:
 
     @property
     def num_open(self) -> int:
-        """Records of batches that are not closed."""
         return sum(map(len, self._open.values()))
 
     def add(self, offset: int, delta: IndexDelta) -> list[Batch]:
@@ -284,7 +278,6 @@ class Batches:
         return [Batch(offset=offset, deltas=(delta,), newest_recorded_ms=None, mark=mark_of(delta))]
 
     def _drop(self, key: bytes) -> None:
-        """Beyond the limit, remove the oldest one."""
         self._dropped[key] = None
         if len(self._dropped) > MAX_DROPPED_KEYS:
             oldest, _ = self._dropped.popitem(last=False)

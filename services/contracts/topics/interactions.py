@@ -122,7 +122,6 @@ def from_message(message: events_pb2.Interaction, *, missing_time_ms: int) -> In
 
 
 def encode_interaction(interaction: Interaction) -> bytes:
-    """Return an interaction's Protobuf bytes."""
     message = events_pb2.Interaction(
         event_id=interaction.event_id,
         user_id=interaction.user_id,

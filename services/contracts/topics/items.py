@@ -45,7 +45,6 @@ class CatalogueItem:
 
     @property
     def is_served(self) -> bool:
-        """Whether answers may contain the item."""
         return self.available and not self.withdrawn
 
 

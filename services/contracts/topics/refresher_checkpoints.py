@@ -50,7 +50,6 @@ class Head:
 
     @property
     def keys(self) -> set[str]:
-        """The ends of its pieces' keys."""
         return {piece.key for pieces in self.parts.values() for piece in pieces}
 
 
@@ -60,12 +59,10 @@ def prefix_of(model_version: str, partition: int) -> str:
 
 
 def digest_of(data: bytes) -> str:
-    """Return the digest of a piece's bytes."""
     return base64.b85encode(hashlib.sha256(data).digest()[:16]).decode()
 
 
 def encode_head(head: Head) -> bytes:
-    """Return a head's value."""
     document = {
         "owner": head.owner,
         "next_piece": head.next_piece,

@@ -25,12 +25,10 @@ class StandingRules(Revised):
     rules: tuple[Rule, ...] = ()
 
     def replaced_by(self, rules: Sequence[Rule]) -> "StandingRules":
-        """Return the next state."""
         return StandingRules(revision=self.revision + 1, rules=tuple(rules))
 
 
 def encode_operation(made: Operation[StandingRules]) -> bytes:
-    """Return a record's value, without a key."""
     message = events_pb2.StandingRules(rules=map(rule_message, made.after.rules))
     set_operation(message, made)
     value: bytes = message.SerializeToString()
@@ -38,7 +36,6 @@ def encode_operation(made: Operation[StandingRules]) -> bytes:
 
 
 def decode_operation(value: bytes | None) -> Operation[StandingRules]:
-    """Decode and validate a record. Raises: InvalidRequest with the field."""
     message = parse(events_pb2.StandingRules, value)
     if len(message.rules) > MAX_STANDING:
         raise InvalidRequest.of("rules", f"{len(message.rules)} rules", f"at most {MAX_STANDING}")

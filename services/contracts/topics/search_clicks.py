@@ -38,7 +38,6 @@ def key_of(record: ClickRecord) -> bytes:
 
 
 def encode_click(record: ClickRecord) -> bytes:
-    """Return a record's value."""
     message = events_pb2.SearchClick()
     write_about(message, record)
     if isinstance(record, SearchClick):
@@ -48,7 +47,6 @@ def encode_click(record: ClickRecord) -> bytes:
 
 
 def decode_click(value: bytes | None) -> ClickRecord:
-    """Decode and validate a record. Raises: InvalidRequest with the field."""
     message = parse(events_pb2.SearchClick, value)
     validate_id("user_pseudonym", message.user_pseudonym)
     recorded_ms = read_ms(message.recorded_time, "recorded_time")

@@ -14,7 +14,6 @@ VERSION_SETS = "version-sets"
 
 
 def set_message(version_set: VersionSet) -> events_pb2.VersionSet:
-    """Return a set's message."""
     return events_pb2.VersionSet(
         name=version_set.name,
         model_version=version_set.model_version,
@@ -27,12 +26,10 @@ def set_message(version_set: VersionSet) -> events_pb2.VersionSet:
 
 
 def share_message(share: Share | None) -> events_pb2.SetShare | None:
-    """Return a share's message."""
     return None if share is None else events_pb2.SetShare(name=share.name, share=share.share)
 
 
 def encode_operation(made: Operation[VersionSets]) -> bytes:
-    """Return a record's value, without a key."""
     after = made.after
     message = events_pb2.VersionSets(
         sets=[set_message(version_set) for version_set in after.sets.values()],
@@ -48,7 +45,6 @@ def encode_operation(made: Operation[VersionSets]) -> bytes:
 
 
 def decode_operation(value: bytes | None) -> Operation[VersionSets]:
-    """Decode and validate a record. Raises: InvalidRequest with the field."""
     message = parse(events_pb2.VersionSets, value)
     sets = {
         one.name: VersionSet(

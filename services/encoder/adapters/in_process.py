@@ -44,7 +44,6 @@ class InProcessEncoder:
         self.encode([EncodeJob(item_index=one, event_time=one, user_index=-1, positions=[0])])
 
     def encode(self, jobs: Sequence[EncodeJob]) -> list[EncodedStates]:
-        """The wanted states of each job, in order. Raises: PreconditionFailed."""
         # Local: another thread may close the encoder meanwhile.
         session, incremental = self._load()
         results: list[EncodedStates | None] = [None] * len(jobs)
@@ -66,14 +65,12 @@ class InProcessEncoder:
         return found
 
     def drop(self, cache_keys: Sequence[int]) -> None:
-        """Drop these keys' cache entries."""
         incremental = self._incremental
         if incremental is not None:
             for key in cache_keys:
                 incremental.drop(key)
 
     def cache_counts(self) -> CacheCounts:
-        """Cache hits, misses and size."""
         incremental = self._incremental
         return CacheCounts() if incremental is None else incremental.counts()
 

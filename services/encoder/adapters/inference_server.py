@@ -121,7 +121,6 @@ class InferenceServerEncoder:
             list(self._call(jobs[start : start + self._max_rows], keyed=True))
 
     def cache_counts(self) -> CacheCounts:
-        """This process's cache hits and misses, and the size of the server's cache."""
         with self._counts_lock:
             return self._counts
 

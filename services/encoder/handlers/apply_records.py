@@ -14,11 +14,9 @@ from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.topics.attributions import Attribution, Undo
 from services.contracts.topics.interactions import SEARCH_CLICK
 from services.contracts.topics.search_clicks import SearchClick
-from services.encoder.domain import UserWork
-from services.encoder.encoding import Vocabulary, encode_job
+from services.encoder.domain import UserWork, Vocabulary, encode_job, popularity_steps
 from services.encoder.handlers.encode_batch import EncodeBatch, Made
 from services.encoder.models import Model
-from services.encoder.popular import popularity_steps
 from services.encoder.ports import Outbox, SequenceEncoder
 from services.platform.stream.ports import Reader
 from services.platform.stream.records import DeadLetter, SourceRecord, furthest
@@ -65,7 +63,6 @@ class Applied:
     recorded_ms: list[int] = field(default_factory=list)
 
     def add(self, other: "Applied") -> None:
-        """Add another batch's result."""
         self.counts += other.counts
         self.unknown_types += other.unknown_types
         self.users += other.users
@@ -114,13 +111,11 @@ class ApplyRecords:
         self._half_life_s = popularity_half_life_s
 
     def resync(self, stream: Reader) -> bool:
-        """See `StreamProgress.resync`."""
         is_new_epoch = self.progress.resync(stream)
         self.lost.resynced(is_new_epoch=is_new_epoch)
         return is_new_epoch
 
     def check_model(self) -> None:
-        """Return when the own model is ready. Raises: DependencyUnavailable, PreconditionFailed."""
         self.encode_batch.own.encoder.check()
 
     def turn(self) -> int:
@@ -135,12 +130,10 @@ class ApplyRecords:
         return done
 
     def finish(self) -> None:
-        """Write changed histories at shutdown."""
         if self._keep is not None:
             self._keep.finish(self.progress.watermarks)
 
     def close(self) -> None:
-        """Close the connections."""
         if self.lost.restore is not None:
             self.lost.restore.close()
         if self._keep is not None:
@@ -372,7 +365,6 @@ class ApplyRecords:
 
 
 def _state_beside(update: UserUpdate, model_version: str, made: Made | None) -> ModelState:
-    """The change of another model's state that follows from an update."""
     state = None if made is None else made.states.get(update.user_id)
     return ModelState(
         user_id=update.user_id,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.contracts.pseudonyms import PSEUDONYMS_BETWEEN
-from services.encoder.encoding import Vocabulary
+from services.encoder.domain import Vocabulary
 from services.encoder.ports import UserReader
 from services.platform.validation import validate_id
 from services.user_state.forgetting import pseudonyms_of

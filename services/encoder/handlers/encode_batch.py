@@ -13,8 +13,15 @@ import structlog
 
 from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.topics.attributions import Attribution
-from services.encoder.domain import EncodedStates, EncodeJob, UserWork
-from services.encoder.encoding import Vocabulary, attributed_state, encode_job, user_state
+from services.encoder.domain import (
+    EncodedStates,
+    EncodeJob,
+    UserWork,
+    Vocabulary,
+    attributed_state,
+    encode_job,
+    user_state,
+)
 from services.encoder.models import Model
 from services.platform.tracing import OFF, Tracing
 from services.user_state.layout import home_of

@@ -12,8 +12,7 @@ from services.algorithms.encoding.history import trim
 from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import StoredEvent
 from services.contracts.topics.interactions import DEFAULT_TYPE
-from services.encoder.domain import EncodedStates, EncodeJob
-from services.encoder.encoding import Vocabulary, encode_job, user_state
+from services.encoder.domain import EncodedStates, EncodeJob, Vocabulary, encode_job, user_state
 from services.encoder.ports import SequenceEncoder
 from services.platform.batching import Batcher
 from services.platform.errors import InvalidRequest
@@ -85,7 +84,6 @@ class EncodeHistory:
         return Encoded(user_state(self._vocabulary, states, 0, window), unknown, queued, seconds)
 
     async def close(self) -> None:
-        """Finish queued requests."""
         await self._batcher.close()
 
     def _encode(self, jobs: list[EncodeJob]) -> list[tuple[EncodedStates, float]]:

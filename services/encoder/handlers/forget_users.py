@@ -20,14 +20,22 @@ from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.stored_history import PackedHistory
 from services.contracts.topics.attributions import Attributed, ForgetUpTo, Undo
 from services.contracts.topics.forgets import Forget
-from services.encoder.encoding import cache_key
+from services.encoder.domain import cache_key
 from services.encoder.ports import Keeper, Outbox
 from services.platform.errors import Conflict, FreshetError
 from services.platform.stream.kafka import partition_for
 from services.platform.stream.ports import Offsets
 from services.platform.stream.records import DeadLetter, Position, covers, is_covered
-from services.user_state.forget_topic import ForgetRecord, KnownForgets
-from services.user_state.forgetting import check_same_log, erase, packed, pseudonyms_of, seen_in, whole_update
+from services.user_state.forgetting import (
+    ForgetRecord,
+    KnownForgets,
+    check_same_log,
+    erase,
+    packed,
+    pseudonyms_of,
+    seen_in,
+    whole_update,
+)
 from services.user_state.layout import home_of, num_partitions_of
 from services.user_state.ports import Store
 from services.user_state.values import ForgetsApplied, UserHistory
@@ -97,7 +105,6 @@ class ForgetUsers:
         return up_to if offset <= offsets[home_of(user_id, epoch).partition] else {}
 
     def close(self) -> None:
-        """Close the connection."""
         self.known.topic.close()
 
     def _apply(self, records: Sequence[ForgetRecord]) -> int:

@@ -29,8 +29,7 @@ from services.platform.errors import DependencyUnavailable, PreconditionFailed
 from services.platform.stream.ports import Reader
 from services.platform.stream.reading import SILENCE_S
 from services.platform.stream.records import DeadLetter, SourceRecord, is_covered
-from services.user_state.forget_topic import ForgetTopic
-from services.user_state.forgetting import Forgotten, check_same_log
+from services.user_state.forgetting import ForgetTopic, Forgotten, check_same_log
 from services.user_state.log_identity import Anchor, Anchors, same_logs
 from services.user_state.merging import read_arrival
 

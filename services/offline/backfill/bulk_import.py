@@ -18,16 +18,14 @@ from services.algorithms.encoding.history import trim, windows
 from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.stored_history import RecentId, StoredEvent, hash_event_id
 from services.contracts.topics.attributions import Attribution
-from services.encoder.domain import EncodedStates, EncodeJob
-from services.encoder.encoding import Vocabulary, attributed_state, encode_job, user_state
+from services.encoder.domain import EncodedStates, EncodeJob, Vocabulary, attributed_state, encode_job, user_state
 from services.encoder.ports import Outbox, SequenceEncoder
 from services.offline.backfill.past_interactions import Layout, check, event_id, lay_out
 from services.offline.backfill.past_log import PastLog, Progressed, Writer
 from services.offline.datasets import Interactions
 from services.platform.errors import Conflict, PreconditionFailed
 from services.platform.stream.ports import Reader
-from services.user_state.forget_topic import ForgetTopic
-from services.user_state.forgetting import Forgotten, check_same_log, turned_down
+from services.user_state.forgetting import ForgetTopic, Forgotten, check_same_log, turned_down
 from services.user_state.merging import RECENT_IDS, Outcome
 from services.user_state.ports import Store
 from services.user_state.values import AdvanceStep, StoredState, UserUpdate, now_ms

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 
 from services.contracts.topics.attributions import Attributed
 from services.contracts.topics.search_clicks import ClickRecord
-from services.encoder.encoding import Vocabulary
+from services.encoder.domain import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.ports import Outbox, SequenceEncoder
 from services.offline.archive.files import Archive
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.ports import Reader
 from services.platform.stream.records import DeadLetter, SourceRecord
-from services.user_state.forget_topic import ForgetTopic
-from services.user_state.forgetting import Forgotten
+from services.user_state.forgetting import ForgetTopic, Forgotten
 from services.user_state.ports import Store
 
 # Records of a user per step: many, because one pass of the model gives all states of a user.

@@ -26,7 +26,7 @@ from services.contracts.query_state import PackedQueryState
 from services.contracts.shards import WHOLE
 from services.encoder.bootstrap import forget_log, in_process_encoder, kafka_stream, vocabulary_of
 from services.encoder.config import EncoderSettings
-from services.encoder.encoding import Vocabulary
+from services.encoder.domain import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.ports import SequenceEncoder
 from services.offline.archive.files import open_whole

@@ -7,7 +7,7 @@ models, is not disturbed. The job can be repeated; it skips users with current s
 from collections.abc import Callable, Mapping
 
 from services.contracts.query_state import PackedQueryState
-from services.encoder.encoding import Vocabulary, encode_job, user_state
+from services.encoder.domain import Vocabulary, encode_job, user_state
 from services.encoder.ports import SequenceEncoder
 from services.user_state.values import ModelState, StoredState, UserHistory, now_ms
 from services.user_state.warmth import Warmth, current_epoch, measure, stored_users

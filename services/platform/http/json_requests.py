@@ -56,7 +56,6 @@ def _refused(wrong: str) -> InvalidRequest:
 
 
 def _first_wrong(document: Any, kind: type[Message]) -> str:
-    """Return the first invalid field; "" if no single one is."""
     try:
         return _wrong_in(document, cast(Descriptor, kind.DESCRIPTOR), "")
     except (ValueError, RecursionError):

@@ -91,7 +91,6 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reference(of: Descriptor | EnumDescriptor, schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return a reference to the type's schema; add it and those that it refers to, if absent."""
     if of.full_name == "google.protobuf.Timestamp":
         return _TIMESTAMP
     if of.full_name not in schemas:

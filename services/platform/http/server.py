@@ -45,8 +45,6 @@ Answer = Callable[[Any, Any], Awaitable[Any]]
 
 
 class _Codec:
-    """Connect's `Codec` for Google's messages; the guard parses requests."""
-
     def __init__(self, *, is_json: bool) -> None:
         self._is_json = is_json
 
@@ -156,8 +154,6 @@ def _hostname(host: str) -> str | None:
 
 
 class _KnownFirst:
-    """Checks the API key before the body; unknown callers may send short Health requests."""
-
     def __init__(self, application: Any, guards: CallGuards) -> None:
         self._application, self._guards = application, guards
 
@@ -229,7 +225,6 @@ class HttpServer:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises: PortTaken with the port and its owner."""
         host = self._settings.host
         if not self._settings.shares_port:
             check_port_free(host, self.port)
@@ -250,7 +245,6 @@ class HttpServer:
         self._serving = asyncio.create_task(self._server.serve([listening]))
 
     async def drain(self) -> None:
-        """Accept no new calls; give running ones `drain_seconds` to finish."""
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await self._serving

@@ -58,7 +58,6 @@ class Limit:
         self._window_began = clock()
 
     def runs(self, calls: int) -> None:
-        """Record the number of running calls."""
         self._peak = max(self._peak, calls)
 
     def took(self, seconds: float, *, yields: bool, in_flight: int) -> None:
@@ -129,7 +128,6 @@ class Admission:
 
     @property
     def limit(self) -> float:
-        """The present limit."""
         return self._limit.value
 
     def enter(self, caller: str, *, is_background: bool = False) -> "Slot":
@@ -225,7 +223,6 @@ class Slot:
         self._admission._count(self._caller, -1)
 
     def go_on(self) -> None:
-        """Undo `wait`; never rejected."""
         self._is_in = True
         self._began += self._clock()
         self._admission._count(self._caller, 1)

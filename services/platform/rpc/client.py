@@ -129,7 +129,6 @@ def gateway_client(target: str, *, is_background: bool = False) -> "freshet_clie
 
 
 def api_key_metadata() -> tuple[tuple[str, str], ...]:
-    """Return the metadata for FRESHET_API_KEY."""
     key = os.environ.get("FRESHET_API_KEY")
     return (("authorization", f"Bearer {key}"),) if key else ()
 
@@ -144,7 +143,6 @@ def translate(exc: grpc.RpcError, peer: str) -> errors.FreshetError:
 
 
 def translate_status(number: int, reason: str, peer: str) -> errors.FreshetError:
-    """Return the tree's error for a status in an answer."""
     return _translated(_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN), reason, peer)
 
 

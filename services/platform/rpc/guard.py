@@ -63,7 +63,6 @@ class Body:
         return len(self._data)
 
     def take(self) -> bytes:
-        """Return the bytes, once."""
         data, self._data = self._data, b""
         return data
 
@@ -116,7 +115,6 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return wrapped
 
     def guarded(self, path: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
-        """Return the guarded handler; health and reflection unchanged."""
         return handler if path.startswith(UNGUARDED) else self._wrap(handler, path)
 
     def _refusing(self, path: str) -> grpc.RpcMethodHandler:
@@ -274,7 +272,6 @@ def reader(path: str, limits: Mapping[str, int]) -> Callable[[Body], Any]:
 
 
 def _caller(context: Any) -> str:
-    """Return the unit of fairness: the key's owner, else the address."""
     caller = request_context.caller.get()
     if not caller:
         peer: str = context.peer()
@@ -283,7 +280,6 @@ def _caller(context: Any) -> str:
 
 
 def _status_of(context: Any) -> tuple[str, bool]:
-    """Return the request id, or a new one, and whether the call is in the background."""
     request_id, is_background = "", False
     for key, value in context.invocation_metadata() or ():
         if key == request_context.REQUEST_ID_HEADER:

@@ -56,7 +56,6 @@ def _environment_tls() -> "Tls | None":
 
 
 def main(arguments: list[str]) -> int:
-    """Return exit status 0 if ready."""
     address, *flags = arguments
     problem = probe_grpc(address, tls=_environment_tls(), alive_is_enough=flags == ["--alive"])
     if problem is not None:

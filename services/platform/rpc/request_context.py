@@ -20,7 +20,6 @@ roles: ContextVar[frozenset[str] | None] = ContextVar("roles", default=None)
 
 
 def new_request_id() -> str:
-    """Return sixteen hex digits."""
     return secrets.token_hex(8)
 
 
@@ -31,6 +30,5 @@ def remaining_seconds() -> float | None:
 
 
 def bounded_timeout(timeout_s: float) -> float:
-    """Return at most the time until the deadline."""
     remaining = remaining_seconds()
     return timeout_s if remaining is None else min(timeout_s, remaining)

@@ -200,7 +200,6 @@ def _check(field: _Field, path: str, name: str, found: int, more: int, in_all: C
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at an index, and the index after it."""
     byte = data[at]
     if byte < 128:
         return byte, at + 1

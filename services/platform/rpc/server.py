@@ -83,7 +83,6 @@ class HealthState:
 
     @property
     def ready(self) -> bool:
-        """Whether the process accepts work."""
         return not self.why_not
 
     @property
@@ -122,7 +121,6 @@ class HealthState:
 
     @property
     def known(self) -> list[str]:
-        """Every name with a health status."""
         return [*self.services, *self._names]
 
     async def drain(self) -> None:
@@ -133,7 +131,6 @@ class HealthState:
         await self.publish()
 
     async def publish(self) -> None:
-        """Publish the state to the health service."""
         if self._servicer is None:
             return
         kinds = health_pb2.HealthCheckResponse
@@ -171,7 +168,6 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc]
         self._state = state
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:
-        """An unknown service is NOT_FOUND."""
         if request.service not in (known := self._state.known):
             text = f"service={request.service[:80]!r} allowed: {', '.join(known[1:])}, or none"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
@@ -193,7 +189,6 @@ class _ReflectionPool:
         return getattr(self._pool, name)
 
     def FindFileContainingSymbol(self, symbol: str) -> Any:
-        """Raises: KeyError without one."""
         try:
             return self._pool.FindFileContainingSymbol(symbol)
         except KeyError:
@@ -277,7 +272,6 @@ class RpcServer:
         return int(self._server.add_secure_port(address, grpc.ssl_server_credentials(own, ca, asks)))
 
     async def drain(self) -> None:
-        """Accept no new calls; give running ones `drain_seconds`."""
         await self._health.drain()
         await self._server.stop(self.settings.drain_seconds)
 

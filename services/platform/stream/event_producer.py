@@ -88,7 +88,6 @@ class _Gathering:
             self._put_at(loop, self._next_hand_over)
 
     def put(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hand the group over."""
         self._next_hand_over = loop.time() + _HAND_OVER_S
         self._expected = len(self._gathered)
         self.groups.put(self._gathered)
@@ -130,7 +129,6 @@ class _Connection:
         return self._producer
 
     def broke(self, producer: KafkaProducer) -> None:
-        """Mark this producer as broken; thread-safe."""
         self._broken = producer
 
     def close(self) -> None:

@@ -105,8 +105,6 @@ def signature(exc: BaseException) -> str:
 
 @dataclass(slots=True)
 class _Suspect:
-    """A record that failed alone. others_passed: other records passed alone since."""
-
     signature: str
     others_passed: bool = False
 
@@ -115,7 +113,6 @@ class PoisonPolicy(Generic[R]):
     """Judges records of one loop. Not thread-safe."""
 
     def __init__(self, name: str) -> None:
-        """name: the loop's name in the log."""
         self._name = name
         # At most one per partition, and suspects that passed later.
         self._suspects: OrderedDict[Hashable, _Suspect] = OrderedDict()
@@ -170,7 +167,6 @@ class PoisonPolicy(Generic[R]):
         applied: int,
         rehearse: Callable[[R], object] | None,
     ) -> str:
-        """Return why the record is not set aside; "" if it is."""
         if not depends_on_record(exc):
             return f"{type(exc).__name__}: no record causes this; waiting until it has passed"
         failure = signature(exc)
@@ -202,7 +198,6 @@ class PoisonPolicy(Generic[R]):
 
 
 def _failure(rehearse: Callable[[R], object], record: R) -> str:
-    """Return the signature of a record's failure, "" if it passes."""
     try:
         rehearse(record)
     except FreshetError:
@@ -254,7 +249,6 @@ class Follower:
 
     @property
     def tries_alone(self) -> bool:
-        """Whether to apply records one by one."""
         return self.bugs >= ATTEMPTS
 
     def one_by_one(
@@ -296,7 +290,6 @@ class Follower:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:

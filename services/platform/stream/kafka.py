@@ -84,7 +84,6 @@ class Client(KafkaClient):  # type: ignore[misc]
 
 
 def kafka_options(brokers: Brokers) -> dict[str, Any]:
-    """Return kafka-python's arguments for brokers and credentials."""
     options: dict[str, Any] = {"bootstrap_servers": str(brokers).split(","), "kafka_client": Client}
     if isinstance(brokers, str) or brokers.security == "PLAINTEXT":
         return options
@@ -207,7 +206,6 @@ class BulkProducer:
             raise DependencyUnavailable(f"Kafka did not take the records: {exc}") from exc
 
     def num_partitions(self, topic: str) -> int:
-        """Return a topic's number of partitions. Raises: DependencyUnavailable."""
         producer = self._connected()
         try:
             found = producer.partitions_for(topic)
@@ -219,7 +217,6 @@ class BulkProducer:
         return len(found)
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """Close; the next call connects again."""
         producer, self._producer = self._producer, None
         if producer is not None:
             close_producer(producer, timeout_s)

@@ -108,12 +108,10 @@ class DeadLetter:
 
     @property
     def offset(self) -> int:
-        """The record's offset."""
         return self.record.offset
 
 
 def set_ms(stamp: Any, unix_ms: int) -> None:
-    """Write a time into a Timestamp."""
     stamp.seconds, ms = divmod(unix_ms, 1000)
     stamp.nanos = ms * 1_000_000
 

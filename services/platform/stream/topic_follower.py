@@ -58,7 +58,6 @@ class TopicFollower(Follower):
         """Called when the ends are reached, also after a new connection."""
 
     def poll(self) -> Sequence[SourceRecord]:
-        """Return the next records."""
         return self._topics.poll(round(1000 * self._poll_s))
 
     def turn(self) -> int:

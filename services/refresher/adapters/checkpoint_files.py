@@ -20,7 +20,6 @@ class CheckpointFiles:
         self._root = root
 
     def load(self, partition: int) -> Iterator[StoredCheckpoint]:
-        """The partition's checkpoint, if any."""
         path = self._root / f"partition-{partition}.checkpoint"
         if path.exists():
             yield StoredCheckpoint(str(path), partial(_read, path), is_base=False)

@@ -131,7 +131,6 @@ class CheckpointTopic:
             opened.orphans -= keys
 
     def _of(self, partition: int) -> list[tuple[str, tuple[int, bytes]]]:
-        """A partition's keys and heads, newest first."""
         prefix = prefix_of(self._model, partition)
         found = [(key, head) for key, head in self._heads.items() if key.startswith(prefix)]
         return sorted(found, key=lambda one: -one[1][0])
@@ -201,7 +200,6 @@ class CheckpointTopic:
         return [offset for _, offset in self._producer.send_many(records, _WRITE_S)]
 
     def _clean(self, partition: int, opened: _OpenPartition) -> None:
-        """Keep the last two heads and their pieces."""
         gone, opened.heads = opened.heads[:-_KEPT_HEADS], opened.heads[-_KEPT_HEADS:]
         if not gone:
             return

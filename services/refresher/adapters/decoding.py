@@ -42,7 +42,6 @@ class QueryShape:
 
 
 def decode_attribution(record: SourceRecord, shape: QueryShape) -> Entry:
-    """Decode a record of `attributions`."""
     try:
         return _decode(record, shape)
     except InvalidRequest as exc:
@@ -50,7 +49,6 @@ def decode_attribution(record: SourceRecord, shape: QueryShape) -> Entry:
 
 
 def decode_listing(record: SourceRecord) -> Listing | DeadLetter:
-    """Decode a record of `items`."""
     try:
         item = decode_item(record.key, record.value)
     except InvalidRequest as exc:

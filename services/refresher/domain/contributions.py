@@ -36,7 +36,6 @@ def weights_of(rules: Rules, interactions: Sequence[Interaction]) -> list[float]
 def contributions_of(
     rules: Rules, interactions: Sequence[Interaction], weights: Sequence[float]
 ) -> list[ContributionRows]:
-    """Contributions of interactions with a nonzero weight."""
     pairs = [(one, weight) for one, weight in zip(interactions, weights, strict=True) if weight]
     return [_rows_of(rules, pairs[start : start + _ROWS]) for start in range(0, len(pairs), _ROWS)]
 

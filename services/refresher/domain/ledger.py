@@ -52,7 +52,6 @@ class Ledger:
         self._mixed = 0
 
     def __len__(self) -> int:
-        """Number of counted interactions."""
         return self._num_positions
 
     @property
@@ -93,7 +92,6 @@ class Ledger:
         block.write(row, item=item)
 
     def offset_of(self, position: int) -> int | None:
-        """A counted position's attribution offset, else None."""
         found = self._find(position)
         return None if found is None else int(self.blocks[found[0]].offsets[found[1]])
 
@@ -105,7 +103,6 @@ class Ledger:
             self._mix.add_one(0, position, 0)
 
     def user_of(self, position: int) -> int:
-        """The user's hash of a counted position."""
         block, row = self._at(position)
         return int(block.users[row])
 
@@ -209,7 +206,6 @@ class Ledger:
         return self.blocks[number].rows()
 
     def mix(self) -> list[int]:
-        """The mix for `restored`."""
         self._mix_tail()
         return list(self._mix.words)
 

@@ -50,7 +50,6 @@ class Block:
 
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> "Block":
-        """A block with these arrays, each of `BLOCK_ROWS`."""
         users, positions, offsets, items = (np.ascontiguousarray(arrays[name], dtype) for name, dtype in DTYPES.items())
         return cls(users, positions, offsets, items)
 
@@ -60,11 +59,9 @@ class Block:
         return self.count, self.changes
 
     def rows(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Views of the used rows."""
         return {name: getattr(self, name)[: self.count] for name in DTYPES}
 
     def write(self, row: int, *, user: int | None = None, item: int = NO_ITEM, is_blank: bool = False) -> None:
-        """Change a row, or blank it."""
         if self.is_shared:
             for name in DTYPES:
                 setattr(self, name, getattr(self, name).copy())

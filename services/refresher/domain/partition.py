@@ -44,7 +44,6 @@ class ItemNumbers:
         self.shard_versions: list[int] = []
 
     def get(self, item_id: str) -> int:
-        """The item's number, possibly new."""
         number = self.of.get(item_id)
         if number is None:
             number = self.of[item_id] = len(self.ids)
@@ -54,7 +53,6 @@ class ItemNumbers:
         return number
 
     def changed(self, item_id: str) -> None:
-        """Note that the item's sums changed."""
         self.shard_versions[self.get(item_id) // SHARD_ITEMS] += 1
 
 
@@ -68,7 +66,6 @@ class StreamTime:
     mark: tuple[int, int] | None = None
 
     def note(self, interaction: Interaction) -> None:
-        """Note a folded interaction."""
         self.newest_recorded_ms = max(self.newest_recorded_ms or 0, interaction.recorded_ms)
         self.mark = (interaction.offset, interaction.source_position)
 
@@ -91,7 +88,6 @@ class Outgoing:
 
     @property
     def num_changes(self) -> int:
-        """Number of items and entries to publish."""
         return len(self.dirty_items) + len(self.dirty_entries)
 
     def touch(self, item_id: str, *, removed: bool = False) -> None:
@@ -133,7 +129,6 @@ class Partition:
         return self.folded_offset < self.outgoing.quiet_until
 
     def is_known(self, item_id: str) -> bool:
-        """Whether the item is in the bundle or listed."""
         return self.rules.items.row(item_id) >= 0 or item_id in self.listed
 
     def num_users(self, item_id: str) -> int:
@@ -165,7 +160,6 @@ class Partition:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of sums, users of new items, memory, ledger and pending interactions."""
         contributors = 8 * sum(map(len, self.contributor_hashes.values()))
         parts = (self.sums, self.remembered.memory, self.ledger, self.pending)
         return contributors + sum(part.nbytes for part in parts)
@@ -254,11 +248,9 @@ class Partition:
         del self.returning[: len(offsets)]
 
     def leave_memory(self, positions: Sequence[int]) -> None:
-        """Remove these positions from the memory only."""
         self.outgoing.dirty_entries |= self.remembered.leave(positions)
 
     def adopt(self, item_id: str, interactions: Sequence[Interaction]) -> None:
-        """Fold the pending interactions of a newly known item."""
         self._settle(interactions)
         self.pending.take(item_id)
 
@@ -316,7 +308,6 @@ class Partition:
     def _accept(
         self, interactions: Sequence[Interaction]
     ) -> tuple[list[Interaction], list[Interaction], Counter[str], Counter[str]]:
-        """Interactions to count, those that already count, and counts by outcome and by other model."""
         again: list[Interaction] = []
         accepted: list[Interaction] = []
         counts: Counter[str] = Counter()
@@ -350,7 +341,6 @@ class Partition:
                 self.contributor_hashes.setdefault(interaction.item_id, array("Q")).append(owner)
 
     def _give(self, interaction: Interaction) -> None:
-        """Assign a redelivered interaction to its latest pseudonym."""
         before = self.ledger.give(interaction.source_position, interaction.user)
         users = self.contributor_hashes.get(interaction.item_id)
         if users is not None and before in users and before != hash_text(interaction.user):

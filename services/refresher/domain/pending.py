@@ -25,11 +25,9 @@ class Pending:
         self.evicted_from: int | None = None
 
     def __len__(self) -> int:
-        """Number of pending interactions."""
         return self._total
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the items."""
         return iter(self._offsets)
 
     def __contains__(self, item_id: object) -> bool:
@@ -37,7 +35,6 @@ class Pending:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the offsets."""
         return 8 * self._total
 
     def may_lack(self, item_id: str) -> bool:
@@ -45,7 +42,6 @@ class Pending:
         return self.evicted_from is not None and hash_text(item_id) >= self.evicted_from
 
     def add(self, item_id: str, offset: int) -> None:
-        """Add one interaction."""
         if self.may_lack(item_id):
             return
         self._offsets.setdefault(item_id, array("q")).append(offset)
@@ -56,11 +52,9 @@ class Pending:
             self.take(last)
 
     def holds(self, item_id: str, offset: int) -> bool:
-        """Whether this interaction is pending."""
         return offset in self._offsets.get(item_id, ())
 
     def remove(self, item_id: str, offset: int) -> None:
-        """Remove one interaction."""
         offsets = self._offsets[item_id]
         offsets.remove(offset)
         self._total -= 1
@@ -68,11 +62,9 @@ class Pending:
             del self._offsets[item_id]
 
     def offsets(self, item_id: str) -> Sequence[int]:
-        """An item's offsets."""
         return self._offsets.get(item_id, array("q"))
 
     def take(self, item_id: str) -> None:
-        """Remove an item."""
         self._total -= len(self._offsets.pop(item_id, ()))
 
     def to_arrays(self) -> tuple[list[str], dict[str, npt.NDArray[np.generic]]]:

@@ -12,7 +12,6 @@ from services.refresher.domain.rules import Rules
 
 
 def entry_id_of(source_position: int) -> str:
-    """The memory's id of an interaction's position."""
     partition, offset = unpack_position(source_position)
     return f"{partition}-{offset}"
 
@@ -31,7 +30,6 @@ class Remembered:
         self._mix = 0
 
     def digest(self) -> bytes:
-        """A 16-byte hash of the visible entries."""
         return (self._mix % (1 << 128)).to_bytes(16, "little")
 
     def add(self, interactions: Sequence[Interaction], weights: Sequence[float]) -> set[str]:
@@ -46,7 +44,6 @@ class Remembered:
         return {entry.entry_id for entry in offered} | self._follow()
 
     def leave(self, positions: Iterable[int]) -> set[str]:
-        """Remove the interactions at these positions."""
         entry_ids = [entry_id_of(position) for position in positions]
         stored = {entry_id for entry_id in entry_ids if entry_id in self.memory}
         self.memory.remove(entry_ids)
@@ -58,7 +55,6 @@ class Remembered:
         return self.memory.capacity + self.memory.reserve + 1 - len(self.memory)
 
     def refill(self, interactions: Sequence[Interaction], weights: Sequence[float]) -> set[str]:
-        """Rebuild the memory from its entries and these interactions, which come next by hash."""
         before = set(self.visible)
         offered = [self._entry(one, weight) for one, weight in zip(interactions, weights, strict=True) if weight]
         # A memory that needs a refill has no reserve, so all entries are visible.

@@ -42,7 +42,6 @@ class ModelItems:
         return lru_cache(_ROWS_KEPT)(lambda item_id: int(self.index.get(item_id, -1)))
 
     def is_new(self, item_id: str) -> bool:
-        """Whether the item is unknown to training."""
         row = self.row(item_id)
         return row < 0 or (self.counts is not None and not self.counts[row])
 
@@ -63,7 +62,6 @@ class ModelItems:
 
     @cached_property
     def contributions(self) -> Contributions:
-        """What interactions add to sums."""
         return Contributions(self.pair_gate, leave_out=self.leave_out)
 
     def rows(self, item_ids: Sequence[str]) -> ItemStates:
@@ -93,7 +91,6 @@ class Rules:
 
     @property
     def text(self) -> str:
-        """Identifies the rules."""
         return (
             f"model={self.items.model_version} feedback={self.feedback.text} "
             f"remembered={self.max_remembered} parked={self.max_pending}"

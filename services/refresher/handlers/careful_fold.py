@@ -65,7 +65,6 @@ class CarefulFold:
                 raise
 
     def counted(self, number: int, entries: Sequence[Entry]) -> None:
-        """Note that these were folded."""
         counted_to = self._counted_to.get(number, -1)
         self._policy.applied([entry for entry in entries if entry.offset > counted_to])
         self._counted_to[number] = max(entries[-1].offset, counted_to)

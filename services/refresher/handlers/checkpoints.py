@@ -89,7 +89,6 @@ def versions(state: Partition) -> dict[str, object]:
 
 
 def _buckets(memory: QueryMemory) -> dict[int, dict[str, MemoryEntry]]:
-    """The memory's entries by id, in buckets, each a part."""
     buckets: dict[int, dict[str, MemoryEntry]] = {}
     for number, entry in memory.held():
         buckets.setdefault(number % _MEMORY_BUCKETS, {})[entry.entry_id] = entry
@@ -150,7 +149,6 @@ def to_bytes(state: Partition) -> bytes:
 
 
 def from_bytes(data: bytes, number: int, rules: Rules, listed: Container[str]) -> Partition:
-    """The state of a file. Raises: as `restore`."""
     return restore(*from_file(data), number, rules, listed)
 
 
@@ -288,7 +286,6 @@ def _restore(
 
 
 def _fitting(values: Mapping[str, Any], number: int, rules: Rules, listed: Container[str]) -> Partition:
-    """A partition with the plain values; rules are compared later."""
     if values["partition"] != number:
         raise CheckpointError(f"it is of partition {values['partition']}, not {number}")
     for name in ("folded_offset", "newest_recorded_ms", "quiet_until"):

@@ -109,7 +109,6 @@ class Describe:
         )
 
     def item(self, item_id: str) -> ItemEvidence:
-        """One item's evidence."""
         least = self._publisher.min_users
         with self._registry.lock:
             for state in self._registry.partitions.values():

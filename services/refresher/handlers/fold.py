@@ -124,7 +124,6 @@ class FoldRecords:
     def _take_out(
         self, partition: Partition, user: str, recent: Mapping[int, Interaction], most: int, deadline: float
     ) -> int:
-        """Subtract a forgotten user's interactions, by slices, until `most` or the deadline; return their number."""
         covered = partition.ledger.covered(user, partition.leaving[user])
         done = 0
         while done < min(most, len(covered)) and time.monotonic() < deadline:
@@ -176,6 +175,5 @@ class FoldRecords:
 
 
 def _runs(entries: Sequence[Entry]) -> Iterator[tuple[type[Entry], list[Entry]]]:
-    """Yield runs of one kind, split where new items are judged."""
     for (kind, _), run in groupby(entries, key=lambda entry: (type(entry), entry.offset // _JUDGE_EVERY)):
         yield kind, list(run)

@@ -92,7 +92,6 @@ class OpenPartition:
         return state
 
     def scratch(self, number: int) -> Partition:
-        """An empty partition of the same rules, to try records."""
         return Partition(number, self.rules, self.withdrawn)
 
     def _restored(self, number: int, first: int, end: int) -> tuple[Partition, str]:

@@ -48,7 +48,6 @@ class Publication:
 
     @property
     def has_news(self) -> bool:
-        """Whether anything is unpublished."""
         return (
             bool(self._unreadable)
             or any(self._waiting.values())
@@ -56,22 +55,18 @@ class Publication:
         )
 
     def polled(self, traceparents: Collection[str]) -> None:
-        """Note the traces of polled records."""
         if len(self._traceparents) < _MAX_WAITING:
             self._traceparents += traceparents
 
     def folded(self, number: int, entries: Sequence[Entry]) -> None:
-        """Note folded entries of a partition."""
         waiting = self._waiting.setdefault(number, [])
         room = max(0, _MAX_WAITING - len(waiting))
         waiting += [entry.recorded_ms for entry in entries if isinstance(entry, Interaction)][:room]
 
     def set_aside(self, unreadable: Collection[DeadLetter]) -> None:
-        """Queue dead letters."""
         self._unreadable += unreadable
 
     def forget(self, numbers: Collection[int]) -> None:
-        """Remove partitions."""
         for number in numbers:
             self._waiting.pop(number, None)
 
@@ -115,7 +110,6 @@ class Publication:
         return self._count_fresh(numbers)
 
     def close(self) -> None:
-        """Close the connection."""
         self._outbox.close()
 
     def _batches(self, numbers: Sequence[int], terms: Mapping[int, int]) -> list[Batch]:

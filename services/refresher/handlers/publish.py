@@ -50,7 +50,6 @@ class Batch:
         return self.partition.outgoing.dropped if self.deltas else []
 
     def published(self) -> None:
-        """Record that the batch was acknowledged."""
         state = self.partition
         for item_id in self.items:
             state.outgoing.dirty_items.pop(item_id, None)

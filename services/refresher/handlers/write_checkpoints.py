@@ -44,7 +44,6 @@ class WriteCheckpoints:
         self._at[number] = time.monotonic() + self._every_s * part
 
     def forget(self, numbers: Collection[int]) -> None:
-        """Remove partitions."""
         for number in numbers:
             self._kept.pop(number, None)
 

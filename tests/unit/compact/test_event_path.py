@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from services.contracts.topic_reader import TopicReader
 from services.encoder import bootstrap
 from services.encoder.config import EncoderSettings
-from services.encoder.encoding import Vocabulary
+from services.encoder.domain import Vocabulary
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.models import Model
 from services.gateway.adapters.topics import interaction_log

@@ -7,13 +7,12 @@ from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStre
 
 from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction, encode_interaction
-from services.encoder.encoding import Vocabulary
+from services.encoder.domain import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.stream.ports import Offsets
-from services.user_state.forget_topic import KnownForgets
-from services.user_state.forgetting import Forgotten
+from services.user_state.forgetting import Forgotten, KnownForgets
 
 NOW_MS = 1_800_000_000_000
 VOCABULARY = Vocabulary(

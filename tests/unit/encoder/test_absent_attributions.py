@@ -18,7 +18,7 @@ from services.algorithms.encoding.absence import AbsenceRows
 from services.algorithms.scoring.packed_state import after_absence
 from services.contracts.topics.attributions import Attribution
 from services.contracts.topics.interactions import INTERACTIONS, Interaction
-from services.encoder.encoding import Vocabulary
+from services.encoder.domain import Vocabulary
 from services.encoder.models import Model
 from services.offline.backfill.bulk_import import BulkImport
 from services.offline.backfill.memory_store import MemoryStore

@@ -11,8 +11,7 @@ from services.algorithms.encoding.aversion import DECAY, STEP, WINDOW, Aversion
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.contracts.stored_history import StoredEvent
-from services.encoder.domain import EncodedStates
-from services.encoder.encoding import pack_state, user_state
+from services.encoder.domain import EncodedStates, pack_state, user_state
 
 RNG = np.random.default_rng(0)
 SHAPES = {"mixture": (4, 2), "dot product": (1, 1)}

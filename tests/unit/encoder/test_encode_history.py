@@ -15,7 +15,7 @@ from streams import VOCABULARY
 from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.stored_history import StoredEvent
 from services.encoder.config import EncoderSettings
-from services.encoder.encoding import encode_job, pack_state
+from services.encoder.domain import encode_job, pack_state
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import MAX_EVENTS, EncodeHistory
 from services.encoder.metrics import EncoderMetrics

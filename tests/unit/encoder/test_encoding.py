@@ -12,8 +12,7 @@ from services.algorithms.encoding.actions import STRIDE, Actions
 from services.contracts.stored_history import StoredEvent
 from services.encoder.adapters.batches import length_buckets, pad_jobs
 from services.encoder.adapters.inference_server import InferenceServerEncoder
-from services.encoder.domain import EncodedStates, EncodeJob
-from services.encoder.encoding import cache_key, encode_job, pack_state
+from services.encoder.domain import EncodedStates, EncodeJob, cache_key, encode_job, pack_state
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
 
 

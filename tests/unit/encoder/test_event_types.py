@@ -9,7 +9,7 @@ from streams import NOW_MS, VOCABULARY, append, drain, handler_on, interaction
 
 from services.algorithms.bundles.event_schema import EventSchema
 from services.contracts.topics.attributions import Attribution
-from services.encoder.encoding import Vocabulary
+from services.encoder.domain import Vocabulary
 from services.encoder.handlers.apply_records import Applied
 from services.encoder.metrics import EncoderMetrics
 from services.offline.backfill.memory_store import MemoryStore

@@ -14,8 +14,7 @@ from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.topics.attributions import Attribution, ForgetUpTo, Undo
 from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction
-from services.encoder.domain import EncodedStates, EncodeJob
-from services.encoder.encoding import cache_key
+from services.encoder.domain import EncodedStates, EncodeJob, cache_key
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.models import Model
 from services.offline.backfill.memory_store import MemoryStore

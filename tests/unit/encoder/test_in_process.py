@@ -16,8 +16,7 @@ from services.algorithms.bundles.model_manifest import EncoderShape, HeadShape
 from services.contracts.topics.attributions import Attribution
 from services.contracts.topics.interactions import Interaction, encode_interaction
 from services.encoder.adapters.in_process import InProcessEncoder
-from services.encoder.domain import EncodedStates, EncodeJob
-from services.encoder.encoding import Vocabulary
+from services.encoder.domain import EncodedStates, EncodeJob, Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.offline.backfill.memory_store import MemoryStore
 from services.offline.training.export import write_onnx

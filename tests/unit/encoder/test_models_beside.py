@@ -10,8 +10,7 @@ from fakes.encoder import HashEncoder, MemoryOutbox, MemoryStream
 from streams import VOCABULARY, append, drain, handler_on, interaction
 
 from services.contracts.version_sets import VersionSet, VersionSets
-from services.encoder.domain import EncodedStates, EncodeJob
-from services.encoder.encoding import Vocabulary
+from services.encoder.domain import EncodedStates, EncodeJob, Vocabulary
 from services.encoder.models import Model, Models
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import DependencyUnavailable

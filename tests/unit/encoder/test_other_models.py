@@ -12,8 +12,7 @@ from streams import NOW_MS, VOCABULARY, append, forget, forgets_on, handler_on, 
 
 from services.contracts.topics.attributions import Attributed, Attribution, encode_attribution
 from services.contracts.topics.interactions import Interaction
-from services.encoder.domain import EncodedStates, EncodeJob
-from services.encoder.encoding import Vocabulary
+from services.encoder.domain import EncodedStates, EncodeJob, Vocabulary
 from services.encoder.models import Model
 from services.offline.backfill.memory_store import MemoryStore
 from services.user_state.forgetting import Forgotten

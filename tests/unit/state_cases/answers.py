@@ -7,7 +7,7 @@ from fakes.gateway import MemoryCandidates, StoredUserStates
 from gateway.gateway_scene import ITEMS, Scene
 from state_scene import ANN, FragileStore, vocabulary
 
-from services.encoder.encoding import Vocabulary
+from services.encoder.domain import Vocabulary
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
 from services.gateway.domain import Degradation, Encoded, FreshnessToken, HistoryEvent, Recommendation, RecommendQuery
 

@@ -19,7 +19,7 @@ from services.contracts import stored_history
 from services.contracts.topics.histories import HISTORIES
 from services.contracts.topics.interactions import Interaction, encode_interaction
 from services.encoder.consumer import Consumer, ConsumerLimits
-from services.encoder.encoding import Vocabulary
+from services.encoder.domain import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.encode_batch import states_of
 from services.encoder.handlers.forget_users import ForgetUsers
@@ -28,11 +28,9 @@ from services.encoder.models import Model
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import FreshetError
 from services.platform.stream.ports import Leases
-from services.user_state.forget_topic import KnownForgets
-from services.user_state.forgetting import Forgotten
+from services.user_state.forgetting import Forgotten, KnownForgets
 from services.user_state.history_topic import HistoryTopic
-from services.user_state.log_replay import LogReplay
-from services.user_state.restore_users import RestoreUsers
+from services.user_state.restore_users import LogReplay, RestoreUsers
 from services.user_state.values import UserHistory
 from services.user_state.write_histories import WriteHistories
 

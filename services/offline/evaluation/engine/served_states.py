@@ -14,7 +14,7 @@ from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import StoredEvent
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.bootstrap import vocabulary_of
-from services.encoder.encoding import encode_job, user_state
+from services.encoder.domain import encode_job, user_state
 from services.offline.datasets import Interactions
 
 _AT_ONCE = 256
