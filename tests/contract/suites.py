@@ -20,7 +20,7 @@ from services.platform.stream.ports import Reader
 from services.platform.stream.records import SourceRecord
 from services.platform.stream.topic import Topic
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 T = TypeVar("T")
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-import socket
 from itertools import chain
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from services.cli.main import app
 from services.offline.bundles.model import BundleContent, write_bundle
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.checkpoint import pack
+from services.stack import Ports
 
 
 def write_model(folder: Path, seed: int) -> str:
@@ -192,13 +192,8 @@ def run(*arguments: str) -> Result:
 
 def _note_ports(state: Path, bundle: Path) -> None:
     """Ports where nobody listens, so that no stack of this machine is asked."""
-    from services.stack.ports import DEFAULTS
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free = probe.getsockname()[1]
     (state / "run").mkdir()
-    noted = {"ports": dict.fromkeys(DEFAULTS, free), "bundle": str(bundle)}
+    noted = {"ports": dict(Ports.free().numbers), "bundle": str(bundle)}
     (state / "run" / "stack.json").write_text(json.dumps(noted))
 
 

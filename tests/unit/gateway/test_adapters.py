@@ -1,7 +1,6 @@
 """The gateway's adapters against real servers on this machine: peers over gRPC, the stream's probes."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -46,6 +45,7 @@ from services.platform.config import ProcessSettings
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
 from services.platform.rpc import client as rpc_client
 from services.platform.rpc.server import HealthState, RpcServer
+from services.stack import Ports
 
 GENERATED = [("i1", "Space", -1.0), ("i2", "Movies", -2.0)]
 
@@ -96,9 +96,8 @@ def over(channel: grpc.aio.Channel) -> Remote:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that no outgoing connection gets."""
+    return Ports.free()["gateway"]
 
 
 async def test_sources_of_items_by_words_are_asked_in_one_call_and_each_says_how_it_went() -> None:

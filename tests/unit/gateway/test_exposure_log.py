@@ -14,13 +14,14 @@ async def test_what_cannot_be_written_or_finds_the_queue_full_is_lost_and_counte
     lost: list[int] = []
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
+        # Bound, not listening: nobody answers there.
         nowhere = f"127.0.0.1:{probe.getsockname()[1]}"
-    log = KafkaExposureLog(nowhere, b"key", count=lambda written, gone: lost.append(gone), gather_s=60)
-    log.start()
-    began = time.process_time()
-    for _ in range(MAX_WAITING + 7):
-        log.append("ann", ONE)
-    assert time.process_time() - began < 1
-    assert lost == [1] * 7
-    await asyncio.wait_for(log.close(30), 40)
+        log = KafkaExposureLog(nowhere, b"key", count=lambda written, gone: lost.append(gone), gather_s=60)
+        log.start()
+        began = time.process_time()
+        for _ in range(MAX_WAITING + 7):
+            log.append("ann", ONE)
+        assert time.process_time() - began < 1
+        assert lost == [1] * 7
+        await asyncio.wait_for(log.close(30), 40)
     assert lost[7:] == [MAX_WAITING]

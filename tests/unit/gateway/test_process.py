@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from services.algorithms.scoring.states import ItemStates
 from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
 from services.offline.bundles.model import BundleContent, write_bundle
+from services.stack import Ports
 
 
 @pytest.fixture
@@ -42,9 +42,8 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that no outgoing connection gets."""
+    return Ports.free()["gateway"]
 
 
 @contextmanager

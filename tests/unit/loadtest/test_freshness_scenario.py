@@ -119,7 +119,7 @@ def freshness(port: int, bundle: Path, *more: str) -> subprocess.CompletedProces
         "--num-users",
         "20",
     ]
-    return subprocess.run([*command, *more], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([*command, *more], capture_output=True, text=True, timeout=200, check=False)
 
 
 def summary_of(finished: subprocess.CompletedProcess[str]) -> dict[str, Any]:

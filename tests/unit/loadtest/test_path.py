@@ -33,16 +33,16 @@ def test_the_published_table_is_its_json() -> None:
 
 
 def test_callers_send_when_they_have_their_answers_and_end_in_time(small_gateway: Any) -> None:
-    small_gateway.stall_after_calls, small_gateway.stall_s = 6, 0.5
+    small_gateway.stall_after_calls, small_gateway.stall_s = 6, 2.0
     calls = [PlannedCall(due_s=9.0, method=RECOMMEND, request=recommend(str(row), 1)) for row in range(100_000)]
     answers = send(build(), f"127.0.0.1:{small_gateway.port}", calls, timeout_s=5, callers=2, lasts_s=1.0)
     answered = answers.status == OK
     assert answered.sum() == len(small_gateway.recommended)
     assert set(answers.status.tolist()) == {OK, NOT_SENT}
     # The clock of the calls is not looked at, and who waits does not send.
-    assert answers.sent_s[answered].max() < 1.5
-    assert answers.latency_s[answered].max() > 0.4
-    assert answers.latency_s[:4].max() < 0.4
+    assert answers.sent_s[answered].max() < 2.0
+    assert answers.latency_s[answered].max() > 1.9
+    assert answers.latency_s[:4].max() < 1.9
 
 
 def test_the_processor_time_of_a_process_is_what_it_took(stack: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -16,11 +16,11 @@ from services.platform.stream.kafka import BulkProducer, Record, build_consumer,
 
 
 @pytest.fixture
-def nobody() -> str:
+def nobody() -> Iterator[str]:
     """An address where nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+        yield f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def test_keys_go_where_kafkas_own_clients_send_them() -> None:

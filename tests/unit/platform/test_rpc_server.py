@@ -29,6 +29,7 @@ from services.platform.rpc.guard import Door
 from services.platform.rpc.health_check import WHY_NOT_READY
 from services.platform.rpc.server import HealthState, RpcServer, serve
 from services.platform.stream.follower import TurnClock
+from services.stack import Ports
 
 NAME = "freshet.v1.EncoderService"
 Answer = Callable[[Any, Any], Awaitable[Any]]
@@ -134,8 +135,7 @@ async def test_a_connection_is_replaced_after_its_time_and_no_call_is_lost() -> 
 
 
 async def test_one_that_is_not_ready_is_alive_and_one_that_does_not_answer_is_not() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = Ports.free()["encoder"]
     address = f"127.0.0.1:{port}"
     async with running(_ok, HealthState(), port=port):
         assert await asyncio.to_thread(health_check.main, [address]) == 1
@@ -381,7 +381,7 @@ async def test_request_id_and_deadline_reach_the_next_hop() -> None:
 
         async def first_hop() -> None:
             request_context.request_id.set("abc-1")
-            request_context.deadline.set(time.monotonic() + 1.0)
+            request_context.deadline.set(time.monotonic() + 30.0)
             await _encode(channel, timeout_s=60)
 
         await asyncio.create_task(first_hop())
@@ -389,7 +389,7 @@ async def test_request_id_and_deadline_reach_the_next_hop() -> None:
     assert request_id == "abc-1"
     assert remaining is not None
     # gRPC rounds a timeout up on the wire.
-    assert 0 < remaining < 1.1
+    assert 0 < remaining < 31
 
 
 async def test_no_call_is_made_without_time_left() -> None:
@@ -438,14 +438,12 @@ async def test_sigterm_finishes_running_calls_then_drains() -> None:
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(Servicer(slow), server)
         return [NAME]
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = Ports.free()["encoder"]
     task = asyncio.create_task(
         serve(RpcServer(process="drain_test", settings=_settings(port=port), add_services=add), on_drain=on_drain)
     )
     async with rpc_client.channel(f"127.0.0.1:{port}") as channel:
-        await asyncio.wait_for(channel.channel_ready(), 5)
+        await asyncio.wait_for(channel.channel_ready(), 20)
         running_call = asyncio.create_task(_encode(channel))
         await begun.wait()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -453,7 +451,7 @@ async def test_sigterm_finishes_running_calls_then_drains() -> None:
         assert not drained.is_set()
         release.set()
         assert (await running_call).unknown_items == 1
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 20)
     assert drained.is_set()
 
 

@@ -23,6 +23,7 @@ from services.platform.rpc import client as rpc_client
 from services.platform.rpc.health_check import probe_grpc
 from services.platform.rpc.server import RpcServer
 from services.platform.transport import Tls
+from services.stack import Ports
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +149,7 @@ def scrape(port: int, context: ssl.SSLContext | None) -> str:
 
 @pytest.fixture(scope="module")
 def metrics_port(folder: Path) -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    port = Ports.free()["encoder-metrics"]
     serve_metrics(port, tls=certificates.of(folder, "encoder"))
     return port
 

@@ -61,7 +61,7 @@ def test_child_is_found_again_by_another_launcher(children: Children, tmp_path: 
 def test_a_child_with_fewer_shares_has_the_niceness_of_that_weight(children: Children, tmp_path: Path) -> None:
     process = children.spawn("part", python(SLEEP, tmp_path), tmp_path / "log")
     children.lower_priority("part", 1024)
-    assert process.nice() == 0
+    assert process.nice() == psutil.Process().nice()
     children.lower_priority("part", 128)
     assert process.nice() == 9  # 1.25 ** 9 = 7.5, 1024 / 128 = 8
     autogroup = Path(f"/proc/{process.pid}/autogroup")
@@ -81,8 +81,8 @@ def test_kill_ends_the_grandchildren_too(children: Children, tmp_path: Path) -> 
     wait_for(lambda: process.children())
     grandchildren = process.children()
     children.signal("part", signal.SIGKILL)
-    assert children.wait_gone("part", 5)
-    _, alive = psutil.wait_procs(grandchildren, timeout=5)
+    assert children.wait_gone("part", 30)
+    _, alive = psutil.wait_procs(grandchildren, timeout=30)
     assert alive == []
 
 
@@ -203,8 +203,7 @@ def test_taken_port_names_its_owner() -> None:
 
 @pytest.mark.parametrize("probe", [probe_kafka, probe_redis, probe_inference_server, probe_grpc])
 def test_probe_of_nobody_says_so(probe) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+    address = f"127.0.0.1:{Ports.free()['redis']}"
     assert "no answer" in str(probe(address))
     assert main([address]) == 1
 
