@@ -7,8 +7,8 @@ STAMP  := $(VENV)/.installed-$(EXTRA)
 COMMA  := ,
 # hnswlib is built from source: where Python's headers are missing, benchmarks leave its rows out.
 HNSWLIB = $(if $(wildcard $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h),$(COMMA)bench-hnswlib)
-# Tests run in this many processes (tests/conftest.py).
-WORKERS ?= 2
+# Tests run in this many processes (tests/conftest.py): one more than cores, since stacks often wait.
+WORKERS ?= 3
 # Bytecode is kept even where the environment says not to, as in many containers: tests start some hundred processes,
 # and without it each compiles all that it imports (a gateway's start: 4.2 instead of 1.5 s of processor time).
 PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/pytest -n $(WORKERS)

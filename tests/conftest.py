@@ -1,8 +1,9 @@
 """How `make test` divides the tests between its processes.
 
 A file's tests stay together, so that its module's fixtures are made once. Files that share the session's local stack
-form one group, which one process runs. Files with stacks of their own are next, for the other process. Both are long,
-so they begin; files without a stack fill both processes up to the end.
+form one group, which one process runs. Files with stacks of their own are next, for the second process. Both are long,
+so they begin. Further processes begin with files without a stack: these use the time in which a stack only waits, and
+give way to it.
 """
 
 import os
@@ -12,6 +13,7 @@ import pytest
 import structlog
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 STACK_FOLDERS = ("tests/integration/", "tests/e2e/")
 # Files that start stacks of their own and never the session's; the longest first.
@@ -32,6 +34,10 @@ OWN_STACKS = (
     "tests/integration/test_import_attributes.py",
     "tests/integration/test_large_catalogues.py",
 )
+# What runs files with stacks first; at most two stacks and what their tests start run at a time.
+STACK_WORKERS = ("gw0", "gw1")
+# Of the other processes.
+NICENESS = 5
 # Tests that modules of several folders import.
 pytest.register_assert_rewrite("client_suite")
 
@@ -41,6 +47,13 @@ class FilesAndStack(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return "the local stack" if _order(nodeid) == 0 else super()._split_scope(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if node.gateway.id not in STACK_WORKERS:
+            plain = (scope for scope, tests in self.workqueue.items() if _order(next(iter(tests))) > len(OWN_STACKS))
+            if scope := next(plain, None):
+                self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesAndStack | None:
@@ -74,6 +87,12 @@ def plain_tracebacks() -> None:
     """What is logged with its traceback, often by a property that fails on purpose, is not drawn with all locals."""
     plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def others_give_way_to_stacks() -> None:
+    if os.environ.get("PYTEST_XDIST_WORKER", STACK_WORKERS[0]) not in STACK_WORKERS:
+        os.nice(NICENESS)
 
 
 @pytest.fixture(scope="session", autouse=True)
