@@ -127,10 +127,10 @@ def test_a_new_title_is_found_by_words_and_generated_and_a_withdrawn_one_is_not(
 
     put()
     generator.wait(lambda: generator.words("saga") == ["words-99"])
-    assert generator.generated("new saga")[0] == "New Saga"
+    generator.wait(lambda: generator.generated("new saga")[0] == "New Saga")
     put(withdrawn=True)
     generator.wait(lambda: generator.words("saga") == [])
-    assert "New Saga" not in generator.generated("new saga")
+    generator.wait(lambda: "New Saga" not in generator.generated("new saga"))
 
 
 def test_killed_while_it_is_asked_it_comes_back_with_every_click_before_it_is_ready(generator: Generator) -> None:

@@ -154,7 +154,9 @@ async def test_calls_given_up_half_way_never_mix_users_up(outside: Outside) -> N
 
         for step in range(1, 41):
             await asyncio.gather(*(ask(user, step * 0.0005) for user in users))
-        assert statuses == {grpc.StatusCode.DEADLINE_EXCEEDED}
+        # CANCELLED is the same where the server's clock was first.
+        assert grpc.StatusCode.DEADLINE_EXCEEDED in statuses
+        assert statuses <= {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
         statuses.clear()
         await asyncio.gather(*(ask(user, 10) for user in users * 5))
         assert not statuses

@@ -184,9 +184,8 @@ def rebuilt(settings: RefresherSettings) -> dict[int, str]:
 def test_killed_again_and_again_while_records_come_it_ends_in_the_digest_of_a_rebuild(
     kafka: str, settings: RefresherSettings, processes: Processes, bundle: Bundle
 ) -> None:
-    seed = secrets.randbits(16)
+    seed = 1
     rng = np.random.default_rng(seed)
-    sys.stdout.write(f"seed {seed}\n")
     ends: dict[int, int] = {}
     for life in range(5):
         processes.start("one")

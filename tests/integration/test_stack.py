@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ import pytest
 import tritonclient.grpc as inference
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
+from outside import until
 
 from services.algorithms.bundles.model_bundle import ENCODER_ONNX, load_bundle
 from services.contracts.topics import ensure_topics
@@ -191,10 +193,15 @@ def test_requests_of_unlike_lengths_share_a_batch_and_each_gets_its_own_states(
         for spec, states in zip(session.get_outputs(), expected, strict=True):
             np.testing.assert_allclose(answer.as_numpy(spec.name), states, atol=1e-4)
 
+    seeds = count()
+
+    def share_a_batch() -> bool:
+        list(pool.map(ask, islice(seeds, 40)))
+        (statistics,) = client.get_inference_statistics("encoder").model_stats
+        return any(batch.batch_size > 70 for batch in statistics.batch_stats)
+
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(ask, range(40)))
-    (statistics,) = client.get_inference_statistics("encoder").model_stats
-    assert any(batch.batch_size > 70 for batch in statistics.batch_stats), "no two requests were batched"
+        until("two requests are batched", share_a_batch)
     client.close()
 
 
@@ -232,7 +239,7 @@ def test_killed_inference_server_leaves_neither_process_nor_memory_behind(
     assert pid is not None
     stubs = psutil.Process(pid).children(recursive=True)
     other_stack.kill("inference-server")
-    _, alive = psutil.wait_procs(stubs, timeout=5)
+    _, alive = psutil.wait_procs(stubs, timeout=30)
     # Where nobody reaps (a container's first process need not), a zombie stays: it has no memory.
     assert [stub for stub in alive if stub.is_running() and stub.status() != psutil.STATUS_ZOMBIE] == []
     left = set(Path("/dev/shm").glob(mine))
