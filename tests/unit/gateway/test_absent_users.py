@@ -19,7 +19,6 @@ from services.gateway.domain import Degradation, HistoryEvent, Recommendation, R
 from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
 from services.gateway.recommend.explanation import ExplainQuery
-from services.gateway.recommend.pages import PagePosition, PageTokens
 from services.gateway.search.searching import SearchQuery
 from services.gateway.version_sets.routes import Routes, ServedSet
 from services.platform.errors import DependencyUnavailable, InvalidRequest
@@ -87,14 +86,6 @@ async def test_within_a_sitting_the_stored_bytes_are_asked_with_and_the_answer_i
         assert (answer.absence_bucket, said(answer)) == (0, said(await without.recommend(query)))
 
 
-@pytest.mark.parametrize(("away_ms", "bucket"), [(1_024_000, 1), (2_047_999, 1), (2_048_000, 2), (10**13, 17)])
-async def test_a_bucket_begins_at_its_second(away_ms: int, bucket: int) -> None:
-    made = scene()
-    made.states.states["ann"] = replace(STORED, query_state=STATE, event_time_ms=AS_OF_MS - away_ms)
-    answer = await made.recommend(RecommendQuery(user_id="ann", k=3, as_of_ms=AS_OF_MS))
-    assert (answer.absence_bucket, made.candidates.query_states) == (bucket, [moved(STATE, bucket=bucket)])
-
-
 @pytest.mark.parametrize("gated", [True, False])
 async def test_all_who_are_asked_are_asked_with_one_state(gated: bool) -> None:
     of, state = rows(1, gated=gated), packed("stored", 5, gated=gated)
@@ -153,13 +144,6 @@ async def test_a_history_in_the_request_counts_from_the_last_event_that_historie
     assert made.candidates.query_states == [moved(ENCODED), ENCODED]
 
 
-async def test_popular_items_are_of_no_bucket() -> None:
-    made = scene()
-    made.candidates.failure = DependencyUnavailable("away")
-    answer = await made.recommend(RecommendQuery(user_id="ann", k=2, as_of_ms=AS_OF_MS))
-    assert (answer.state_source, answer.absence_bucket) == ("none", 0)
-
-
 async def test_a_further_page_and_its_exposure_have_the_lists_bucket() -> None:
     made = scene()
     first = await made.recommend(RecommendQuery(user_id="ann", k=2, page_depth=5, as_of_ms=AS_OF_MS))
@@ -170,14 +154,6 @@ async def test_a_further_page_and_its_exposure_have_the_lists_bucket() -> None:
     assert [answer.absence_bucket for answer in (first, second, third)] == [BUCKET] * 3
     assert [exposure.absence_bucket for _, exposure in made.exposures.written] == [BUCKET] * 3
     assert len(made.candidates.query_states) == 1
-
-
-def test_a_token_of_before_is_a_place_of_no_bucket() -> None:
-    tokens = PageTokens(b"key", lambda: 1_000)
-    signed = tokens._signer.sign(b"12345" + (1_000).to_bytes(6, "big") + (900).to_bytes(4, "big"), "ann")
-    assert tokens.place(signed, "ann") == PagePosition(b"12345", 1_000, 900)
-    place = PagePosition(b"12345", 1_000, 1_000, 31)
-    assert tokens.place(tokens.token(place, "ann"), "ann") == place
 
 
 async def test_a_moment_that_no_request_has_is_refused_by_name() -> None:

@@ -196,15 +196,6 @@ async def test_propose_asks_the_first_stage_and_keeps_its_bound(bound: float | N
     assert pool.index_freshness == IndexFreshness(deltas_offset=7, lag_seconds=0.5)
 
 
-async def test_an_index_without_a_memory_leaves_the_whole_score_to_the_model() -> None:
-    async with peers() as (servicer, channel):
-        servicer.response = candidates_pb2.SearchResponse(item_ids=["a"], scores=[0.5])
-        pool = await RemoteCandidates(over(channel)).propose(
-            query_state("q"), pool_size=20, filter=ItemFilter(), seen=Seen(), timeout_s=1.0
-        )
-    assert (list(pool.votes), pool.model_share, pool.index_freshness) == ([], 1.0, None)
-
-
 async def test_rerank_sends_the_pool_with_only_the_seen_items_that_matter() -> None:
     async with peers() as (servicer, channel):
         servicer.response = reranker_pb2.RerankResponse(
@@ -285,30 +276,6 @@ async def test_an_absent_broker_says_no_ends_and_blocks_nobody() -> None:
     with pytest.raises((DependencyUnavailable, DeadlineExceeded), match="Kafka"):
         await ends.interactions(0.2)
     await ends.close()
-
-
-async def test_an_absent_peer_is_unavailable_and_found_again() -> None:
-    async with rpc_client.channel(f"127.0.0.1:{_free_port()}") as channel:
-        with pytest.raises(DependencyUnavailable, match="encoder"):
-            await RemoteEncoder(over(channel), "m1").encode("ann", [HistoryEvent("a", 1)], 1.0)
-
-
-async def test_probes_notice_a_broker_and_an_encoder_that_go_and_come() -> None:
-    health = HealthState(ready=True)
-    broker = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-    port = broker.sockets[0].getsockname()[1]
-    async with peers(health) as (_, channel):
-        status = ProbedStreamStatus(channel, lambda: [f"127.0.0.1:{port}"])
-        await status.probe()
-        assert (status.log_reachable, status.encoder_serving) == (True, True)
-        health.set_ready(False)
-        await health.publish()
-        broker.close()
-        await broker.wait_closed()
-        await status.probe()
-        assert (status.log_reachable, status.encoder_serving) == (False, False)
-        await status.start()
-        await status.close()
 
 
 class ScriptedHealth:

@@ -131,22 +131,6 @@ async def test_an_answer_is_grpcs_answer_as_json() -> None:
         assert found == by_grpc
 
 
-async def test_a_gap_is_there_where_something_is_proven() -> None:
-    async with doors(Scene()) as door:
-        for user_id, expected in (("ann", {"kind": "KIND_EXACT", "gap": 0.0}), ("nobody", {"kind": "KIND_ESTIMATE"})):
-            _, answer, _ = await door.post("Recommend", {"userId": user_id, "k": 2})
-            assert answer["certificate"] == expected
-
-
-async def test_events_and_items_are_written_by_it(scene: Scene) -> None:
-    async with doors(scene) as door:
-        status, answer, _ = await door.post(
-            "RecordInteractions", {"interactions": [{"userId": "ann", "itemId": "c", "type": "like"}]}
-        )
-    assert (status, len(answer["receipts"])) == (200, 1)
-    assert [one.item_id for one in scene.interactions.written] == ["c"]
-
-
 @pytest.mark.parametrize(
     ("body", "says"),
     [

@@ -111,10 +111,6 @@ def test_who_shows_no_known_secret_is_a_stranger(scene: Scene, call: Call, said:
     assert (line["key"], line["status"], line["peer"]) == ("", "UNAUTHENTICATED", PEER)
 
 
-def test_the_schemes_case_does_not_matter(scene: Scene) -> None:
-    scene.door("Recommend", Call(("authorization", "bearer secret of recommend")))
-
-
 def test_a_key_is_valid_until_it_expires(scene: Scene) -> None:
     scene.wall_clock.now_s = 1009.9
     scene.door("Recommend", showing("old"))

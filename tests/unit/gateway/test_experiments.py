@@ -99,17 +99,6 @@ async def test_an_arm_s_rules_change_its_users_answers_and_exposures_name_it() -
     ]
 
 
-async def test_explain_names_the_arm_s_rules() -> None:
-    rule = Rule(name="bury-x", which=ItemFilter(exclude_seen=False, allow_item_ids=("a",)), bury=0.1)
-    experiments = running(experiment(Arm(name="buried", share=0.5, rules=(rule,))))
-    gateway = Gateway(experiments)
-    history = [gateway_pb2.HistoryEvent(item_id="f")]
-    for arm, named in (("control", []), ("buried", ["bury-x"])):
-        asked = gateway_pb2.ExplainRequest(user_id=user_of(arm, experiments), item_id="a", history=history)
-        explained = await gateway.servicer.Explain(asked, None)
-        assert [rule.name for rule in explained.rules] == named
-
-
 def test_a_request_s_own_settings_stay() -> None:
     arm = Arm(
         name="arm", share=0.5, diversity=0.3, max_per_category=2, new_item_share=0.2, max_gap=0.1, rules=(BURIED,)

@@ -8,7 +8,7 @@ from gateway_scene import ITEMS, Scene
 
 from services.gateway.domain import HistoryEvent, RecommendQuery
 from services.gateway.recommend.explanation import ExplainQuery, Explanation
-from services.platform.errors import DependencyUnavailable, InvalidRequest, NotFound
+from services.platform.errors import DependencyUnavailable, InvalidRequest
 
 DOWN = DependencyUnavailable("away")
 NOW_MS = time.time_ns() // 1_000_000
@@ -28,18 +28,6 @@ async def test_a_user_whose_state_is_of_another_model_is_encoded_from_the_stored
     answer = await scene.explain(ExplainQuery(user_id="bob", item_id="b"))
     assert answer.state_source == "stored_history"
     assert scene.candidates.query_states[0].components == b"request"
-
-
-async def test_a_state_that_does_not_reflect_the_history_is_not_explained(scene: Scene) -> None:
-    scene.states.behind, scene.states.histories["ann"] = {"ann"}, [HistoryEvent("b", NOW_MS)]
-    answer = await scene.explain(ExplainQuery(user_id="ann", item_id="b"))
-    assert (answer.state_source, scene.candidates.query_states[0].components) == ("stored_history", b"request")
-
-
-async def test_a_history_in_the_request_replaces_the_stored_one(scene: Scene) -> None:
-    answer = await scene.explain(ExplainQuery(user_id="ann", item_id="b", history=(HistoryEvent("c", NOW_MS),)))
-    assert answer.state_source == "request"
-    assert [past.item_id for past in answer.history] == ["c"]
 
 
 async def test_what_was_turned_down_votes_for_nothing(scene: Scene) -> None:
@@ -88,11 +76,6 @@ async def test_the_ten_newest_of_the_history_come_with_titles_and_ages(scene: Sc
     assert ages == sorted(ages)
     # Of this run's making, however long it took to get here.
     assert ages[1] - ages[0] == pytest.approx(60)
-
-
-async def test_an_item_in_no_index_is_not_found() -> None:
-    with pytest.raises(NotFound, match="item_id='nobody-knows'"):
-        await Scene().explain(ExplainQuery(user_id="ann", item_id="nobody-knows"))
 
 
 @pytest.mark.parametrize("part", ["states", "candidates", "reranker"])

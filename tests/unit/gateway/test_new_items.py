@@ -10,7 +10,6 @@ from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import RecommendQuery, now_ms
 from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.gateway.stages import Preferences
-from services.platform.errors import DependencyUnavailable
 
 HOUR_MS = 3600 * 1000
 
@@ -55,12 +54,6 @@ async def test_the_share_of_positions_has_new_items_and_the_log_says_how_likely(
     assert weight / 600 == pytest.approx(5, rel=0.2)
 
 
-async def test_by_default_every_position_is_the_rankings() -> None:
-    made = scene(0.0)
-    assert await ask(made) == [[(item, "mol") for item in "fedcb"]]
-    assert list(made.exposures.written[0][1].propensities) == []
-
-
 @pytest.mark.parametrize(
     "without",
     [
@@ -94,9 +87,3 @@ async def test_pages_keep_what_was_drawn() -> None:
     rest = await made.recommend(RecommendQuery(user_id="ann", k=3, page_token=first.next_page_token))
     assert sum(item.source == "new" for item in (*first.items, *rest.items)) == 2
     assert all(item.propensity < 1 for item in rest.items)
-
-
-async def test_popular_items_are_answered_as_they_are() -> None:
-    made = scene(0.5)
-    made.candidates.failure = DependencyUnavailable("away")
-    assert {source for _, source in (await ask(made))[0]} == {"popular"}

@@ -28,7 +28,6 @@ from services.user_state.layout import PAGES
 # Seen items are not answered: five of six are.
 ANN = RecommendQuery(user_id="ann", k=2, page_depth=10)
 LIST = ["f", "e", "d", "c", "b"]
-MINUTE_MS = 60_000
 
 
 def ids(answer: Recommendation) -> list[str]:
@@ -91,11 +90,6 @@ def test_a_kept_list_says_rules_and_the_share_that_was_searched() -> None:
     assert find_list([packed_list(place, served)], place) == served
 
 
-async def test_the_same_token_is_the_same_page(scene: Scene) -> None:
-    first = await scene.recommend(ANN)
-    assert ids(await page(scene, first.next_page_token)) == ids(await page(scene, first.next_page_token))
-
-
 async def test_what_was_withdrawn_since_is_on_no_page(scene: Scene) -> None:
     first = await scene.recommend(ANN)
     DescribedItems(Titles(), scene.popular).describe([CatalogueItem(item_id="d", withdrawn=True)])
@@ -108,19 +102,6 @@ async def test_a_list_that_is_one_page_has_no_next_one(scene: Scene) -> None:
     assert (await scene.recommend(replace(ANN, k=5))).next_page_token == ""
     assert (await scene.recommend(replace(ANN, filter=ItemFilter(allow_item_ids=("b", "c"))))).next_page_token == ""
     assert not scene.sessions.lists
-
-
-async def test_without_a_depth_nothing_is_kept(scene: Scene) -> None:
-    assert (await scene.recommend(RecommendQuery(user_id="ann", k=2))).next_page_token == ""
-    assert scene.sessions.calls == 0
-
-
-async def test_popular_items_have_pages_too(scene: Scene) -> None:
-    scene.candidates.failure = DependencyUnavailable("candidates are away")
-    first = await scene.recommend(replace(ANN, k=4))
-    second = await page(scene, first.next_page_token, k=4)
-    assert sorted(ids(first) + ids(second)) == sorted(LIST)
-    assert {item.source for item in second.items} == {"popular"}
 
 
 async def test_of_a_user_without_a_history_nothing_is_kept(scene: Scene) -> None:

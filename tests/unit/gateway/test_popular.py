@@ -7,7 +7,7 @@ from itertools import compress
 import numpy as np
 import pytest
 from between_lines import read_between_lines
-from gateway_scene import ATTRIBUTES, CATEGORIES, COUNTS, ITEMS, POPULAR, Scene
+from gateway_scene import ATTRIBUTES, CATEGORIES, COUNTS, ITEMS, Scene
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,46 +16,9 @@ from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings
 from services.algorithms.rules.attributes import Comparison, Condition, Kind, Values
 from services.algorithms.rules.filters import ItemFilter, ListedItems, passing
-from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import Degradation, RecommendQuery
 from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.gateway.recommend.popular import TRAINING_COUNTS, PopularItems
-
-CATALOGUE = PopularItems(ITEMS, COUNTS, CATEGORIES, ATTRIBUTES)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "seen", "max_per_category", "expected"),
-    [
-        (ItemFilter(), [], 0, POPULAR),
-        (ItemFilter(), ["b", "nowhere"], 0, ["d", "c", "e", "f", "a"]),
-        (ItemFilter(exclude_seen=False), ["b"], 0, POPULAR),
-        (ItemFilter(allow_item_ids=("a", "c", "nowhere")), [], 0, ["c", "a"]),
-        (ItemFilter(allow_item_ids=("a", "c"), allow_categories=("y",)), [], 0, ["c"]),
-        (ItemFilter(deny_item_ids=("b", "d")), [], 0, ["c", "e", "f", "a"]),
-        (ItemFilter(allow_categories=("x", "y", "x")), [], 0, ["b", "d", "c", "a"]),
-        (ItemFilter(allow_categories=("nothing",)), [], 0, []),
-        (ItemFilter(deny_categories=("x",)), [], 0, ["c", "e", "f"]),
-        (ItemFilter(), [], 1, ["b", "c", "e", "f"]),
-        (ItemFilter(where=(Condition("price", Comparison.AT_LEAST, (20.0,)),)), [], 0, ["d", "c", "e"]),
-        (
-            ItemFilter(where=(Condition("maker", Comparison.NONE_OF, ("x",)),), allow_categories=("x",)),
-            [],
-            0,
-            ["b", "d"],
-        ),
-        (ItemFilter(where=(Condition("price", Comparison.ABSENT),)), [], 0, ["f"]),
-    ],
-)
-def test_popular_items_follow_the_filter(
-    wanted: ItemFilter, seen: list[str], max_per_category: int, expected: list[str]
-) -> None:
-    assert [item.item_id for item in CATALOGUE.top(10, wanted, seen, max_per_category)] == expected
-
-
-def test_an_untrained_catalogue_still_answers() -> None:
-    catalogue = PopularItems(["b", "a"], COUNTS[:2] * 0, [(), ()])
-    assert [(item.item_id, item.score) for item in catalogue.top(5, ItemFilter(), [], 0)] == [("a", 0.0), ("b", 0.0)]
 
 
 async def test_popular_items_say_so_until_what_is_withdrawn_is_known(scene: Scene) -> None:
@@ -68,35 +31,6 @@ async def test_popular_items_say_so_until_what_is_withdrawn_is_known(scene: Scen
     # Candidates and reranker know what is withdrawn, or do not answer.
     assert list(personal.degradations) == []
     assert list(known.degradations) == [Degradation.POPULAR_FALLBACK]
-
-
-def described(catalogue: PopularItems) -> DescribedItems:
-    return DescribedItems(Titles(["a", "b"], ["A", "B"]), catalogue)
-
-
-def test_what_is_withdrawn_or_not_available_is_not_popular_until_it_is_put_again() -> None:
-    catalogue = PopularItems(ITEMS, COUNTS, CATEGORIES)
-    items = described(catalogue)
-    items.describe([CatalogueItem(item_id="b", withdrawn=True), CatalogueItem(item_id="c", available=False)])
-    assert [item.item_id for item in catalogue.top(10, ItemFilter(), [], 0)] == ["d", "e", "f", "a"]
-    # Asking for it by name does not bring it back.
-    assert catalogue.top(10, ItemFilter(exclude_seen=False, allow_item_ids=("b",)), [], 0) == []
-    items.describe([CatalogueItem(item_id="b", title="B again", categories=("x",))])
-    assert [item.item_id for item in catalogue.top(2, ItemFilter(), [], 0)] == ["b", "d"]
-    assert items.titles.of(["b", "a"]) == ["B again", "A"]
-
-
-def test_items_that_training_never_saw_come_last_until_somebody_takes_them() -> None:
-    catalogue = PopularItems(ITEMS, COUNTS, CATEGORIES)
-    items = described(catalogue)
-    items.describe([CatalogueItem(item_id="n", title="New", categories=("x",))])
-    assert items.titles.of(["n"]) == ["New"]
-    assert [item.item_id for item in catalogue.top(10, ItemFilter(), [], 0)] == [*POPULAR, "n"]
-    catalogue.take({"n": 3.0, "unheard of": 9.0})
-    assert [item.item_id for item in catalogue.top(2, ItemFilter(), [], 0)] == ["n", POPULAR[0]]
-    assert [item.item_id for item in catalogue.top(2, ItemFilter(allow_categories=("x",)), [], 0)] == ["n", "b"]
-    items.describe([CatalogueItem(item_id="n", withdrawn=True)])
-    assert [item.item_id for item in catalogue.top(10, ItemFilter(), [], 0)] == POPULAR
 
 
 @pytest.mark.parametrize("is_served", [True, False])
@@ -268,22 +202,6 @@ def test_titles_are_those_of_a_dictionary(bundled: dict[str, str], puts: list[tu
         assert titles.of(asked) == [expected.get(item_id, "") for item_id in asked]
 
 
-def test_neither_a_record_nor_an_answer_costs_memory_for_each_hidden_item() -> None:
-    item_ids = [f"i{number}" for number in range(20_000)]
-    catalogue = PopularItems(item_ids, np.ones(20_000, dtype=np.int64), [()] * 20_000)
-    for item_id in item_ids[:-5]:
-        catalogue.describe(item_id, (), withdrawn=True)
-    tracemalloc.start()
-    catalogue.describe(item_ids[-1], (), withdrawn=True)
-    catalogue.describe(item_ids[0], ())
-    answered = [item.item_id for item in catalogue.top(10, ItemFilter(), [], 0)]
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert sorted(answered) == sorted([item_ids[0], *item_ids[-5:-1]])
-    # A copy of the hidden set would be a megabyte.
-    assert peak_bytes < 400_000
-
-
 @pytest.mark.parametrize(("item_id", "categories"), [("new", ("x",)), ("i0", ()), ("i0", ("y",)), ("i1", ("x", "y"))])
 def test_a_record_does_not_cost_memory_for_each_item_of_its_category(item_id: str, categories: tuple[str, ...]) -> None:
     item_ids = [f"i{number}" for number in range(20_000)]
@@ -298,10 +216,3 @@ def test_a_record_does_not_cost_memory_for_each_item_of_its_category(item_id: st
     assert peak_bytes < 20_000
     wanted = ItemFilter(allow_categories=("x",), allow_item_ids=(item_id,))
     assert [item.item_id for item in catalogue.top(1, wanted, [], 0)] == ([item_id] if "x" in categories else [])
-
-
-async def test_what_the_catalogue_says_of_attributes_counts_at_once(scene: Scene) -> None:
-    DescribedItems(Titles(), scene.popular).describe([CatalogueItem(item_id="f", attributes={"price": 45.0})])
-    where = (Condition("price", Comparison.ABOVE, (40.0,)),)
-    answer = await scene.recommend(RecommendQuery(user_id="nobody", k=5, filter=ItemFilter(where=where)))
-    assert [item.item_id for item in answer.items] == ["f"]

@@ -1,6 +1,5 @@
 """Items are written whole and once each, or refused before anything is written."""
 
-import grpc
 import pytest
 from freshet.v1 import events_pb2, gateway_pb2
 from gateway_scene import Scene
@@ -70,12 +69,3 @@ async def test_an_unacknowledged_item_is_said_with_how_many_were_written(scene: 
     with pytest.raises(DependencyUnavailable, match="2 of 3 items were acknowledged, send all again") as caught:
         await scene.put_items([CatalogueItem(item_id=name) for name in "abc"])
     assert caught.value.retry_after_ms == 500
-
-
-async def test_an_absent_log_is_unavailable_with_a_hint(scene: Scene) -> None:
-    scene.items.failure = DependencyUnavailable("Kafka is away")
-    async with gateway(scene) as stub:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.PutItems(gateway_pb2.PutItemsRequest(items=[events_pb2.Item(item_id="a")]), timeout=5)
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert ("retry-after-ms", "500") in [(key, value) for key, value in caught.value.trailing_metadata() or ()]

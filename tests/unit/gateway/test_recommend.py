@@ -110,12 +110,6 @@ async def test_stage_times_add_up_to_the_total(scene: Scene) -> None:
     assert (times.queue_ms, times.first_stage_ms, times.rerank_ms) == (2.0, 3.0, 4.0)
 
 
-async def test_seen_items_are_left_out_unless_asked_for(scene: Scene) -> None:
-    assert "a" not in ids(await scene.recommend(RecommendQuery(user_id="ann", k=6)))
-    again = await scene.recommend(RecommendQuery(user_id="ann", k=6, filter=ItemFilter(exclude_seen=False)))
-    assert "a" in ids(again)
-
-
 async def test_what_the_user_had_goes_to_candidates_newest_first_whatever_is_left_out() -> None:
     for exclude_seen in (True, False):
         scene, wanted = Scene(), ItemFilter(exclude_seen=exclude_seen)
@@ -138,11 +132,6 @@ async def test_a_history_in_the_request_replaces_the_stored_one(scene: Scene) ->
     ((user_id, history),) = scene.encoder.histories
     assert user_id == "ann"
     assert [event.event_time_ms for event in history] == [5000, 5000]
-
-
-async def test_a_history_without_a_user_never_asks_the_store(scene: Scene) -> None:
-    answer = await scene.recommend(RecommendQuery(k=3, history=(HistoryEvent("c", 1),)))
-    assert (answer.state_source, scene.states.calls) == ("request", 0)
 
 
 async def test_a_history_of_unknown_items_gets_popular_items_marked() -> None:
@@ -228,11 +217,6 @@ async def test_the_pool_is_at_least_twice_k() -> None:
     assert scene.candidates.pool_sizes == [200, 300, 2000]
 
 
-async def test_rules_reach_the_reranker(scene: Scene) -> None:
-    await scene.recommend(RecommendQuery(user_id="ann", k=2, max_per_category=1, diversity=0.3))
-    assert scene.reranker.asked == [(1, 0.3)]
-
-
 async def test_without_rules_and_words_candidates_answer_alone(scene: Scene) -> None:
     scene.reranker.failure = DOWN
     plain = await scene.recommend(RecommendQuery(user_id="ann", k=3))
@@ -246,12 +230,6 @@ async def test_without_rules_and_words_candidates_answer_alone(scene: Scene) -> 
         assert (ids(answer), answer.index_freshness) == (ids(plain), plain.index_freshness)
     await scene.recommend(RecommendQuery(user_id="ann", k=3, query="words"))
     assert scene.reranker.calls == 3
-
-
-async def test_a_filter_that_allows_nothing_gives_an_empty_answer_not_a_popular_one() -> None:
-    answer = await Scene().recommend(RecommendQuery(user_id="ann", k=2, filter=ItemFilter(allow_item_ids=("zzz",))))
-    assert ids(answer) == []
-    assert list(answer.degradations) == []
 
 
 # --- degraded ways -------------------------------------------------------------------------------------------------
@@ -377,18 +355,6 @@ async def test_a_slow_reranker_costs_its_timeout_and_then_nothing() -> None:
     assert scene.reranker.calls == 3
 
 
-async def test_a_dead_dependency_is_asked_once_and_again_after_the_pause() -> None:
-    scene = Scene(limits=Limits(breaker_s=1.0))
-    scene.reranker.failure = DOWN
-    for _ in range(3):
-        await scene.recommend(RecommendQuery(user_id="ann", k=2, diversity=0.3))
-    assert scene.reranker.calls == 1
-    scene.reranker.failure = None
-    await asyncio.sleep(1.0)
-    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, diversity=0.3))
-    assert list(answer.degradations) == []
-
-
 async def test_a_short_deadline_of_a_caller_is_not_held_against_a_dependency() -> None:
     # Wide times: a busy machine wakes a coroutine tens of milliseconds late.
     scene = Scene(limits=Limits(answer_reserve_s=0.5, stage_timeout_s=5, breaker_s=30))
@@ -408,12 +374,6 @@ async def test_a_spent_deadline_is_an_error_not_a_popular_answer(scene: Scene) -
 
 
 # --- freshness tokens ----------------------------------------------------------------------------------------------
-
-
-async def test_a_token_already_reached_costs_nothing(scene: Scene) -> None:
-    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, token=FreshnessToken("epoch-1", 3, 7)))
-    assert answer.token_honoured
-    assert scene.states.calls == 1
 
 
 async def test_a_token_is_waited_for_and_the_newer_state_and_seen_items_are_used(scene: Scene) -> None:
@@ -472,25 +432,6 @@ async def test_a_token_of_another_epoch_is_not_waited_for(epoch: str, scene: Sce
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, token=FreshnessToken(epoch, 3, 1)))
     assert not answer.token_honoured
     assert scene.states.calls == 1
-
-
-async def test_a_token_with_redis_down_is_not_honoured(scene: Scene) -> None:
-    scene.states.failure = DOWN
-    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, token=FreshnessToken("epoch-1", 3, 1)))
-    assert not answer.token_honoured
-    assert Degradation.TOKEN_NOT_HONOURED in answer.degradations
-
-
-async def test_degradations_and_sources_are_counted(scene: Scene) -> None:
-    await scene.recommend(RecommendQuery(user_id="ann", k=2))
-    await scene.recommend(RecommendQuery(user_id="new", k=2))
-
-    def value(name: str, **labels: str) -> float | None:
-        return scene.registry.get_sample_value(name, labels)
-
-    assert value("freshet_gateway_recommendations_total", state_source="stored") == 1
-    assert value("freshet_gateway_degradations_total", kind="popular_fallback") == 1
-    assert value("freshet_gateway_stage_seconds_count", stage="total") == 2
 
 
 async def test_popular_items_instead_of_a_fresh_state_do_not_honour_its_token(scene: Scene) -> None:

@@ -79,16 +79,6 @@ async def test_kafka_down_is_unavailable_with_a_retry_hint_and_fails_fast_after(
     assert scene.interactions.calls == 1
 
 
-async def test_kafka_back_is_used_again_after_the_pause() -> None:
-    scene = Scene(limits=Limits(breaker_s=0.03))
-    scene.interactions.failure = DependencyUnavailable("away")
-    with pytest.raises(DependencyUnavailable):
-        await scene.record([event()])
-    scene.interactions.failure = None
-    await asyncio.sleep(0.04)
-    assert len(await scene.record([event()])) == 1
-
-
 async def test_a_partly_acknowledged_batch_says_so(scene: Scene) -> None:
     scene.interactions.refuse_after = 2
     scene.interactions.refusal = DependencyUnavailable("away")
@@ -116,18 +106,6 @@ async def test_redis_down_never_costs_a_writer_the_acknowledgement(scene: Scene)
     assert receipt.token == FreshnessToken("", 3, 0)
 
 
-async def test_the_epoch_is_not_read_for_every_event(scene: Scene) -> None:
-    for _ in range(5):
-        await scene.record([event()] * 20)
-    assert scene.states.calls == 1
-
-
-async def test_a_client_stream_is_written_in_order_with_all_receipts(scene: Scene) -> None:
-    receipts = await scene.record.stream(arriving(*(event(str(n)) for n in range(600))))
-    assert [interaction.item_id for interaction in scene.interactions.written] == [str(n) for n in range(600)]
-    assert [receipt.token.offset for receipt in receipts] == list(range(600))
-
-
 async def test_a_bad_message_ends_a_stream_and_says_what_was_written(scene: Scene) -> None:
     with pytest.raises(InvalidRequest, match=r"stream\[1\].interaction.value=nan .*1 earlier messages were written"):
         await scene.record.stream(arriving(event(), event(value=math.nan), event()))
@@ -153,13 +131,6 @@ async def test_undo_writes_the_same_record_on_every_retry(scene: Scene) -> None:
     assert first.event_id == second.event_id
     written = scene.interactions.written[0]
     assert (written.user_id, written.item_id, written.undoes_event_id) == ("ann", "", "e1")
-
-
-@pytest.mark.parametrize(("user_id", "event_id"), [("", "e1"), ("ann", ""), ("ann", "x" * 129)])
-async def test_a_bad_undo_is_refused(user_id: str, event_id: str, scene: Scene) -> None:
-    with pytest.raises(InvalidRequest):
-        await scene.record.undo(user_id, event_id)
-    assert scene.interactions.written == []
 
 
 async def test_a_stream_that_begins_while_kafka_comes_back_is_written_whole() -> None:

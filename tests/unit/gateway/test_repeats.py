@@ -10,14 +10,13 @@ from gateway_scene import ITEMS, Scene
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.algorithms.rules.filters import ItemFilter
 from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.interactions import Interaction
 from services.gateway.domain import Degradation, Impression, NotAgain, Ranking, RecommendQuery, ScoredItem, now_ms
 from services.gateway.recommend.repeats import discounted, discounts_of, not_again, packed_items
 from services.gateway.stages import Preferences
 from services.platform.errors import DependencyUnavailable, InvalidRequest
-from services.user_state.layout import ANSWERS, IMPRESSIONS
+from services.user_state.layout import IMPRESSIONS
 
 LAST = NotAgain(answers=1)
 DAY_MS = 24 * 3600 * 1000
@@ -37,23 +36,10 @@ async def test_the_last_answers_items_do_not_come_again(scene: Scene) -> None:
     assert await ids(scene, not_again=LAST, user_id="bob") == ["b", "d"]
 
 
-async def test_who_does_not_ask_is_answered_all_and_remembered_nothing(scene: Scene) -> None:
-    assert await ids(scene) == ["f", "e"]
-    assert await ids(scene, not_again=LAST) == ["f", "e"]
-    assert await ids(scene) == ["f", "e"]
-    assert len(scene.sessions.lists[ANSWERS, "ann"]) == 1
-
-
 async def test_pages_count_as_answers(scene: Scene) -> None:
     first = await scene.recommend(RecommendQuery(user_id="ann", k=2, page_depth=10, not_again=LAST))
     await scene.recommend(RecommendQuery(user_id="ann", k=2, page_token=first.next_page_token, not_again=LAST))
     assert await ids(scene, k=5, not_again=NotAgain(answers=2)) == ["b"]
-
-
-async def test_the_requests_own_filter_stays_beside(scene: Scene) -> None:
-    assert await ids(scene, not_again=LAST) == ["f", "e"]
-    assert await ids(scene, not_again=LAST, filter=ItemFilter(deny_item_ids=("d",))) == ["c", "b"]
-    assert await ids(scene, k=5, not_again=NotAgain(minutes=5), filter=ItemFilter(exclude_seen=False)) == ["d", "a"]
 
 
 async def test_a_store_that_is_away_is_said(scene: Scene) -> None:
@@ -148,30 +134,12 @@ async def test_however_many_impressions_there_are_the_latest_lower_scores_and_th
     assert scores["e"] - scores["f"] > 2.4
 
 
-async def test_streamed_impressions_lower_scores_as_recorded_ones_do() -> None:
-    found = []
-    for is_streamed in (False, True):
-        scene = discounting()
-        sent = impressions(["f", "e"])
-        await (scene.record.stream(streamed(sent)) if is_streamed else scene.record(sent))
-        answer = await scene.recommend(RecommendQuery(user_id="ann", k=5))
-        found.append([(item.item_id, round(item.score, 2)) for item in answer.items])
-    assert found[0] == found[1]
-    assert [name for name, _ in found[0][-2:]] == ["f", "e"]
-
-
 async def test_what_a_stream_wrote_before_it_was_refused_counts() -> None:
     scene = discounting()
     with pytest.raises(InvalidRequest, match="1 earlier messages were written"):
         await scene.record.stream(streamed([*impressions(["f"]), *impressions([""])]))
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=5))
     assert answer.items[-1].item_id == "f"
-
-
-async def test_without_the_setting_impressions_are_not_kept(scene: Scene) -> None:
-    exposure_id = (await scene.recommend(RecommendQuery(user_id="ann", k=3))).exposure_id
-    await scene.record_impressions("ann", exposure_id, [Impression(1, "f")])
-    assert scene.sessions.calls == 0
 
 
 async def test_a_store_that_is_away_loses_a_discount_and_no_impression() -> None:

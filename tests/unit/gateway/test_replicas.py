@@ -88,15 +88,6 @@ async def eventually(candidates: RemoteCandidates) -> Pool:
                 await asyncio.sleep(0.02)
 
 
-async def test_each_models_calls_reach_its_own_replicas_alone() -> None:
-    replicas = [Replica("m1"), Replica("m2"), Replica("m2")]
-    async with behind_one_address(*replicas) as candidates_of:
-        old, new = candidates_of("m1"), candidates_of("m2")
-        for _ in range(20):
-            assert ((await search(old)).index_version, (await search(new)).index_version) == ("m1", "m2")
-        assert (replicas[0].calls, replicas[1].calls + replicas[2].calls) == (20, 20)
-
-
 async def test_while_no_replica_serves_the_model_it_is_unavailable_and_then_goes_on_by_itself() -> None:
     replica = Replica("m2")
     async with behind_one_address(replica) as candidates_of:

@@ -34,7 +34,7 @@ from services.contracts.wire import rules_of
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.domain import Degradation, Pool, RecommendQuery
 from services.gateway.recommend.explanation import ExplainQuery
-from services.gateway.recommend.ruled_pools import searched_for, with_own_pools
+from services.gateway.recommend.ruled_pools import with_own_pools
 from services.gateway.recommend.standing_rules import standing_rules
 from services.gateway.stages import Limits
 from services.platform.config import ConfigError
@@ -116,14 +116,6 @@ async def test_boosts_and_buries_rank_as_a_loop_over_all_items_or_say_how_far_of
     assert real.final(rules, best[-1]) <= answer.items[-1].score + answer.certificate.gap + 1e-6
 
 
-async def test_a_boost_lifts_what_lies_far_behind_the_pool(real: Real) -> None:
-    worst = int(np.argmin(real.exact))
-    rule = Rule(name="promo", which=replace(ALL, allow_item_ids=(f"item-{worst}",)), boost=5.0)
-    answer = await real.ask([rule])
-    assert (answer.items[0].item_id, answer.items[0].rules) == (f"item-{worst}", ("promo",))
-    assert answer.certificate == EXACT
-
-
 @pytest.mark.parametrize("seed", range(4))
 async def test_explain_names_the_rules_that_name_the_item_and_what_they_add(real: Real, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -152,17 +144,6 @@ async def test_pins_and_caps_hold_in_an_answer_of_the_best(real: Real) -> None:
     assert [row for row in found if row not in (found[1], *capped)] == rest[
         : 5 - len([r for r in capped if r != found[1]])
     ]
-
-
-async def test_filters_stay_filters(real: Real) -> None:
-    worst = int(np.argmin(real.exact))
-    rule = Rule(name="promo", which=replace(ALL, allow_item_ids=(f"item-{worst}",)), boost=5.0)
-    denied = replace(ALL, deny_item_ids=(f"item-{worst}",))
-    assert f"item-{worst}" not in {item.item_id for item in (await real.ask([rule], filter=denied)).items}
-    only = replace(ALL, allow_categories=(CATEGORIES[(worst + 1) % 4],))
-    boosts = Rule(name="promo", which=replace(ALL, allow_categories=(CATEGORIES[worst % 4],)), boost=5.0)
-    answer = await real.ask([boosts], filter=only)
-    assert {int(item.item_id.removeprefix("item-")) % 4 for item in answer.items} == {(worst + 1) % 4}
 
 
 async def test_standing_rules_hold_beside_a_requests(scene: Scene) -> None:
@@ -210,20 +191,6 @@ def test_pools_of_another_version_prove_nothing() -> None:
     voted = with_own_pools(replace(pool, votes=[0.0], model_share=0.5), [(rule, replace(same, bound=0.4))])
     assert voted.bound == pytest.approx(0.9)
     assert list(voted.votes) == [0.0, 0.0]
-
-
-def test_what_a_rule_needs_is_searched_for() -> None:
-    wanted = ItemFilter(allow_item_ids=("a", "b"), deny_categories=("z",))
-
-    def asked(which: ItemFilter, **effect: float) -> ItemFilter | None:
-        return searched_for(Rule(name="r", which=which, **effect), wanted)  # type: ignore[arg-type]
-
-    assert asked(ItemFilter(allow_item_ids=("b", "c")), boost=1.0) == replace(wanted, allow_item_ids=("b",))
-    assert asked(ItemFilter(allow_item_ids=("c",)), pin=1) is None
-    assert asked(ItemFilter(allow_categories=("x",)), pin=1) == replace(wanted, allow_categories=("x",))
-    assert asked(ItemFilter(allow_categories=("x",)), cap=1) == replace(wanted, deny_categories=("z", "x"))
-    assert asked(ItemFilter(allow_item_ids=("c",)), bury=1.0) == replace(wanted, deny_item_ids=("c",))
-    assert asked(ItemFilter(allow_item_ids=("c",), allow_categories=("x",)), bury=1.0) is None
 
 
 def message(**fields: Any) -> common_pb2.Rule:

@@ -1,6 +1,5 @@
 """Search fuses whatever answered, orders it for a user whose state can be had, and says what was missing."""
 
-import asyncio
 import time
 from typing import Any
 
@@ -18,7 +17,6 @@ from services.platform.errors import (
     DependencyUnavailable,
     InvalidRequest,
     Overloaded,
-    PreconditionFailed,
 )
 from services.platform.rpc import request_context
 
@@ -109,18 +107,6 @@ async def test_without_any_source_there_is_an_error_with_the_reason(error: Any, 
         await search(scene)
 
 
-async def test_different_failures_of_all_sources_are_unavailable_with_each_reason() -> None:
-    scene = Scene(sources=MemoryTextSources(found={}))
-    scene.sources.failures = {"phrases": Overloaded("queue full"), "lexical": DependencyUnavailable("gone")}
-    with pytest.raises(DependencyUnavailable, match="text_mol is not loaded; queue full; gone"):
-        await search(scene)
-
-
-async def test_a_generator_with_nothing_loaded_needs_somebody_to_act() -> None:
-    with pytest.raises(PreconditionFailed, match="lexical is not loaded"):
-        await search(Scene(sources=MemoryTextSources()))
-
-
 async def test_words_that_find_nothing_are_an_empty_answer() -> None:
     answer = await search(Scene(sources=MemoryTextSources(found={key: [] for key in FOUND})), user_id="ann")
     assert (ids(answer), list(answer.degradations)) == ([], [])
@@ -140,13 +126,6 @@ async def test_a_users_model_is_one_more_ranking(scene: Scene) -> None:
     assert (answer.model_version, list(answer.degradations)) == ("m1", [])
     assert scene.reranker.pools[-1].bound is None
     assert [spent.source for spent in answer.sources] == ["text_mol", "phrases", "lexical", "mol"]
-
-
-async def test_a_user_without_a_state_yet_is_encoded_on_demand(scene: Scene) -> None:
-    scene.states.histories["eve"] = [HistoryEvent("a", 1)]
-    answer = await search(scene, user_id="eve")
-    assert (answer.model_version, list(answer.degradations)) == ("m1", [])
-    assert scene.encoder.histories == [("eve", [HistoryEvent("a", 1)])]
 
 
 @pytest.mark.parametrize("what", ["unknown", "reranker", "state_store", "encoder", "epoch"])
@@ -171,12 +150,6 @@ async def test_an_answer_that_cannot_be_the_users_is_everybodys_and_says_so(what
     assert set(answer.degradations) == wanted
     assert answer.model_version == ""
     assert "mol" in failures(answer)
-
-
-async def test_a_state_that_nobody_refreshes_is_marked_stale(scene: Scene) -> None:
-    scene.stream.encoder_serving = False
-    assert (await search(scene, user_id="ann")).degradations == [Degradation.STALE_STATE]
-    assert list((await search(scene)).degradations) == []
 
 
 async def test_seen_items_are_answered_unless_the_filter_says_otherwise(scene: Scene) -> None:
@@ -239,23 +212,6 @@ async def test_words_of_any_script_pass(query: str, scene: Scene) -> None:
     assert {asked[1] for asked in scene.sources.asked} == {query}
 
 
-async def test_concurrent_searches_do_not_mix(scene: Scene) -> None:
-    answers = await asyncio.gather(*(search(scene, user_id=user) for user in ("ann", "", "nobody") * 5))
-    assert [answer.model_version for answer in answers] == ["m1", "", ""] * 5
-
-
-async def test_searches_are_counted_by_source_and_outcome(scene: Scene) -> None:
-    scene.sources.failures["phrases"] = DependencyUnavailable("gone")
-    await search(scene, user_id="ann")
-
-    def count(source: str, outcome: str) -> float | None:
-        labels = {"source": source, "outcome": outcome}
-        return scene.registry.get_sample_value("freshet_gateway_search_sources_total", labels)
-
-    assert (count("lexical", "answered"), count("phrases", "failed"), count("mol", "answered")) == (1, 1, 1)
-    assert scene.registry.get_sample_value("freshet_gateway_search_seconds_count") == 1
-
-
 async def test_what_words_find_joins_the_pool_of_a_recommendation(scene: Scene) -> None:
     scene.candidates.item_ids = ["a", "b"]
     scene.candidates.model_share = 0.5
@@ -283,11 +239,6 @@ async def test_a_recommendation_never_fails_for_its_words() -> None:
     fallback = await scene.recommend(RecommendQuery(user_id="ann", k=9, query="space"))
     assert {item.item_id for item in fallback.items} == {"b", "c", "d", "e", "f"}
     assert fallback.degradations == [Degradation.FIRST_STAGE_ORDER]
-
-
-async def test_words_of_a_recommendation_keep_the_limits_of_a_search() -> None:
-    with pytest.raises(InvalidRequest, match="query='text with control characters'"):
-        await Scene().recommend(RecommendQuery(user_id="ann", k=2, query="a\tb"))
 
 
 async def test_what_the_user_had_lately_is_first_of_their_own_ranking(scene: Scene) -> None:

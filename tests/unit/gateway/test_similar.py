@@ -5,7 +5,7 @@ from gateway_scene import Scene
 
 from services.algorithms.rules.filters import ItemFilter
 from services.gateway.domain import Degradation, SimilarQuery
-from services.platform.errors import DependencyUnavailable, InvalidRequest, NotFound
+from services.platform.errors import DependencyUnavailable, InvalidRequest
 
 DOWN = DependencyUnavailable("away")
 
@@ -45,8 +45,3 @@ async def test_without_the_state_store_it_answers_and_says_so(scene: Scene) -> N
 async def test_a_bad_request_is_refused_by_name(query: SimilarQuery, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         await Scene().handlers.similar(query)
-
-
-async def test_an_unknown_item_is_not_found() -> None:
-    with pytest.raises(NotFound, match="item_id='nowhere'"):
-        await Scene().handlers.similar(SimilarQuery(item_id="nowhere", k=1))

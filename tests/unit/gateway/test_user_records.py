@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
-import pytest
 from freshet.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc, refresher_pb2, refresher_pb2_grpc
 from prometheus_client import CollectorRegistry
 
@@ -14,7 +13,6 @@ from services.gateway.adapters.processes import RemoteEncoder
 from services.gateway.adapters.refreshers import RemoteRefreshers
 from services.gateway.write.forgetting import Contributions, StoredUser
 from services.platform.config import ProcessSettings
-from services.platform.errors import DependencyUnavailable
 from services.platform.rpc import client as rpc_client
 from services.platform.rpc.server import RpcServer
 
@@ -70,12 +68,6 @@ async def test_what_the_encoder_says_of_a_user_is_read_whole() -> None:
     assert found == StoredUser(
         pseudonym="p", history_events=5, seen_items=4, query_states=2, in_model=True, forgotten_up_to={3: 8}
     )
-
-
-async def test_an_absent_encoder_is_unavailable() -> None:
-    async with rpc_client.channel(NOWHERE) as channel:
-        with pytest.raises(DependencyUnavailable, match="encoder"):
-            await RemoteEncoder(Remote(channel), "m1").describe_user("ann", 1.0)
 
 
 async def test_every_refresher_is_asked_and_one_that_is_silent_is_said() -> None:

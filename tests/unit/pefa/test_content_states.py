@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from services.algorithms.pefa.content import _RIDGES, ContentMap, TextStates, _Decomposition, _unit, fit_content_map
+from services.algorithms.pefa.content import ContentMap, TextStates, _Decomposition, _unit, fit_content_map
 from services.algorithms.scoring.states import ItemStates
 
 
@@ -57,21 +57,6 @@ def test_the_left_out_cosine_is_that_of_refitting_without_each_item(ridge: float
     assert mean == pytest.approx(np.average(cosines, weights=counts), abs=1e-6)
     shares = counts / counts.sum()
     assert error == pytest.approx(np.sqrt(np.sum((shares * (np.array(cosines) - mean)) ** 2)), abs=1e-6)
-
-
-def test_an_item_counts_as_often_as_it_was_seen() -> None:
-    contents, items, _ = known_items(num_items=30, told=0.5, seed=14)
-    counts = np.random.default_rng(1).integers(1, 5, 30)
-    rows = np.repeat(np.arange(30), counts)
-    again = ItemStates(components=items.components[rows])
-    counted = fit_content_map(contents, items, counts)
-    repeated = fit_content_map(contents[rows], again, np.ones(len(rows), dtype=np.int64))
-    np.testing.assert_allclose(counted.mean, repeated.mean, atol=1e-6)
-    fits = [
-        _Decomposition(of, on.components.reshape(len(of), -1), by).weight(1.0)
-        for of, on, by in ((contents, items, counts), (contents[rows], again, np.ones(len(rows), dtype=np.int64)))
-    ]
-    np.testing.assert_allclose(fits[0], fits[1], atol=1e-9)
 
 
 def test_blocks_of_items_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,21 +110,6 @@ def test_equal_contents_give_every_item_the_mean_state() -> None:
     np.testing.assert_allclose(fitted.states(np.full((1, 5), 7, np.float32)).components[0], mean, atol=1e-6)
 
 
-def test_states_have_components_of_length_one_and_the_mean_gate() -> None:
-    contents, items, _ = known_items(num_items=50, told=0.5, seed=7)
-    states = fit_content_map(contents, items, once(50)).states(contents[:3])
-    np.testing.assert_allclose(np.linalg.norm(states.components, axis=-1), 1.0, atol=1e-6)
-    assert items.gate is not None
-    assert states.gate is not None
-    np.testing.assert_allclose(states.gate, np.repeat(items.gate.mean(axis=0)[None], 3, axis=0), atol=1e-6)
-
-
-def test_plain_dot_products_need_no_gate() -> None:
-    contents, items, _ = known_items(num_items=50, told=0.9, seed=8, num_components=1)
-    plain = ItemStates(components=items.components)
-    assert fit_content_map(contents, plain, once(50)).states(contents).gate is None
-
-
 def test_a_trained_width_is_required_of_new_contents() -> None:
     contents, items, _ = known_items(num_items=20, told=0.5, seed=9)
     fitted: ContentMap = fit_content_map(contents, items, once(20))
@@ -159,13 +129,6 @@ def test_contents_that_do_not_fit_the_items_are_refused_by_name() -> None:
         fit_content_map(broken, items, once(20))
     with pytest.raises(ValueError, match=r"counts has shape \(19,\); expected \(20,\), one per item"):
         fit_content_map(contents, items, once(19))
-
-
-def test_every_ridge_of_the_sweep_is_tried_and_the_best_is_kept() -> None:
-    contents, items, _ = known_items(num_items=80, told=0.4, seed=11)
-    fitted = fit_content_map(contents, items, once(80))
-    fit = _Decomposition(contents, items.components.reshape(80, -1), once(80))
-    assert fitted.left_out_cosine == max(fit.left_out_cosine(ridge, 2)[0] for ridge in _RIDGES)
 
 
 class WordCounts:

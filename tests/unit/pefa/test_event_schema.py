@@ -6,20 +6,12 @@ import pytest
 
 from services.algorithms.bundles.event_schema import MAX_BYTES, EventSchema, Role, SchemaError, default_schema
 from services.algorithms.encoding.actions import Actions, action_name
-from services.algorithms.pefa.policy import FeedbackPolicy, TypeWeight
 
-EARLIER = FeedbackPolicy({"rating": TypeWeight(slope=0.5, centre=3.0), "dislike": TypeWeight(slope=-1.0)})
 MANY = ", ".join(f"t{number}: {{role: neutral}}" for number in range(257))
 
 
 def parse(text: str) -> EventSchema:
     return EventSchema.parse(text.encode(), "events.yaml")
-
-
-@pytest.mark.parametrize("value", [-7.0, 0.0, 0.5, 1.0, 2.25, 3.0, 3.1, 4.0, 4.5, 5.0, 1e9])
-@pytest.mark.parametrize("kind", ["rating", "dislike", "click", "interaction", "search_click", "purchase", "view"])
-def test_by_default_feedback_weighs_what_it_weighed_bit_for_bit(kind: str, value: float) -> None:
-    assert default_schema().feedback.weight(kind, value).hex() == EARLIER.weight(kind, value).hex()
 
 
 def test_by_default_what_was_shown_or_is_unknown_teaches_nothing() -> None:

@@ -93,12 +93,6 @@ def test_large_gates_stay_near_the_formula() -> None:
     assert np.abs(got - formula(queries, np.ones(100), items, pair_gate, None)).max() < 1e-3
 
 
-def test_with_one_component_a_contribution_is_the_weighted_query() -> None:
-    scene = make_scene(5, 50, p_q=1, p_x=1)
-    wanted = np.rint(scene.queries.components.astype(np.float64) * scene.weights[:, None, None] * SCALE)
-    assert (scene.contributions == wanted).all()
-
-
 def test_the_user_component_leaves_no_trace() -> None:
     scene = make_scene(6, 30, leave_out=2)
     others = scene.queries.components.copy()
@@ -123,25 +117,6 @@ def test_a_new_item_takes_pair_weights_from_the_query_alone() -> None:
     logits = queries.gate.astype(np.float64) * gate + flat + pair_gate.out_bias
     pi = softmax(logits / (1 + np.exp(-logits))).reshape(10, 3, 2)
     assert np.abs(got - np.einsum("nqx,nqd->nxd", pi, queries.components)).max() < 1e-5
-
-
-def test_a_new_item_of_a_plain_dot_product_has_no_gate() -> None:
-    rows = cold_start_items(2, num_components=1, width=4, mean_gate=None)
-    assert rows.gate is None
-    assert mean_gate(ItemStates(components=np.zeros((1, 1, 4), np.float32))) is None
-
-
-def test_no_interactions_make_no_rows() -> None:
-    scene = make_scene(9, 3)
-    none = Contributions(scene.pair_gate)(take(scene.queries, []), np.empty(0), take(scene.items, []))
-    assert none.shape == (0, 2, 8)
-    assert none.dtype == np.int64
-
-
-def test_opposite_weights_cancel_to_the_last_bit() -> None:
-    scene = make_scene(10, 40)
-    fold = Contributions(scene.pair_gate)
-    assert (fold(scene.queries, -scene.weights, scene.items) == -scene.contributions).all()
 
 
 @pytest.mark.parametrize(

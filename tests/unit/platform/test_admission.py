@@ -144,15 +144,6 @@ def test_a_caller_cannot_take_what_is_left_for_others() -> None:
     assert (door.in_flight, len(door._callers)) == (0, 0)
 
 
-def test_a_single_caller_may_have_all_of_it() -> None:
-    door = Admission("calls", smallest=16, largest=16)
-    for _ in range(16):
-        door.enter("one")
-    with pytest.raises(Overloaded, match="16 calls in flight") as caught:
-        door.enter("one")
-    assert caught.value.retry_after_ms
-
-
 def test_a_callers_own_bound_holds_while_there_is_room() -> None:
     door = Admission("streams", smallest=16, largest=16, per_caller=3)
     admitted = Counter[str]()

@@ -42,21 +42,6 @@ async def _entered(gate: Gate) -> None:
     assert await asyncio.to_thread(gate.entered.wait, 10)
 
 
-async def test_requests_that_arrive_during_a_batch_make_the_next_one() -> None:
-    gate = Gate()
-    async with batcher(gate) as made:
-        first = asyncio.create_task(made.submit(1))
-        await _entered(gate)
-        others = [asyncio.create_task(made.submit(number)) for number in (2, 3, 4)]
-        await asyncio.sleep(0.01)
-        gate.open.set()
-        assert (await first)[0] == 10
-        answers = await asyncio.gather(*others)
-    assert [result for result, _ in answers] == [20, 30, 40]
-    assert all(queued > 0 for _, queued in answers)
-    assert gate.batches == [[1], [2, 3, 4]]
-
-
 async def test_no_batch_is_larger_than_allowed() -> None:
     gate = Gate()
     gate.open.set()

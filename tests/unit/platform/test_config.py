@@ -15,7 +15,7 @@ from services.contracts.processes import PROCESSES
 from services.platform.config import ConfigError, ProcessSettings, load_settings
 from services.platform.errors import PreconditionFailed
 from services.platform.logging import configure_logging
-from services.platform.process import configure_tracing, run_process
+from services.platform.process import run_process
 
 
 class DemoSettings(ProcessSettings):
@@ -36,13 +36,6 @@ def test_defaults_stand_without_any_variable(monkeypatch: pytest.MonkeyPatch) ->
     settings = load_settings(DemoSettings)
     assert (settings.port, settings.resolved_metrics_port) == (50999, 51999)
     assert str(settings.bundle) == ".freshet/bundle"
-
-
-def test_variables_override(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FRESHET_DEMO_PORT", "51000")
-    monkeypatch.setenv("FRESHET_KAFKA_BOOTSTRAP", "a:1,b:2")
-    settings = load_settings(DemoSettings)
-    assert (settings.port, settings.kafka_bootstrap) == (51000, "a:1,b:2")
 
 
 @pytest.mark.parametrize(
@@ -116,12 +109,6 @@ def test_logs_are_json_lines_for_us_and_for_libraries() -> None:
     ours, theirs = (json.loads(line) for line in out.getvalue().splitlines())
     assert (ours["event"], ours["count"], ours["level"], ours["process"]) == ("hello", 3, "info", "demo")
     assert (theirs["event"], theirs["logger"], theirs["level"]) == ("broken pipe", "some.library", "warning")
-
-
-def test_tracing_is_nothing_at_all_when_off() -> None:
-    tracing = configure_tracing("demo", "")
-    assert tracing.server_interceptors == ()
-    assert tracing.client_interceptors == ()
 
 
 @pytest.mark.parametrize(

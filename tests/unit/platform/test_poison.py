@@ -62,11 +62,6 @@ def test_what_comes_from_an_error_of_the_environment_is_one() -> None:
     assert not depends_on_record(error)
 
 
-def test_a_record_that_fails_alone_twice_while_its_neighbours_pass_is_poison() -> None:
-    policy, rehearse = PoisonPolicy[int]("test"), fails_on({3})
-    assert [verdict(policy, 3, rehearse, behind=[4, 5]) for _ in range(2)] == [False, True]
-
-
 def test_without_neighbours_nothing_is_poison_until_some_come() -> None:
     policy, rehearse = PoisonPolicy[int]("test"), fails_on({3})
     assert not any(verdict(policy, 3, rehearse) for _ in range(20))

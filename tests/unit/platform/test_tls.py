@@ -62,12 +62,6 @@ async def asked(channel: grpc.aio.Channel) -> str:
     return health_pb2.HealthCheckResponse.ServingStatus.Name(said.status)
 
 
-async def test_a_process_answers_a_certificate_of_its_ca(folder: Path) -> None:
-    async with serving(certificates.of(folder, "encoder")) as address:
-        assert await answer(address, certificates.of(folder, "gateway")) == "SERVING"
-        assert await answer(address, certificates.of(folder, "operator")) == "SERVING"
-
-
 async def test_a_process_refuses_plaintext_and_a_client_without_a_certificate(folder: Path) -> None:
     async with serving(certificates.of(folder, "encoder")) as address:
         assert await answer(address, None) == "UNAVAILABLE"
@@ -111,11 +105,6 @@ async def test_the_gateway_answers_clients_without_a_certificate_and_no_plaintex
         async with grpc.aio.secure_channel(address, alone) as channel:
             assert await asked(channel) == "SERVING"
         assert await answer(address, None) == "UNAVAILABLE"
-
-
-async def test_processes_without_certificates_speak_plaintext_as_before() -> None:
-    async with serving(None) as address:
-        assert await answer(address, None) == "SERVING"
 
 
 async def test_renewed_and_earlier_certificates_are_believed_together(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from fakes.refresher import MemoryLog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refresher_scene import (
-    MODEL,
     START_MS,
     Interaction,
     contributors_of,
@@ -85,26 +84,6 @@ def test_order_of_the_records_does_not_matter_to_sums_and_memory(seed: int, orde
     one, other = fold_all(RULES, log_of(records)), fold_all(RULES, log_of(shuffled))
     assert one.sums.digest() == other.sums.digest()
     assert one.remembered.memory.digest() == other.remembered.memory.digest()
-
-
-def test_a_place_counts_once_however_often_it_comes() -> None:
-    rng = np.random.default_rng(1)
-    one = interaction(rng, place=(0, 5), item="item-1", user="u")
-    state = fold_all(RULES, log_of([one, one, one]))
-    assert state.counts["folded"] == 1
-    assert state.counts["duplicates"] == 2
-    assert state.sums.num_interactions == 1
-
-
-def test_a_user_who_returns_after_being_forgotten_counts_again() -> None:
-    rng = np.random.default_rng(3)
-    before = interaction(rng, place=(0, 5), item="item-1", user="u")
-    late = interaction(rng, place=(0, 4), item="item-2", user="u")
-    after = interaction(rng, place=(0, 6), item="item-3", user="u")
-    state = fold_all(RULES, log_of([before, Forgetting(0, "u", {0: 5}), late, after]))
-    assert list(state.sums) == ["item-3"]
-    assert state.counts["void"] == 1
-    assert state.ledger.forgotten_up_to("u") == {0: 5}
 
 
 def test_other_models_are_counted_by_version_and_never_mixed() -> None:
@@ -240,11 +219,3 @@ P_LAST = 2
 def _packed(one: Interaction, values: np.ndarray):
     query = one.query
     return replace(query, components=values.tobytes())
-
-
-def test_versions_of_the_model_are_part_of_the_digest() -> None:
-    rng = np.random.default_rng(13)
-    one = interaction(rng, place=(0, 1), item="item-1", user="u")
-    state = fold_all(RULES, log_of([one]))
-    assert MODEL in state.rules.text
-    assert state.digest() != fold_all(make_rules(max_remembered=17), log_of([one])).digest()

@@ -33,7 +33,6 @@ from services.platform.errors import DependencyUnavailable
 from services.platform.stream.follower import TurnClock
 from services.platform.stream.kafka import partition_for
 from services.platform.stream.records import DeadLetter, SourceRecord
-from services.refresher.consumer import RefresherLimits
 from services.refresher.domain.records import Entry, Forgetting
 from services.refresher.handlers.content import ContentStates
 
@@ -252,21 +251,6 @@ def test_a_snapshot_publishes_everything_again_and_changes_nothing() -> None:
         assert np.array_equal(change.components, before[0][item_id].components)
 
 
-def test_two_models_are_folded_side_by_side_from_one_topic() -> None:
-    world = world_of(71, count=200)
-    items = dataclasses.replace(RULES.items, model_version="model-b")
-    beside = World(dataclasses.replace(RULES, items=items), log=world.log, outbox=world.outbox)
-    live, new = world.refresher(), beside.refresher()
-    live.settle()
-    new.settle()
-    (one,), (other,) = live.held.partitions.values(), new.held.partitions.values()
-    mine = sum(other.counts[outcome] for outcome in ("folded", "void", "duplicates", "unknown_item"))
-    assert one.other_models == {"model-b": mine}
-    assert one.digest() == fold_all(world.rules, world.log).digest()
-    assert other.digest() == fold_all(beside.rules, world.log).digest()
-    assert {delta.key.split(b"/")[0] for delta in world.outbox.deltas} == {b"model-a", b"model-b"}
-
-
 def test_how_far_new_items_may_go_is_taken_from_known_items_at_the_same_records_whatever_the_polls() -> None:
     rng = np.random.default_rng(80)
     shares = []
@@ -456,16 +440,6 @@ def test_a_refresher_that_was_asleep_while_others_took_over_starts_from_what_the
     assert sleeper.digests() == {0: fold_all(RULES, world.log).digest()}
 
 
-def test_numbers_of_batches_grow_from_holder_to_holder() -> None:
-    world = world_of(11)
-    for name in ("a", "b"):
-        running = world.refresher(name, checkpoint_s=1e9)
-        running.settle()
-        world.now_ms += 10_000
-    batches = [delta.batch for delta in world.outbox.deltas]
-    assert batches == sorted(batches)
-
-
 def test_unreadable_records_are_set_aside_and_the_stream_goes_on() -> None:
     rng = np.random.default_rng(12)
     world = World(RULES)
@@ -571,24 +545,6 @@ def test_an_item_whose_parked_interactions_were_turned_away_is_folded_anew_when_
     assert evicted in readers_view(world.outbox.deltas)[0]
 
 
-def test_it_tells_what_a_user_contributed_and_up_to_where_the_user_was_forgotten() -> None:
-    rng = np.random.default_rng(16)
-    world = World(RULES)
-    for number in range(4):
-        world.log.append(0, interaction(rng, place=(0, number), item=f"item-{number % 2}", user="a"))
-    running = world.refresher()
-    running.settle()
-    found = running.describe.user("a")
-    assert (found.interactions, found.items, found.remembered, found.forgotten_up_to) == (4, 2, 4, {})
-    world.log.append(0, Forgetting(0, "a", {0: 2}))
-    running.settle()
-    found = running.describe.user("a")
-    assert (found.interactions, found.items, found.remembered, found.forgotten_up_to) == (1, 1, 1, {0: 2})
-    status = running.describe.status()
-    assert status.partitions[0].digest == fold_all(RULES, world.log).digest()
-    assert status.partitions[0].counts["forgotten"] == 1
-
-
 def test_a_user_is_not_called_forgotten_while_some_partition_has_not_folded_it() -> None:
     rng = np.random.default_rng(17)
     world = World(RULES, log=MemoryLog(num_partitions=2))
@@ -646,19 +602,3 @@ def test_lag_and_age_grow_while_folding_stalls_and_fall_when_it_goes_on() -> Non
     finally:
         outbox.away = False
         running.refresher.stop()
-
-
-def test_a_loop_at_rest_sleeps_and_one_with_slices_to_do_does_not() -> None:
-    running = World(RULES).refresher()
-    running.settle()
-    refresher, state = running.refresher, running.held.partitions[0]
-    refresher._limits = RefresherLimits()
-    waits_ms = [refresher._wait_ms()]
-    for owner, name, work in (
-        (state, "returning", [3]),
-        (state, "leaving", {"ann": {0: 3}}),
-    ):
-        setattr(owner, name, work)
-        waits_ms.append(refresher._wait_ms())
-        setattr(owner, name, type(work)())
-    assert waits_ms == [500, 100, 100]

@@ -146,10 +146,3 @@ def test_a_listing_is_read() -> None:
     item = CatalogueItem(item_id="a", title="A", categories=("x",), withdrawn=True)
     record = SourceRecord("items", 0, 0, 0, b"a", encode_item(item))
     assert decode_listing(record) == Listing("a", True, "A", ("x",))
-
-
-def test_the_reason_states_the_least_offset_that_the_field_allows() -> None:
-    forgets = decoded(lambda m: m.forgets.up_to.add(partition=0, offset=-2))
-    source = decoded(lambda m: setattr(m.source, "offset", -1))
-    assert forgets.reason.endswith("offset -1 to 281474976710655")
-    assert source.reason.endswith("offset 0 to 281474976710655")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from services.offline.datasets import Interactions, from_columns, global_time_split, leave_one_out_split
+from services.offline.datasets import Interactions, from_columns, global_time_split
 
 
 def build(rows: list[tuple[str, str, int]]) -> Interactions:
@@ -54,15 +54,6 @@ def test_keep_frequent_shrinks_the_vocabularies() -> None:
 def test_the_fingerprint_tells_different_events_apart() -> None:
     assert build(ROWS).fingerprint() == build(ROWS).fingerprint()
     assert build(ROWS).fingerprint() != build([*ROWS[:-1], ("c", "y", 8)]).fingerprint()
-
-
-def test_leave_one_out_holds_out_the_last_two_and_spares_short_users() -> None:
-    split = leave_one_out_split(build(ROWS))
-    ids = split.interactions.item_ids
-    assert sorted(ids[item] for item in split.interactions.items[split.test_rows]) == ["w", "z"]
-    assert sorted(ids[item] for item in split.interactions.items[split.valid_rows]) == ["y", "y"]
-    assert len(split.train) == 3
-    assert not set(split.train_rows) & set(split.test_rows)
 
 
 def test_a_time_split_puts_no_second_on_both_sides() -> None:

@@ -121,37 +121,9 @@ def test_doubtful_times_are_refused_with_their_row(tmp_path: Path, times: tuple[
         read(write(tmp_path / "t.csv", "user,item,timestamp\n" + rows))
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (",x,1700000000,1", r"user id is missing: 1 of 2, 50.0% \(rows 3\)"),
-        (f"{'é' * 65},x,1700000000,1", r"user id out of range \(has 130 bytes\): .*\(rows 3\): ids are 1 to 128 bytes"),
-        ("a\x01b,x,1700000000,1", r"user id out of range \(holds a control character\): .*\(rows 3\)"),
-        ("a,x,1700000000,nan", r"value is NaN, infinite or beyond single precision: .*\(rows 3\)"),
-        ("a,x,1700000000,-inf", r"value is NaN, infinite or beyond single precision: .*\(rows 3\)"),
-        ("a,x,1700000000,1e39", r"value is NaN, infinite or beyond single precision: .*\(rows 3\)"),
-        ("a,x,1700000000,good", r"value is no number \('good'\): 1 of 2, 50.0% \(rows 3\)"),
-    ],
-)
-def test_bad_cells_are_refused_with_their_row(tmp_path: Path, row: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read(write(tmp_path / "t.csv", f"user,item,timestamp,value\na,x,1700000000,1\n{row}\n"))
-
-
-def test_a_missing_column_lists_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no timestamp column .* it has: user, item, price"):
-        read(write(tmp_path / "t.csv", "user,item,price\na,x,1\n"))
-
-
 def test_a_named_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no column 'who' for user; it has: user"):
         read(write(tmp_path / "t.csv", "user,item,timestamp\na,x,1\n"), {"user": "who"})
-
-
-@pytest.mark.parametrize("text", ["", "user,item,timestamp\n"])
-def test_an_empty_file_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ValueError, match=r"(cannot be read|no events)"):
-        read(write(tmp_path / "t.csv", text))
 
 
 def test_a_ragged_csv_is_refused(tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ import pytest
 from services.offline.datasets import (
     DatasetUnavailableError,
     from_columns,
-    global_time_split,
-    leave_one_out_split,
     load_dataset,
     read_data,
     read_sequences,
@@ -79,18 +77,6 @@ def test_any_path_to_such_a_table_is_read(tmp_path: Path) -> None:
 def test_a_parquet_table_of_events_is_no_sequence_table(tmp_path: Path) -> None:
     path = write(tmp_path, {"user": ["a"], "item": ["x"], "timestamp": [1_700_000_000]}, name="clicks.parquet")
     assert load_dataset(path).has_times
-
-
-def test_a_split_by_time_is_refused_by_name(tmp_path: Path) -> None:
-    data = read_sequences(write(tmp_path / "shop"))
-    with pytest.raises(ValueError, match=r"^shop has no timestamps; allowed: leave-one-out$"):
-        global_time_split(data)
-
-
-def test_leave_one_out_takes_the_last_of_the_sequence(tmp_path: Path) -> None:
-    split = leave_one_out_split(read_sequences(write(tmp_path)))
-    assert [split.interactions.item_ids[item] for item in split.interactions.items[split.test_rows]] == ["30", "1"]
-    assert [split.interactions.item_ids[item] for item in split.interactions.items[split.valid_rows]] == ["1", "30"]
 
 
 def test_categories_are_the_names_of_the_attributes(tmp_path: Path) -> None:

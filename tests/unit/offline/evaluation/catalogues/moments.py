@@ -12,13 +12,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from services.offline.evaluation.catalogues.scene import Scene
-from services.offline.training.codebooks.k_means import nearest, product_k_means
 
 _RESULTS = 100
-_CLUSTERS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,17 +107,3 @@ def measure(scene: Scene) -> Moments:
 def _mean_of(values: Sequence[Any]) -> Any:
     means = np.mean(values, axis=0)
     return tuple(means.tolist()) if means.ndim else float(means)
-
-
-def clustering(components: npt.NDArray[np.float32]) -> float:
-    """Share of the items' variance that 64 k-means centres explain; components (X, P_x, d)."""
-    flat = torch.from_numpy(components.reshape(len(components), -1).astype(np.float32))
-    flat -= flat.mean(dim=0)
-    centres = product_k_means(flat, 1, _CLUSTERS, torch.Generator().manual_seed(0))
-    own = centres[0][nearest(flat[None], centres)[0]]
-    return 1 - float((flat - own).square().sum() / flat.square().sum())
-
-
-_QUERIES = 40
-_ROUNDS = 10
-_AXES_SHARE = 0.9  # gate axes hold this share of the gates' variance
