@@ -12,7 +12,7 @@ from services.algorithms.pefa.policy import DEFAULT_SHARE, NEW_ITEM_SHARE, Share
 from services.algorithms.pefa.refresh import refreshed
 from services.algorithms.pefa.sums import ItemSums
 from services.algorithms.scoring.states import ItemStates
-from services.offline.evaluation.pefa.paper import Pairs, xs_passages
+from services.offline.evaluation.pefa.paper import relevance, xs_passages
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1))
@@ -29,8 +29,8 @@ def test_with_one_component_the_streamed_form_is_the_papers(seed: int, share: fl
     shares = SharePolicy(kind="fixed", least=share).model_share(read.evidence, read.coherence)
     streamed = refreshed(base, read.sums, shares)
     rows = [int(item_id.removeprefix("item-")) for item_id in scene.item_ids]
-    pairs = Pairs.of(range(40), rows, num_queries=40, num_passages=12)
-    paper = xs_passages(base.components[:, 0], scene.queries.components[:, 0], pairs, share)
+    relevant = relevance(np.column_stack([range(40), rows]), num_queries=40, num_passages=12)
+    paper = xs_passages(base.components[:, 0], scene.queries.components[:, 0], relevant, share)
     assert np.abs(streamed.components[:, 0] - paper).max() < 1e-6
     assert streamed.gate is None
 

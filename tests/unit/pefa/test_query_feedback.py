@@ -14,7 +14,7 @@ from services.algorithms.pefa.policy import PAPER, SharePolicy
 from services.algorithms.pefa.query_feedback import Click, QueryFeedback
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
-from services.offline.evaluation.pefa.paper import Pairs, xl_votes, xs_passages
+from services.offline.evaluation.pefa.paper import relevance, xl_votes, xs_passages
 
 WIDTH = 16
 NUM_ITEMS = 6
@@ -180,10 +180,10 @@ def test_for_one_component_states_are_equation_8_and_votes_equation_6_of_the_pap
     rows, items = [0, 1, 2, 3, 4, 0], [0, 0, 1, 2, 2, 3]
     feedback.add([click(place, queries[row], item) for place, (row, item) in enumerate(zip(rows, items, strict=True))])
     vectors = np.stack([encode(query, 1)[0] for query in queries])  # type: ignore[index]
-    pairs = Pairs.of(rows, items, num_queries=5, num_passages=NUM_ITEMS)
+    relevant = relevance(np.column_stack([rows, items]), num_queries=5, num_passages=NUM_ITEMS)
     share = SharePolicy(kind="fixed", least=0.3)
     found = feedback.states_of([f"item-{row}" for row in range(NUM_ITEMS)], share=share, new_share=share)
-    expected = xs_passages(model.states.components[:, 0], vectors, pairs, 0.3)
+    expected = xs_passages(model.states.components[:, 0], vectors, relevant, 0.3)
     np.testing.assert_allclose(found.components[:, 0], expected, atol=1e-3)
 
     asked = encode("space toys", 1)
@@ -192,9 +192,9 @@ def test_for_one_component_states_are_equation_8_and_votes_equation_6_of_the_pap
     index.apply(upserts=feedback.take_changes().memory.entered)
     (votes,) = index.votes(QueryStates(components=asked[None]), 10)
     products = vectors.astype(np.float64) @ asked[0].astype(np.float64)
-    ((passages, given_votes),) = xl_votes(np.arange(5)[None], products[None], pairs, k=10)
+    given = xl_votes(np.arange(5)[None], products[None], relevant, k=10)
     assert votes == pytest.approx(
-        {f"item-{row}": float(vote) for row, vote in zip(passages, given_votes, strict=True)}, abs=1e-3
+        {f"item-{row}": float(vote) for row, vote in zip(given.indices, given.data, strict=True)}, abs=1e-3
     )
 
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
 
 from services.algorithms.scoring.states import FloatArray
 from services.offline.datasets.locate import Locator
 from services.offline.datasets.texts import Question, TextCollection, load_texts
 from services.offline.evaluation.common.embeddings import EmbeddingSource, sentence_vectors
 from services.offline.evaluation.common.recall import Pairs
+from services.offline.evaluation.pefa.paper import relevance
 
 NAMES = ("scifact", "medquad")
 DOCUMENT_CHARACTERS = 600
@@ -31,6 +33,10 @@ class Judged:
 
     def __len__(self) -> int:
         return len(self.queries)
+
+    def relevant(self, num_documents: int) -> sparse.csr_matrix:
+        """Return the relevance matrix Y (m, n)."""
+        return relevance(self.pairs, num_queries=len(self), num_passages=num_documents)
 
     def only(self, rows: npt.NDArray[np.bool_]) -> "Judged":
         """Return the queries in `rows` (m,), renumbered."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
 
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.ops.mol_scores import MolScorer
@@ -20,7 +21,7 @@ from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates
 from services.offline.evaluation.pefa.data import Judged
-from services.offline.evaluation.pefa.paper import Pairs, xl_votes
+from services.offline.evaluation.pefa.paper import xl_votes
 
 K = 100
 BUILD_THREADS = 2
@@ -141,18 +142,18 @@ class GraphVectors(VectorIndex):
 class GraphMemory:
     """The paper's second graph: the k nearest training queries by hnswlib, and Y."""
 
-    def __init__(self, train: Judged, pairs: Pairs, *, k: int, seed: int) -> None:
+    def __init__(self, train: Judged, relevant: sparse.csr_matrix, *, k: int, seed: int) -> None:
         self._graph = GraphVectors(train.queries, seed=seed, results=k)
-        self._pairs, self._k = pairs, k
+        self._relevant, self._k = relevant, k
 
     @property
     def nbytes(self) -> int:
-        return self._graph.nbytes + self._pairs.starts.nbytes + self._pairs.passages.nbytes
+        return int(self._graph.nbytes + self._relevant.indptr.nbytes + self._relevant.indices.nbytes)
 
     def votes(self, queries: FloatArray) -> Votes:
         rows, products = self._graph.nearest(queries)
-        found = xl_votes(rows, products.astype(np.float64), self._pairs, k=self._k)
-        return [dict(zip(passages.tolist(), votes.tolist(), strict=True)) for passages, votes in found]
+        found = xl_votes(rows, products.astype(np.float64), self._relevant, k=self._k)
+        return [dict(zip(one.indices.tolist(), one.data.tolist(), strict=True)) for one in found]
 
 
 class Voted:

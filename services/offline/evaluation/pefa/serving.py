@@ -27,7 +27,7 @@ from services.offline.evaluation.pefa.indexes import (
     VectorIndex,
     Voted,
 )
-from services.offline.evaluation.pefa.sweep import ENCODER, Setting, relevance, xs_vectors
+from services.offline.evaluation.pefa.sweep import ENCODER, Setting, xs_vectors
 
 _OURS = ("brute_force", "quantized(1)", "quantized(300,{cells})")
 _VISITED = 0.6  # cells that the approximate index visits: of the sets' hundred, a quarter lost 6 points
@@ -48,7 +48,7 @@ def builds(
         for name in (one.format(cells=visited) for one in _OURS)
     }
     if importlib.util.find_spec("hnswlib"):
-        graph = partial(GraphMemory, train, relevance(train, len(documents)), k=xl.k, seed=seed)
+        graph = partial(GraphMemory, train, train.relevant(len(documents)), k=xl.k, seed=seed)
         indexes["hnswlib"] = (partial(GraphVectors, seed=seed), graph)
     found: dict[tuple[str, str], Callable[[], Retriever]] = {}
     for name, (index, memory) in indexes.items():

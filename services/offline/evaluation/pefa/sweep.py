@@ -17,7 +17,7 @@ import numpy.typing as npt
 from services.algorithms.scoring.states import FloatArray
 from services.offline.evaluation.common.recall import pair_ranks, recalls
 from services.offline.evaluation.pefa.data import Judged, TextSet, folds
-from services.offline.evaluation.pefa.paper import Pairs, nearest_queries, xl_scores, xl_votes, xs_passages
+from services.offline.evaluation.pefa.paper import nearest_queries, xl_scores, xl_votes, xs_passages
 
 Method = Literal["encoder", "xs", "xl"]
 
@@ -62,14 +62,9 @@ def grid(shares: Sequence[float] = SHARES, neighbours: Sequence[int] = NEIGHBOUR
     ]
 
 
-def relevance(train: Judged, num_documents: int) -> Pairs:
-    """Return the training queries' Y."""
-    return Pairs.of(train.pairs[:, 0], train.pairs[:, 1], num_queries=len(train), num_passages=num_documents)
-
-
 def xs_vectors(documents: FloatArray, train: Judged, setting: Setting) -> FloatArray:
     """Return the document vectors (n, d) that XS serves."""
-    vectors = xs_passages(documents, train.queries, relevance(train, len(documents)), setting.share)
+    vectors = xs_passages(documents, train.queries, train.relevant(len(documents)), setting.share)
     if setting.printed:
         untouched = ~np.isin(np.arange(len(documents)), train.pairs[:, 1])
         vectors[untouched] *= np.float32(setting.share)
@@ -81,12 +76,12 @@ def measured(
 ) -> dict[Setting, Recalls]:
     """Return each query's recalls under each setting, by exact search."""
     settings = list(settings)
-    pairs = relevance(train, len(documents))
+    relevant = train.relevant(len(documents))
     own = asked.queries @ documents.T
     found = {}
     furthest = max((setting.k for setting in settings), default=0)
     rows, products = nearest_queries(asked.queries, train.queries, max(1, furthest))
-    votes = {k: xl_votes(rows[:, :k], products[:, :k], pairs, k=k) for k in {one.k for one in settings if one.k}}
+    votes = {k: xl_votes(rows[:, :k], products[:, :k], relevant, k=k) for k in {one.k for one in settings if one.k}}
     for setting in settings:
         if setting.method == "encoder":
             scores: npt.NDArray[Any] = own
