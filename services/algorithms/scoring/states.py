@@ -63,6 +63,14 @@ class _States:
         """Some states, in this order."""
         return type(self)(components=self.components[rows], gate=None if self.gate is None else self.gate[rows])
 
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The states of at least one part, one part after the other."""
+        gates = [one.gate for one in parts if one.gate is not None]
+        return cls(
+            components=np.concatenate([one.components for one in parts]), gate=np.concatenate(gates) if gates else None
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryStates(_States):

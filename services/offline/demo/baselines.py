@@ -52,7 +52,7 @@ class AtTheSplit:
         if known:
             assert self._scorer is not None
             states = [self._frozen[int(batch.users[batch.chosen[row]])] for row in known]
-            own[known] = np.asarray(self._scorer.scores(_joined(states)))[:, self._rows]
+            own[known] = np.asarray(self._scorer.scores(QueryStates.joined(states)))[:, self._rows]
         return {"popularity": popular, "frozen_state": own}
 
 
@@ -98,12 +98,4 @@ def replayed(train: Interactions, events: Sequence[ReplayEvent]) -> StreamSettin
         split=len(train),
         withheld=np.zeros(train.num_items, dtype=np.bool_),
         known=train.item_counts() > 0,
-    )
-
-
-def _joined(states: Sequence[QueryStates]) -> QueryStates:
-    gates = [state.gate for state in states if state.gate is not None]
-    return QueryStates(
-        components=np.concatenate([state.components for state in states]),
-        gate=np.concatenate(gates) if gates else None,
     )

@@ -26,16 +26,20 @@ class ModelScorer:
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
         device = self._model.item_embedding.weight.device
         indices = None if self._user_index is None else torch.from_numpy(self._user_index[users]).to(device)
-        states = _states_before(self._model, histories, events, users, indices)
+        states = states_before(self._model, histories, events, users, indices)
         if self._absence is not None:
             states = self._absence.apply(states, buckets_of(histories.gaps(events), self._absence.shape))
         return self._scorer.scores(states)
 
 
 @torch.no_grad()
-def _states_before(
+def states_before(
     model: SequentialModel, histories: Histories, events: IntArray, users: IntArray, user_index: torch.Tensor | None
 ) -> QueryStates:
+    """Return the states (B,) before the positions `events` of users' histories, as `windows_before` cuts them.
+
+    `user_index` (B,): the users' dense indexes in the model, or -1.
+    """
     windows = windows_before(histories, events, users, model.encoder_shape.max_history)
     device = model.item_embedding.weight.device
     components, gate = model.states_at(

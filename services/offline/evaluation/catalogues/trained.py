@@ -16,8 +16,9 @@ from services.algorithms.scoring.states import QueryStates
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.evaluation.catalogues.scene import IntArray, Scene
 from services.offline.training.bundling import load_model
+from services.offline.training.evaluation import states_before
 from services.offline.training.models.sequential import SequentialModel
-from services.offline.training.sequences import Histories, windows_before
+from services.offline.training.sequences import Histories
 
 _QUERIES_PER_BATCH = 128
 
@@ -44,7 +45,6 @@ def trained_scene(path: Path, *, num_queries: int, seed: int) -> Scene:
     )
 
 
-@torch.no_grad()
 def query_states(
     model: SequentialModel, bundle: Bundle, interactions: Interactions, *, num_queries: int, seed: int
 ) -> tuple[QueryStates, IntArray]:
@@ -59,22 +59,12 @@ def query_states(
         raise ValueError(f"no user of {interactions.name} has two events; a query needs one and a label")
     chosen = np.sort(np.random.default_rng(seed).permutation(able)[:num_queries])
     last = histories.offsets[chosen + 1] - 1
-    components, gates = [], []
+    parts = []
     for start in range(0, len(chosen), _QUERIES_PER_BATCH):
         part = slice(start, start + _QUERIES_PER_BATCH)
-        windows = windows_before(histories, last[part], chosen[part], bundle.max_history)
         index = None
         if model.encoder_shape.uses_user_index:
             known = [bundle.user_index.get(interactions.user_ids[user], -1) for user in chosen[part]]
             index = torch.tensor(known, dtype=torch.int64)
-        made, gate = model.states_at(
-            torch.from_numpy(windows.items),
-            torch.from_numpy(windows.times),
-            index,
-            torch.from_numpy(windows.lengths - 1)[:, None],
-        )
-        components.append(made[:, 0].numpy())
-        if gate is not None:
-            gates.append(gate[:, 0].numpy())
-    states = QueryStates(components=np.concatenate(components), gate=np.concatenate(gates) if gates else None)
-    return states, histories.items[last].astype(np.int64)
+        parts.append(states_before(model, histories, last[part], chosen[part], index))
+    return QueryStates.joined(parts), histories.items[last].astype(np.int64)

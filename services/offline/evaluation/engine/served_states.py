@@ -68,15 +68,8 @@ class ServedStates:
             )
             for one in packed
         ]
-        if not made:
-            return QueryStates(components=np.empty((0, *self._shape), dtype=np.float32), gate=None), np.array(
-                [], np.int64
-            )
-        gates = [one.gate for one in made if one.gate is not None]
-        states = QueryStates(
-            components=np.concatenate([one.components for one in made]), gate=np.concatenate(gates) if gates else None
-        )
-        return states, np.array(rows, dtype=np.int64)
+        empty = QueryStates(components=np.empty((0, *self._shape), dtype=np.float32))
+        return QueryStates.joined(made) if made else empty, np.array(rows, dtype=np.int64)
 
 
 def stored_events(data: Interactions, rows: npt.NDArray[np.int64]) -> list[StoredEvent]:

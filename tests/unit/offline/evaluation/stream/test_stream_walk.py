@@ -16,7 +16,7 @@ from services.offline.evaluation.stream.baselines import (
     StreamingItemNeighbours,
     StreamingPopularity,
 )
-from services.offline.evaluation.stream.models import StreamModel, TrainedModels, states_before, stream_model
+from services.offline.evaluation.stream.models import StreamModel, TrainedModels, states_of_stream, stream_model
 from services.offline.evaluation.stream.pefa import Feedback, RefreshedItems, Refreshing, VoteSettings, WithVotes
 from services.offline.evaluation.stream.walk import (
     Ranker,
@@ -87,7 +87,7 @@ def test_a_state_is_what_encoding_that_history_alone_gives(
     part = training_part(setting.interactions, setting.split)
     model = untrained(part.interactions, seed=0, absence=absence)
     learnt, moved = model.absence_rows(), 0
-    before = states_before(model, part, setting.interactions, first=setting.split)
+    before = states_of_stream(model, part, setting.interactions, first=setting.split)
     events = setting.interactions
     slid = 0
     for place in range(setting.num_streamed):
