@@ -14,17 +14,20 @@ def panels(
 ) -> Iterator[Any]:
     """Yield axes (lines, columns), each `size` inches, to draw on; write them to `path` afterwards.
 
-    Panels with labelled artists get a legend.
+    Panels with labelled artists get a legend. The file's description repeats the labels, so that a reader can check
+    their numbers.
     """
     figure = Figure(figsize=(columns * size[0], lines * size[1]), layout="constrained")
     drawn = figure.subplots(lines, columns, squeeze=False)
     yield drawn
+    labels: list[str] = []
     for panel in drawn.flat:
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
         if panel.get_legend_handles_labels()[0]:
             panel.legend(frameon=False, fontsize=7)
-    figure.savefig(path, dpi=dpi)
+            labels += panel.get_legend_handles_labels()[1]
+    figure.savefig(path, dpi=dpi, metadata={"Description": "; ".join(labels)})
 
 
 def titled(panel: Any, title: str, **settings: Any) -> Any:

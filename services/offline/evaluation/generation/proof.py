@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import linear_sum_assignment
 
 from services.algorithms.generation.generator import Generator, GeneratorSettings
 
@@ -155,19 +156,6 @@ def _change(
 
 
 def assignment_score(scores: npt.NDArray[np.float32], padding: npt.NDArray[np.float32]) -> float:
-    """Return the score of the best assignment of n tokens to s positions.
-
-    Shapes: scores (n, s), padding (s,). Cost: s 2^s.
-    """
+    """Return the score of the best assignment of n tokens to s positions. Shapes: scores (n, s), padding (s,)."""
     gains = scores.astype(np.float64) - padding
-    positions = len(padding)
-    best = np.full(1 << positions, -np.inf)
-    best[0] = 0.0
-    for row in gains:
-        grown = np.full_like(best, -np.inf)
-        for position in range(positions):
-            free = np.flatnonzero((np.arange(1 << positions) >> position) & 1 == 0)
-            taken = free | 1 << position
-            grown[taken] = np.maximum(grown[taken], best[free] + row[position])
-        best = grown
-    return float(best.max() + padding.sum(dtype=np.float64))
+    return float(gains[linear_sum_assignment(gains, maximize=True)].sum() + padding.sum(dtype=np.float64))
