@@ -1,6 +1,4 @@
-"""Baselines for the streamed recommendations, ranked by the evaluation's walk over the replayed events.
-
-All exclude the user's seen items, and are computed after the stream, not to slow it.
+"""Baselines for the streamed recommendations, ranked after the stream by the evaluation's walk.
 
 Letters: X items, C predicted events of a batch, M of all.
 """
@@ -29,8 +27,10 @@ MOST_ITEMS = 10_000
 
 
 class AtTheSplit:
-    """A Ranker that learns nothing: "popularity" by training counts, and "frozen_state", the model with the users'
-    states (B = 1) at the split. A user without a state gets popular items, as from the system.
+    """A Ranker that learns nothing: "popularity" by training counts, and "frozen_state", the model with the states of
+    then.
+
+    A user without a state at the split gets popular items, as from the system.
     """
 
     def __init__(self, bundle: Bundle, frozen: Mapping[str, QueryStates], train: Interactions) -> None:
@@ -67,10 +67,11 @@ def streaming_baselines(setting: StreamSetting) -> list[Ranker]:
 def baseline_ranks(
     bundle: Bundle, frozen: Mapping[str, QueryStates], train: Interactions, events: Sequence[ReplayEvent]
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Return by baseline the 0-based ranks (M,) of the predicted events' items; X if it cannot rank the item.
+    """Return the 0-based ranks (M,) of the predicted events' items by baseline; X if it cannot rank the item.
 
-    `train`: all events before the split, with the whole data's vocabularies; `events`: in sending order; `frozen`:
-    states at the split. Cost: about 2 s for 24,000 events on 3,706 items.
+    train: all events before the split, with the whole data's vocabularies; events: in sending order; frozen: states at
+    the
+    split. Cost: about 2 s for 24,000 events on 3,706 items.
     """
     setting = replayed(train, events)
     predicted = np.array([event.predicted for event in events], dtype=np.bool_)
@@ -78,8 +79,9 @@ def baseline_ranks(
 
 
 def replayed(train: Interactions, events: Sequence[ReplayEvent]) -> StreamSetting:
-    """Return the past followed by the replay's events in sending order. Timestamps are positions, because the replay is
-    not sorted by time.
+    """Return the past followed by the replay's events in sending order.
+
+    Timestamps are positions, because the replay is not sorted by time.
     """
     users = {user_id: code for code, user_id in enumerate(train.user_ids)}
     items = {item_id: code for code, item_id in enumerate(train.item_ids)}

@@ -1,8 +1,4 @@
-"""The demo's steps in order: data, training, export, stack, past, stream, search, dislike, new item, forget,
-evaluation.
-
-This module runs and times them, and stops what it started.
-"""
+"""The demo: run and time its steps, and stop what they started."""
 
 import json
 import time
@@ -60,8 +56,7 @@ class Streamed:
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     """Run every step and return the summary, also written to `<state dir>/demo/summary.json`.
 
-    The stack is stopped before the evaluation, also after an error or Ctrl-C, unless `keep` is set and all steps
-    succeeded.
+    The stack is stopped before the evaluation, and after an error or Ctrl-C; `keep` leaves it running after success.
     """
     stack = steps.make_stack(options, display)
     steps.require_free(stack, options)

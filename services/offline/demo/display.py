@@ -70,7 +70,7 @@ class Display:
         self._began: dict[str, float] = {}
 
     def expect(self, seconds: Mapping[str, float]) -> None:
-        """Replace the expected seconds of steps, on two cores."""
+        """Replace the expected seconds of steps."""
         self._expected |= seconds
 
     def step(self, name: str, says: str) -> None:
@@ -81,7 +81,7 @@ class Display:
         self.console.print(f"({self._left(name)})", style="dim", soft_wrap=True)
 
     def _left(self, name: str) -> str:
-        """Expected seconds, multiplied by the earlier steps' ratio of measured to expected, in words.
+        """Return the remaining minutes: expected seconds times the earlier steps' ratio of measured to expected.
 
         The stream's rate is the same on every machine.
         """
@@ -99,7 +99,7 @@ class Display:
         self.console.print(f"    {says}", style="dim", soft_wrap=True)
 
     def progress(self) -> "Progress":
-        """Return a progress bar that redraws twice a second: the measured processes share the cores."""
+        """Return a progress bar that redraws only twice a second: the measured processes share the cores."""
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         return Progress(
@@ -115,7 +115,7 @@ class Display:
 
 
 def figures(summary: Mapping[str, Any]) -> "RenderableType":
-    """Return the summary for people: hit rates, times, the outcome of every event, components."""
+    """Return the summary as tables."""
     from rich.console import Group
 
     sections = [
@@ -132,7 +132,6 @@ def figures(summary: Mapping[str, Any]) -> "RenderableType":
 
 
 def _quality(summary: Mapping[str, Any]) -> "RenderableType":
-    """Hit rates over all predictions, within a sitting and on a later day."""
     from rich.console import Group
     from rich.text import Text
 
@@ -167,7 +166,7 @@ def _quality(summary: Mapping[str, Any]) -> "RenderableType":
 
 
 def _overload(summary: Mapping[str, Any]) -> "Iterator[RenderableType]":
-    """An overloaded machine lowers the model's hit rates, not the baselines'."""
+    """Explain an overload, which lowers the model's hit rates and not the baselines'."""
     from rich.text import Text
 
     answers, rate = summary["answers"], summary["rates_per_s"]["events"]

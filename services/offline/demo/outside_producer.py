@@ -1,7 +1,6 @@
-"""An outside producer: writes interactions directly to the topic, and records acknowledged positions.
+"""Writes interactions directly to the topic, like a user's own service with kafka-python.
 
-It works like a user's own service with kafka-python: Protobuf values keyed by the user id, idempotent, acks=all.
-`on_acknowledged` runs in the client's sender thread.
+Values are Protobuf, keyed by the user id; the producer is idempotent, with acks=all.
 """
 
 import threading
@@ -18,7 +17,10 @@ OnAcknowledged = Callable[[str, int, int, float], None]
 
 
 class OutsideProducer:
-    """`last_offsets`: the newest acknowledged offset per partition, including repeated and broken records."""
+    """Records acknowledged positions; `on_acknowledged` runs in the client's sender thread.
+
+    last_offsets: the newest acknowledged offset per partition, repeated and broken records included.
+    """
 
     def __init__(self, *, bootstrap: Brokers, topic: str, on_acknowledged: OnAcknowledged) -> None:
         self._topic = topic

@@ -1,9 +1,9 @@
 """The replay process's input and output, two JSON files.
 
-In its own process neither training's memory nor the progress bar disturbs the replay's clock. Times are seconds since
-the replay's clock started, durations milliseconds.
+A process of its own keeps the replay's clock free of training's memory and the progress bar. Times are seconds since
+the replay's start, durations milliseconds.
 
-Letters: S scheduled events, M predictions, E extra records (duplicates and malformed ones).
+Letters: S scheduled events, M predictions.
 """
 
 import json
@@ -22,9 +22,9 @@ HELD_OUT_SHARE = 0.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayEvent:
-    """One held-out event, and whether it is predicted before it is sent.
+    """One held-out event; predicted: before it is sent.
 
-    `previous`: position of the same user's previous event, or -1; `known`: to the model.
+    previous: position of the same user's previous event, or -1. known: the model knows the item.
     """
 
     event_id: str
@@ -77,10 +77,9 @@ class ReplayPlan:
 
 @dataclass(kw_only=True, slots=True)
 class Prediction:
-    """One answer to one Recommend.
+    """One answer to Recommend.
 
-    latency_ms counts from the scheduled moment, so it includes a late start. `error` is a failed call's gRPC status (a
-    miss; its latency counts).
+    latency_ms counts from the scheduled moment. error: a failed call's gRPC status; the call is a miss.
     """
 
     position: int
@@ -96,8 +95,11 @@ class Prediction:
 
 @dataclass(kw_only=True, slots=True)
 class ReplayResult:
-    """acknowledged: event id -> [partition, offset]; last_offsets: partition -> the newest acknowledged offset,
-    including repeated and broken records.
+    """What the replay observed.
+
+    acknowledged: event id -> [partition, offset]. last_offsets: partition -> the newest acknowledged offset, repeated
+    and
+    broken records included.
     """
 
     predictions: list[Prediction] = field(default_factory=list)
@@ -132,8 +134,9 @@ HITS_AT = 10
 
 
 def answered_ranks(answers: Sequence[Sequence[str]], items: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Return the 0-based rank of each event's item in its answer, a large number if it is absent. Raises ValueError if
-    lengths differ.
+    """Return the 0-based rank of each event's item in its answer, a large number if it is absent.
+
+    Raises: ValueError if lengths differ.
     """
     if len(answers) != len(items):
         raise ValueError(f"{len(answers)} answers for {len(items)} events; expected one each")
@@ -157,7 +160,7 @@ def rolling_rate(hit: npt.NDArray[np.bool_], *, window: int) -> npt.NDArray[np.f
 
 
 def percentile(values: npt.NDArray[np.floating], share: float) -> float | None:
-    """Return the smallest value that at least `share` of the measured ones (not NaN) do not exceed."""
+    """Return the smallest value that at least `share` of the values (not NaN) do not exceed."""
     known = values[~np.isnan(values)]
     return round(float(np.quantile(known, share, method="inverted_cdf")), 3) if len(known) else None
 

@@ -1,10 +1,9 @@
 """The replay process: an outside client that sends events and requests recommendations on a clock.
 
-The demo runs `python -m services.offline.demo.replay PLAN RESULT`. It shares the machine with the measured stack, so it
-is lean: requests are built in advance, one event loop makes the calls, one thread sends to Kafka, and nothing is
-evaluated here. The schedule is an open loop: an action starts when it is due, whether or not earlier ones have
-finished. There is one exception: if a prediction is late, its event and the same user's later events wait, because a
-prediction must precede its event.
+The demo runs `python -m services.offline.demo.replay PLAN RESULT`. It shares the machine with the measured stack, so
+requests are built in advance, one event loop makes the calls, one thread sends to Kafka, and nothing is evaluated here.
+The schedule is an open loop: an action starts when it is due. The exception: if a prediction is late, its event and the
+same user's later events wait for it, because a prediction must precede its event.
 
 One JSON line per second on stdout reports progress.
 """
@@ -105,7 +104,7 @@ class Replay:
             self._asked.setdefault(position, []).append(task)
 
     def _refuse(self, due_s: float, action: Action) -> None:
-        """Too many calls are open: still send an event; a prediction is a miss."""
+        """With too many open calls, still send an event; a prediction is a miss."""
         kind, position = action
         if kind == "send":
             self._send_due(position)
@@ -115,7 +114,7 @@ class Replay:
             )
 
     def _send_due(self, position: int) -> None:
-        """Send an event, but after its predictions and the user's delayed events."""
+        """Send an event after its predictions and the user's delayed events."""
         event = self._events[position]
         open_tasks = [task for task in self._asked.pop(position, []) if not task.done()]
         waiting = self._delayed.get(event.user_id)
@@ -147,7 +146,7 @@ class Replay:
             self.result.malformed_sent += 1
 
     def _finish_sending(self) -> None:
-        """Send failed events again, under their own event id, so they count once."""
+        """Send failed events again, under their own event id, so that they count once."""
         for _ in range(3):
             self.producer.wait(20)
             missing = [position for position, e in enumerate(self._events) if e.event_id not in self.producer.positions]
@@ -246,10 +245,11 @@ class Replay:
 
 
 def timeline(plan: ReplayPlan) -> list[tuple[float, Action]]:
-    """Return (due in seconds, action and event): predictions `lead_ms` before their event.
+    """Return (due in seconds, (action, event)): predictions `lead_ms` before their event.
 
-    The request with the token comes half the mean interval between predictions later, but at most `lead_ms` / 2, so
-    that the two form no burst.
+    The request with the token comes half the mean interval between predictions later, at most `lead_ms` / 2, so that
+    the
+    two form no burst.
     """
     lead_s = plan.lead_ms / 1000
     predicted = sum(event.predicted for event in plan.events)

@@ -1,7 +1,7 @@
-"""Classify predicted events by the time since the user's previous event: same sitting, same day or a later day.
+"""Predicted events by the time since the user's previous event: same sitting, same day or a later day.
 
-In MovieLens-1M nine of ten predicted events follow the user's previous one within an hour; a state frozen at the split
-lacks it. Times are the events' own, not the replay's.
+In MovieLens-1M nine of ten predicted events follow the previous one within an hour; a state frozen at the split lacks
+it. Times are the events' own, not the replay's.
 
 Letters: M predictions.
 """
@@ -61,7 +61,7 @@ def kinds_of_predictions(events: Sequence[ReplayEvent], last_before: Mapping[str
 def hit_rates_by_kind(
     kinds: npt.NDArray[np.str_], hit: Mapping[str, npt.NDArray[np.bool_]]
 ) -> dict[str, dict[str, Any]]:
-    """Return, for each of KINDS, the number of `events` and every contender's hit rate (None without events)."""
+    """Return, for each of KINDS, its number of `events` and every contender's hit rate."""
     return {
         kind: {"events": int((kinds == kind).sum())}
         | {name: hit_rate(values[kinds == kind]) for name, values in hit.items()}

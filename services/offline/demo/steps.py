@@ -94,7 +94,7 @@ def train_and_export(
 
 
 def expected_seconds(options: DemoOptions, past: Interactions) -> dict[str, float]:
-    """Return the seconds of the data-dependent steps, on two cores: 35,000 positions of training a second."""
+    """Return the seconds of the data-dependent steps, on two cores (35,000 positions of training a second)."""
     epochs = options.epochs or _default_epochs(past) or _MAX_EPOCHS
     return {"training": len(past) * (epochs / 35_000 + 1 / 40_000), "past": len(past) / 40_000}
 
@@ -129,7 +129,7 @@ def make_stack(options: DemoOptions, display: Display) -> Stack:
 
 
 def require_free(stack: Stack, options: DemoOptions) -> None:
-    """Raises: StackError if parts run in the state folder, or if it has a stream that no demo made."""
+    """Check the state folder. Raises: StackError if parts run in it, or if it has a stream that no demo made."""
     in_use = [part.name for part in stack.status() if part.running]
     if not options.folder.exists():
         in_use += [str(folder) for part in _STREAM_DATA if (folder := stack.place.state.data(part)).exists()]
@@ -139,7 +139,7 @@ def require_free(stack: Stack, options: DemoOptions) -> None:
 
 
 def prepare(stack: Stack) -> None:
-    """Fetch missing components, and find now what would stop the demo after minutes of training.
+    """Fetch missing components, and fail now rather than after minutes of training.
 
     Raises: StackError; PortTaken.
     """
@@ -187,9 +187,7 @@ def stop(stack: Stack, display: Display) -> None:
 
 
 def import_past(past: Interactions, stack: Stack, display: Display) -> dict[str, str]:
-    """Write the past to the stream, and all users' histories, seen items and states; start LATER; return the
-    components.
-    """
+    """Import the past, with all users' histories, seen items and states; start LATER; return the components."""
     from services.offline.backfill.jobs import import_interactions
 
     with ThreadPoolExecutor(1) as pool, display.progress() as bar:

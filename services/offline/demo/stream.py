@@ -62,7 +62,7 @@ def past_items(past: Interactions, user_ids: set[str]) -> dict[str, list[str]]:
 def run_replay(plan: ReplayPlan, folder: Path, on_progress: OnProgress) -> ReplayResult:
     """Run the plan in its own process; `folder` gets the plan, the result and stderr.
 
-    Raises: ReplayFailedError if it ends without a result. Ends the process if this one is interrupted.
+    Raises: ReplayFailedError if it ends without a result. An interrupt ends the process, too.
     """
     folder.mkdir(parents=True, exist_ok=True)
     plan_path, result_path, errors_path = (folder / name for name in ("plan.json", "result.json", "replay.log"))

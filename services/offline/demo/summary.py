@@ -1,6 +1,4 @@
-"""The demo's summary: all its figures in one JSON object whose keys are a contract.
-
-Its `notes` explain the figures to a reader who has nothing else.
+"""The demo's figures as one JSON object whose keys are a contract; its `notes` explain them.
 
 Letters: M predictions.
 """
@@ -53,7 +51,7 @@ def stream_figures(
 ) -> dict[str, Any]:
     """Return `recommend_ms`, `stages_ms`, `freshness_ms` and related figures.
 
-    The encoder process measures `stream_encode_ms` (p50, p99); all else is the replay's record.
+    stream_encode_ms: p50 and p99, measured by the encoder process.
     """
     plain = in_order(result.predictions)
     with_token = in_order(result.predictions_with_token)

@@ -1,4 +1,4 @@
-"""`freshet compare`: two bundles of one catalogue, event by event, on events that neither was trained on.
+"""`freshet compare`: two bundles of one catalogue on events that neither was trained on.
 
 Letters: E events.
 """
@@ -34,8 +34,7 @@ def compare(
 ) -> Report:
     """Return a report of plain values.
 
-    `metrics` and `b_minus_a` have intervals over users, `segments` rates and differences by kind of event. `people`
-    shows both bundles' answers to some users.
+    `metrics` and `b_minus_a` have intervals over users; `people` shows both bundles' answers to some users.
     Raises: ValueError for bundles of different catalogues, and as `judged_by`; BundleError.
     """
     bundles = {"a": load_bundle(a), "b": load_bundle(b)}

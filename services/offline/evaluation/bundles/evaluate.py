@@ -1,8 +1,5 @@
 """`freshet evaluate`: a bundle as served, next to baselines, on events outside its training.
 
-The report has metrics with intervals over users, differences to each baseline on the same draws, all by kind of event,
-and measures beyond accuracy.
-
 Letters: E events, X items.
 """
 
@@ -38,6 +35,7 @@ Say = Callable[[str], None]
 def evaluate(bundle_path: Path, data: Data, *, table: TableOptions = _AS_USUAL, say: Say = lambda line: None) -> Report:
     """Return a report of plain values: the events, `rows` by scorer, `segments` by kind of event.
 
+    Intervals are over users; differences to a baseline are on the same draws.
     Raises: ValueError as `judged_by`, and if no event has an earlier one of its user; BundleError.
     """
     bundle = load_bundle(bundle_path)
@@ -67,7 +65,7 @@ def evaluate(bundle_path: Path, data: Data, *, table: TableOptions = _AS_USUAL, 
 
 
 def baselines_of(split: MeasuredSplit, means: Callable[[str], Any]) -> tuple[dict[str, EventScorer], dict[str, str]]:
-    """Return baselines by name, fitted on the split's training events, and the reasons for omitted ones.
+    """Return fitted baselines by name, and the reasons for omitted ones.
 
     `means`: an event type's meaning.
     """
@@ -92,7 +90,7 @@ def baselines_of(split: MeasuredSplit, means: Callable[[str], Any]) -> tuple[dic
 
 
 def ease_seconds(num_items: int) -> float:
-    """Estimate the seconds of EASE's inverse, cubic in the size, from the best of three of a small one."""
+    """Estimate the seconds of EASE's cubic inverse from the best of three small ones."""
     import torch
 
     matrix, times = torch.eye(_PROBE_ITEMS) + 1e-4, []
@@ -106,9 +104,7 @@ def ease_seconds(num_items: int) -> float:
 def segments(
     split: MeasuredSplit, of: RankedEvents, ranks: Mapping[str, np.ndarray[Any, Any]], *, minus: str | None
 ) -> list[dict[str, Any]]:
-    """Return HR@10 and NDCG@10 by name for each kind with at least MIN_EVENTS events, and the differences to
-    `minus`.
-    """
+    """Return HR@10 and NDCG@10 by name, and differences to `minus`, of each kind with at least MIN_EVENTS events."""
     names = ("hr@10", "ndcg@10")
     found = []
     for question, kind, mask in strata(split, of):
@@ -123,7 +119,6 @@ def segments(
 
 
 def _rows(split: MeasuredSplit, ranked: Mapping[str, RankedEvents]) -> Any:
-    """A row by scorer: metrics [mean, low, high], MODEL's difference to it, and measures beyond accuracy."""
     users = ranked[MODEL].users
     ranks = {name: one.ranks for name, one in ranked.items()}
     means = estimates(ranks, users, METRICS)
@@ -135,9 +130,11 @@ def _rows(split: MeasuredSplit, ranked: Mapping[str, RankedEvents]) -> Any:
 
 
 def beyond_accuracy(split: MeasuredSplit, ranked: RankedEvents) -> dict[str, float | None]:
-    """Return measures of the first ten of every event. `coverage`: the share of the catalogue among them; `novelty`:
-    the mean of -log2 of an item's share of the training events plus one; `popularity_bias`: their mean number of
-    training events over that of the taken items, None if that is 0.
+    """Return measures of the first ten items of every event.
+
+    `coverage`: their share of the catalogue. `novelty`: the mean of -log2 of an item's share of the training events
+    plus
+    one. `popularity_bias`: their mean training events over those of the taken items; None if that is 0.
     """
     counts = split.train.item_counts().astype(np.float64)
     assert ranked.first is not None

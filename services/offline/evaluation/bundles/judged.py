@@ -1,7 +1,7 @@
-"""The events of a file outside a bundle's training.
+"""The events of a file that a bundle was not trained on.
 
-The training data is recognised by its fingerprint and split as in training; its held-out events are predicted. In other
-data, the events after the newest training event are predicted, and earlier events are only history.
+Training data is recognised by its fingerprint and split as in training; its held-out events are predicted. Of other
+data, the events after the newest training event are predicted; earlier ones are only history.
 
 Letters: N events, X items.
 """
@@ -36,7 +36,7 @@ _AS_USUAL = TableOptions()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """split: its item rows begin with the bundle's; its test_rows are predicted. note: how these were selected."""
+    """split: its item rows begin with the bundle's; its test_rows are predicted. note: how they were selected."""
 
     split: MeasuredSplit
     note: str
@@ -51,8 +51,8 @@ def judged_by(
 ) -> Judged:
     """Return positive events that no bundle was trained on. The bundles have one catalogue and one event schema.
 
-    `table`: how to read a table. `say` gets its columns' roles and its findings.
-    Raises: ValueError if no event is known to be outside the training, or if none of those is positive.
+    `table`: how to read a table. `say` gets its columns' roles and findings.
+    Raises: ValueError without an event that is known to be outside the training, or if no such event is positive.
     """
     first = bundles[0]
     schema = first.event_schema
@@ -134,7 +134,7 @@ def _rows_read(bundle: Bundle, given: Interactions) -> IntArray:
 
 
 def _as_trained(trained_on: dict[str, Any], read: Interactions) -> tuple[IntArray, IntArray, str] | None:
-    """Rows learnt, rows held out, and a sentence; None if the bundle was trained on other data."""
+    """Return None if the bundle was trained on other data."""
     if trained_on.get("split") == LEAVE_ONE_OUT:
         parts = leave_one_out_split(read)
         learnt, held_out, what = parts.refit_rows, parts.test_rows, "judged by each user's last event."
@@ -148,7 +148,7 @@ def _as_trained(trained_on: dict[str, Any], read: Interactions) -> tuple[IntArra
 
 
 def _over_catalogue(data: Interactions, bundle: Bundle) -> Interactions:
-    """The data with the bundle's items first. Items that the data lacks are included, because all items are ranked."""
+    """Put the bundle's items first, also those that the data lacks: all items are ranked."""
     rows = [bundle.item_index.get(item_id, -1) for item_id in data.item_ids]
     new = [number for number, row in enumerate(rows) if row < 0]
     for place, number in enumerate(new, bundle.num_items):

@@ -1,4 +1,4 @@
-"""The page of `freshet evaluate`: one HTML file with its plots inside, without external resources."""
+"""The page of `freshet evaluate`: one HTML file with its plots inside."""
 
 import base64
 import io

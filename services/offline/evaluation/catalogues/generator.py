@@ -39,10 +39,10 @@ def generate(
     seed: int,
     fitted: Fitted = PAPER,
 ) -> Scene:
-    """Return items, queries and pair gate at `shape`, with `num_items` instead of its X if given.
+    """Return items, queries and pair gate at `shape`, with `num_items` in place of its X if given.
 
-    There are no labels (`Scene.label_draws` is (B, 0)): only the scores that algorithms are evaluated by could draw
-    them. Equal arguments make equal scenes.
+    There are no labels (`Scene.label_draws` is (B, 0)): they could only be drawn from the scores that algorithms are
+    evaluated by. Equal arguments make equal scenes.
     Raises: ValueError for num_items or num_queries below 1.
     Cost: X P_x r (r + d) multiply-adds; memory: the result and 50 MB.
     """
@@ -63,7 +63,8 @@ class World:
     """The shared part of a scene's items and queries.
 
     Shapes: item_views (P_x, r, d), query_views (P_q, r, d); item_scales, query_scales (r,) standard deviations per
-    latent axis; centres (clusters, r); item_gate_map, query_gate_map (r, P).
+    latent
+    axis; centres (clusters, r); item_gate_map, query_gate_map (r, P).
     """
 
     shape: Shape
@@ -122,7 +123,7 @@ def make_items(world: World, count: int) -> ItemStates:
 
 
 def average_items(shape: Shape, count: int, *, seed: int) -> FloatArray:
-    """Return the averaged components (X, d) of `generate`'s items, without storing the items."""
+    """Return the averaged components (X, d) of `generate`'s items without storing the items."""
     world = World.drawn(shape, PAPER, seed, num_items=count)
     averages = np.empty((count, shape.component_width), dtype=np.float32)
     chunk = np.empty((min(count, _CHUNK), shape.num_item_components, shape.component_width), dtype=np.float32)
@@ -166,7 +167,7 @@ def make_queries(world: World, count: int) -> QueryStates:
 
 
 def make_pair_gate(world: World) -> PairGate:
-    """Random, then moved to the fitted moments on a sample of this world's own pairs."""
+    """Return a random gate, moved to the fitted moments on a sample of this world's pairs."""
     shape, fitted, pairs = world.shape, world.fitted, world.shape.num_pairs
     rng = np.random.default_rng([world.seed, _GATE])
     queries, items = make_queries(world, _PROBE_QUERIES), make_items(world, _PROBE_ITEMS)

@@ -78,9 +78,7 @@ SYNTHETIC = "synthetic"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """X items and B queries; label_draws (B, D): rows of items that each query's answer should contain (D = 0:
-    none).
-    """
+    """X items and B queries; label_draws (B, D): rows of the items that each answer should contain; D = 0: unknown."""
 
     name: str
     items: ItemStates

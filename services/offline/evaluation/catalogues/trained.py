@@ -1,7 +1,4 @@
-"""Query states of real users of a trained bundle and its data set, for retrieval "as trained" and for fitting the
-generator.
-
-A query is the served state before a user's last event, whose item is its label.
+"""Query states of a trained bundle's users: the served state before a user's last event, whose item is its label.
 
 Letters: B queries, L history length.
 """
@@ -26,7 +23,7 @@ _QUERIES_PER_BATCH = 128
 def trained_scene(path: Path, *, num_queries: int, seed: int) -> Scene:
     """Return a bundle's items with the states of at most `num_queries` of its users, drawn by `seed`.
 
-    Raises: BundleError for an invalid bundle, ValueError if the data has other items or no user with two events.
+    Raises: BundleError; ValueError if the data has other items or no user with two events.
     """
     bundle = load_bundle(path)
     name = str(bundle.manifest.data.get("name", ""))
@@ -48,8 +45,7 @@ def trained_scene(path: Path, *, num_queries: int, seed: int) -> Scene:
 def query_states(
     model: SequentialModel, bundle: Bundle, interactions: Interactions, *, num_queries: int, seed: int
 ) -> tuple[QueryStates, IntArray]:
-    """Return states before the last events of drawn users, and those events' items: components (B, P_q, d), labels
-    (B,).
+    """Return states before the last events of drawn users, and those events' items (B,).
 
     Raises: ValueError if nobody has two events.
     """

@@ -1,7 +1,6 @@
-"""Real embedding sets for quantization benchmarks: items, held-out queries, and logged queries, all disjoint.
+"""Real embedding sets for the benchmark of codes: items, held-out queries and logged queries, all disjoint.
 
-MiniLM vectors of 146k real search queries (unit norm), MNIST pixels (norms vary) and SIFT descriptors. Vectors that
-take minutes are cached under a name with the fingerprint of their texts.
+Slow vectors are cached under a fingerprint of their texts.
 
 Letters: X items, B held-out queries, M logged queries, d width.
 """
@@ -37,13 +36,13 @@ class EmbeddingSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingSource:
-    """Where to find the sets' files and to cache vectors, and a progress callback."""
+    """The environment that names the data folders, and a progress callback."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     progress: Callable[[str, int, int], None] | None = None
 
     def file(self, name: str) -> Path:
-        """Return a file of the data folder. Raises: ValueError listing the searched places."""
+        """Return a file of the data folders. Raises: ValueError listing the searched folders."""
         tried = []
         for base, label in Locator(environ=self.environ).folders():
             if (base / name).is_file():
@@ -52,7 +51,7 @@ class EmbeddingSource:
         raise ValueError(f"{name} is not on this machine; looked in {', '.join(tried)}; set FRESHET_DATA")
 
     def kept(self, name: str) -> Path:
-        """Return the cache's path for vectors of this name."""
+        """Return the path in the cache."""
         return Locator(environ=self.environ).cache_dir() / "embeddings" / name
 
 
@@ -64,10 +63,11 @@ def minilm_queries(
     num_logged: int = 10_000,
     num_items: int | None = None,
 ) -> EmbeddingSet:
-    """Return MiniLM vectors (d = 384, unit norm) of real queries: all but the held-out and logged ones are items.
+    """Return MiniLM vectors (d = 384, unit norm) of 146k real search queries; those neither held out nor logged are
+    items.
 
-    The first call computes 146k vectors (4.5 minutes on two cores with AVX-512) and stores 224 MB in the cache.
-    Raises: ValueError with the command to run if the model is not installed, or if the file is missing.
+    The first call takes 4.5 minutes on two cores with AVX-512, and stores 224 MB in the cache.
+    Raises: ValueError if the model is not installed (with the command to run) or the file is missing.
     """
     texts = pq.read_table(source.file("queries/queries.parquet"))["text"].to_pylist()
     vectors = sentence_vectors(source, texts)
@@ -75,10 +75,9 @@ def minilm_queries(
 
 
 def sentence_vectors(source: EmbeddingSource, texts: Sequence[str]) -> FloatArray:
-    """Return MiniLM vectors (B, 384), unit norm, of B texts; computed once (about 500 short texts a second on two
-    cores).
+    """Return MiniLM vectors (B, 384), unit norm, of B texts, from the cache or computed (500 short texts a second).
 
-    Raises: ValueError with the command to run if the model is not installed, or if cached vectors do not fit.
+    Raises: ValueError if the model is not installed (with the command to run), or if cached vectors do not fit.
     """
     fingerprint = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
     path = source.kept(f"minilm-{fingerprint}.npy")

@@ -1,4 +1,4 @@
-"""PNG plots of benchmark rows: panels in one style, without a window or pyplot's global state."""
+"""PNG plots of benchmark rows in one style."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

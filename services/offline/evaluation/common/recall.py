@@ -33,10 +33,9 @@ def recall(found: Rows, exact: Rows) -> float:
 
 
 def pair_ranks(scores: npt.NDArray[np.floating], pairs: Pairs) -> npt.NDArray[np.int64]:
-    """Return the documents before each pair's own (E,), 0 for the best; scores (B, n), pairs (E, 2).
+    """Return the number of documents before each pair's own (E,); scores (B, n), pairs (E, 2).
 
-    Counting without sorting keeps a sweep of a hundred settings cheap.
-    Raises: ValueError if a wanted score is NaN, which would otherwise rank first.
+    Raises: ValueError if a wanted score is NaN.
     """
     ranks = np.empty(len(pairs), dtype=np.int64)
     for start in range(0, len(pairs), 256):
@@ -46,10 +45,9 @@ def pair_ranks(scores: npt.NDArray[np.floating], pairs: Pairs) -> npt.NDArray[np
 
 
 def recalls(ranks: npt.NDArray[np.int64], pairs: Pairs, num_queries: int) -> PerQuery:
-    """Return each query's share of its documents among the first K (B,), by name "recall@K" (arXiv:2312.02429, section
-    4.1).
+    """Return "recall@K" -> each query's share of its documents among the first K (B,) (arXiv:2312.02429, section 4.1).
 
-    Raises: ValueError if a query has no document: its recall is undefined.
+    Raises: ValueError if a query has no document.
     """
     wanted = np.bincount(pairs[:, 0], minlength=num_queries)
     if (wanted == 0).any():
@@ -61,7 +59,7 @@ def recalls(ranks: npt.NDArray[np.int64], pairs: Pairs, num_queries: int) -> Per
 
 
 def ranks_of_answers(found: Sequence[npt.NDArray[np.integer]], pairs: Pairs) -> npt.NDArray[np.int64]:
-    """Return the rank of each pair's document in its query's answer (E,); beyond the largest cut if absent."""
+    """Return the rank of each pair's document in its query's answer (E,); 100 if it is absent."""
     ranks = np.full(len(pairs), _MOST, dtype=np.int64)
     for number, (query, document) in enumerate(pairs.tolist()):
         ranks[number] = next(iter(np.flatnonzero(found[query] == document)), _MOST)

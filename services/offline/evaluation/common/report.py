@@ -1,4 +1,4 @@
-"""A benchmark's request and its report, as a page for people and as JSON for machines."""
+"""A benchmark's request, and its report as a page and as JSON."""
 
 import json
 import os
@@ -33,8 +33,10 @@ def filled(template: Path, **values: Any) -> str:
 def cell(value: Any, spec: str = "") -> str:
     """Return a value as a page shows it: None as "–", lists joined, else by Python's format specification.
 
-    Also `short`: three digits; `share`: four without a leading zero; `interval` (`+interval`: signed): of [mean, low,
-    high]. Prefix `M` or `G` divides by a million or a billion; `±` gives " ± x", and "" for None.
+    More specifications: `short`, three digits; `share`, four digits without a leading zero; `interval` and `+interval`
+    (with
+    signs), of [mean, low, high]. `M` and `G` before one divide by a million or a billion; `±` gives " ± x", and "" for
+    None.
     """
     if spec.startswith("±"):
         return "" if value is None else f" ± {cell(value, spec[1:])}"
@@ -111,7 +113,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """`how` is the command line, shown on the page; `out` is the folder of pages and plots."""
+    """`how`: the command line, for the page; `out`: the folder of pages and plots."""
 
     how: str
     out: Path
@@ -121,7 +123,7 @@ class Request:
 
 
 def report_of(name: str, request: Request, rows: list[dict[str, Any]], began: float) -> Report:
-    """Return what every report has; `began`: time.perf_counter() at the start."""
+    """Return the fields of every report; `began`: time.perf_counter() at the start."""
     return {
         "benchmark": name,
         "command": request.how,
@@ -147,7 +149,7 @@ def written(
 
 
 def stored(report: Report) -> str:
-    """Return the report as JSON, one line per value and per row, so that a difference names its row."""
+    """Return the report as JSON, one line per value and per row."""
     values = []
     for name, value in report.items():
         shown = json.dumps(value)
@@ -158,8 +160,5 @@ def stored(report: Report) -> str:
 
 
 def plain_page(template: Path, report: Report) -> str:
-    """Return a page of the report's own values and `$tables`.
-
-    A `remark` is a person's addition.
-    """
+    """Return a page of the report's own values and `$tables`; a person may add a `remark` to the report."""
     return filled(template, **{"remark": "", "tables": tables(report["rows"])} | report)

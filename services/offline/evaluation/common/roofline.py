@@ -1,7 +1,7 @@
-"""The roofline: measured rates of this machine, and the least time of each algorithm's work at them.
+"""The roofline: measured rates of this machine, and the least time of each algorithm's work at these rates.
 
-The larger of two: arithmetic (float32 multiply-adds plus exponentials, which use the same units), and memory (every
-byte that must be read, once). Selection, gathering and all else count as 0.
+It is the larger of arithmetic (float32 multiply-adds plus exponentials, on the same units) and memory (each necessary
+byte read once). Selection and gathering count as 0.
 
 Letters: X items, B queries, P_q, P_x components, P = P_q * P_x, d width, G gate hidden width, N pool size.
 """
@@ -46,7 +46,7 @@ class Work:
 
 
 def measure_rates() -> Rates:
-    """Measure the fastest of 40: a 1024^3 float32 product, exp over a cached array, the sum of 256 MB."""
+    """Return the fastest of 40 runs: a 1024^3 float32 product, exp over a cached array, the sum of 256 MB."""
     a, b = torch.rand(1024, 1024), torch.rand(1024, 1024)
     small, target = torch.rand(1 << 17), torch.empty(1 << 17)
     large = torch.ones(1 << 26)
@@ -59,9 +59,10 @@ def measure_rates() -> Rates:
 
 
 def full_scores(shape: Shape, *, num_queries: int, num_items: int) -> Work:
-    """Work of scoring every pair of B queries and X items; items are read once.
+    """Return the work of scoring every pair of B queries and X items, each item read once.
 
-    P d + 2 G P multiply-adds a pair; G exponentials for the hidden SiLU, P for the outer one, P for the softmax.
+    A pair takes P d + 2 G P multiply-adds, G exponentials for the hidden SiLU, P for the outer one and P for the
+    softmax.
     """
     pairs, hidden = num_queries * num_items, shape.gate_hidden
     gate_floats = shape.num_pairs if shape.gated else 0
@@ -73,14 +74,14 @@ def full_scores(shape: Shape, *, num_queries: int, num_items: int) -> Work:
 
 
 def pool_scores(shape: Shape, *, num_queries: int, pool: float) -> Work:
-    """Work of scoring each query's own pool; no item is shared."""
+    """Return the work of scoring each query's own pool."""
     return full_scores(shape, num_queries=1, num_items=1).times(num_queries * pool)
 
 
 def searched(
     shape: Shape, scans: Sequence[Callable[..., Work]], *, num_queries: int, num_items: int, pool: float
 ) -> Work:
-    """Work of first passes over all items and of scoring each mean pool; without one, of scoring everything."""
+    """Return the work of first passes over all items plus the mean pools; without passes, of scoring everything."""
     if not scans:
         return full_scores(shape, num_queries=num_queries, num_items=num_items)
     work = pool_scores(shape, num_queries=num_queries, pool=pool)
@@ -90,7 +91,7 @@ def searched(
 
 
 def pair_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:
-    """Work of every pair's cosine, the first pass of TopKPerEmbedding."""
+    """Return the work of every pair's cosine, the first pass of TopKPerEmbedding."""
     floats = shape.num_item_components * shape.component_width
     return Work(
         multiply_adds=num_queries * num_items * shape.num_pairs * shape.component_width,
@@ -100,7 +101,7 @@ def pair_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:
 
 
 def average_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:
-    """Work of one averaged dot product per item, the first pass of TopKAvg."""
+    """Return the work of one averaged dot product per item, the first pass of TopKAvg."""
     return Work(
         multiply_adds=num_queries * num_items * shape.component_width,
         exponentials=0,
@@ -109,5 +110,4 @@ def average_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:
 
 
 def _fastest_seconds(call: Callable[[], object], *, repeats: int = 40) -> float:
-    """Slower runs on a shared machine do not show its rate."""
     return min(Times.of(lambda _: call(), range(repeats)).wall)

@@ -1,6 +1,6 @@
 """Wall-clock and processor time of calls, after uncounted warm-up calls.
 
-Processor time is all threads', without waits on a busy machine.
+Processor time is that of all threads; it excludes waits on a busy machine.
 """
 
 import time

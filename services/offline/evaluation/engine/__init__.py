@@ -1,1 +1,1 @@
-"""One way to evaluate a ranking: a scorer and a split give ranked events, those give metrics, strata and intervals."""
+"""The engine: a scorer and a split give ranked events, and these give metrics, strata and intervals."""

@@ -1,7 +1,7 @@
 """Baselines without a sequence model: popularity, neighbours of items and of sessions, EASE, and matrix factorisation.
 
-Item neighbours and ALS are `implicit`'s. Session neighbours and EASE are written here from their papers: no maintained
-library of them installs with NumPy 2.
+Item neighbours and ALS are `implicit`'s. Session neighbours and EASE are written from their papers, because no
+maintained library of them installs with NumPy 2.
 
 Letters: B events of a batch, U users, X items, S sessions.
 """
@@ -60,8 +60,8 @@ class Popularity:
 class RecentPopularity:
     """Items by their number of training events in the `days` before the request, then by all training events.
 
-    A request after the training's end uses its last days. Without times the last `events` training events of every user
-    count instead.
+    A request after the training's end uses its last days. Without times each user's last `events` training events
+    count.
     """
 
     days: float = 30.0
@@ -111,10 +111,11 @@ class ServedNeighbours:
 
 @dataclass(kw_only=True)
 class ItemKnn:
-    """Item-kNN: the sum of an item's similarities to the history's items.
+    """The sum of an item's similarities to the history's items.
 
-    Similarities are `implicit`'s ("cosine", "tf-idf" or "bm25" weights), the `neighbours` nearest of each item. The
-    item r places back has the weight recency^r (1 weighs all equally). Items without a neighbour follow by popularity.
+    Similarities are `implicit`'s ("cosine", "tf-idf" or "bm25"), of each item's nearest `neighbours`. The item r
+    positions
+    back has the weight recency^r. Items without a neighbour follow by popularity.
     """
 
     weights: str = "tf-idf"
@@ -202,7 +203,6 @@ class SessionNeighbours:
         return np.asarray(np.bincount(voted, weights=voters[owners], minlength=len(self._idf)) * self._idf)
 
     def _sessions(self, train: Interactions) -> tuple[IntArray, IntArray, int]:
-        """Session number and item of each event, and the number of sessions; later sessions have higher numbers."""
         rows, _ = train.by_user()
         users, times = train.users[rows], train.timestamps[rows]
         begins = np.ones(len(rows), dtype=bool)
@@ -223,12 +223,11 @@ class SessionNeighbours:
 
 @dataclass(kw_only=True)
 class Ease:
-    """EASE: each item from all others by one linear model with an L2 penalty, in closed form.
+    """Predicts each item from all others by one linear model with an L2 penalty, in closed form.
 
     B = I - P / diag(P) with P = (X^T X + `penalty` I)^-1; a user's scores are the history's items (each once) times B.
     Source: Steck, "Embarrassingly Shallow Autoencoders for Sparse Data", WWW 2019, arXiv:1905.03375, equation 8.
-    Cost: O(X^3) time; 8 X^2 bytes, of which 4 X^2 remain.
-    Raises (fit): ValueError when that is more than `memory_limit_gib`.
+    Cost: O(X^3) time; 8 X^2 bytes, of which 4 X^2 remain. Raises (fit): ValueError above `memory_limit_gib`.
     """
 
     penalty: float = 500.0
@@ -334,7 +333,7 @@ class _Lists:
         return cls(values=values, offsets=offsets)
 
     def joined(self, chosen: IntArray, *, last: int | None = None) -> tuple[IntArray, IntArray]:
-        """Return the chosen lists (of each the `last` values), and for each value its index in `chosen`."""
+        """Return the chosen lists (of each the `last` values), and each value's index in `chosen`."""
         ends = self.offsets[chosen + 1]
         begins = self.offsets[chosen] if last is None else np.maximum(self.offsets[chosen], ends - last)
         lengths = ends - begins
@@ -378,7 +377,7 @@ def _history_matrix(
 
 
 def _by_popularity_where_zero(scores: FloatArray, counts: FloatArray) -> FloatArray:
-    """Rank items of score 0, without a neighbour, last: they get -1 to 0 by popularity."""
+    """Give items of score 0 a score from -1 to 0 by popularity."""
     return np.where(scores == 0, counts / (counts.max(initial=0) + 1.0) - 1.0, scores)
 
 

@@ -1,7 +1,7 @@
-"""Is one arm better than another? Differences paired by event, with intervals over events and seeds.
+"""Differences between arms, paired by event, with intervals over events and seeds.
 
 The pigeonhole bootstrap (Owen, "The pigeonhole bootstrap", Annals of Applied Statistics 1(2), 2007) draws users and
-seeds independently, so an interval covers both; with a single seed, users alone.
+seeds independently, so an interval covers both. With a single seed it covers users alone.
 
 Letters: S seeds, E events, R replicates.
 """
@@ -48,9 +48,10 @@ def paired_difference(
 ) -> Difference:
     """Return how much higher `one` is than `other` on the same events.
 
-    Shapes: one (S, E), other (S', E): a value per seed and event, such as a hit or a reciprocal rank. Seeds of the two
-    are independent. users (E,): to draw events of one user together; None: each event by itself.
-    Raises: ValueError if the numbers of events differ or there are none.
+    Shapes: one (S, E), other (S', E): a value per seed and event, such as a hit. users (E,): events of one user are
+    drawn
+    together; None: each event by itself.
+    Raises: ValueError if the numbers of events differ or are 0.
     """
     if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1] or not one.size or not other.size:
         raise ValueError(f"values of shapes {one.shape} and {other.shape}; allowed: (S, E) and (S', E) with one E > 0")
@@ -83,9 +84,7 @@ def interval(means: Values) -> tuple[float, float]:
 def drawn_means(
     values: Sequence[Values], groups: npt.NDArray[np.integer], *, replicates: int = REPLICATES, seed: int = 0
 ) -> list[Values]:
-    """Return means (R,) of each array of values (E,) over the same draws of groups (E,); a group brings all its
-    events.
-    """
+    """Return means (R,) of each array of values (E,), over the same draws of groups (E,) of events."""
     present, dense = np.unique(groups, return_inverse=True)
     rng = np.random.default_rng(seed)
     drawn = rng.multinomial(len(present), np.full(len(present), 1 / len(present)), size=replicates).astype(np.float64)
@@ -103,8 +102,9 @@ def estimates(
 ) -> dict[str, dict[str, Estimate]]:
     """Return [mean, low, high] over E events by name and metric; {} without events.
 
-    groups (E,): events of one group are drawn together. `minus`: subtract this name's values, on the same draws. Ranks
-    (E,) are 0-based.
+    groups (E,): events of one group are drawn together. minus: subtract this name's values, on the same draws. Ranks
+    (E,)
+    are 0-based.
     """
     if not len(groups):
         return {}
@@ -128,7 +128,7 @@ def _mean(values: Values, rng: np.random.Generator, events: Values) -> float:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Return name -> adjusted p-value, by Holm's step-down correction (Holm, 1979)."""
+    """Return name -> p-value adjusted by Holm's step-down correction (Holm, 1979)."""
     adjusted: dict[str, float] = {}
     highest = 0.0
     for rank, (name, value) in enumerate(sorted(p_values.items(), key=lambda pair: pair[1])):

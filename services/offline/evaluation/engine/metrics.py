@@ -1,4 +1,4 @@
-"""HR@k, NDCG@k and MRR of ranked events with one wanted item each, and that item's rank.
+"""HR@k, NDCG@k and MRR of events with one target item each, and the target's rank.
 
 Equal scores are ordered by item. Letters: B events of a batch, E events, X items.
 """
@@ -16,8 +16,8 @@ def target_ranks(
 ) -> Ranks:
     """Return the number of allowed items before each target: (B,).
 
-    Shapes: scores (B, X), targets (B,), excluded (B, X): items seen before, None without any.
-    Raises: ValueError if a target's score is NaN, which would otherwise rank first.
+    Shapes: scores (B, X), targets (B,), excluded (B, X) or None.
+    Raises: ValueError if a target's score is NaN.
     """
     rows = np.arange(len(targets))
     own = scores[rows, targets][:, None]
@@ -28,9 +28,7 @@ def target_ranks(
 
 
 def top_rows(scores: npt.NDArray[np.floating], had: npt.NDArray[np.int64], *, k: int) -> npt.NDArray[np.intp]:
-    """Return the (at most) k items with the highest finite `scores` (X,), without `had`; among equals the first
-    ones.
-    """
+    """Return at most k items with the highest finite `scores` (X,), without `had`; equal ones in order."""
     left = scores.copy()
     left[had] = -np.inf
     if len(left) > k:
@@ -45,8 +43,9 @@ METRICS = ("hr@1", "hr@10", "hr@50", "hr@200", "ndcg@10", "mrr")
 
 
 def gains(ranks: npt.NDArray[np.integer], metric: str) -> npt.NDArray[np.float64]:
-    """Return the gain of each rank (0-based, any shape): "hr@k" is 1 for the first k, "ndcg@k" is discounted by the
-    logarithm of the position, "mrr" by the position, without a cut.
+    """Return the gain of each rank (0-based, any shape).
+
+    "hr@k" is 1 for the first k; "ndcg@k" is discounted by the logarithm of the position; "mrr" by the position, uncut.
     """
     if metric == "mrr":
         return np.asarray(1.0 / (ranks + 1.0))

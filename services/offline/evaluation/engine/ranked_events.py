@@ -1,7 +1,6 @@
-"""Rank held-out events: each from the data before it, against the whole catalogue.
+"""Rank held-out events against the whole catalogue, each from its user's earlier events, held-out ones included.
 
-A user's window has all earlier events, including held-out ones, as of the event's own time. Seen items are excluded for
-every scorer alike, so a model and its baselines answer the same questions.
+Seen items are excluded for every scorer alike, so a model and its baselines answer the same questions.
 
 Letters: E events to predict, B of them at a time, X items.
 """
@@ -26,15 +25,14 @@ class EventScorer(Protocol):
     """Scores the catalogue as a user's next item: a model or a baseline."""
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
-        """Return (B, X) scores, higher is better, from histories.items[histories.offsets[users[b]] : events[b]] and the
-        event's time.
-        """
+        """Return scores (B, X), higher is better, from the user's earlier items and the event's time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutBatch:
-    """B events to predict: positions in `histories` (B,), their users (B,) and items (B,), and those users' seen items,
-    which do not compete (B, X).
+    """B events to predict.
+
+    Shapes: events (B,) positions in `histories`, users (B,), targets (B,), seen (B, X): items that do not compete.
     """
 
     histories: Histories
@@ -46,10 +44,9 @@ class HeldOutBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankedEvents:
-    """Shapes: events (E,) positions in `Histories`, increasing, users (E,), ranks (E,), 0-based.
+    """Shapes: events (E,) positions in `Histories`, increasing; users (E,); ranks (E,), 0-based.
 
-    `coverage` is the share of the catalogue among any event's first ten. `first` (E, 10): those ten, best first, padded
-    with -1.
+    coverage: the share of the catalogue among any event's first ten. first (E, 10): those ten, best first, -1 for none.
     """
 
     events: IntArray
@@ -60,17 +57,14 @@ class RankedEvents:
 
 
 def counting(interactions: Interactions, rows: IntArray, schema: EventSchema) -> IntArray:
-    """Return the positive rows.
-
-    Training, evaluation and the retraining gate all choose the events to predict by it.
-    """
+    """Return the positive rows: the events to predict of training, evaluation and the retraining gate."""
     return rows[interactions.speaking_for(schema)[rows]]
 
 
 def held_out_batches(interactions: Interactions, rows: npt.NDArray[np.int64]) -> Iterator[HeldOutBatch]:
     """Yield the events in `rows` by batches, in the order of `Histories`, without users' first events.
 
-    Raises: ValueError if no event remains to be predicted.
+    Raises: ValueError if no event is left.
     """
     histories = Histories.of(interactions)
     events, users = _predictable(interactions, rows, histories)
@@ -88,11 +82,7 @@ def held_out_batches(interactions: Interactions, rows: npt.NDArray[np.int64]) ->
 
 
 def rank_events(scorer: EventScorer, interactions: Interactions, rows: npt.NDArray[np.int64]) -> RankedEvents:
-    """Rank each event's item against the catalogue, without the user's seen items; equal scores are ordered by item
-    index.
-
-    Raises: as `held_out_batches`.
-    """
+    """Rank each event's item against the catalogue without the user's seen items. Raises: as `held_out_batches`."""
     batches, ranks, tops, shown = [], [], [], np.zeros(interactions.num_items, dtype=bool)
     for batch in held_out_batches(interactions, rows):
         scores = scorer.scores(batch.histories, batch.events, batch.users)
@@ -117,7 +107,6 @@ def rank_events(scorer: EventScorer, interactions: Interactions, rows: npt.NDArr
 
 
 def _predictable(interactions: Interactions, rows: IntArray, histories: Histories) -> tuple[IntArray, IntArray]:
-    """Positions in `histories` of the wanted events that are not their user's first, increasing, and their users."""
     order, _ = interactions.by_user()
     events = np.flatnonzero(np.isin(order, rows))
     users = np.searchsorted(histories.offsets, events, side="right") - 1

@@ -1,4 +1,4 @@
-"""A bundle as a scorer, as its processes answer: ONNX encoder, states, mixture and neighbours.
+"""A bundle as a scorer that answers like its processes: ONNX encoder, states, mixture and neighbours.
 
 Letters: B events, X items of the data.
 """
@@ -17,7 +17,7 @@ from services.offline.training.sequences import Histories, IntArray
 
 
 class ServedScorer:
-    """Final scores, in the data's order of items; -inf for items without a score."""
+    """Scores in the data's order of items; -inf for items without a score."""
 
     def __init__(self, bundle: Bundle, data: Interactions, *, clock: Callable[[], float] = time.process_time) -> None:
         self._bundle, self._data, self._clock = bundle, data, clock
@@ -36,7 +36,6 @@ class ServedScorer:
         return float(np.median(self._seconds))
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
-        """(B, X)."""
         began = self._clock()
         past = [self._rows[histories.offsets[user] : event] for event, user in zip(events, users, strict=True)]
         people = [
@@ -54,7 +53,6 @@ class ServedScorer:
         return found
 
     def _final(self, scores: npt.NDArray[np.floating], past: Sequence[IntArray]) -> npt.NDArray[np.float64]:
-        """The model's scores (B, X of the bundle) with its neighbours' votes."""
         near = self._bundle.neighbours
         if near is None:
             return scores.astype(np.float64)

@@ -1,4 +1,4 @@
-"""States of a data set's histories, by the encoder process's code for schema, windows, model and half precision."""
+"""States of a data set's histories, computed by the encoder process's code in half precision."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Events are oldest first; `as_of`: time of the request, unix seconds, None: right after the last event."""
+    """events: oldest first; as_of: time of the request, unix seconds; None: right after the last event."""
 
     user_id: str
     events: Sequence[StoredEvent]

@@ -1,4 +1,4 @@
-"""Ranked events by the items' popularity, the histories' length, the time since the last event, and the user.
+"""Ranked events by the item's popularity, the history's length, the time since the last event, and the user.
 
 Letters: E events.
 """
@@ -20,8 +20,9 @@ _HOUR_S, _DAY_S = 3600, 86400
 def strata(split: MeasuredSplit, ranked: RankedEvents) -> Iterator[tuple[str, str, Mask]]:
     """Yield (question, stratum, mask (E,)) of every stratum that has an event.
 
-    Popularity is the target's training events; history is the events before it; events at most an hour apart are one
-    sitting; a new user has no training event. Strata by time need times.
+    Popularity is the target's number of training events. Events at most an hour apart are one sitting. A new user has
+    no
+    training event. Strata by time need times.
     """
     histories = Histories.of(split.interactions)
     train = split.train

@@ -1,7 +1,7 @@
-"""Check that generated identifiers are in the catalogue, with random and adversarial queries, inserts and deletes.
+"""Check that generated identifiers are in the catalogue, between random inserts and deletes.
 
-A plain dictionary holds the present catalogue. Each answer's text and items must equal its entry. Every twentieth query
-also checks that scores equal the best assignment of the phrases.
+A plain dictionary has the present catalogue; each answer's text and items must equal its entry. For every twentieth
+query, scores must also equal the best assignment of the phrases.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,11 @@ class Proof:
 
 
 def prove_catalogue(*, num_queries: int, seed: int, say: Callable[[str], None] = lambda line: None) -> Proof:
-    """Even queries are Gaussian, in permutation mode; odd ones are adversarial, in fixed mode. A third is filtered."""
+    """Check `num_queries` queries. Even ones are Gaussian, in permutation mode; odd ones are adversarial, in fixed
+    mode.
+
+    A third of the queries is filtered.
+    """
     rng = np.random.default_rng(seed)
     weights = rng.normal(size=(_NUM_TOKENS, WIDTH)).astype(np.float32)
     centers = rng.normal(size=(_VECTORS, WIDTH)).astype(np.float32)
@@ -130,9 +134,9 @@ def _change(
     catalogue: Catalogue,
     sets: npt.NDArray[np.int32],
 ) -> None:
-    """Insert an identifier with the phrases of a query's best answer: the query must find it.
+    """Insert an identifier with the phrases of a query's best answer, which the query must find.
 
-    Then delete that best answer, or the inserted identifier if there was no answer: it must not be found.
+    Then delete that best answer, or without one the inserted identifier: the query must not find it.
     """
     number = len(generators[0].identifiers)
     x = rng.normal(size=(1 + POSITIONS, WIDTH)).astype(np.float32)

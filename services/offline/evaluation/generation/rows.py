@@ -59,8 +59,9 @@ _CLUSTERED_UP_TO = 2_000_000  # phrases: more take minutes
 
 
 def run(request: Request, *, sizes: tuple[int, ...] = (), num_queries: int | None = None) -> Report:
-    """Write generation.{md,json}, after checking on `num_queries` (100,000; 5,000 when quick) random and adversarial
-    queries that every answer is in the catalogue. Raises: ValueError if MiniLM's weights are not installed.
+    """Write generation.{md,json}, after checking that every answer to `num_queries` queries is in the catalogue.
+
+    `num_queries`: by default 100,000, and 5,000 when quick. Raises: ValueError if MiniLM's weights are not installed.
     """
     began = time.perf_counter()
     rates = measure_rates()
@@ -89,9 +90,7 @@ def rows(
     rates: Rates,
     say: Say = lambda line: None,
 ) -> list[Row]:
-    """Return a row per size and method: milliseconds at batch 1, roofline, speedup over full softmax, U, recall,
-    agreement.
-    """
+    """Return a row per size and method; milliseconds are of single queries."""
     found: list[Row] = []
     for size in sizes:
         shape = WorldShape(num_tokens=size, **(_QUICK_SHAPE if quick else {}))

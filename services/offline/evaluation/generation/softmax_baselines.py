@@ -1,8 +1,7 @@
-"""Other methods to find the phrases worth scoring, over the same output layer.
+"""Methods that find the phrases worth scoring, over the same output layer.
 
-SVD-softmax (NeurIPS 2018: the leading directions of a rotated layer scan everything, the best are rescored) and
-clustered weights (the nearest cells of k-means) work at every position, a shortlist once per query, which is PIXAR's
-point.
+SVD-softmax (NeurIPS 2018) scans the leading directions of a rotated layer and rescores the best. Clustered weights
+score the nearest cells of k-means. Both work at every position; PIXAR's shortlist works once per query.
 
 Letters: V vocabulary size, D width, s positions, N tokens taken per position, C cells, U union.
 """
@@ -111,7 +110,7 @@ _SAMPLED = 1 << 15
 def best_of_each(scores: Floats, taken: int) -> Tokens:
     """Return about the `taken` best tokens of each position, and [PAD]: scores (s, V), a view of (V, s) -> (U,).
 
-    For a large V every V / 32,768th token gives the threshold: exact selection would cost more than the scores.
+    For a large V every V / 32,768th token gives the threshold, because exact selection would cost more than the scores.
     """
     by_token = scores.T
     step = max(1, len(by_token) // _SAMPLED)

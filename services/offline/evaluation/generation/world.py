@@ -1,8 +1,8 @@
 """A phrase model of any vocabulary size without training: weights, identifiers, queries and a fitted shortlist.
 
-Training with millions of phrases is too expensive, and decoding's cost depends on the weights' spectrum and on the
-queries' clustering around topics. Both come from real data: a phrase's row is .8, .7 and .3 times three rows of
-MiniLM's word-piece embeddings (its topic's word, a frequent word, a rare one). Report rows called `synthetic` use it.
+Training with millions of phrases is too expensive. The cost of decoding depends on the weights' spectrum and on how
+queries cluster around topics, and both come from real data: a phrase's row is .8, .7 and .3 times three rows of
+MiniLM's word-piece embeddings (its topic's word, a frequent word, a rare one).
 
 Letters: V vocabulary size, D width (384), s positions, I identifiers, m vectors, r tokens of a set, N queries.
 """
@@ -72,10 +72,9 @@ class PhraseWorld:
 
 
 def make_world(shape: WorldShape, seed: int, *, say: Callable[[str], None] = lambda line: None) -> PhraseWorld:
-    """Make a world. Memory: V (D + 4) bytes, and about 700 MB during construction. Needs MiniLM's weights (`make
-    setup`).
+    """Make a world. Memory: V (D + 4) bytes, and about 700 MB during construction.
 
-    Raises: ValueError if they are not installed.
+    Raises: ValueError if MiniLM's weights are not installed (`make setup`).
     """
     rng = np.random.default_rng(seed)
     words = read_tensors(model_folder() / "model.safetensors")[_WORD_PIECES][_FIRST_WORD:].astype(np.float32)
@@ -128,7 +127,6 @@ def _weights(words: Floats, shape: WorldShape, seed: int) -> CodedRows:
 
 
 def _identifiers(rng: np.random.Generator, shape: WorldShape) -> tuple[Tokens, npt.NDArray[np.int64]]:
-    """1 to 5 phrases of one topic; frequent phrases are drawn more often."""
     lengths = rng.choice(5, size=shape.num_identifiers, p=[0.15, 0.35, 0.3, 0.15, 0.05]) + 1
     offsets = np.append(0, np.cumsum(lengths))
     of_topic = shape.num_tokens // shape.topics
@@ -145,10 +143,10 @@ def _query(
     identifier: int,
     shape: WorldShape,
 ) -> Floats:
-    """x (1 + s, D) near an identifier, unscaled; x_0 is the mean of its phrases' rows.
+    """Return x (1 + s, D) near an identifier; x_0 is the mean of its phrases' rows.
 
-    Each position is a phrase's row, or padding after the last, plus .3 times the mean and .3 times a row of a random
-    other identifier. All have noise.
+    A position is a phrase's row (after the last, padding) plus .3 times the mean and .3 times a row of a random other
+    identifier. All have noise.
     """
     own = layer.decoded_rows(tokens[offsets[identifier] : offsets[identifier + 1]])
     other = int(rng.integers(0, shape.num_identifiers))
@@ -189,10 +187,9 @@ def _centers(
 
 
 def _sets(centers: Floats, rows: CodedRows, shape: WorldShape) -> Tokens:
-    """The r best tokens of each vector, best first: (m, r), in one pass over the weights.
+    """Return the r best tokens of each vector, best first: (m, r), in one pass over the weights.
 
-    A threshold per vector from a sample selects somewhat more than r; products are in bfloat16 if the processor has
-    units for it (at the cost of ties at the edge of a set).
+    A threshold per vector, from a sample, selects somewhat more than r. Products are in bfloat16.
     """
     count, wanted = len(rows.weights), min(shape.set_tokens, len(rows.weights))
     vectors = torch.from_numpy(centers).to(torch.bfloat16)

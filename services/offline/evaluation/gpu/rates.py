@@ -1,6 +1,6 @@
 """The roofline of a GPU: measured rates of its tensor cores, special functions and memory.
 
-Unlike a processor's, these run in parallel: the least time of some work is the largest of three times.
+These run in parallel, unlike a processor's: the least time of some work is the largest of three times.
 """
 
 import statistics
@@ -25,7 +25,7 @@ class CardRates:
     bytes_moved: float
 
     def milliseconds(self, work: Work) -> float:
-        """Return some work's least time; its bytes are counted in half precision."""
+        """Return the work's least time; its bytes are counted in half precision."""
         times = (
             work.multiply_adds / self.multiply_adds,
             work.exponentials / self.exponentials,

@@ -1,10 +1,8 @@
-"""`freshet bench gpu`: Table 5 of arXiv:2407.15462 on a GPU, every algorithm next to its roofline and the paper's
-times.
+"""`freshet bench gpu`: Table 5 of arXiv:2407.15462 on a GPU, next to the roofline and the paper's times.
 
 It needs only a checkout, NumPy, PyTorch, Triton, typer and rich. Milliseconds are CUDA events around the device's part
-of a search; `end_to_end_ms` is its wall clock with NumPy in and out. Exact answers are computed without these kernels
-(float32 by PyTorch, float64 for close scores), on synthetic catalogues. A failed row reports its error; the others are
-measured.
+of a search; `end_to_end_ms` is the wall clock with NumPy in and out. Exact answers come from PyTorch in float32, and in
+float64 for close scores. Catalogues are synthetic. A failed row reports its error, and the others are measured.
 
 Letters: X items, B queries, K = 100 results.
 """
@@ -115,8 +113,7 @@ def rows(
     device: str = "cuda",
     say: Say = lambda line: None,
 ) -> Iterator[Row]:
-    """Yield every algorithm's rows at the named shapes as they are measured. Device "cpu" tries the
-    code on at most 900 items.
+    """Yield every algorithm's rows at the named shapes. Device "cpu" tries the code on at most 900 items.
 
     Raises: ValueError for an unknown shape; RuntimeError without a GPU.
     """
@@ -142,7 +139,7 @@ def rows(
 def shape_rows(
     shape: Shape, card: "Card", batches: Sequence[int], *, seed: int, quick: bool, say: Say = lambda line: None
 ) -> Iterator[Row]:
-    """Yield every algorithm's rows at one shape, on any device."""
+    """Yield every algorithm's rows at one shape."""
     return _Run(shape, card, batches, seed=seed, quick=quick, say=say).rows()
 
 
@@ -292,7 +289,7 @@ class _Run:
                 yield self._frame(name, batch, statistics.median(self._card.clock(call, self._repeats)))
 
     def _compiled(self) -> Iterator[Row]:
-        """The plain formula compiled by `torch.compile`: the same scores without a bound on their error."""
+        """Measure the plain formula compiled by `torch.compile`, without a bound on its error."""
         device, batch = self._card.device, max(self._batches)
         group = take_queries(self._scene.queries, 0, batch)
         backend = "inductor" if device.type == "cuda" else "eager"
@@ -369,11 +366,9 @@ def _wrong_proofs(answers: TopK, exact: TopK) -> int:
 def measure(
     shapes: Sequence[str], *, batches: Sequence[int], seed: int, quick: bool, as_json: bool, device: str = "cuda"
 ) -> int:
-    """Print a line as each row is measured, and with `as_json` one object with `rows` at the end. Returns 1 after a
-    failure, else 0.
+    """Print a line per row, and with `as_json` one object with `rows` at the end. Return 1 after a failure, else 0.
 
-    Device "cpu": see `rows`.
-    Raises: ValueError for an unknown shape; RuntimeError without a GPU.
+    Raises: as `rows`.
     """
     # The largest first: they matter most if time runs out.
     names = shapes or ["books", "ml-20m", "nq320k", "ml-1m"]

@@ -1,7 +1,6 @@
 """A synthetic catalogue of any size whose items look like a trained model's, and queries from its encoder.
 
-Items are rows of the bundle, each component rotated by normal noise: near copies at every distance, as in catalogues of
-millions.
+Items are rows of the bundle, each component rotated by normal noise.
 """
 
 from dataclasses import replace
@@ -28,8 +27,7 @@ def enlarged(
 ) -> Bundle:
     """Write a bundle of `num_items` synthetic items to `path`, with the head and gate of `bundle`, without an encoder.
 
-    width: each component's coordinates, by default all. coded: with codebooks for `anisotropic`; for 100 million items
-    they take minutes.
+    width: coordinates of each component, by default all. coded: with codebooks for `anisotropic`.
     """
     generator = np.random.default_rng(seed)
     trained, head = bundle.item_states, bundle.manifest.head
@@ -79,7 +77,7 @@ def _numbered(count: int) -> Strings:
 
 
 def queries(bundle: Bundle, count: int, *, seed: int) -> QueryStates:
-    """Return states of `count` histories of 50 random items each, or as many as the encoder reads."""
+    """Return states of `count` histories of 50 random items, or as many as the encoder reads."""
     generator = np.random.default_rng(seed + 1)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

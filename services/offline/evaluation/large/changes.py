@@ -26,7 +26,7 @@ _TRUTH = "brute_force"
 
 @dataclass(frozen=True, slots=True)
 class Changing:
-    """Search times before and during changes; changes per second; recall of brute force's top K at the end."""
+    """Search times before and during changes, changes per second, and recall of brute force's top K at the end."""
 
     before: Times
     while_changing: Times
@@ -39,8 +39,7 @@ def searched_while_changing(
 ) -> Changing:
     """Search without changes; apply half of the changes that trigger a merge; then search during changes.
 
-    The last part takes `seconds`, with ten milliseconds between searches and 1,000 changed items per second, 20 at a
-    time.
+    The last part takes `seconds`: a search every ten milliseconds, 1,000 changed items per second, 20 at a time.
     Raises: ValueError for an unknown algorithm.
     """
     wanted = parse_algorithm(algorithm)
@@ -114,7 +113,6 @@ class _Changes:
         self._items, self._generator = items, generator
 
     def some(self, count: int) -> ItemBatch:
-        """Distinct items, each component rotated by a normal noise of .02 per coordinate."""
         states = self._items.states
         rows = np.sort(self._generator.choice(len(states), count, replace=False, shuffle=False))
         components = states.components[rows]

@@ -35,7 +35,7 @@ _WARM_UP, _AT_ONCE = 24, 16
 
 
 def run(request: Request, *, bundle: Path, sizes: Sequence[int], requests: int) -> Report:
-    """Measure `requests` searches of each kind, on one computing thread; writes gaps.{md,json,png}.
+    """Measure `requests` searches of each kind, on one thread; writes gaps.{md,json,png}.
 
     Raises: BundleError; ValueError for a bundle without an encoder.
     """

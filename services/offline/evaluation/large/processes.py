@@ -31,8 +31,9 @@ Loaded = tuple[Any, dict[str, float]]
 
 
 def run(request: Request, *, bundle: Path, sizes: Sequence[int], shard: Shard, width: int | None) -> Report:
-    """Measure with one computing thread each; writes large-shards.{md,json}. width: see `enlarged`. Raises:
-    BundleError.
+    """Measure with one computing thread each; writes large-shards.{md,json}.
+
+    width: as in `enlarged`. Raises: BundleError.
     """
     from services.offline.evaluation.large.catalogue import enlarged
 
@@ -105,10 +106,6 @@ _PROCESSES: dict[str, Callable[[Path, Shard], Loaded]] = {
 
 
 def _measured(load: Callable[[Path, Shard], Loaded], path: Path, shard: Shard) -> dict[str, Any]:
-    """Start time and memory of a process, without loading libraries.
-
-    `again` maps the files that the first start wrote.
-    """
     set_compute_threads(1)
     before, wall, cpu = _memory(), time.perf_counter(), time.process_time()
     loaded, bytes_per_item = load(path, shard)
@@ -127,7 +124,7 @@ def _measured(load: Callable[[Path, Shard], Loaded], path: Path, shard: Shard) -
 
 
 def _memory() -> tuple[int, int, int]:
-    """Kilobytes of the process's own memory, of mapped files, and of the largest so far."""
+    """Return kilobytes of own memory, of mapped files, and of the largest resident size so far."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     own, mapped, most = (int(fields[name].split()[0]) for name in ("RssAnon", "RssFile", "VmHWM"))
     return own, mapped, most

@@ -1,4 +1,4 @@
-"""Questions and documents as vectors, for PEFA; folds to choose lambda and k, and `sampled` shares of training pairs.
+"""Questions and documents as vectors, for PEFA.
 
 Letters: n documents, m training queries, B test queries, E pairs, d width.
 """
@@ -47,8 +47,11 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextSet:
-    """One corpus. `unseen` (B,): no training query has this text. `tested_are_trained`: every tested document has
-    training queries, also in folds. `decided_by`: recalls that choose lambda and k.
+    """One corpus.
+
+    unseen (B,): no training query has this text. tested_are_trained: every tested document has training queries, also
+    in
+    folds. decided_by: recalls that choose lambda and k.
     """
 
     name: str
@@ -63,7 +66,7 @@ class TextSet:
 def folds(data: TextSet, *, count: int, seed: int) -> Iterator[tuple[Judged, Judged]]:
     """Yield (fitted, held out) parts of the training queries, `count` times, disjoint.
 
-    With `tested_are_trained` a query stays fitted if one of its documents would have no other.
+    With `tested_are_trained` a query stays fitted if one of its documents would have no other query.
     """
     train = data.train
     fold_of = np.random.default_rng(seed).permutation(len(train)) % count
@@ -77,7 +80,7 @@ def folds(data: TextSet, *, count: int, seed: int) -> Iterator[tuple[Judged, Jud
 
 
 def sampled(train: Judged, share: float, *, seed: int) -> Judged:
-    """Return a share of the pairs, drawn uniformly (paper, section 5.4); queries without pairs are dropped.
+    """Return a share of the pairs, drawn uniformly (paper, section 5.4), without queries that have no pair.
 
     Raises: ValueError if `share` is not in (0, 1].
     """
@@ -90,14 +93,14 @@ def sampled(train: Judged, share: float, *, seed: int) -> Judged:
 
 
 def known(name: str) -> str:
-    """Return the name. Raises: ValueError if it is unknown, with the names."""
+    """Return the name. Raises: ValueError if it is unknown."""
     if name not in NAMES:
         raise ValueError(f"data={name!r}; allowed: {', '.join(NAMES)}")
     return name
 
 
 def load(name: str, source: EmbeddingSource) -> TextSet:
-    """Load a set, documents cut at 600 characters, all encoded by MiniLM.
+    """Load a set and encode its queries and cut documents with MiniLM.
 
     Raises: ValueError for an unknown name, a missing file or missing weights.
     """
@@ -110,8 +113,9 @@ def load(name: str, source: EmbeddingSource) -> TextSet:
 
 
 def text_set(texts: TextCollection, documents: FloatArray, encode: Callable[[Sequence[str]], FloatArray]) -> TextSet:
-    """Return a collection with its documents' vectors (n, d) and its questions encoded. Questions that differ only in
-    case and spaces are equal.
+    """Return a collection with its documents' vectors (n, d) and its questions encoded.
+
+    Questions that differ only in case and spaces are equal.
     """
     trained = {" ".join(text.lower().split()) for text, _ in texts.train}
     return TextSet(

@@ -1,8 +1,7 @@
-"""Indexes for text queries with PEFA: this library's, and hnswlib.
+"""Indexes for text queries with PEFA: this library's, and hnswlib (an extra).
 
-PEFA-XS is another set of vectors in the same index; PEFA-XL adds a second search and the voted documents. Graphs are
-the paper's: M 32, efConstruction 500, efSearch 300; hnswlib is an extra. An answer is the 100 best documents of a
-query, best first.
+PEFA-XS is another set of vectors in the same index. PEFA-XL adds a second search and the voted documents. Graphs have
+the paper's settings. An answer is a query's 100 best documents, best first.
 
 Letters: n documents, m training queries, B queries, E pairs, d width, k neighbours, K results.
 """
@@ -82,7 +81,7 @@ class ServedVectors(VectorIndex):
 
 
 class ServedMemory:
-    """One entry per pair of a training query and its document, exact search."""
+    """Exact search of one entry per pair of a training query and its document."""
 
     def __init__(self, train: Judged, *, k: int) -> None:
         self._k = k
@@ -140,7 +139,7 @@ class GraphVectors(VectorIndex):
 
 
 class GraphMemory:
-    """The paper's second graph: the k nearest training queries by hnswlib, and Y."""
+    """The paper's second graph: votes of the k nearest training queries by hnswlib."""
 
     def __init__(self, train: Judged, relevant: sparse.csr_matrix, *, k: int, seed: int) -> None:
         self._graph = GraphVectors(train.queries, seed=seed, results=k)
@@ -159,7 +158,7 @@ class GraphMemory:
 class Voted:
     """PEFA-XL: the base's best documents and every voted one, by lambda s + (1 - lambda) vote.
 
-    Exact if base and memory are and no vote is negative: K documents score at least as much as any omitted one.
+    It is exact if base and memory are and no vote is negative.
     """
 
     def __init__(self, documents: FloatArray, base: VectorIndex, memory: Memory, *, share: float) -> None:

@@ -1,4 +1,4 @@
-"""`freshet bench pefa`: PEFA on its paper's data, real texts with a real sentence encoder."""
+"""`freshet bench pefa`: PEFA on real texts with a real sentence encoder, as in its paper."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ _RECALLS = ("recall@1", "recall@10", "recall@100")
 
 
 def page(report: dict[str, Any]) -> str:
-    """A `note` is a person's addition."""
+    """Return pefa.md; a person may add a `note` to the report."""
     rows = report["rows"]
     return filled(
         _FOLDER / "page.template.md",
@@ -125,7 +125,7 @@ _CUT_NAMES = tuple(f"recall@{cut}" for cut in PAIR_CUTS)
 def run(request: Request, *, names: Sequence[str], source: EmbeddingSource | None = None) -> Report:
     """Measure every set; writes pefa.{md,json,png} and pefa_shares.png.
 
-    Raises: ValueError for an unknown set, a missing file, or weights that are not installed, with what to do.
+    Raises: ValueError for an unknown set, a missing file, or weights that are not installed.
     """
     began = time.perf_counter()
     source = source or EmbeddingSource(progress=lambda what, done, total: request.say(f"{what}, {done:,} of {total:,}"))
@@ -162,7 +162,6 @@ def _rows_of(data: TextSet, request: Request) -> list[Row]:
 
 
 def _chosen_row(data: TextSet, setting: Setting, found: Mapping[Setting, Recalls]) -> Row:
-    """Recalls of all test queries, with gain and interval, and of those whose text is not a training query's."""
     own, alone = found[setting], found[ENCODER]
     row = {"table": "chosen", "data": data.name, "queries": len(data.test), **_described(setting), **_means(own)}
     row |= {"unseen_queries": int(data.unseen.sum())}
@@ -175,7 +174,6 @@ def _chosen_row(data: TextSet, setting: Setting, found: Mapping[Setting, Recalls
 
 
 def _share_rows(data: TextSet, settings: Mapping[str, Setting], *, seeds: Sequence[int], request: Request) -> list[Row]:
-    """Figure 3: mean and deviation over samples, for the chosen lambda and k."""
     out = []
     wanted = {"xs": settings["xs"], "xl": settings["xl"]}
     for share in SAMPLED_SHARES:
@@ -199,7 +197,7 @@ def _share_rows(data: TextSet, settings: Mapping[str, Setting], *, seeds: Sequen
 
 
 def _index_bytes(data: TextSet, method: str, pairs: int) -> int:
-    """Exact search: documents' vectors, and with XL the memory's entries."""
+    """Return the bytes of the documents' vectors and, for XL, of the memory's entries."""
     width = data.documents.shape[1]
     remembered = pairs * bytes_per_entry(width) if method == "xl" else 0
     return int(data.documents.nbytes) + remembered

@@ -1,7 +1,7 @@
-"""PEFA on text in this library's indexes, and over graph indexes: build time, bytes, latency and recall.
+"""PEFA on text as served: build time, bytes, latency and recall, in this library's indexes and over hnswlib.
 
-This library's indexes are exact search, the proven integer codes, and the same codes with only some cells visited (an
-approximate index). The memory is the index that candidates search.
+This library's indexes are exact search, the proven integer codes, and the same codes with only some cells visited. The
+memory is the index that candidates search.
 
 Letters: n documents, m training queries, B queries, d width.
 """
@@ -36,9 +36,9 @@ _VISITED = 0.6  # cells that the approximate index visits: of the sets' hundred,
 def builds(
     data: TextSet, settings: Mapping[str, Setting], *, seed: int
 ) -> dict[tuple[str, str], Callable[[], Retriever]]:
-    """Return a function per (index, method) that builds it from vectors and pairs.
+    """Return (index, method) -> a function that builds it. hnswlib is omitted if it is not installed.
 
-    `settings`: of "xs" and "xl"; hnswlib is omitted if not installed.
+    `settings`: of "xs" and "xl".
     """
     documents, train = data.documents, data.train
     xs, xl = settings["xs"], settings["xl"]
@@ -65,8 +65,9 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Return one row per index and method, as in the paper's Table 6, with recall.
 
-    Times are processor time of all threads: they exclude waits on a busy machine. Builds use up to two threads; queries
-    run one at a time on one, alternating between indexes; PyTorch then has one.
+    Times are processor time of all threads. Builds use up to two threads; queries run one at a time, alternating
+    between
+    indexes, on one thread, which PyTorch then keeps.
     """
     built: dict[tuple[str, str], Retriever] = {}
     building = Times()

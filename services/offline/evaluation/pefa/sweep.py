@@ -1,7 +1,7 @@
-"""lambda and k of PEFA on text: recall over a grid by exact search, and the choice on held-out training queries.
+"""lambda and k of PEFA on text, chosen on held-out training queries by recall over a grid.
 
 Equation 8 has two readings for a document without feedback: its vector is multiplied by lambda (printed), or does not
-change (served). Test queries are never used here.
+change (served).
 
 Letters: n documents, m training queries, B queries asked, d width, k neighbours.
 """
@@ -32,7 +32,7 @@ _HELD_OUT = 2_500  # that decide; with fewer training queries each is held out o
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A method with its lambda (`share`) and k; `printed`: equation 8 as printed for documents without feedback."""
+    """A method with its lambda (`share`) and k; `printed`: the printed reading of equation 8."""
 
     method: Method
     share: float = 1.0
@@ -96,8 +96,9 @@ def measured(
 def chosen(
     data: TextSet, settings: Sequence[Setting], *, seed: int, say: Callable[[str], None] = lambda line: None
 ) -> dict[tuple[Method, bool], Setting]:
-    """Return each method's (and reading's) best setting on held-out training queries: by the mean of the set's two
-    recalls, then the larger lambda, then the smaller k.
+    """Return the best setting of each (method, printed) on held-out training queries.
+
+    The mean of the set's two recalls decides, then the larger lambda, then the smaller k.
     """
     totals = dict.fromkeys(settings, 0.0)
     per_fold = len(data.train) / _FOLDS

@@ -1,7 +1,7 @@
 """The arms of the comparison: encoder, head, and the settings that each tunes in a given processor time.
 
-As in the paper's Table 3 (arXiv:2407.15462) with two controls: a dot product at the mixture's bytes per item, and a
-mixture without its mutual-information loss.
+They are those of the paper's Table 3 (arXiv:2407.15462) and two controls: a dot product at the mixture's bytes per
+item, and a mixture without its mutual-information loss.
 """
 
 import math
@@ -44,7 +44,7 @@ class Trial:
         return ", ".join([*parts, *(f"{one.name.replace('_', ' ')} {getattr(self, one.name):g}" for one in others)])
 
     def applied(self, config: TrainConfig) -> TrainConfig:
-        """Return the configuration with this trial's settings; a gate or pair dropout above 0 replaces the preset's."""
+        """Return the configuration with these settings; a gate or pair dropout above 0 replaces the preset's."""
         kept = config.dropouts
         kept = replace(kept, gate=self.gate_dropout or kept.gate, pair=self.pair_dropout or kept.pair)
         return replace(
@@ -61,7 +61,7 @@ Changes = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """`shaped` turns a preset's configuration, HSTU with the mixture, into this arm's; `changes`: see `tune`."""
+    """`shaped` turns a preset's configuration, HSTU with the mixture, into this arm's; `changes`: as in `tune`."""
 
     name: str
     title: str
@@ -100,7 +100,8 @@ def tune(changes: Changes, seconds: float, tried: Callable[[Trial, float], tuple
     """Return the best setting on validation among those that fit into `seconds` of processor time.
 
     Each change is made to the best setting so far; EVERY_ARM is always tried. `tried(trial, left)` returns a trial's
-    validation score and seconds, or None if it would take more than `left`.
+    score
+    and seconds, or None if it would take more than `left`.
     """
     scores: dict[Trial, float] = {}
     for number, change in enumerate(changes):

@@ -1,8 +1,6 @@
-"""Comparison with published figures: the effect of each difference of the authors' protocol on leave-one-out,
-MovieLens-1M.
+"""What each difference of the authors' protocol (github.com/bailuding/rails) changes in leave-one-out on ML-1M.
 
-`published.template.md` lists the differences of the authors' code (github.com/bailuding/rails). Only this module can
-make a model that knows the future: no bundle can contain it.
+`published.template.md` lists the differences. Some models here know the future: no bundle can contain them.
 
 Letters: B histories, L events, E events to predict, X items.
 """
@@ -46,8 +44,11 @@ _GAP_BITS = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Protocol:
-    """The published differences; defaults are this repository's protocol. `knows_absence`: the model gets the time
-    since the last event in buckets, the first up to 1,024 s. `seeds`: trainings of the dot product and of the mixture.
+    """The published differences; defaults are this repository's protocol.
+
+    knows_absence: the model gets the time since the last event in buckets, the first up to 1,024 s. seeds: trainings of
+    the
+    dot product and of the mixture.
     """
 
     title: str
@@ -110,8 +111,9 @@ class PublishedModel(SequentialModel):
 
 
 def with_next_times(interactions: Interactions) -> Interactions:
-    """Return the events with timestamps of their own time (upper 32 bits) and the seconds until the user's next event
-    (lower 32; 0 for the last).
+    """Return the events with their time in the upper 32 bits of the timestamps.
+
+    The lower 32 bits have the seconds until the user's next event, 0 for the last.
     """
     rows, offsets = interactions.by_user()
     times = interactions.timestamps[rows]
@@ -125,7 +127,7 @@ def with_next_times(interactions: Interactions) -> Interactions:
 
 
 def ranked(scorer: EventScorer, interactions: Interactions, rows: IntArray) -> Row:
-    """Return the metrics, and HR@10 excluding only the user's last 200 items, and none."""
+    """Return the metrics, HR@10 excluding only the user's last 200 items, and HR@10 excluding none."""
     ranks = []
     for batch in held_out_batches(interactions, rows):
         recent = np.zeros_like(batch.seen)
@@ -140,8 +142,9 @@ def ranked(scorer: EventScorer, interactions: Interactions, rows: IntArray) -> R
 
 
 def run(request: Request) -> Report:
-    """Return rows by protocol and arm; writes published.{md,json} after every training, and skips trainings that
-    published.json has. Raises: DatasetUnavailableError for a set that is not on this machine.
+    """Return rows by protocol and arm; writes published.{md,json} after every training.
+
+    Trainings in published.json are not repeated. Raises: DatasetUnavailableError.
     """
     began, path = time.perf_counter(), request.out / "published.json"
     runs: list[Row] = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else []
@@ -164,7 +167,6 @@ def _planned(*, quick: bool) -> Iterator[tuple[Protocol, str, int]]:
 
 
 def _trained(request: Request, data: MeasuredData, protocol: Protocol, arm: str, seed: int) -> Row:
-    """Train once; the results of every epoch on the validation and on the test events."""
     interactions = load_dataset(data.name, download=False)
     interactions = interactions if protocol.keeps_all_items else interactions.keep_frequent(min_per_item=5)
     split = leave_one_out_split(with_next_times(interactions) if protocol.knows_next_time else interactions)

@@ -1,7 +1,7 @@
 """One run of the comparison: train an arm or fit a baseline, rank the events, store the result.
 
-A finished run is a row and its ranks, so a machine does it once; an interrupted training continues from its checkpoint.
-Only final runs rank the test events.
+A finished run is a row and its ranks, and is not repeated; an interrupted training continues from its checkpoint. Only
+final runs rank the test events.
 
 Letters: E events, X items.
 """
@@ -107,7 +107,7 @@ def run_arm(
 ) -> Finished:
     """Train an arm with one setting on the training rows; the epoch with the best validation counts.
 
-    `with_neighbours`: with the weight that is best on validation. A final run's checkpoints are not trained again.
+    with_neighbours: serve the final run's checkpoint with item neighbours, whose weight is best on validation.
     """
     config = trial.applied(arm.shaped(plan.config))
     config = replace(config, seed=seed, epochs=plan.final_epochs if is_final else plan.trial_epochs)

@@ -1,8 +1,8 @@
-"""`freshet bench quantization`: compares this library's score-aware codes with FAISS's at the same number of bits.
+"""`freshet bench quantization`: this library's score-aware codes next to FAISS's at the same number of bits.
 
-Each row has the score-aware loss, recall 1@N, and the relative error of the best inner product, as in figures 3 and 4a
-and table 1 of arXiv:1908.10396, on real embeddings with held-out queries. Scores are exact inner products with decoded
-vectors: no index scans.
+Rows are as in figures 3 and 4a and table 1 of arXiv:1908.10396, on real embeddings with held-out queries: the
+score-aware loss, recall 1@N, and the relative error of the best inner product. Scores are exact inner products with
+decoded vectors.
 
 Letters: X items, B queries, d width, m subspaces.
 """
@@ -75,10 +75,13 @@ def compare(
     loss_threshold: float = DEFAULT_THRESHOLD,
     seed: int = 0,
 ) -> list[Row]:
-    """Return one row per method at one bit rate. This library trains and encodes with `threshold`; every method's loss
-    is computed with `loss_threshold` and divided by the loss of decoding every item to zero.
+    """Return one row per method at one bit rate.
 
-    LSQ has 8-bit codes only; its m is the rate's bits / 8. Raises: ValueError for an unknown method.
+    This library trains and encodes with `threshold`. Every method's loss has `loss_threshold`, and is divided by the
+    loss of
+    decoding every item to zero. LSQ has 8-bit codes only; its m is the rate's bits / 8. Raises: ValueError for an
+    unknown
+    method.
     """
     items = embeddings.items
     unit = float(np.sqrt(np.mean(np.sum(items.astype(np.float64) ** 2, axis=1))))
@@ -114,11 +117,12 @@ def compare(
 def rows(
     quick: bool, seed: int, *, source: EmbeddingSource | None = None, progress: Callable[[str], None] | None = None
 ) -> list[Row]:
-    """Return the benchmark's rows, each with `kind`: "rate" (several bit rates), "lsq" or "threshold" (a sweep of T).
+    """Return rows of `kind` "rate" (several bit rates), "lsq" and "threshold" (a sweep of T).
 
-    quick: one seed, 4,000 to 10,000 items; else seeds `seed` to `seed + 2`, 20,000 MiniLM and MNIST items. LSQ is slow:
-    one seed, at most 10,000 items, with two other methods (`kind` "lsq").
-    Raises: ValueError if a set's file or the embedding model is missing, with what to do.
+    quick: one seed and 4,000 to 10,000 items; else three seeds and up to 20,000 items. LSQ is slow: one seed, at most
+    10,000
+    items, two other methods.
+    Raises: ValueError if a set's file or the embedding model is missing.
     """
     source = source or EmbeddingSource()
     say = progress or (lambda name: None)
@@ -143,7 +147,7 @@ def rows(
 
 
 def summary(found: Iterable[Row]) -> list[Row]:
-    """Join rows of equal set, items, bits and algorithm over seeds: means, and the spread (largest minus smallest)."""
+    """Join rows that differ only in the seed: means, and spreads (largest minus smallest)."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in found:
         key = tuple(row[name] for name in ("kind", "set", "items", "bits", "code_bits", "algorithm", "threshold"))

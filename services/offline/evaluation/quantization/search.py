@@ -52,7 +52,7 @@ class VectorSet:
 class Setting:
     """One way to search a built index.
 
-    `one` takes a query (1, d), `many`, by default `one`, takes (B, d); both return rows (B, 100).
+    `one` takes a query (1, d), `many` takes (B, d) and is `one` by default; both return rows (B, 100).
     """
 
     text: str
@@ -66,7 +66,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
-    """A built index; ladders list settings from cheap to expensive; `bytes_per_item` includes the float vectors."""
+    """A built index; ladders list settings from cheap to expensive; bytes_per_item includes the float vectors."""
 
     algorithm: str
     ladders: Sequence[Sequence[Setting]]
@@ -75,10 +75,10 @@ class Built:
 
 
 def rows(quick: bool, seed: int, *, source: EmbeddingSource | None = None) -> list[dict[str, Any]]:
-    """Return one row per set, library and batch: queries per second at the cheapest setting with recall@100 >= .99.
+    """Return one row per set, library and batch, at the cheapest setting with recall@100 of at least .99.
 
-    PyTorch and FAISS keep one thread after the call. `quick`: at most 100,000 items of each set, without hnswlib and
-    anisotropic codebooks of wide vectors, whose indexes take minutes.
+    PyTorch and FAISS then keep one thread. `quick`: at most 100,000 items of each set, without indexes that take
+    minutes.
     """
     use_threads(1)
     results = []
@@ -109,7 +109,6 @@ def rows(quick: bool, seed: int, *, source: EmbeddingSource | None = None) -> li
 
 
 def _time(table: list[dict[str, Any]], settings: Sequence[Setting], data: VectorSet, *, rounds: int) -> None:
-    """Time in turns; add milliseconds, queries per second and the speed-up over scann to each row."""
     samples = [Times() for _ in table]
     rng = np.random.default_rng(0)
     for _ in range(rounds):
@@ -133,7 +132,7 @@ def _time(table: list[dict[str, Any]], settings: Sequence[Setting], data: Vector
 
 
 def _candidates(built: Built, data: VectorSet) -> list[tuple[Setting, float]]:
-    """Each ladder's first setting with the wanted recall; if none has it, the nearest setting."""
+    """Return each ladder's first setting with the wanted recall; if none has it, the nearest setting."""
     found, short = [], []
     for ladder in built.ladders:
         for setting in ladder:
@@ -154,7 +153,6 @@ def _cheapest(candidates: Sequence[tuple[Setting, float]], data: VectorSet, batc
 
 
 def _seconds(setting: Setting, data: VectorSet, batch: int) -> float:
-    """Median seconds per query over a few calls."""
     if batch == 1:
         return Times.of(setting.one, [query[None] for query in data.queries[:100]]).median_ms / 1e3
     return Times.of(setting.many, [data.queries] * 3).median_ms / 1e3 / len(data.queries)
@@ -232,7 +230,7 @@ def _of_index(text: str, index: Quantized) -> Setting:
 
 
 def _scann(items: FloatArray, seed: int) -> Built:
-    """Scann by its authors' advice: about sqrt(X) leaves, 4-bit codes of 2 dimensions, T = .2, exact reordering."""
+    """Build by the authors' advice: about sqrt(X) leaves, 4-bit codes of 2 dimensions, T = .2, exact reordering."""
     import scann
 
     num_leaves = round(len(items) ** 0.5)

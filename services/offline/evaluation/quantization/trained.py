@@ -1,8 +1,7 @@
 """`freshet bench quantization --bundle`: codes of a trained model's items at equal bits, and indexes over codes.
 
-All codes are searched with a query's tangents, as in `quantized_tangents` (a dot product has one; decision 046). The
-pool is the union of the N / M best items of each tangent. Scores are exact products with decoded vectors; an item's
-bits exclude its cell. Indexes are timed end to end.
+All codes are searched with a query's tangents, as in `quantized_tangents` (decision 046): the pool is the union of the
+N / M best items of each tangent. Scores are exact products with decoded vectors; an item's bits exclude its cell.
 
 Letters: X items, B queries, M tangents of a query, w coordinates of an item for tangents, N pool size.
 """
@@ -121,9 +120,7 @@ def code_rows(scorer: MolScorer, queries: QueryStates, request: Request) -> Iter
 
 
 def index_rows(scorer: MolScorer, queries: QueryStates, request: Request) -> Iterator[dict[str, Any]]:
-    """Yield a row per index and N: recall@100, median milliseconds per query, bytes per item besides its state, build
-    time.
-    """
+    """Yield a row per index and N; milliseconds are a query's median, bytes exclude the item's state."""
     exact = BruteForce(scorer).search(queries, K).item_indices
     each = [queries.take([query]) for query in range(len(queries))]
     sizes = _sizes(scorer.num_items)[1:]
@@ -205,7 +202,7 @@ def values(codes: CellCodes) -> FloatArray:
 
 
 def _pools(asked: Sequence[FloatArray], decoded: FloatArray, sizes: Sequence[int]) -> list[list[list[int]]]:
-    """For each pool size, B pools: the union of the N / M best of each vector of a query."""
+    """Return, for each pool size, B pools: the union of the N / M best of each vector of a query."""
     result: list[list[list[int]]] = [[] for _ in sizes]
     for vectors in asked:
         scores = vectors @ decoded.T

@@ -1,6 +1,4 @@
-"""The algorithms of a retrieval benchmark: their construction, roofline, and transcription.
-
-An algorithm's pool sizes share its prepared item data.
+"""The algorithms of the retrieval benchmark: their construction, roofline, and transcription.
 
 Letters: X items, B queries, P component pairs, K results, N pool size.
 """
@@ -51,7 +49,7 @@ class Bench:
     _held: dict[Any, Any] = field(default_factory=dict)
 
     def index(self, kind: Any, sizes: Mapping[str, int]) -> Any:
-        """Return an index with these pool sizes. Only a search reads them: indexes of the last kind share its data."""
+        """Return an index with these pool sizes. Indexes of the last kind share its data: only searches read sizes."""
         if kind not in self._held:
             self._held.clear()
             options = {"codebooks": self._codebooks()} if kind is Anisotropic else {}
@@ -68,9 +66,10 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """One row per batch size. `scans`: first passes over all items; empty: compared with brute force's work.
+    """One row per batch size.
 
-    `transcribed` returns the paper's answers (B, K).
+    scans: first passes over all items; empty: the work is brute force's. transcribed: returns the paper's answers (B,
+    K).
     """
 
     name: str
@@ -80,8 +79,9 @@ class Algorithm:
     largest_pool: int = 0
 
     def work(self, shape: Shape, num_queries: int, num_items: int, touched: Mapping[str, float]) -> Work:
-        """Return the unavoidable work; `touched`: mean items per pass. For an exact strategy it is brute force's: a
-        time below 1 roofline is better than that can be.
+        """Return the unavoidable work; `touched`: mean items per pass.
+
+        An exact strategy gets brute force's work, so it may take less than 1 roofline.
         """
         pool = touched.get("full", 0.0)
         return searched(shape, self.scans, num_queries=num_queries, num_items=num_items, pool=pool)

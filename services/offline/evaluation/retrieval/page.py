@@ -1,7 +1,4 @@
-"""The page of `freshet bench retrieval`, from its report: trained bundles first, then synthetic rows.
-
-A generated catalogue has neither recall nor hit rate: see `rows`.
-"""
+"""The page of `freshet bench retrieval`: trained bundles first, then synthetic catalogues."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +40,7 @@ _LEFT_OUT = {
 
 
 def _is_shown(algorithm: str) -> bool:
-    """The page shows only brute force's transcription; the column "× its transcription" has the others' times."""
+    """Only brute force's transcription is a row; a column has the others' times."""
     is_transcription = algorithm.startswith(TRANSCRIPTION) and not algorithm.endswith("brute_force")
     return not is_transcription and algorithm not in _LEFT_OUT
 

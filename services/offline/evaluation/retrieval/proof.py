@@ -1,7 +1,7 @@
-"""Checks exact answers and certificates against float64 scores of every item, on many random catalogues and one of full
-size.
+"""Check exact answers and certificates against float64 scores of every item.
 
-Small catalogues are drawn to be difficult: copies, near ties, zero components, gates from none to huge, filters.
+Catalogues are many small ones, drawn to be difficult (copies, near ties, zero components, gates from none to huge,
+filters), and one of full size.
 
 Letters: B queries, X items, K results.
 """
@@ -70,8 +70,9 @@ class Proof:
 
 
 def prove(request: Request, *, at_scale: bool) -> dict[str, Any]:
-    """Check 100,000 random queries (2,000 when quick) on small catalogues, and 100 at the Books shape if `at_scale` and
-    not quick; return results, and whether they hold.
+    """Check 100,000 random queries (2,000 when quick) on small catalogues; return results, and whether they hold.
+
+    at_scale: also check 100 queries at the Books shape, unless quick.
     """
     wanted = 2_000 if request.quick else 100_000
     small = prove_on_small_catalogues(
@@ -93,8 +94,9 @@ def prove(request: Request, *, at_scale: bool) -> dict[str, Any]:
 def prove_on_small_catalogues(
     *, num_queries: int = 100_000, largest: int = 5_000, seed: int, report: Callable[[int], None] | None = None
 ) -> Proof:
-    """Check all exact strategies and the heuristics on `num_queries` random queries over catalogues of up to `largest`
-    items. A catalogue gets 500 queries; half of the searches are filtered.
+    """Check all exact strategies and the heuristics over catalogues of up to `largest` items.
+
+    A catalogue gets 500 queries; half of the searches are filtered.
     """
     started = time.perf_counter()
     rng = np.random.default_rng(seed)
@@ -140,9 +142,9 @@ def prove_at_scale(
 
 
 def wrong_answers(answer: TopK, exact: Doubles, k: int, *, must_be_exact: bool) -> int:
-    """Return the number of answers that contradict `exact`: the scores (B, X), -inf for items that are not allowed.
+    """Return the number of answers that contradict `exact`: scores (B, X), -inf for items that are not allowed.
 
-    An answer called exact must be the top `k`; a gap must hold for every omitted item; an estimate claims nothing.
+    An exact answer must be the top `k`; a gap must hold for every omitted item; an estimate claims nothing.
     """
     wrong = 0
     for query, row in enumerate(exact):
@@ -174,7 +176,6 @@ def _heuristics(scorer: MolScorer) -> list[Index]:
 
 
 def _awkward(rng: Rng, count: int, batch: int) -> tuple[QueryStates, ItemStates, PairGate | None]:
-    """A catalogue with copies, near copies and zero components, and queries, some of them items."""
     p_q, p_x, d = _SHAPES[rng.integers(len(_SHAPES))]
     pairs = p_q * p_x
     components = _unit(rng.normal(size=(count, 1, d)) + rng.choice([0.01, 0.3, 2.0]) * rng.normal(size=(count, p_x, d)))
@@ -208,7 +209,6 @@ def _awkward(rng: Rng, count: int, batch: int) -> tuple[QueryStates, ItemStates,
 
 
 def _reference(queries: QueryStates, items: ItemStates, gate: PairGate | None) -> Doubles:
-    """All float64 scores (B, X), a bounded group of queries at a time."""
     pairs = queries.components.shape[1] * items.components.shape[1]
     step = max(1, _LARGEST_REFERENCE // (len(items) * pairs))
     groups = (take_queries(queries, start, start + step) for start in range(0, len(queries), step))

@@ -1,6 +1,6 @@
 """`freshet bench retrieval`: the paper's Table 5 at its four shapes, next to a transcription and the roofline.
 
-Quality is shown for a trained bundle alone: a generated catalogue has no labels. Every timed call has other queries.
+Recall and hit rate are of trained bundles alone: a generated catalogue has no labels.
 
 Letters: X items, B queries, K = 100 results, Q queries that quality is measured with.
 """
@@ -56,8 +56,9 @@ def run(
 ) -> Report:
     """Measure Table 5 at the shapes; writes retrieval.{md,json}.
 
-    `bundle` replaces the generator for ml-1m. `with_proof` first compares every answer and certificate with the float64
-    formula. Raises: ValueError or BundleError for a bundle that does not fit.
+    bundle: in place of the generated ml-1m. with_proof: first compare answers and certificates with the float64
+    formula.
+    Raises: ValueError or BundleError for a bundle that does not fit.
     """
     began = time.perf_counter()
     rates = measure_rates()
@@ -72,7 +73,7 @@ def run(
 
 
 def wrong_proofs(rows: list[Row]) -> list[str]:
-    """Return algorithms whose answers were all called exact and yet missed an item; there must be none."""
+    """Return algorithms that called all answers exact and yet missed an item."""
     return [
         f"{row['algorithm']} at {row['shape']}, batch {row['batch']}: recall {row['recall_100']:.4f}"
         for row in rows
@@ -81,10 +82,7 @@ def wrong_proofs(rows: list[Row]) -> list[str]:
 
 
 def plans(names: list[str], *, batches: tuple[int, ...] | None, quick: bool) -> list[Plan]:
-    """Return a run's plans.
-
-    Quick has fewer queries, and B = 8 instead of 32 at the largest shapes.
-    """
+    """Return a run's plans. Quick has fewer queries, and B = 8 in place of 32 at the largest shapes."""
     found = []
     for name in names:
         chosen = batches or ((1, 8) if quick and name in ("books", "nq320k") else (1, 32))
@@ -197,9 +195,9 @@ class _Run:
 def _timed(
     search: Callable[[QueryStates, int], Any], queries: QueryStates, batch: int, seconds: float, *, every_query: bool
 ) -> tuple[Times, list[Any]]:
-    """Call with one batch after the other for `seconds` and, if wanted, until all queries ran once.
+    """Search one batch after the other for `seconds` and, if wanted, until all queries ran once.
 
-    Also returns the answers to the first len(groups) batches or fewer; no query occurs in two of them.
+    Also return the answers to the first batches, at most one per batch.
     """
     groups = [take_queries(queries, start, start + batch) for start in range(0, len(queries) - batch + 1, batch)]
     search(take_queries(queries, 0, 1), RESULTS)  # warm-up
@@ -216,7 +214,7 @@ def _timed(
 
 
 def _settle(index: Exact, queries: QueryStates, batch: int) -> None:
-    """Search until every strategy was tried: measure the one that a process serves with."""
+    """Search until every strategy was tried, so that the one that a process serves with is measured."""
     starts = itertools.cycle(range(0, len(queries) - batch + 1, batch))
     while index.chosen(batch=batch, k=RESULTS) is None:
         start = next(starts)
@@ -224,7 +222,7 @@ def _settle(index: Exact, queries: QueryStates, batch: int) -> None:
 
 
 def _passes(answers: list[TopK]) -> tuple[dict[str, float], dict[str, float]]:
-    """Each pass's mean touched items per query and mean milliseconds per call; equal names add up."""
+    """Return each pass's mean touched items per query and milliseconds per call; equal names add up."""
     touched: dict[str, list[float]] = {}
     seconds: dict[str, float] = {}
     for one in itertools.chain.from_iterable(answer.passes for answer in answers):

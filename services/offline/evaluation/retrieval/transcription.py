@@ -1,7 +1,7 @@
 """A PyTorch transcription of the paper's formulas: the baseline of every run.
 
-It implements sections 2 and 3.2 of arXiv:2407.15462 as a competent user and the authors' code do: batched tensor
-operations, torch.topk, precomputed values of items, and chunks only if intermediates would not fit.
+It implements sections 2 and 3.2 of arXiv:2407.15462 as the authors' code does: batched tensor operations, torch.topk,
+precomputed values of items, and chunks only if intermediates would not fit.
 
 Letters: B queries, X items, P_q, P_x components, P = P_q * P_x, d width, G gate hidden width, K results, N pool size.
 """
@@ -22,10 +22,7 @@ class Transcription:
     """The paper's four algorithms over a catalogue of tensors; answers are item rows (B, K), best first."""
 
     def __init__(self, items: ItemStates, pair_gate: PairGate | None, *, chunk_floats: int = _CHUNK_FLOATS) -> None:
-        """Shares the items' arrays if they are writable.
-
-        Raises: ValueError without a pair gate: the paper's gate always has one.
-        """
+        """Raises: ValueError without a pair gate, which the paper's gate always has."""
         if pair_gate is None:
             raise ValueError("pair_gate=None; the transcription needs the pair gate")
         self._components = _tensor(items.components)
@@ -125,5 +122,5 @@ def _tensors(queries: QueryStates) -> tuple[Tensor, Tensor | None]:
 
 
 def _tensor(array: FloatArray) -> Tensor:
-    """The array's own memory; a copy if it is read-only (a memory-mapped bundle), as PyTorch requires."""
+    """PyTorch needs writable memory: a read-only array (of a memory-mapped bundle) is copied."""
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))

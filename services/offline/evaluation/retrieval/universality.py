@@ -1,8 +1,7 @@
 """Theorem 1 of arXiv:2407.15462 as a program: any score matrix is a mixture of two rank-1 logit matrices.
 
-The paper's own construction (its Lemma 2) fails where the first d of A's singular parts are zero: the identity with d =
-1 is such a matrix. Mixing +c and -c with pi = (c - A) / 2c, c >= max |A|, always works, exactly
-(`docs/reference/universality.md`). `freshet bench universality` measures both.
+The paper's construction (Lemma 2) fails if the rank-d part has zeros, as that of the identity with d = 1. Mixing +c and
+-c with pi = (c - A) / 2c, c >= max |A|, always works (`docs/reference/universality.md`).
 
 Letters: n queries, m items, d rank of a part.
 """
@@ -21,7 +20,7 @@ DoubleMatrix = npt.NDArray[np.float64]
 
 
 def mixture_of_constants(scores: DoubleMatrix) -> tuple[DoubleMatrix, DoubleMatrix]:
-    """Return gates (2, n, m) and rank-1 logits (2, n, m) with sum_p gates_p * logits_p = scores (n, m), to rounding.
+    """Return gates (2, n, m) and rank-1 logits (2, n, m) with sum_p gates_p * logits_p = scores (n, m).
 
     Raises: ValueError for scores that are not a finite matrix.
     """
@@ -35,10 +34,9 @@ def mixture_of_constants(scores: DoubleMatrix) -> tuple[DoubleMatrix, DoubleMatr
 
 
 def mixture_of_scales(scores: DoubleMatrix, rank: int, *, epsilon: float = 1e-6) -> tuple[DoubleMatrix, DoubleMatrix]:
-    """The paper's Lemma 2 as printed: return gates (2, n, m) over two copies (2, n, m) of the rank-d part, at the
-    smallest and the largest scale.
+    """Return gates (2, n, m) over two scales (2, n, m) of the rank-d part: the paper's Lemma 2 as printed.
 
-    `epsilon` replaces a zero denominator, as in the proof. Entries below 1e-12 of the largest count as zero.
+    `epsilon` replaces a zero denominator, as in the proof; entries below 1e-12 of the largest count as zero.
     Raises: ValueError for scores that are not a finite matrix, or a rank outside 1..min(n, m).
     """
     _check(scores)
@@ -73,7 +71,7 @@ def page(report: Report) -> str:
 
 
 def rows(*, size: int = 16, seed: int = 0) -> list[dict[str, Any]]:
-    """Return one row per matrix and rank: the largest error of an entry by both constructions."""
+    """Return the largest error of an entry by both constructions, by matrix and rank."""
     return [
         {
             "matrix": name,
@@ -91,7 +89,7 @@ def _matrices(size: int, seed: int) -> dict[str, DoubleMatrix]:
 
 
 def draw(path: Path, *, size: int = 16, seed: int = 0) -> None:
-    """Draw the identity by both constructions with d = 1, and both errors on both matrices over d."""
+    """Draw the identity by both constructions with d = 1, and both errors over d."""
     identity = np.eye(size)
     gates, logits = mixture_of_constants(identity)
     shown = {

@@ -1,7 +1,6 @@
-"""Baselines without a model: popularity and item-to-item neighbours, both learning from every event of the stream.
+"""Baselines without a model, popularity and item neighbours, that learn from every event of the stream.
 
-They start from the model's training events and learn without delay; settings are chosen on a held-out period, as
-PEFA's.
+They start from the model's training events. Settings are chosen on a held-out period, as PEFA's.
 
 Letters: B events of a batch, X items.
 """
@@ -57,10 +56,7 @@ class NeighbourSettings:
 
 
 class StreamingItemNeighbours:
-    """Item-kNN by co-occurrence: counts c_xy of pairs within a user's window, n_x of events.
-
-    Memory: 4 X^2 bytes.
-    """
+    """Item-kNN by co-occurrence: counts c_xy of pairs within a user's window, n_x of events. Memory: 4 X^2 bytes."""
 
     def __init__(self, setting: StreamSetting, settings: NeighbourSettings, *, name: str = "item-kNN") -> None:
         num_items = setting.interactions.num_items

@@ -1,4 +1,4 @@
-"""Prediction quality of rankers over a stream: rates by kind of event, with intervals clustered by item.
+"""Rates of rankers over a stream by kind of event, with intervals clustered by item.
 
 Events of one item are correlated, so the bootstrap draws items, each with its events of all seeds.
 
@@ -30,9 +30,11 @@ METRICS = ("hr@10", "hr@50", "mrr")
 class EventColumns:
     """Properties of each predicted event that use no later event; arrays are (N,).
 
-    places: positions in the stream. nth: the item's streamed interactions including this one. age_seconds: since the
-    item's first interaction. past_events, past_of_user: the item's and the user's events before the split. predictable:
-    whether the user has a state; others are not counted for any ranker.
+    places: positions in the stream. nth: the item's streamed interactions, this one included. age_seconds: since the
+    item's
+    first interaction. past_events, past_of_user: the item's and the user's events before the split. predictable: the
+    user
+    has a state; other events are not counted.
     """
 
     items: IntArray

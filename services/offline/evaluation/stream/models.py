@@ -2,7 +2,7 @@
 
 Both encode every event immediately; only a training changes item states.
 
-Letters: C predicted events of a batch, X items of the whole vocabulary, K items of a model.
+Letters: C predicted events of a batch, X items of the whole vocabulary, K items of a model, n events.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,8 +34,10 @@ _STATES_PER_BATCH = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventStates:
-    """S states. rows (n,): row of the state before each event, -1 if the user had no history. gaps (n,): seconds since
-    that history's last event.
+    """States before events.
+
+    rows (n,): row of an event's state, -1 if the user had no history. gaps (n,): seconds since that history's last
+    event.
     """
 
     states: QueryStates
@@ -109,7 +111,7 @@ def quick_fit(epochs: int) -> Fit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamModel:
-    """A model on a section of the stream: items (K), and states before the events from `first` on."""
+    """A model on a section of the stream: items (K), and states before the events from position `first` on."""
 
     part: TrainingPart
     items: ItemStates
@@ -158,7 +160,7 @@ class TrainedModels:
     """Scores by trained models, each from its `first` to the next model's."""
 
     def __init__(self, setting: StreamSetting, models: Sequence[StreamModel], *, name: str) -> None:
-        """`models`: by section. Raises: ValueError if there are none."""
+        """Take the models by section. Raises: ValueError if there are none."""
         if not models:
             raise ValueError("models is empty; allowed: at least one")
         self.name, self._models = name, list(models)

@@ -75,7 +75,6 @@ def _set_part(settings: Row, rows: Sequence[Row]) -> str:
 
 
 def _verdict(row: Row) -> Row:
-    """Above, below or not distinguishable from the frozen ranker, and the gap, per metric."""
     found: Row = {"name": row["name"]}
     for metric, (mean, low, high) in row["all"]["minus frozen"].items():
         found[metric] = "above" if low > 0 else "below" if high < 0 else "not distinguishable from"
@@ -105,7 +104,7 @@ def plot_stream(sets: Sequence[WalkedSet], path: Path) -> None:
 
 
 def plot_new_items(sets: Sequence[WalkedSet], path: Path) -> None:
-    """Plot hit rate@50 of new items by their number of interactions; a point joins three numbers: events are few."""
+    """Plot hit rate@50 of new items by their number of interactions; a point joins three numbers."""
     with panels(path, 1, len(sets), size=(6.5, 4.2)) as drawn:
         for panel, walked in zip(drawn[0], sets, strict=True):
             mask = walked.table.predictable & (walked.table.past_events == 0)

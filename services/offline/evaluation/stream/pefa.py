@@ -1,7 +1,6 @@
-"""PEFA in a stream: the serving code (algorithms/pefa), which predicts each event before learning from it.
+"""PEFA in a stream by the serving code (algorithms/pefa). Each event is predicted from exactly the events before it.
 
-`RefreshedItems` is XS: every event updates sums and item states. `WithVotes` adds XL to a wrapped ranker. Both predict
-each event of a batch from exactly the events before it.
+`RefreshedItems` is XS: every event updates sums and item states. `WithVotes` adds XL to other rankers.
 
 Letters: B events of a batch, C predicted ones, X items of the whole vocabulary, P_q, P_x components, d their width, k
 neighbours.
@@ -50,8 +49,11 @@ class Feedback:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refreshing:
-    """Settings of XS. `share`: lambda of the model's items; `new_share`: of new ones, whose state has length 1 -
-    lambda. A new item is scored once it has `min_users` users.
+    """Settings of XS.
+
+    share: lambda of the model's items; new_share: of new items, whose state has length 1 - lambda. min_users: a new
+    item is
+    scored once it has so many users.
     """
 
     share: SharePolicy
@@ -60,7 +62,7 @@ class Refreshing:
 
 
 class RefreshedItems:
-    """PEFA-XS: moves frozen items toward their users' query states, and makes new items of such states alone."""
+    """PEFA-XS: moves trained items toward their users' query states, and makes new items of such states alone."""
 
     def __init__(
         self, setting: StreamSetting, model: StreamModel, feedback: Feedback, variants: Mapping[str, Refreshing]
@@ -103,7 +105,7 @@ class RefreshedItems:
         return found
 
     def _learn_within(self, batch: EventBatch, asked: "_Asked", found: Mapping[str, Scores]) -> None:
-        """Learn event by event, adding each one's effect to the scores of the events after it."""
+        """Learn event by event, adding each one's effect to the scores of later events."""
         learnt = self._to_learn(self._setting.split + batch.places)
         if not len(learnt):
             return
@@ -142,10 +144,9 @@ class RefreshedItems:
 
     def behind(self, queries: QueryStates) -> dict[str, float]:
         """Return facts that explain XS's changes, as means over items with enough interactions; empty without such
-        items or queries.
+        items.
 
-        An average of queries is nearer to any query than a trained item is; the difference determines how short a new
-        item's state must be.
+        An average of queries is nearer to any query than a trained item is, so a new item's state must be shorter.
         """
         sums = self._sums.of(self._ids)
         enough = sums.counts >= _ENOUGH_INTERACTIONS
@@ -169,7 +170,6 @@ class RefreshedItems:
         return ItemStates(components=self._base.components[codes], gate=gate)
 
     def _to_learn(self, rows: IntArray) -> "_Learnt":
-        """Learn those of the setting's `rows` that have a state and a weight."""
         events, weights = self._setting.interactions, self._feedback.weights(self._setting, rows)
         able, queries = self._model.queries(rows - self._setting.split)
         able_rows, able_weights = rows[able], weights[able]
@@ -235,8 +235,9 @@ def _joined(parts: Sequence[SumsOf]) -> SumsOf:
 class WithVotes:
     """Scores of other rankers, each also with the votes of remembered interactions (PEFA-XL, equation 6).
 
-    An item that the inner ranker does not score gets s = 0 once it has `min_users` contributors. A full memory evicts
-    entries only at the end of a batch.
+    An item that a ranker does not score gets s = 0 once it has `min_users` contributors. A full memory evicts entries
+    at
+    the end of a batch.
     """
 
     def __init__(
@@ -328,7 +329,6 @@ class WithVotes:
         return answerable
 
     def _to_remember(self, rows: IntArray) -> list[MemoryEntry]:
-        """Remember those of the setting's `rows` that the memory admits."""
         able, queries = self._model.queries(rows - self._setting.split)
         events, weights = self._setting.interactions, self._feedback.weights(self._setting, rows)
         return [

@@ -1,4 +1,4 @@
-"""Every streamed event is predicted from the events before it, and only then learnt from.
+"""Predict every streamed event from the events before it, and only then learn from it.
 
 Batches are for speed alone: a ranker scores an event as if the earlier ones of its batch had been learnt. Seen items
 are excluded for all rankers alike; a target without a score is missed.
@@ -24,7 +24,7 @@ BoolArray = npt.NDArray[np.bool_]
 class StreamSetting:
     """All events, oldest first; rows from `split` on are streamed.
 
-    Items (X,) without an event before the split, if drawn for it (withheld), and with one (known).
+    Shapes: withheld (X,), items drawn to have no event before the split; known (X,), items with one.
     """
 
     interactions: Interactions
@@ -39,7 +39,7 @@ class StreamSetting:
 
     @property
     def new_items(self) -> BoolArray:
-        """Items that occur in the stream and not before it (X,), withheld or new."""
+        """Return the items (X,) that occur in the stream and not before it."""
         streamed = np.bincount(self.interactions.items[self.split :], minlength=self.interactions.num_items) > 0
         return streamed & ~self.known
 
@@ -99,9 +99,10 @@ BATCH_EVENTS = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventBatch:
-    """Streamed events in order; `places` (B,) count from the split, `chosen` (C,): rows to predict.
+    """Streamed events in order.
 
-    excluded (C, X): the seen items of each predicted event's user.
+    Shapes: places (B,), counted from the split; chosen (C,), rows to predict; excluded (C, X), items that these events'
+    users have seen.
     """
 
     places: IntArray
@@ -120,10 +121,9 @@ class Ranker(Protocol):
     """Ranks items for a user's next event."""
 
     def step(self, batch: EventBatch) -> Mapping[str, Scores]:
-        """Return scores (C, X) by name, each row from the events before its event, -inf for items that it cannot answer
-        with.
+        """Return scores (C, X) by name, -inf for items that it cannot answer with; then learn the whole batch.
 
-        Afterwards the whole batch is learnt. Variants that share work return one entry each.
+        Each row is scored from the events before its event. Variants that share work return one entry each.
         """
         ...
 
