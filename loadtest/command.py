@@ -1,4 +1,4 @@
-"""The command line of the load tests: parse, check the target, run, report; the last line on stdout is the summary.
+"""The command line of the load tests; the last line on stdout is the summary.
 
 Exit status: 0 done, 1 the target did not answer or too many calls failed, 2 wrong usage, 130 interrupted.
 """
@@ -86,9 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _channel(target: str) -> Any:
-    """Return a channel, encrypted if FRESHET_TLS_CA names the gateway's CA; a gateway needs no client certificate.
+    """Return a channel, encrypted if FRESHET_TLS_CA names the gateway's CA.
 
-    Its calls have the key of FRESHET_API_KEY, if set.
+    Calls have the key of FRESHET_API_KEY, if set.
     """
     import grpc
 
@@ -157,7 +157,7 @@ def add_target(parser: argparse.ArgumentParser, scenario: str) -> None:
 
 
 def check_target(options: argparse.Namespace) -> None:
-    """Raises: ValueError if the target is not an address, or is another machine without permission."""
+    """Check the target. Raises: ValueError if it is no address, or another machine without permission."""
     host, separator, port = options.target.rpartition(":")
     if not separator or not host or not port.isdigit() or not 1 <= int(port) <= 65_535:
         raise ValueError(f"--target={options.target}; allowed: host:port with a port from 1 to 65535")

@@ -1,6 +1,6 @@
 """The compiled sender (`sender/main.go`): calls on a clock at a tenth of the processor time of a sender in Python.
 
-Go on the path builds it once, into the user's cache. Requests and answers are bytes here.
+Go on the path builds it once, into the user's cache.
 """
 
 import hashlib
@@ -39,8 +39,9 @@ class PlannedCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
-    """Of the calls in their order: latency from due (n,) s, gRPC status (n,), and the answers of those that are OK.
+    """The answers, in the order of the calls.
 
+    Shapes: sent_s (n,) and latency_s (n,), from the due time; status (n,), gRPC's; answer: of calls that are OK.
     processor_s: the sender's own processor time.
     """
 
@@ -90,7 +91,7 @@ def send(
 ) -> Answers:
     """Send the calls, each when it is due, and wait for every answer or its deadline.
 
-    callers: so many instead take the next call after each answer, for `lasts_s`; the remaining calls are `NOT_SENT`.
+    callers: so many send the next call after each answer instead, for `lasts_s`; the remaining calls are `NOT_SENT`.
     Raises: SenderError.
     """
     methods = sorted({call.method for call in calls})

@@ -1,7 +1,4 @@
-"""The freshness contract as claims about a run's observations: lags, new items, tokens, and their cost.
-
-Pure: observations in, claims and findings out. The scenario observes.
-"""
+"""The freshness contract as claims about a run's observations: lags, new items, tokens, and their cost."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -48,8 +45,9 @@ def p99_s(seconds: Sequence[float]) -> float | None:
 
 
 def lag(lags_s: Sequence[float], *, unseen: int, told_s: Sequence[float], poll_ms: float) -> Part:
-    """Claim a limit for the time from an event's acknowledgement to another user's answer that shows it; `told_s`: lags
-    reported by the index.
+    """Claim a limit for the time from an event's acknowledgement to another user's answer that shows it.
+
+    told_s: lags reported by the index.
     """
     says = "seconds from an event's acknowledgement to an answer that everybody gets from it, p99"
     found = {
@@ -64,7 +62,10 @@ def lag(lags_s: Sequence[float], *, unseen: int, told_s: Sequence[float], poll_m
 
 
 def new_items(found_s: Sequence[float | None], *, waited_s: float, top: int) -> Part:
-    """Per user and new item, seconds from its third interaction to the user's top; None: not within `waited_s`."""
+    """Claim that every user finds every new item in time.
+
+    found_s: seconds from an item's third interaction to a user's top; None: not within `waited_s`.
+    """
     known = [seconds for seconds in found_s if seconds is not None]
     in_time = sum(seconds <= MAX_NEW_ITEM_S for seconds in known)
     says = (
@@ -82,7 +83,10 @@ def new_items(found_s: Sequence[float | None], *, waited_s: float, top: int) -> 
 
 
 def tokens(verdicts: Mapping[str, int], *, unanswered: int) -> Part:
-    """`verdicts`: answers by `judge_token`; `unanswered`: failed calls, which claim nothing."""
+    """Claim that every answer honours its token or says that it could not.
+
+    verdicts: answers by `judge_token`; unanswered: failed calls, which claim nothing.
+    """
     answers = sum(verdicts.values())
     kept = verdicts.get("honoured", 0) + verdicts.get("said_so", 0)
     says = f"share of {answers:,} answers to a token that honour it or say that they could not"
@@ -91,8 +95,10 @@ def tokens(verdicts: Mapping[str, int], *, unanswered: int) -> Part:
 
 
 def judge_token(token: common_pb2.FreshnessToken, item_id: str, answer: gateway_pb2.RecommendResponse) -> str:
-    """Return "honoured", "said_so", or why the answer's claim is false: its state is older than the token, it still
-    recommends the recorded item, or it neither honours the token nor says so.
+    """Return "honoured", "said_so", or why the answer's claim is false.
+
+    A claim is false if the state is older than the token, if the answer still recommends the recorded item, or if it
+    neither honours the token nor says so.
     """
     said_so = gateway_pb2.DEGRADATION_TOKEN_NOT_HONOURED in answer.degradations
     if not answer.token_honoured:
@@ -110,7 +116,7 @@ def judge_token(token: common_pb2.FreshnessToken, item_id: str, answer: gateway_
 
 
 def cost(p99s_ms: Sequence[float], windows: Sequence[Window]) -> Part:
-    """Claim a limit for Recommend's p99 with refresh over that without; each window's p99, NaN without calls."""
+    """Claim a limit for Recommend's p99 with refresh over that without; p99s_ms: by window, NaN without calls."""
     found = ratio(p99s_ms, windows)
     says = "Recommend p99 beside a working refresher over beside a stopped one, median of neighbouring windows"
     table = [
@@ -176,9 +182,9 @@ class ProbeBoard:
         return item.written_s is not None and score != item.score
 
     def confirm(self, item_id: str, score: float, evidence: int, seen_s: float) -> bool:
-        """Handle a score that changed at `seen_s`: return True and record the lag if the served evidence has grown too.
+        """Handle a score that changed at `seen_s`; return True and record the lag if the evidence has grown too.
 
-        A score may change for another reason (the memory's votes, say): then it is the new baseline.
+        A score may change for another reason, such as the memory's votes: then it is the new baseline.
         """
         item = self._items[item_id]
         item.score = score

@@ -1,8 +1,7 @@
 """Locust with a clock: a single Locust user drives the open loop, one greenlet per call, and records every call.
 
-Locust's own users wait for answers (closed loop), which hides a stall. A call due while too many are in flight is
-counted as not sent. It knows no scenario and no protos. Run in a process of its own: `enable_gevent` patches the
-standard library.
+Locust's own users wait for answers (closed loop), which hides a stall. Run it in a process of its own: `enable_gevent`
+patches the standard library.
 """
 
 import gc
@@ -24,7 +23,7 @@ _PROGRESS_EVERY_S = 5.0
 class Stream:
     """Calls of one kind: due times `arrivals_s` (increasing); `call` makes one and reads its answer.
 
-    `call` raises grpc.RpcError on failure; every exception is counted, none stops the run.
+    Every exception of `call` is counted; none stops the run.
     """
 
     name: str
@@ -36,8 +35,7 @@ class Stream:
 class LoadPlan:
     """A scenario's plan; without `seconds` the command line sets the length.
 
-    `set_up` makes calls before the clock starts, `tear_down` always follows, `conclude` evaluates the scenario's own
-    observations.
+    `set_up` runs before the clock starts, `tear_down` always follows, `conclude` evaluates the scenario's observations.
     """
 
     streams: Sequence[Stream]
@@ -77,7 +75,7 @@ def run(
 ) -> RunResults:
     """Send every stream's calls at their due times and wait for the answers.
 
-    `locust_report`: path of Locust's own HTML page; `host` is its name of the target.
+    locust_report: path of Locust's own HTML page; host: its name of the target.
     Raises: ValueError if more than MAX_CALLS calls are scheduled.
     """
     total = sum(len(stream.arrivals_s) for stream in streams)
@@ -121,8 +119,6 @@ def run(
 
 
 class _Driver:
-    """Sends due calls in greenlets of their own and records the answers."""
-
     def __init__(self, streams: Sequence[Stream], settings: EngineSettings) -> None:
         from gevent.event import Event
         from gevent.pool import Group

@@ -1,11 +1,11 @@
 """`freshet loadtest knee`: the system's highest rate, and its behaviour under overload.
 
-The knee: the highest rate of Recommend, with arrivals independent of answers, at which its p99 is at most 50 ms or four
-times the p99 at 5/s, whichever is more, next to 2.5 times as many events. Failed calls and degraded answers count as
-unanswered. Then one run over time: the knee, twice the knee, half of it, four times, half. *Goodput* is answers within
-100 ms without degradations. Afterwards, each acknowledged event is looked up in the log by its id, and each user's last
-token must be honoured. All users have a state before the first call that counts. The compiled sender makes the calls;
-every result states its processor time.
+The knee is the highest rate of Recommend, next to 2.5 times as many events, at which its p99 is at most 50 ms or four
+times the p99 at 5/s, whichever is more. Arrivals are independent of answers; failed calls and degraded answers count as
+unanswered. Then one run has the knee's rate, twice, half, four times and half of it. *Goodput* is answers within 100 ms
+without degradations. Afterwards, each acknowledged event is looked up in the log by its id, and each user's last token
+must be honoured. All users have a state before the first call that counts. The compiled sender makes the calls; every
+result states its processor time.
 """
 
 import argparse
@@ -47,9 +47,7 @@ OPTIONS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """Result of one rate: p99 of Recommend in ms (failed and degraded ones count as infinite), degraded answers,
-    failures.
-    """
+    """Result of one rate; p99 of Recommend in ms, in which failed and degraded answers count as infinite."""
 
     per_s: float
     p50_ms: float
@@ -61,7 +59,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """A part of the run over time. Rates per second; p99 of all answered Recommend calls.
+    """A part of the run over time. Rates are per second; p99 is of all answered Recommend calls.
 
     usual_again_s: from its beginning until 95 % of a second's answers are good again; None: not until its end.
     """
@@ -167,7 +165,7 @@ def _first_field(request: bytes) -> bytes:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status: 0 measured, 1 the target did not answer or events were lost, 2 wrong usage."""
+    """Run the command. Exit status: 0 measured, 1 the target did not answer or events were lost, 2 wrong usage."""
     from .command import add_target, check_target
 
     parser = argparse.ArgumentParser(

@@ -1,7 +1,7 @@
 """The open-loop engine: work begins when it is due, whether or not earlier work has finished.
 
-Users of a real site do not wait because the server is slow; if calls waited for answers, a slow server would reduce its
-own load. The load tests drive it on gevent, the demo's replay on asyncio: it neither sleeps nor sends itself.
+Users of a real site do not wait because the server is slow. If calls waited for answers, a slow server would reduce its
+own load. The engine neither sleeps nor sends: load tests drive it on gevent, the demo's replay on asyncio.
 """
 
 import time
@@ -42,8 +42,8 @@ def arrivals(kind: str, *, rate_per_s: float, seconds: float, rng: np.random.Gen
 class OpenLoop(Generic[Work]):
     """One run over `schedule`, pairs of (seconds since the start, work).
 
-    Due work goes to `start(due_s, work)`, or to `refuse(due_s, work)` while `in_flight` has `max_in_flight` entries or
-    more; `report(due_s, work)` is called about every `report_every_s` seconds.
+    Due work goes to `start(due_s, work)`, or to `refuse(due_s, work)` while `in_flight` has at least `max_in_flight`
+    entries; `report(due_s, work)` is called about every `report_every_s` seconds.
     """
 
     def __init__(
@@ -87,5 +87,5 @@ class OpenLoop(Generic[Work]):
         return time.monotonic() - self._began
 
     def latency_ms(self, due_s: float) -> float:
-        """Return milliseconds since the work was due, including a late clock and a queue in front of the call."""
+        """Return milliseconds since the work was due."""
         return (self.now_s() - due_s) * 1e3

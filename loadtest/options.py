@@ -1,4 +1,4 @@
-"""Numeric options of the load tests as rows: one row is the option on the command line and its check."""
+"""Numeric options of the load tests: one row is the option on the command line and its check."""
 
 import argparse
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> N
 
 
 def check_options(arguments: argparse.Namespace, options: Iterable[Option]) -> None:
-    """Raises: ValueError naming the first option out of its range, and the range."""
+    """Check the options' ranges. Raises: ValueError naming the first one out of its range."""
     for row in options:
         value = getattr(arguments, row.name.replace("-", "_"))
         if not row.low <= value <= row.high:

@@ -1,8 +1,8 @@
 """`freshet loadtest path`: the cost of a call, process by process, next to an empty call of the same library.
 
-Closed loop: each of so many callers sends the next call after its answer. Processor time is the operating system's, of
-all processes of the local stack, minus their time at rest; it is counted until events have passed encoder and
-refresher. With `--beside` another stack is measured in turns with the first, and the page shows ratios.
+Closed loop: each caller sends the next call after its answer. Processor time is the operating system's, of all
+processes of the local stack, minus their time at rest, until events have passed encoder and refresher. With `--beside`
+another stack is measured in turns with the first.
 """
 
 import argparse
@@ -41,8 +41,11 @@ OPTIONS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One subject, one number of callers, one turn. units: calls, or events if they are counted. A unit's processor
-    time by process (ms), bytes on the loopback device, waits of threads; latencies of calls (ms).
+    """One subject, one number of callers, one turn.
+
+    units: calls, or events if these are counted. Of a unit: processor time by process (ms), bytes on the loopback
+    device,
+    waits of threads. Latencies are of calls.
     """
 
     stack: str
@@ -74,7 +77,7 @@ class _Stack:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Subject:
-    """make: the request of a call. units: how many a call counts for."""
+    """make: a call's request. units: how many a call counts for."""
 
     name: str
     method: str
@@ -83,7 +86,7 @@ class _Subject:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status: 0 measured, 1 a target did not answer, 2 wrong usage."""
+    """Run the command. Exit status: 0 measured, 1 a target did not answer, 2 wrong usage."""
     from .command import add_target, check_target
 
     parser = argparse.ArgumentParser(

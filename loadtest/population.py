@@ -1,7 +1,7 @@
 """User and item ids for a scenario, from the caller's files or generated.
 
-Reads an item table (Arrow or Parquet with item_id and, if there, count: events follow the real popularity) or a text
-file with one id per line. It imports no service: a bundle is only a path to it.
+An item table is Arrow or Parquet with item_id and optionally count (events then follow the real popularity), or a text
+file with one id per line.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Population:
 def read_items(path: Path) -> tuple[list[str], npt.NDArray[np.float64]]:
     """Return item ids and their draw probabilities. `path`: items.arrow, a bundle folder, or a text file.
 
-    Raises: ValueError naming the path if there is nothing usable.
+    Raises: ValueError naming the path if nothing is usable.
     """
     if path.is_dir():
         path = path / "items.arrow"
@@ -116,7 +116,7 @@ def _read_ids(path: Path, column: str) -> pa.Table:
 
 
 def read_vectors(bundle: Path) -> tuple[list[str], npt.NDArray[np.float32]]:
-    """Return item ids and unit vectors (X, d). Raises: ValueError naming the path if there is nothing usable."""
+    """Return item ids and unit vectors (X, d). Raises: ValueError naming the path if nothing is usable."""
     path = bundle / "item_states.safetensors"
     if not path.is_file():
         raise ValueError(
@@ -142,7 +142,7 @@ def neighbourhoods(
     size: int,
     among: npt.NDArray[np.int64],
 ) -> list[list[str]]:
-    """Return, for each anchor, ids of the `size` nearest items by cosine out of `among`, including the anchor."""
+    """Return the ids of each anchor's `size` nearest items by cosine out of `among`, the anchor included."""
     similar = vectors[anchors] @ vectors[among].T
     order = np.argsort(-similar, axis=1, kind="stable")[:, :size]
     return [[item_ids[row] for row in among[nearest].tolist()] for nearest in order]

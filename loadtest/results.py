@@ -1,7 +1,6 @@
 """A run's measurements as arrays, and the summary for people and machines.
 
-Latency counts from the moment a call was due, not from when it was sent, so a stall shows in every call that was due
-while it lasted. Knows no engine and no protos.
+Latency counts from the moment a call was due, so a stall shows in every call that was due while it lasted.
 """
 
 from collections import Counter
@@ -82,7 +81,7 @@ def percentiles_ms(values: Sequence[float] | FloatArray) -> dict[str, float | No
 
 
 def summarise(results: RunResults) -> dict[str, Any]:
-    """Return the machine-readable part of a report: per call, per stage, and degradations. Warm-up is excluded.
+    """Return the machine-readable part of a report, without the warm-up.
 
     Latency percentiles are over successful calls; errors and calls that were never sent are listed with them.
     """

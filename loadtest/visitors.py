@@ -1,7 +1,4 @@
-"""The visitors of most scenarios: users who get recommendations and write events, at rates that change over the run.
-
-A scenario decides when calls are due, and for which users; this module makes the calls.
-"""
+"""The visitors of most scenarios: users who get recommendations and write events, at rates that change over the run."""
 
 import argparse
 import time

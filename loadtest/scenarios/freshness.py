@@ -1,10 +1,11 @@
 """Freshness: do all users' answers reflect recent events, and what does that cost?
 
-Three parts, one after the other, each under the same stream of interactions:
+Three parts follow each other, under the same stream of interactions:
 
-1. lag and new items: single interactions with the probes' own items, observed in other users' answers; and new items,
-   from their third interaction to the top 50 of users who like similar items;
-2. tokens: every write is followed at once by a Recommend with its token, and the answer's claim is checked;
+1. lag and new items: interactions with the probes' own items are observed in other users' answers; new items, from
+their
+   third interaction to the top 50 of users who like similar items;
+2. tokens: a Recommend with its token follows every write at once, and the answer's claim is checked;
 3. windows: Recommend with a running and with a stopped refresher (SIGSTOP), in turns.
 
 Answers decide what counts; the system's own lag figure is listed with them.
@@ -80,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> LoadPlan:
-    """Raises: ValueError naming the option and what is allowed."""
+    """Return the plan. Raises: ValueError naming the option and what is allowed."""
     if arguments.quick:
         vars(arguments).update(_QUICK)
     check_options(arguments, _OPTIONS)
@@ -99,8 +100,6 @@ class _Trial:
 
 
 class _Run:
-    """All users of the run, their calls, and their observations."""
-
     def __init__(self, arguments: argparse.Namespace, stub: Any, rng: np.random.Generator) -> None:
         self._options = arguments
         self._timeout_s = max(arguments.timeout_ms / 1e3, 0.5)
@@ -195,7 +194,7 @@ class _Run:
         )
 
     def set_up(self) -> None:
-        """Give all users a past and the probes' items enough evidence to be served; record their served scores."""
+        """Give all users a past, and the probes' items enough evidence to be served; record their scores."""
         # An interaction updates an item by the state before it: without a past there is none.
         warmers = [f"freshness-{self._run}-warmer-{row}" for row in range(_WRITERS)]
         for user in (self._observer, *self._probers, *warmers):
@@ -220,7 +219,7 @@ class _Run:
         self._started = time.perf_counter()
 
     def _note_baselines(self, deadline: float) -> None:
-        """Record score and evidence of every probe item as served, once all have some and it has stopped growing."""
+        """Record score and evidence of every probe item once all have some and it has stopped growing."""
         evidence: dict[str, int] = {}
         while True:
             before, evidence = evidence, {item_id: self._evidence(item_id) for item_id in self._board.item_ids}

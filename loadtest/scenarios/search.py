@@ -1,9 +1,9 @@
 """Search: items by words at a constant rate, and whether a click changes the next answer.
 
-The questions: does Search maintain its latency while users also request recommendations, and does a choice for some
-words move the chosen item up for these words, within seconds? A probe searches for its own words, lets a few users
-choose an item far down the answer, and asks again until it has moved. It compares the item's rank in the source that
-learns, so it needs a stack with a text model ("text_mol" loaded).
+Does Search maintain its latency while users also request recommendations, and does a choice for some words move the
+item up for these words within seconds? A probe searches for its own words, lets a few users choose an item far down the
+answer, and asks again until it has moved. It compares ranks in the source that learns, so it needs a stack with a text
+model ("text_mol" loaded).
 """
 
 import argparse
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> LoadPlan:
-    """Raises: ValueError naming the option and what is allowed."""
+    """Return the plan. Raises: ValueError naming the option and what is allowed."""
     check_options(arguments, _OPTIONS)
     words = read_queries(arguments.queries) if arguments.queries else title_words(arguments.items)
     if arguments.with_user:
@@ -87,9 +87,7 @@ def read_queries(path: Path) -> list[list[str]]:
 
 
 def click_claim(lags_s: Sequence[float], *, unseen: int) -> Claim:
-    """Claim a limit for the time from the last click's acknowledgement to an answer in which the item has at most half
-    its rank.
-    """
+    """Claim a limit for the time from a click's acknowledgement to an answer in which the item has half its rank."""
     says = "seconds from a click's acknowledgement to a search that it changed, p99"
     return at_most(says, p99_s(lags_s), MAX_CLICK_S, unseen=unseen)
 
@@ -100,8 +98,6 @@ def latency_claim(latencies_ms: Sequence[float]) -> Claim:
 
 
 class _Searchers:
-    """Makes the calls of all users, and stores the probes' observations."""
-
     def __init__(
         self, arguments: argparse.Namespace, stub: Any, words: list[list[str]], rng: np.random.Generator
     ) -> None:
@@ -120,7 +116,7 @@ class _Searchers:
     def set_up(self) -> None:
         """Find the sources, and give the users histories.
 
-        Raises: SetUpError if no source answers, if none learns from clicks, or if users stay unknown.
+        Raises: SetUpError if no source answers, none learns from clicks, or users stay unknown.
         """
         request = gateway_pb2.GatewayServiceSearchRequest(query=self._query(), k=1)
         answer = self._gateway.Search(request, timeout=5)

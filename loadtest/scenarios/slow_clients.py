@@ -1,7 +1,7 @@
 """Slow clients: silent streams, and a reader that does not read, next to ordinary visitors, in turns.
 
-The question: do clients that occupy connections delay the others' answers? In every other window a separate process
-opens the streams, requests a thousand items as often, and then stops (SIGSTOP).
+Do clients that occupy connections delay the others' answers? In every other window a separate process opens the
+streams, requests a thousand items as often, and then stops (SIGSTOP).
 """
 
 import argparse
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> LoadPlan:
-    """Raises: ValueError naming the option and what is allowed."""
+    """Return the plan. Raises: ValueError naming the option and what is allowed."""
     check_options(arguments, _OPTIONS)
     windows = interleaved(
         begin_s=_SETTLE_S, num_windows=arguments.windows, seconds=arguments.window_seconds, settle_s=_SETTLE_S, rng=rng

@@ -1,7 +1,4 @@
-"""Soak: a steady load for twenty minutes, and each process's growth in memory from the warm state to the end.
-
-The question: does anything grow for as long as it runs? It observes the local stack's processes from outside.
-"""
+"""Soak: a steady load for twenty minutes, and each process's growth in memory from the warm state to the end."""
 
 import argparse
 import os
@@ -35,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> LoadPlan:
-    """Raises: ValueError naming the option and what is allowed."""
+    """Return the plan. Raises: ValueError naming the option and what is allowed."""
     check_options(arguments, _OPTIONS)
     seconds, warm_s = 60 * arguments.minutes, 60 * arguments.warm_minutes
     if 2 * warm_s > seconds:

@@ -1,8 +1,8 @@
-"""Exposures as Parquet files by day, next to the archive of interactions, for `freshet results` and other engines.
+"""Exposures as Parquet files by day, next to the archive of interactions.
 
 `exposures/day=2026-11-27/2-000000000100-000000000250.parquet` has that day's exposures of partition 2 from offset 100
-to before 250; `exposures/archived.json` has each partition's archived end. The next run deletes files that end beyond
-it, of an interrupted run, and removes records of forgotten users. User ids are pseudonyms.
+to before 250; `exposures/archived.json` has each partition's archived end. The next run deletes files of an interrupted
+run, which end beyond it, and removes records of forgotten users. User ids are pseudonyms.
 """
 
 import json
@@ -66,8 +66,8 @@ def archive_exposures(
 ) -> int:
     """Archive the topic's new records; return their number.
 
-    log: a reader of `exposures` alone. forgotten: pseudonym -> Unix milliseconds up to which its records are void.
-    Raises: PreconditionFailed if retention deleted records before they were archived, or if the topic is another one;
+    log: a reader of `exposures` alone. forgotten: pseudonym -> Unix milliseconds up to which records are void.
+    Raises: PreconditionFailed if retention deleted records before they were archived, or for another topic;
     DependencyUnavailable.
     """
     place = folder / EXPOSURE_FOLDER
@@ -182,7 +182,6 @@ def _milliseconds(table: pa.Table) -> list[int]:
 
 
 def _chunks(log: Reader, partition: int, start: int, end: int) -> Iterator[tuple[list[SourceRecord], int]]:
-    """New files' records, with the end offset (exclusive)."""
     log.assign({partition: start})
     chunk, at, heard = list[SourceRecord](), start, time.monotonic()
     while at < end:

@@ -1,9 +1,8 @@
-"""An archive's files: Parquet tables of records, and `archive.json`, which lists each with its offsets and checksum
-(decision 036).
+"""An archive's files: Parquet tables of records, and `archive.json`, which lists them (decision 036).
 
-The offset ranges of a partition are contiguous, but transaction markers and records of forgotten users are missing. A
-file is never modified: a new one replaces it once `archive.json` names it, so an interrupted run leaves the previous
-archive intact, beside unnamed files.
+A partition's offset ranges are contiguous, but transaction markers and records of forgotten users are missing. Files
+are never modified: a new file replaces another one once `archive.json` names it, so an interrupted run leaves the
+previous archive intact, beside unnamed files.
 """
 
 import hashlib
@@ -79,8 +78,9 @@ class ArchiveFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchivedPartition:
-    """Archived offsets `first` to before `end`. anchors: identify the log by its last record (the text of
-    `services.user_state.log_identity.Anchors`); "" without records.
+    """Archived offsets `first` to before `end`.
+
+    anchors: the text of `log_identity.Anchors`, which identify the log by its last record; "" without records.
     """
 
     first: int
@@ -98,7 +98,7 @@ class Archive:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Raises: PreconditionFailed if there is no archive, or if its `archive.json` was altered."""
+        """Open an archive. Raises: PreconditionFailed without one, or if its `archive.json` was altered."""
         path = folder / MANIFEST
         try:
             text = path.read_bytes()
@@ -191,7 +191,7 @@ class Archive:
         return replace(self, partitions={**self.partitions, number: part})
 
     def save(self) -> Self:
-        """Write `archive.json`, then delete tables that it does not name, of replaced and interrupted runs."""
+        """Write `archive.json`, then delete tables that it does not name."""
         _put(self.folder / MANIFEST, self._text())
         named = {file.name for file in self.files}
         for path in self.folder.iterdir():
@@ -257,7 +257,7 @@ def _put(path: Path, data: Any) -> None:
 
 
 def _typed(kind: type[_T], raw: Mapping[str, Any]) -> _T:
-    """A dataclass of whole numbers from 0, texts and files. Raises: TypeError, ValueError naming the field."""
+    """Return a dataclass of whole numbers from 0, texts and files. Raises: TypeError, ValueError naming the field."""
     for one in fields(kind):  # type: ignore[arg-type]
         value = raw.get(one.name)
         if one.type in (int, str) and type(value) is not one.type:

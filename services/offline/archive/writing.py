@@ -1,7 +1,7 @@
 """Copy `interactions` into an archive, and remove forgotten users from it.
 
-A run continues at the archive's end. It first verifies all files, and that the topic is the archive's log and still has
-the next record. Then it commits file by file.
+A run verifies all files, and that the topic is the archive's log and still has the next record. Then it continues at
+the archive's end and commits file by file.
 """
 
 import fcntl
@@ -40,8 +40,11 @@ _LOCK = ".lock"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchiveReport:
-    """copied: records in files that this run wrote. forgotten: records of forgotten users, omitted or removed. records,
-    bytes: of the whole archive now. partitions: first and end offset of each. exposures: copied records of `exposures`.
+    """Counts of a run.
+
+    copied: records in new files. forgotten: records of forgotten users, omitted or removed. records, bytes: of the
+    whole
+    archive. partitions: first and end offset of each. exposures: copied records of `exposures`.
     """
 
     copied: int
@@ -54,7 +57,7 @@ class ArchiveReport:
 
 
 def check_continues(archive: Archive, log: Reader) -> None:
-    """Raises: PreconditionFailed if the log is not the archive's, or begins after its end."""
+    """Check that the log continues the archive. Raises: PreconditionFailed."""
     bounds = log.bounds(log.partitions())
     if bounds.keys() != archive.partitions.keys():
         raise PreconditionFailed(
@@ -79,8 +82,11 @@ def check_continues(archive: Archive, log: Reader) -> None:
 
 
 class ArchiveInteractions:
-    """One run over all partitions; log: a reader of `interactions` alone. before_ms: archive each partition up to its
-    first record of this time or later; None: to its end.
+    """One run over all partitions.
+
+    log: a reader of `interactions` alone. before_ms: archive each partition up to its first record of this time or
+    later;
+    None: to its end.
     """
 
     def __init__(
@@ -98,8 +104,10 @@ class ArchiveInteractions:
         self._forgotten, self._copied, self._dropped = Forgotten(), 0, 0
 
     def run(self) -> ArchiveReport:
-        """Raises: PreconditionFailed, with nothing changed, if a file was altered or the topic is not the archive's
-        log; DependencyUnavailable.
+        """Update the archive.
+
+        Raises: PreconditionFailed, with nothing changed, if a file was altered or the topic is not the archive's log;
+        DependencyUnavailable.
         """
         with _alone(self._folder):
             archive = self._opened()
@@ -190,7 +198,6 @@ class ArchiveInteractions:
         return archive
 
     def _chunks(self, partition: int, start: int, end: int) -> Iterator[tuple[list[SourceRecord], int]]:
-        """New files' records, with the end offset (exclusive)."""
         self._log.assign({partition: start})
         chunk, size, at, heard = list[SourceRecord](), 0, start, time.monotonic()
         while at < end:

@@ -1,8 +1,8 @@
 """Import past interactions into the stream and the state store before going live (`freshet import`).
 
-It writes them to `interactions` like any event, and stores each user's history, seen items, state and position, in
-seconds instead of the consumer's minutes. Event ids are made of the data's name and the row number: another run
-continues an interrupted import, and does nothing after a finished one.
+It writes them to `interactions` like any event, and stores each user's history, seen items, state and position. Event
+ids are made of the data's name and the row number, so another run continues an interrupted import, and does nothing
+after a finished one.
 
 Letters: N interactions, U users, X items, L = max_history.
 """
@@ -40,7 +40,7 @@ FILL_CHUNK = 8_192
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportReport:
-    """Result; written, users_filled and attributions do not count the work of an earlier run."""
+    """Counts and seconds; written, users_filled and attributions do not count the work of an earlier run."""
 
     interactions: int
     written: int
@@ -62,9 +62,13 @@ class _Rows:
 
 @dataclass(slots=True)
 class _Pending:
-    """kept: the rows that count. first: index in `kept` of the first row to attribute. history: the rows of `kept` that
-    are in the history. before (len(kept) + 1,): number of history rows before each row of `kept`, and of all history
-    rows. state_at: index of a history row -> (job, row of the job's output) of the state after it.
+    """A user's rows and encoder jobs.
+
+    kept: the rows that no forget covers. first: index in `kept` of the first row to attribute. history: the rows of
+    `kept`
+    in the history. before (len(kept) + 1,): number of history rows before each row of `kept`, and of all. state_at:
+    index
+    of a history row -> (job, row of the job's output) of the state after it.
     """
 
     user: _Rows
@@ -86,7 +90,7 @@ class _Filled:
 class BulkImport:
     """One import; it pauses a running encoder process, which afterwards continues after the imported records.
 
-    settle_seconds: the encoder process notices the pause within this time.
+    settle_seconds: within this time the encoder process notices the pause.
     """
 
     def __init__(
@@ -104,9 +108,7 @@ class BulkImport:
         progress: Progressed = lambda phase, done, total: None,
         settle_seconds: float = 2.0,
     ) -> None:
-        """attributes: False for data of the model's training set, which attributions would count a second time in item
-        states.
-        """
+        """attributes: False for the model's training data, which attributions would count twice in item states."""
         self._attributes = attributes
         self._stream = stream
         self._log = PastLog(
@@ -126,7 +128,8 @@ class BulkImport:
         """Write the records and fill the state store, or continue an interrupted run of the same data.
 
         Raises: InvalidRequest naming a row that breaks a limit (nothing is written); PreconditionFailed if the topic
-        begins with other records, or if another process consumes it meanwhile; DependencyUnavailable.
+        begins
+        with other records, or another process consumes it meanwhile; DependencyUnavailable.
         """
         check(past)
         self._encoder.check()

@@ -1,6 +1,6 @@
-"""Run the independent parts of a job, in this process or on a Ray cluster (decision 071), by the same calls.
+"""Run the independent parts of a job, in this process or on a Ray cluster (decision 071).
 
-If a Ray worker dies, its part starts again on another one. Every worker must run this version and have the same bundle.
+If a Ray worker dies, its part starts again on another one. Every worker needs this version and the same bundle.
 """
 
 import logging
@@ -29,9 +29,11 @@ def run_parts(
     """Make every call, and pass its number and result to `done`, in the order of completion.
 
     calls: picklable, of functions that a worker can import. bundle: absolute path of the bundle that they read. on:
-    address of a Ray cluster for `ray.init`; None: this process.
-    Raises: the first exception of a call, with the name of its worker's machine; PreconditionFailed for an unusable
-    worker or cluster, if the package ray is missing, or if a part's workers died repeatedly.
+    address
+    of a Ray cluster for `ray.init`; None: this process.
+    Raises: the first exception of a call, with its worker's machine; PreconditionFailed for an unusable worker or
+    cluster,
+    a missing package ray, or a part whose workers died repeatedly.
     """
     wanted = freshet_version(), load_bundle(bundle, verify=False).model_version
     if on is None or not calls:

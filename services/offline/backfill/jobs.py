@@ -1,6 +1,4 @@
-"""The jobs over whole topics, with the processes' adapters and settings; no other module of this folder imports the
-adapters.
-"""
+"""The jobs over whole topics, with the processes' adapters and settings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -90,8 +88,7 @@ def run_reattribution(
     """Encode all of `interactions` with the settings' bundle into attributions of its version (blocking).
 
     archive: folder of `freshet archive`, for records that retention deleted. rekeys: the bundle is live, and all
-    attributions and search clicks are written again under the settings' key. Only Kafka must run: this process runs the
-    model, and changes no input of the live system.
+    attributions and search clicks are written again under the settings' key. Only Kafka must run.
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
     bundle = load_bundle(settings.bundle)
@@ -133,10 +130,9 @@ def run_reattribution(
 def run_reattribution_on(
     cluster: str, settings: EncoderSettings, progress: Callable[[int, int], None], *, archive: Path | None = None
 ) -> ReattributionReport:
-    """Run `run_reattribution` for each partition on a Ray cluster; progress counts partitions. If a worker is killed,
-    another one continues from its commit.
+    """Run `run_reattribution` for each partition on a Ray cluster; progress counts partitions.
 
-    Raises: what `run_reattribution` and `run_parts` raise.
+    If a worker is killed, another one continues from its commit. Raises: as `run_reattribution` and `run_parts`.
     """
     there = settings.model_copy(update={"bundle": settings.bundle.resolve()})
     past = None if archive is None else archive.resolve()
@@ -196,7 +192,7 @@ def run_archive(
 ) -> ArchiveReport:
     """Update the archive in `folder` (blocking); only Kafka must run.
 
-    Exposures are archived only without before_ms, when all of `interactions` is archived.
+    With before_ms, exposures are not archived.
     Raises: PreconditionFailed, DependencyUnavailable as `ArchiveInteractions.run`.
     """
     mine = settings.model_copy(update={"group_id": "freshet-archive", "max_poll_records": POLL_RECORDS})
@@ -229,7 +225,7 @@ def run_rebuild(
     """Fold the whole log from its beginning, independently of running processes (blocking); only Kafka must run.
 
     keep: save the result as checkpoints for a refresher of this bundle.
-    Raises: BundleError; DependencyUnavailable and PreconditionFailed from reading the log.
+    Raises: BundleError; DependencyUnavailable, PreconditionFailed.
     """
     bundle = load_bundle(settings.bundle)
     source = kafka_log(settings, bundle)

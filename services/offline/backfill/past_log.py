@@ -40,12 +40,11 @@ class PastLog:
         """Write the rows that the topic lacks, in order, and return their number.
 
         An interrupted run leaves a prefix in each partition. Raises: PreconditionFailed if the topic begins with other
-        records, or if something else writes to it meanwhile; DependencyUnavailable.
+        records, or something else writes to it meanwhile; DependencyUnavailable.
         """
         return self._write(past, layout, self._check_topic(past, layout))
 
     def _check_topic(self, past: Interactions, layout: Layout) -> dict[int, int]:
-        """How many of each partition's rows are in the topic, which must begin with them."""
         present = {}
         for partition, end in self._stream.end_offsets().items():
             mine = len(layout.rows[partition])

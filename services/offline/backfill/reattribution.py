@@ -1,7 +1,7 @@
 """Encode all of `interactions` again with another model, into attributions of its version.
 
-A new model's item states need its own query states before it goes live. The live consumer's handler makes them; its
-histories are only in this process. The job commits its progress, so another run adds only newer records.
+A new model's item states need its own query states before it goes live. The live consumer's handler makes them, with
+histories in this process. The job commits its progress, so another run adds only newer records.
 
 Letters: L = max_history.
 """
@@ -39,8 +39,9 @@ class ReattributionReport:
 
 
 class _AttributionsOnly:
-    """Counts attributions; drops dead letters, which the live consumer has already written, and search clicks, which
-    depend on no model, unless writes_clicks.
+    """Counts attributions and drops dead letters, which the live consumer has written.
+
+    Search clicks depend on no model, so they are dropped unless writes_clicks.
     """
 
     def __init__(self, outbox: Outbox, *, writes_clicks: bool) -> None:
@@ -66,7 +67,8 @@ class Reattribution:
     """One run.
 
     open_stream: a reader of one partition of `interactions`, with the new model's own consumer group. new_store: an
-    empty store for one partition's users. progress: records done, in total.
+    empty
+    store for one partition's users. progress: records done, in total.
     """
 
     def __init__(
@@ -86,8 +88,8 @@ class Reattribution:
     ) -> None:
         """writes_clicks: also write search clicks, after a change of the pseudonym key.
 
-        archive: is read first, then the topic from its end. The caller has verified that it is complete and of this log
-        (`services.offline.archive.writing.check_continues`).
+        archive: is read first, then the topic from its end. The caller has verified it
+        (`archive.writing.check_continues`).
         """
         self._open_stream = open_stream
         self._partitions = partitions
@@ -103,7 +105,8 @@ class Reattribution:
     def run(self) -> ReattributionReport:
         """Attribute every interaction in the topic that no earlier run of this model attributed.
 
-        Raises: PreconditionFailed if the model is unusable; DependencyUnavailable. It can run again after either:
+        Raises: PreconditionFailed if the model is unusable; DependencyUnavailable. Another run is possible after
+        either:
         readers recognise duplicates by position.
         """
         self._encoder.check()

@@ -1,8 +1,7 @@
 """Fold the whole log from zero, independent of running processes: to verify a live state, or to start a new model.
 
-It reads up to the end that the log had at the start, publishes nothing, and returns digests to compare with those of a
-running refresher.
-A refresher with the same bundle and policy continues from saved checkpoints.
+It reads up to the end that the log had at the start, publishes nothing, and returns digests to compare with a running
+refresher's. A refresher with the same bundle and policy continues from saved checkpoints.
 """
 
 import time
@@ -60,8 +59,7 @@ class Rebuild:
     def run(self, checkpoints: Checkpoints | None = None) -> RebuildReport:
         """Fold the whole log, and save the states to `checkpoints`, if given.
 
-        Raises: DependencyUnavailable, also if no record arrives for 20 seconds and the end is not reached;
-        PreconditionFailed.
+        Raises: DependencyUnavailable, also if no record arrives for 20 seconds before the end; PreconditionFailed.
         """
         began = time.monotonic()
         withdrawn = {listing.item_id: listing.withdrawn for listing in self._log.listings()}

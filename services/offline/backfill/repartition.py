@@ -1,7 +1,7 @@
-"""Change the number of partitions of `interactions`, with all records of a user in one partition, in their order.
+"""Change the number of partitions of `interactions`; a user's records stay in one partition, in their order.
 
-It copies the log to a topic with the new number of partitions and back, and deletes what has positions of the old log
-(decision 035). Another run continues an interrupted one: a record in the topic WHOLE marks the copy as complete.
+It copies the log to a topic with the new number of partitions and back, and deletes topics with positions of the old
+log (decision 035). Another run continues an interrupted one: a record in the topic WHOLE marks the copy as complete.
 """
 
 import json
@@ -81,7 +81,8 @@ def repartition(
 
     Raises: InvalidRequest for a number out of range; PreconditionFailed if `interactions` has this number already, was
     written since an interrupted attempt, or if an attempt with another number is unfinished; DependencyUnavailable,
-    also if a copy differs from the written records (the other copy still exists then).
+    also
+    if a copy differs from the written records (the other copy still exists then).
     """
     if not 1 <= num_partitions <= MAX_PARTITIONS:
         raise InvalidRequest.of("partitions", num_partitions, f"1 to {MAX_PARTITIONS}")

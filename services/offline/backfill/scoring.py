@@ -1,7 +1,7 @@
 """Compute the top K of all users in a partition of `interactions`, with the live system's code (`freshet score`).
 
-The live consumer's handler makes histories in this process, the bundle's model computes states, and the search of
-candidates ranks exactly, with votes. What the gateway adds is missing: see `freshet score --help`.
+The live consumer's handler makes histories in this process, the bundle's model computes states, and candidates' search
+ranks exactly, with votes. `freshet score --help` says what the gateway adds.
 """
 
 import time
@@ -90,7 +90,7 @@ class Scoring:
 def score_partition(job: Scoring, partition: int, users: Sequence[str] | None = None) -> pa.Table:
     """Return a row, as `freshet recommend --batch` does, for each user whose home is the partition.
 
-    users: only these, in this order, with or without a history (no items); None: all users with a history, by id.
+    users: only these, in this order, with no items for those without a history; None: all users with a history, by id.
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
     live = _live(job)  # verifies the checksums of the bundle's files

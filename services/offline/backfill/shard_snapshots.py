@@ -1,6 +1,6 @@
 """Write a snapshot of one shard of the catalogue before the process that will serve it starts.
 
-The candidates process's code reads `index-deltas` and `items` to their ends and encodes the items; the process later
+The candidates process's code reads `index-deltas` and `items` to their ends and encodes the items; the process
 continues from the snapshot in FRESHET_CANDIDATES_SNAPSHOTS.
 """
 
@@ -14,9 +14,9 @@ from services.platform.errors import InvalidRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSnapshot:
-    """position: offset in `index-deltas`; -1 without changes since the bundle.
+    """A written snapshot; path: "" without changes and encoded items.
 
-    path: "" without changes and encoded items.
+    position: offset in `index-deltas`; -1 without changes since the bundle.
     """
 
     shard: str

@@ -1,7 +1,7 @@
 """Compute another model's states for all users with a history, before that model serves.
 
-A state is written only if the stored history has not changed since, so the stream, which updates the states of both
-models, is not disturbed. The job can be repeated; it skips users with current states.
+A state is written only if the stored history has not changed since. The job skips users with current states, so it can
+be repeated.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,11 +1,9 @@
-"""Differences between the arms of an experiment, per user: sums in, estimates out.
+"""Differences between the arms of an experiment, per user, from sums that a database computes.
 
 The user is the unit of randomisation, so ten clicks of one user count once. CUPED (Deng, Xu, Kohavi and Walker,
 "Improving the sensitivity of online controlled experiments by utilizing pre-experiment data", WSDM 2013) subtracts from
-each user's value the prediction by the user's past. Randomisation makes the past equal in both arms on average, so the
-difference stays unbiased and its interval becomes narrower.
-
-A database computes the sums, so memory here does not grow with the log.
+each user's value the prediction by the user's past. Both arms have the same past on average, so the difference stays
+unbiased and its interval becomes narrower.
 """
 
 import math
@@ -24,9 +22,7 @@ CAPPED_ABOVE = 0.999
 
 @dataclass(frozen=True, slots=True)
 class ArmSums:
-    """Sums over the users of an arm. y: a user's value of the metric in the experiment; x: the value before it (zero
-    without a past).
-    """
+    """Sums over an arm's users. y: a user's value in the experiment; x: the value before it, zero without a past."""
 
     users: int
     y: float
@@ -70,8 +66,7 @@ class ArmSums:
 class Difference:
     """An arm's mean value per user minus the control's.
 
-    `variance_kept`: the share that CUPED left; 1 if the past predicts nothing. `adjusted`: the p-value after Holm's
-    correction over its family.
+    variance_kept: the share that CUPED left. adjusted: the p-value after Holm's correction over its family.
     """
 
     estimate: Estimate
@@ -82,7 +77,7 @@ class Difference:
 
     @property
     def relative(self) -> float | None:
-        """The difference as a share of the control's mean; None if that is zero."""
+        """Return the difference as a share of the control's mean; None if that is zero."""
         return self.estimate.mean / self.control if self.control else None
 
 
@@ -132,11 +127,11 @@ def differences(
 def preference(
     credit: npt.NDArray[np.float64], takes: npt.NDArray[np.float64], *, tuned_for: int = TUNED_FOR_USERS
 ) -> Estimate | None:
-    """Estimate the preferred team of interleaving from users' takes (U,) of a team's slots, each at least 1, and credit
-    (U,): takes of the second team's slots minus the first's.
+    """Estimate the preferred team of interleaving, in [-1, 1]; None before `MIN_USERS` users (decision 095).
 
-    The estimate is the sum of credit by that of takes, in [-1, 1]; takes are capped at the quantile `CAPPED_ABOVE`. A
-    vote per user would need up to twice the users (decision 095). None before `MIN_USERS` users.
+    takes (U,): a user's takes of team slots, at least 1. credit (U,): takes of the second team's slots minus the
+    first's.
+    The estimate is the sum of credit over that of takes, which are capped at the quantile `CAPPED_ABOVE`.
     """
     num_users = len(takes)
     if num_users < MIN_USERS:

@@ -1,8 +1,8 @@
 """Exposures and interactions as two DuckDB tables: the archive's Parquet files, and the topics' newer records.
 
-`exposures` has the columns of `services.offline.archive.exposures.SCHEMA` from `user_key` on. `interactions` has
-user_key (the pseudonym, as in exposures), item_id, type, value, event_time and exposure_id. Both exclude undone
-interactions and a forgotten user's records from before the forget, even if the archive still has them.
+`exposures` has the columns of `archive.exposures.SCHEMA` from `user_key` on. `interactions` has user_key (the same
+pseudonym), item_id, type, value, event_time and exposure_id. Neither has undone interactions, or a forgotten user's
+records from before the forget.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ def opened_log(
     key: bytes,
     memory: str = "800MB",
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open the two tables. If a reader is None, its table has the archive's records alone.
+    """Open the two tables. Without a reader, a table has the archive's records alone.
 
     key: makes the pseudonyms. Raises: PreconditionFailed, DependencyUnavailable.
     """

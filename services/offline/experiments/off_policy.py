@@ -1,6 +1,6 @@
 """Estimate another policy's reward from the log of the policy that ran (decision 098).
 
-An estimate needs the probability (the propensity) of each shown item at its position, above zero for every item that
+An estimate needs the propensity (the probability) of each shown item at its position, above zero for every item that
 the other policy may show. A log without randomisation is rejected.
 
 Letters: N exposures, K positions.
@@ -24,8 +24,9 @@ _Z = NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyValue:
-    """A reward per exposure, its 95 % interval over users, and the effective number of users: as many users of the
-    target policy itself would give the same information.
+    """A reward per exposure and its 95 % interval over users.
+
+    effective_users: so many users of the other policy itself would give the same information.
     """
 
     mean: float
@@ -39,12 +40,12 @@ class NoSupport(ValueError):
 
 
 def ips(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.integer]) -> PolicyValue:
-    """Inverse propensity scoring: unbiased, of high variance.
+    """Estimate by inverse propensity scoring: unbiased, of high variance.
 
-    Shapes: rewards, logged and target are (N, K), with a reward per position (the item-position model: a position's
-    reward depends on its item and position alone), or K = 1 for single items. `logged`: the probability with which the
-    log's policy put this item there, `target`: the other policy's. users (N,): exposures of one user are one
-    observation.
+    Shapes: rewards, logged and target are (N, K), users (N,); K = 1 for single items. In the item-position model a
+    position's reward depends on its item and position alone. logged, target: the probability with which the log's and
+    the
+    other policy put this item there. Exposures of one user are one observation.
     Raises: NoSupport; ValueError for shapes that differ or probabilities outside [0, 1].
     """
     weights = _weights(rewards, logged, target, users)
@@ -52,8 +53,9 @@ def ips(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.inte
 
 
 def snips(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.integer]) -> PolicyValue:
-    """Self-normalised: the weighted mean of rewards, per position for slates. Slightly biased, of lower variance; its
-    interval follows from the delta method. Arguments as `ips`.
+    """Estimate the weighted mean of rewards, per position for slates: slightly biased, of lower variance.
+
+    The interval follows from the delta method. Arguments as `ips`.
     """
     weights = _weights(rewards, logged, target, users)
     gained, totals = weights * rewards, weights.sum(0)
@@ -70,10 +72,9 @@ def snips(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.in
 def doubly_robust(
     rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.integer], *, predicted: Array, expected: Array
 ) -> PolicyValue:
-    """A reward model, corrected by the log: unbiased if the propensities are right, and of low variance if the model is
-    good.
+    """Estimate by a reward model, corrected by the log: unbiased if the propensities are right.
 
-    predicted, shaped as rewards: the model's reward of the logged item. expected (N,): the model's reward of the target
+    predicted, shaped as rewards: the model's reward of the logged item. expected (N,): the model's reward of the other
     policy in that context. The model must not be trained on these exposures. Other arguments as `ips`.
     """
     weights = _weights(rewards, logged, target, users)
@@ -116,7 +117,7 @@ def _by_user(values: Array, users: npt.NDArray[np.integer]) -> tuple[Array, Arra
 
 
 def _mean_over_users(values: Array, users: npt.NDArray[np.integer], effective: float) -> PolicyValue:
-    """The mean per exposure; its standard error is that of a ratio of users' sums (clusters)."""
+    """Return the mean per exposure; its standard error is that of a ratio of users' sums."""
     sums, counts = _by_user(values, users)
     mean = float(values.mean())
     num_users = len(sums)

@@ -1,7 +1,6 @@
 """An experiment's results as one document for the console: now and at moments since its start, whole and by part.
 
-A part is a surface or an entry of the requests' context. The intervals are not corrected for the number
-of parts.
+A part is a surface or an entry of the requests' context. Intervals are not corrected for the number of parts.
 """
 
 from collections.abc import Sequence
@@ -51,7 +50,7 @@ def document(
 
 
 def _parts(log: duckdb.DuckDBPyConnection) -> list[Part]:
-    """Return the parts with enough users, those with the most users first, without those that are the whole."""
+    """Return the parts with enough users, most users first, without those that are the whole."""
     return log.execute(
         f"""
         WITH entries AS (
@@ -101,8 +100,8 @@ def _over_time(
     past: timedelta,
     tuned_for: int,
 ) -> list[dict[str, Any]]:
-    """Return a row per moment, metric and arm: the estimate as of that moment, of the exposures that `results` prepared
-    last. The last moment is now.
+    """Return a row per moment, metric and arm, of the exposures that `results` prepared last.
+    The last moment is now.
     """
     times = times_of(now_ms, horizon, past)
     (first,) = log.execute("SELECT min(first) FROM units WHERE arms = 1").fetchone() or (None,)

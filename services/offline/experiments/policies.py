@@ -1,8 +1,8 @@
 """Rewards that another policy would have got, from the log of the policy that ran (decision 098).
 
 The other policy chooses arms by the request's context, or answers without positions for new items. A reward is an
-interaction attributed to an answer (`results.attributed`). The doubly robust estimator's reward model is the mean of a
-cell (context and arm, or position and kind of item) over the other half of the users.
+interaction attributed to an answer (`results.attributed`). The doubly robust reward model is the mean of a cell
+(context and arm, or position and kind of item) over the other half of the users.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +36,9 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimates:
-    """Rewards per answer: of the policy that ran, and estimator -> of the other one. positions: how many of an answer's
-    first positions count; None: all.
+    """Rewards per answer: of the policy that ran, and estimator -> of the other policy.
+
+    positions: how many first positions of an answer count; None: all.
     """
 
     answers: int
@@ -85,9 +86,9 @@ def of_arms(
 
 
 def without_new_items(log: duckdb.DuckDBPyConnection, metric: Metric) -> Estimates:
-    """Estimate Recommend's answers without positions for new items, by the item-position model. Answers of the most
-    frequent length count, up to the last position that could have an item of such an answer.
+    """Estimate Recommend's answers without positions for new items, by the item-position model.
 
+    Answers of the most frequent length count, up to the last position that an item of such an answer could have.
     Raises: NoSupport; InvalidRequest as `results`.
     """
     check_metrics(log, [metric])
@@ -140,7 +141,7 @@ def _estimates(
     *,
     positions: int | None,
 ) -> Estimates:
-    """cells, wanted: the reward model's cells of what was shown, and of what the other policy shows."""
+    """cells, wanted: the reward model's cells of the shown items, and of those that the other policy shows."""
     if (num_users := len(np.unique(users))) < MIN_USERS:
         raise NoSupport(f"{num_users} users; allowed: {MIN_USERS} at least, below which intervals say nothing")
     for number, columns in enumerate(zip(logged.T, target.T, strict=True), 1):

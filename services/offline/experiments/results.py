@@ -1,10 +1,9 @@
 """An experiment's results from the log: users and counts by arm, differences from the control with their certainty.
 
-A user counts once the horizon after the first exposure is over, with all interactions within it, whatever was shown:
-the arms as randomised. Counts by surface, position or day go to the exposure that an interaction names, else to the
-user's newest exposure with the item within the window before.
-
-No difference is reported while the numbers of users contradict the arms' shares (`sample_ratio`).
+A user counts once the horizon after the first exposure is over, with all interactions within it, whatever was shown.
+Counts by surface, position or day go to the exposure that an interaction names, else to the user's newest exposure with
+the item within the window before. No difference is reported while the numbers of users contradict the arms' shares
+(`sample_ratio`).
 """
 
 import math
@@ -41,7 +40,7 @@ _NO_EXPOSURE_ID = "i.exposure_id IS NULL OR i.exposure_id = ''"
 class Metric:
     """A user's value: the number of a type's interactions, or the sum of their values.
 
-    margin: makes it a guardrail: the limit of an arm's difference, as a share of the control's mean. A negative margin
+    margin: makes it a guardrail, the limit of an arm's difference as a share of the control's mean. A negative margin
     limits a loss, a positive one a rise.
     """
 
@@ -56,7 +55,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmCounts:
-    """An arm's users (all, and those whose horizon is over), exposures and shown items."""
+    """An arm's users, those among them whose horizon is over (counted), exposures and shown items."""
 
     users: int
     counted: int
@@ -74,9 +73,13 @@ class Capped:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """As of `until` (Unix milliseconds). differences: (metric, arm) -> difference from the control; empty if the sample
-    ratio is broken. broken: (metric, arm) of guardrails whose whole interval is beyond the margin. preferred: for an
-    interleaved experiment, in [-1, 1]; above zero users prefer the second team.
+    """Results as of `until` (Unix milliseconds).
+
+    differences: (metric, arm) -> difference from the control; empty if the sample ratio is broken. broken: (metric,
+    arm) of
+    guardrails whose whole interval is beyond the margin. preferred: for an interleaved experiment, in [-1, 1]; above
+    zero,
+    users prefer the second team.
     """
 
     experiment: str
@@ -107,9 +110,9 @@ def results(
     tuned_for: int,
     only: Part | None = None,
 ) -> Results:
-    """Compare the arms. log: from `opened_log`. past: CUPED's time range before the first exposure. only: count these
-    exposures alone.
+    """Compare the arms.
 
+    log: from `opened_log`. past: CUPED's time range before the first exposure. only: count these exposures alone.
     Raises: PreconditionFailed if nobody was exposed; InvalidRequest for a metric whose type never occurred.
     """
     prepare(log, experiment, only)
@@ -149,9 +152,9 @@ def results(
 def counts_by(
     log: duckdb.DuckDBPyConnection, experiment: Experiment, split: str, *, window: timedelta = WINDOW
 ) -> list[dict[str, Any]]:
-    """Return attributed interactions by arm, type and one of `SPLITS`: arm, the split's value, type, events, value.
+    """Return attributed interactions as rows of arm, the split's value, type, events and value.
 
-    Raises: InvalidRequest for another split.
+    split: one of `SPLITS`. Raises: InvalidRequest for another split.
     """
     if split not in SPLITS:
         raise InvalidRequest.of("by", split, f"one of {', '.join(SPLITS)}")
@@ -165,7 +168,7 @@ def counts_by(
 
 
 def attributed(columns: str) -> str:
-    """Return the WITH clause of `taken`: interactions of exposures in `shown`, with these columns, type and value.
+    """Return the WITH clause of `taken`: attributed interactions with these columns, type and value.
 
     columns: expressions of the exposure `s` and the interaction `i`. Parameter: window.
     """
@@ -209,8 +212,9 @@ def times_of(now_ms: int, horizon: timedelta, past: timedelta) -> dict[str, Any]
 
 
 def prepare(log: duckdb.DuckDBPyConnection, experiment: Experiment, only: Part | None = None) -> None:
-    """Create `shown`: the experiment's exposures with their arm, without the console's; `units`: its users with arm and
-    first exposure. Raises: PreconditionFailed without a user.
+    """Create `shown`, the experiment's exposures with their arm, and `units`, its users with arm and first exposure.
+
+    The console's exposures are left out. Raises: PreconditionFailed without a user.
     """
     where = ""
     if only is not None:
@@ -232,7 +236,7 @@ def prepare(log: duckdb.DuckDBPyConnection, experiment: Experiment, only: Part |
 
 
 def check_metrics(log: duckdb.DuckDBPyConnection, metrics: Sequence[Metric]) -> None:
-    """Raises: InvalidRequest for a metric whose type never occurred."""
+    """Check that every metric's type occurred. Raises: InvalidRequest."""
     known = {kind for (kind,) in log.execute("SELECT DISTINCT type FROM interactions").fetchall()}
     for metric in metrics:
         if metric.type not in known:
@@ -289,8 +293,9 @@ def per_user(log: duckdb.DuckDBPyConnection, metric: Metric, times: Mapping[str,
 def arm_sums(
     log: duckdb.DuckDBPyConnection, arms: Sequence[str], moments: Sequence[datetime] = ()
 ) -> dict[str, list[ArmSums]]:
-    """Return arm -> one element per moment (ascending): the sums over `per_user` of users first exposed up to it;
-    without moments, of all.
+    """Return arm -> the sums over `per_user` of users first exposed up to each moment (ascending).
+
+    Without moments, one element: the sums over all users.
     """
     number = "0" if not moments else "list_position(list_transform($moments, lambda m: first <= m), true) - 1"
     rows = log.execute(
@@ -305,7 +310,6 @@ def arm_sums(
 
 
 def _preferred(log: duckdb.DuckDBPyConnection, metrics: Sequence[Metric], tuned_for: int) -> Estimate | None:
-    """The preferred team by the first metric, over all users who took an item of a team."""
     found = log.execute(
         "SELECT sum(CASE WHEN team = 1 THEN 1 ELSE -1 END)::DOUBLE AS credit, count(*)::DOUBLE AS takes FROM ("
         "SELECT i.user_key, s.teams[list_position(s.item_ids, i.item_id)] AS team "

@@ -1,6 +1,6 @@
-"""Do the arms' numbers of users fit their shares? The test is valid at any number of looks.
+"""Test whether the arms' numbers of users fit their shares, valid at any number of looks.
 
-If not, one arm lost or double-counted users more than another, and no difference can be trusted.
+If they do not, one arm lost or double-counted users more than another, and no difference can be trusted.
 
 Source: Lindon and Malek, "Anytime-valid inference for multinomial count data", NeurIPS 2022, equation 6: the Bayes
 factor of a Dirichlet mixture against the shares is a test martingale, and its inverse an always valid p-value.

@@ -1,7 +1,6 @@
-"""Decide whether a new model may replace the serving one: both predict the events after a moment, as in serving
-(decision 059).
+"""Decide whether a new model may replace the serving one: both predict the events after a moment (decision 059).
 
-Users unknown to a model get its popular items.
+Users unknown to a model get its popular items, as in serving.
 
 Letters: E events, B of them at a time, X items of the data.
 """
@@ -46,8 +45,9 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """`held_back`: reasons against the new model, in sentences; empty if it may serve. Costs are ratios, new to
-    serving.
+    """Why the new model may not serve.
+
+    held_back: reasons, as sentences; empty if it may serve. Costs are ratios, new to serving.
     """
 
     compared: Sequence[Compared]

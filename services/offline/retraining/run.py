@@ -1,7 +1,7 @@
 """`freshet retrain`: train on the log up to a moment, evaluate on the events after it, install the model if it passes.
 
-The moment is `hours` before the newest event. The evaluated model is installed, without another training (decision
-059). An interrupted run resumes from its checkpoint; one with the data and settings of the last run does nothing.
+The moment is `hours` before the newest event. The evaluated model itself is installed (decision 059). An interrupted
+run resumes from its checkpoint; a run with the data and settings of the last one does nothing.
 """
 
 import json
@@ -49,12 +49,11 @@ def retrain(
 ) -> dict[str, Any]:
     """Train, evaluate, and move the bundle to `out` if it passes, else to `out`.held-back.
 
-    A previous bundle becomes `out`.before.
-
-    `settings`: as `run_training` takes them; event schema, attributes and actions default to the serving model's.
-    Returns lineage, verdict, and whether anything was done.
+    A previous bundle becomes `out`.before. settings: as `run_training` takes them; event schema, attributes and actions
+    default to the serving model's. Returns lineage, verdict, and whether anything was done.
     Raises: ValueError for data without times, too few events to evaluate on, or a serving model that has trained on
-    them; BundleError for an unusable bundle.
+    them;
+    BundleError for an unusable bundle.
     """
     say: Callable[[str], None] = console.print if console is not None else (lambda text: None)
     require_target(out)
@@ -105,7 +104,6 @@ def _first_judged(events: Interactions, hours: float) -> int:
 
 
 def _check_unseen(serving: Bundle, events: Interactions, first: int) -> None:
-    """Raises: ValueError if the serving model trained on the evaluated events."""
     learnt, begin = serving.manifest.data.get("newest_time"), int(events.timestamps[first])
     if learnt is not None and learnt >= begin:
         raise ValueError(
