@@ -25,6 +25,7 @@ from services.algorithms.bundles.model_manifest import (
     HeadShape,
     Manifest,
     NeighbourShape,
+    errors_of,
 )
 from services.algorithms.bundles.sealed_files import (
     MANIFEST,
@@ -173,10 +174,8 @@ class Bundle:
         shape = self.manifest.neighbours
         if shape is None:
             return None
-        try:
+        with errors_of(self.path / NEIGHBOURS):
             return ItemNeighbours(shape=shape, **read_tensors(self.path / NEIGHBOURS))
-        except ValueError as exc:
-            raise BundleError(f"{self.path / NEIGHBOURS}: {exc}") from exc
 
     @cached_property
     def codebooks(self) -> Codebooks | None:
@@ -186,15 +185,13 @@ class Bundle:
         if CODEBOOKS not in self.manifest.files:
             return None
         path, head = self.path / CODEBOOKS, self.manifest.head
-        try:
+        with errors_of(path):
             codebooks = Codebooks(**read_tensors(path))
             scale = None if codebooks.gate_scale is None else codebooks.gate_scale.shape
             wanted = (head.num_pairs,) if head.is_mixture else None
             if scale != wanted:
                 raise ValueError(f"gate_scale has shape {scale}; {MANIFEST} says {wanted}")
             codebooks.check_width(head.num_item_components * head.component_width + sum(wanted or ()))
-        except (ValueError, TypeError) as exc:
-            raise BundleError(f"{path}: {exc}") from exc
         return codebooks
 
     @cached_property
@@ -211,14 +208,12 @@ class Bundle:
         found = {name: array.shape for name, array in rows.items()}
         if found != wanted or any(array.dtype != np.float32 for array in rows.values()):
             raise BundleError(f"{self.path / WEIGHTS} holds {found}; {MANIFEST} says {wanted} of float32")
-        try:
+        with errors_of(self.path / WEIGHTS):
             return AbsenceRows(
                 floor_seconds=shape.floor_seconds,
                 components=rows["absence_components"],
                 gate=rows.get("absence_gate"),
             )
-        except ValueError as exc:
-            raise BundleError(f"{self.path / WEIGHTS}: {exc}") from exc
 
     @property
     def attributes(self) -> AttributeTable:

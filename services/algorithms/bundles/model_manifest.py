@@ -4,7 +4,8 @@ An unknown, missing, mistyped or out-of-range field is an error that names it.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from types import NoneType, UnionType
@@ -33,6 +34,17 @@ Part = TypeVar("Part")
 
 class BundleError(ValueError):
     """A part of a bundle contradicts its manifest."""
+
+
+@contextmanager
+def errors_of(path: Path) -> Iterator[None]:
+    """Raise the block's ValueError or TypeError as a BundleError with the file; a BundleError already has it."""
+    try:
+        yield
+    except BundleError:
+        raise
+    except (ValueError, TypeError) as exc:
+        raise BundleError(f"{path}: {exc}") from exc
 
 
 def _require_positive(owner: str, values: Mapping[str, float]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from services.algorithms.bundles.model_manifest import BundleError, FileEntry, HeadShape
+from services.algorithms.bundles.model_manifest import BundleError, FileEntry, HeadShape, errors_of
 from services.algorithms.bundles.tensor_file import read_tensors, tensor_places
 from services.algorithms.item_table.strings import Indices
 from services.algorithms.scoring.states import MAX_LENGTH, ItemStates, PairGate, check_sizes
@@ -70,10 +70,8 @@ def read_table(path: Path) -> pa.Table:
 def read_pair_gate(path: Path) -> PairGate:
     """A memory-mapped gate. Raises: BundleError for invalid values."""
     tensors = read_tensors(path)
-    try:
+    with errors_of(path):
         return PairGate(**{name: tensors[name] for name in PAIR_GATE_ARRAYS})
-    except ValueError as exc:
-        raise BundleError(f"{path}: {exc}") from exc
 
 
 def check_pair_gate(path: Path, head: HeadShape) -> None:
@@ -91,12 +89,10 @@ def read_item_states(path: Path, *, longest: float = MAX_LENGTH, rows: Indices |
     tensors = read_tensors(path)
     if rows is not None:
         tensors = {name: array[rows] for name, array in tensors.items()}
-    try:
+    with errors_of(path):
         states = ItemStates(components=tensors["components"], gate=tensors.get("gate"))
         check_sizes(states.components, states.gate, longest=longest)
-        return states
-    except ValueError as exc:
-        raise BundleError(f"{path}: {exc}") from exc
+    return states
 
 
 def _sha256(path: Path) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from services.algorithms.bundles.model_manifest import BundleError, HeadShape
+from services.algorithms.bundles.model_manifest import BundleError, HeadShape, errors_of
 from services.algorithms.bundles.sealed_files import (
     MANIFEST,
     check_file,
@@ -82,13 +82,11 @@ class TextBundle:
         ids, texts = (
             joined([strings_of(chunk) for chunk in table.column(name).chunks]) for name in ("item_id", "text")
         )
-        try:
+        with errors_of(path):
             ids.check()
             texts.check()
             found = ItemIds(ids)
             found.check("item_id")
-        except ValueError as exc:
-            raise BundleError(f"{path}: {exc}") from exc
         return found, texts
 
     @property

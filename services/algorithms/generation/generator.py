@@ -11,7 +11,7 @@ from typing import Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundles.model_manifest import BundleError
+from services.algorithms.bundles.model_manifest import errors_of
 from services.algorithms.generation.array_file import read_arrays, write_arrays
 from services.algorithms.generation.decoding import MODES, Mode, decode
 from services.algorithms.generation.identifiers import IdentifierTable
@@ -151,7 +151,7 @@ class Generator:
         """Load memory-mapped. Raises: BundleError for an invalid file, and for parts that do not match."""
         found = read_arrays(folder / "decoding", ("places", "settings"), kind="decoding", version=1)
         sets, beams, mode = found["settings"].tolist()
-        try:
+        with errors_of(folder):
             return cls(
                 output_layer=OutputLayer.load(folder / "output_layer"),
                 shortlist=Shortlist.load(folder / "shortlist"),
@@ -160,10 +160,6 @@ class Generator:
                 settings=GeneratorSettings(sets=sets, beams=beams, mode=MODES[mode]),
                 token_rows=found["places"] if len(found["places"]) else None,
             )
-        except BundleError:
-            raise
-        except ValueError as exc:
-            raise BundleError(f"{folder}: {exc}") from exc
 
     def generate(
         self,

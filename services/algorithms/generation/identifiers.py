@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundles.model_manifest import BundleError
+from services.algorithms.bundles.model_manifest import errors_of
 from services.algorithms.generation.array_file import read_arrays, write_arrays
 from services.algorithms.ops.trie_search import ItemRows
 
@@ -116,10 +116,8 @@ class IdentifierTable:
     def load(cls, path: Path) -> Self:
         """Load memory-mapped. Raises: BundleError for a truncated or altered file, or another version."""
         found = read_arrays(path, _NAMES, kind="identifiers", version=VERSION)
-        try:
+        with errors_of(path):
             return cls(*(found[name] for name in _NAMES))
-        except ValueError as exc:
-            raise BundleError(f"{path}: {exc}") from exc
 
 
 def _with_room(array: npt.NDArray[Any], wanted: int) -> npt.NDArray[Any]:
@@ -127,6 +125,4 @@ def _with_room(array: npt.NDArray[Any], wanted: int) -> npt.NDArray[Any]:
 
 
 def _offsets(lengths: Offsets) -> Offsets:
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])

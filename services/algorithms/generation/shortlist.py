@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundles.model_manifest import BundleError
+from services.algorithms.bundles.model_manifest import errors_of
 from services.algorithms.generation.array_file import Arrays, read_arrays, write_arrays
 from services.algorithms.ops.token_scores import products, union
 
@@ -67,7 +67,5 @@ class Shortlist:
     def load(cls, path: Path) -> Self:
         """Load memory-mapped. Raises: BundleError for a truncated or altered file, or another version."""
         found = read_arrays(path, _NAMES, kind="shortlist", version=VERSION)
-        try:
+        with errors_of(path):
             return cls(found["centers"], found["sets"], num_tokens=int(found["num_tokens"][0]))
-        except ValueError as exc:
-            raise BundleError(f"{path}: {exc}") from exc

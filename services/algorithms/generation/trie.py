@@ -15,12 +15,13 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundles.model_manifest import BundleError
+from services.algorithms.bundles.model_manifest import errors_of
 from services.algorithms.generation.array_file import read_arrays, write_arrays
 from services.algorithms.ops.trie_search import MAX_POSITIONS, Ints, TrieArrays, laid_end_to_end
 
 PADDING = 0
 VERSION = 1
+_ARRAYS = ("tokens", "children", "ends", "identifiers")
 
 # A part is merged into the previous one once it has an eighth of that one's identifiers, so most inserts rebuild few
 # identifiers and a search walks few parts.
@@ -179,30 +180,17 @@ class IdentifierTrie:
         with self._lock:
             if self._additions or np.count_nonzero(~self._deleted) != len(self._arrays.identifiers):
                 raise ValueError("the trie has changed since it was built; only a built one is saved")
-        arrays = self._arrays
-        write_arrays(
-            path,
-            {
-                "tokens": arrays.tokens,
-                "children": arrays.children,
-                "ends": arrays.ends,
-                "identifiers": arrays.identifiers,
-                "limits": np.array([self.max_tokens, self.num_tokens], dtype=np.int64),
-            },
-            kind="trie",
-            version=VERSION,
-        )
+        arrays = {name: getattr(self._arrays, name) for name in _ARRAYS}
+        limits = np.array([self.max_tokens, self.num_tokens], dtype=np.int64)
+        write_arrays(path, {**arrays, "limits": limits}, kind="trie", version=VERSION)
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Load memory-mapped. Raises: BundleError for a truncated or altered file, or another version."""
-        names = ("tokens", "children", "ends", "identifiers", "limits")
-        found = read_arrays(path, names, kind="trie", version=VERSION)
+        found = read_arrays(path, (*_ARRAYS, "limits"), kind="trie", version=VERSION)
         max_tokens, num_tokens = found.pop("limits").tolist()
-        try:
+        with errors_of(path):
             return cls(TrieArrays(**found), max_tokens=max_tokens, num_tokens=num_tokens)
-        except ValueError as exc:
-            raise BundleError(f"{path}: {exc}") from exc
 
 
 def _addition(sequences: tuple[tuple[int, ...], ...], identifiers: tuple[int, ...]) -> _Addition:

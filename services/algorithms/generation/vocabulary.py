@@ -19,11 +19,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundles.model_manifest import BundleError
+from services.algorithms.bundles.model_manifest import BundleError, errors_of
 from services.algorithms.generation.vocabulary_lattice import Lattice, Way
-from services.algorithms.generation.vocabulary_segments import Integers, Matches, PieceTrie, flat
+from services.algorithms.generation.vocabulary_segments import Integers, Matches, PieceTrie
 from services.algorithms.generation.vocabulary_text import (
-    Cut,
     Piece,
     Words,
     cut,
@@ -33,6 +32,7 @@ from services.algorithms.generation.vocabulary_text import (
     spelled,
     word_ends,
 )
+from services.algorithms.ops.trie_search import laid_end_to_end
 
 FORMAT = "freshet-phrase-vocabulary"
 VERSION = 1
@@ -174,11 +174,9 @@ class PhraseVocabulary:
         digest = hashlib.sha256(body).hexdigest()
         if digest != fields["sha256"]:
             raise BundleError(f"{path}: sha256={digest}; the header says {fields['sha256']}")
-        try:
+        with errors_of(path):
             lines = [line.split("\t") for line in body.decode().split("\n")[:-1]]
             vocabulary = cls([(text, flag == "##") for _, flag, text in lines], [int(count) for count, _, _ in lines])
-        except ValueError as error:
-            raise BundleError(f"{path}: {error}") from error
         if len(vocabulary) != fields["tokens"]:
             raise BundleError(f"{path}: {len(vocabulary)} tokens; the header says {fields['tokens']}")
         return vocabulary
@@ -194,9 +192,10 @@ class PhraseVocabulary:
     def _phrases(self) -> PieceTrie:
         """Pieces of two or more words; symbols are words."""
         many = np.flatnonzero(np.diff(self._cut.starts) > 1)
-        symbols, starts = _symbols_of(self._cut, many)
+        words, starts = self._cut.symbols, self._cut.starts
+        symbols, starts = laid_end_to_end([words[starts[row] : starts[row + 1]].tolist() for row in many.tolist()])
         numbers = (many + NUM_BYTE_TOKENS).astype(np.int32)
-        return PieceTrie.build(symbols, starts, numbers, 2 * len(self._words))
+        return PieceTrie.build(symbols.astype(np.int64), starts, numbers, 2 * len(self._words))
 
     @cached_property
     def _parts(self) -> PieceTrie:
@@ -265,11 +264,6 @@ def _word_tokens(way: Way) -> Integers:
         else:
             tokens += _byte_tokens(symbol >> 1, unusual=bool(symbol & 1))
     return np.array(tokens, dtype=np.int64)
-
-
-def _symbols_of(cut_texts: Cut, rows: npt.NDArray[np.integer]) -> tuple[Integers, Integers]:
-    symbols, starts = cut_texts.symbols, cut_texts.starts
-    return flat([symbols[starts[row] : starts[row + 1]].tolist() for row in rows.tolist()])
 
 
 def _byte(token: int) -> int:

@@ -6,9 +6,7 @@ Dynamic programming then runs over the stretches between positions that no piece
 Letters: N symbols of all sequences, L longest piece, V pieces.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -122,14 +120,6 @@ def fewest(matches: Matches, unit_costs: Integers, unit_gains: Integers, counts:
         going = cursor < ends
         cursor, ends = cursor[going], ends[going]
     return take
-
-
-def flat(sequences: Sequence[Sequence[int]]) -> tuple[Integers, Integers]:
-    """Flat symbols, and the sequences' starts (one more than sequences)."""
-    starts = np.zeros(len(sequences) + 1, dtype=np.int64)
-    np.cumsum([len(one) for one in sequences], out=starts[1:])
-    symbols = np.fromiter(chain.from_iterable(sequences), dtype=np.int64, count=int(starts[-1]))
-    return symbols, starts
 
 
 def _stretches(matches: Matches) -> tuple[Integers, Integers]:

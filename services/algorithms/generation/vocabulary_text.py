@@ -151,8 +151,7 @@ def spelled(forms: Sequence[Piece]) -> Cut:
     """Words as flat characters, 2 * code point + flag: the word's own at its first character, set at all others, as in
     "##ing".
     """
-    starts = np.zeros(len(forms) + 1, dtype=np.int64)
-    np.cumsum([len(word) for word, _ in forms], out=starts[1:])
+    starts = np.cumsum([0, *(len(word) for word, _ in forms)])
     codes = np.frombuffer("".join(word for word, _ in forms).encode("utf-32-le"), dtype=np.uint32).astype(np.int64)
     symbols = 2 * codes + 1
     symbols[starts[:-1]] -= ~np.array([unusual for _, unusual in forms], dtype=bool)

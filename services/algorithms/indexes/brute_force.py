@@ -20,7 +20,7 @@ class BruteForce(ScoredIndex):
 
     name = "brute_force"
 
-    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None, max_gap: float = 0.0) -> TopK:
         self.check(queries, k, allowed)
         return self.passes.run(queries, allowed, *self.steps(k), self._answer)
 

@@ -5,7 +5,7 @@ Letters: B queries, X items, P component pairs, d component width, b queries of 
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -157,12 +157,7 @@ class CpuPasses:
             touched[part.queries] = part.scores.shape[1]
         full = Pass("full", time.perf_counter() - started, touched)
         answer = finish(self.scorer, queries, pools, scores, k, self.ranks, error=error)
-        return Rescored(
-            item_indices=answer.item_indices,
-            scores=answer.scores,
-            kth_scores=answer.kth_scores,
-            passes=(full, *answer.passes),
-        )
+        return replace(answer, passes=(full, *answer.passes))
 
     def _parts(self, queries: QueryStates, allowed: Mask | None) -> Iterator[_Part]:
         """Yield float32 scores, a bounded group of queries at a time.

@@ -82,7 +82,7 @@ class PooledIndex(ScoredIndex, ABC):
             lambda request, lists: self.scanned(request, lists, depths),
         )
 
-    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None, max_gap: float = 0.0) -> TopK:
         """The top `k` by s of a pool of at least max(N, k) items."""
         self.check(queries, k, allowed)
         return self._search(queries, k, allowed, self.depths(k))

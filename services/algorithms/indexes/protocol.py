@@ -9,7 +9,7 @@ Letters: B queries, X items, K results, N pool size.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -127,29 +127,15 @@ class Index(Protocol):
     def nbytes(self) -> int:
         """Bytes of items and structures."""
 
-    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None, max_gap: float = 0.0) -> TopK:
         """The top `k` of s among the allowed items. allowed: (X,) or (B, X), None for all.
 
+        max_gap: some indexes save work if omitted items may score up to this much, at least 0, above the K-th result.
         Raises: ValueError for invalid `k`, `allowed` or shapes of queries.
         """
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """A pool of `size` items by the first stage alone. Raises: as `search`."""
-
-
-@runtime_checkable
-class GapIndex(Protocol):
-    """An index that saves work if the answer may have a gap."""
-
-    def search_within(self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
-        """As `Index.search`, but omitted items may score up to `max_gap` (at least 0) above the K-th result."""
-
-
-def search_within(index: Index, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
-    """The index's answer, with as little work as `max_gap` allows; the certificates give the proven gaps."""
-    if max_gap and isinstance(index, GapIndex):
-        return index.search_within(queries, k, allowed, max_gap)
-    return index.search(queries, k, allowed)
 
 
 def check_request(*, k: int, allowed: Mask | None, num_queries: int, num_items: int) -> None:

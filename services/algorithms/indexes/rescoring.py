@@ -8,7 +8,7 @@ Letters: B queries, K results, n pool size (ragged: one per query).
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -41,12 +41,7 @@ def rescore(scorer: MolScorer, queries: QueryStates, pools: Sequence[Indices], k
     scores = scorer.scores_at(queries, pools)
     scored = time.perf_counter()
     answer = finish(scorer, queries, pools, scores, k, ranks)
-    return Rescored(
-        item_indices=answer.item_indices,
-        scores=answer.scores,
-        kth_scores=answer.kth_scores,
-        passes=(Pass("full", scored - started, sizes), *answer.passes),
-    )
+    return replace(answer, passes=(Pass("full", scored - started, sizes), *answer.passes))
 
 
 def finish(

@@ -27,8 +27,7 @@ class CategoryLists:
 
     @classmethod
     def of(cls, lists: Sequence[Sequence[int]]) -> "CategoryLists":
-        offsets = np.zeros(len(lists) + 1, dtype=np.int64)
-        np.cumsum([len(codes) for codes in lists], out=offsets[1:])
+        offsets = np.cumsum([0, *map(len, lists)])
         return cls(offsets, np.fromiter((code for codes in lists for code in codes), np.int32, int(offsets[-1])))
 
     def __len__(self) -> int:

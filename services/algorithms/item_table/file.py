@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from services.algorithms.bundles.model_manifest import BundleError
+from services.algorithms.bundles.model_manifest import BundleError, errors_of
 from services.algorithms.bundles.tensor_file import mapped_or_read
 from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.item_table.categories import Categories, CategoryLists
@@ -68,7 +68,7 @@ def read_items(path: Path, num_items: int) -> ItemColumns:
         if column.null_count or inner.null_count:
             raise BundleError(f"{path}: column {name} holds nulls; allowed: none")
     codes = columns["categories"].values
-    try:
+    with errors_of(path):
         found_items = ItemColumns(
             ids=ItemIds(strings_of(columns["item_id"])),
             titles=strings_of(columns["title"]),
@@ -80,8 +80,6 @@ def read_items(path: Path, num_items: int) -> ItemColumns:
             attributes=AttributeTable.from_arrow(attributes_in(table)),
         )
         found_items.ids.check("item_id")
-    except ValueError as exc:
-        raise BundleError(f"{path}: {exc}") from exc
     return found_items
 
 

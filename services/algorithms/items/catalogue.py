@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from services.algorithms.bundles.model_bundle import ITEMS, Bundle, BundleError, Manifest
+from services.algorithms.bundles.model_bundle import ITEMS, Bundle, Manifest
+from services.algorithms.bundles.model_manifest import errors_of
 from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.item_table.attributes import AttributeTable, no_attributes
 from services.algorithms.item_table.categories import Categories
@@ -94,12 +95,8 @@ def catalogue_from_bundle(bundle: Bundle, rows: Indices | None = None) -> Catalo
     """
     encoder = bundle.manifest.encoder
     has_users = encoder is not None and encoder.uses_user_index
-    try:
+    with errors_of(bundle.path):
         return _catalogue(bundle, bundle.num_query_components - 1 if has_users else None, rows)
-    except BundleError:
-        raise
-    except ValueError as exc:
-        raise BundleError(f"{bundle.path}: {exc}") from exc
 
 
 def _catalogue(bundle: Bundle, user_component: int | None, rows: Indices | None) -> Catalogue:

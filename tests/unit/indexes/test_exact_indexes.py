@@ -10,7 +10,7 @@ from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.exact.cheapest import Exact, carry_over
 from services.algorithms.indexes.exact.two_pass import ExactAlgorithm1, ExactLowPrecision
 from services.algorithms.indexes.mutable.index import only
-from services.algorithms.indexes.protocol import EXACT, Certificate, TopK, search_within
+from services.algorithms.indexes.protocol import EXACT, Certificate, TopK
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.retrieval.proof import prove_at_scale, prove_on_small_catalogues, wrong_answers
@@ -68,7 +68,7 @@ def test_what_a_gap_leaves_out_scores_at_most_that_much_above_the_last(
     every = BruteForce(items, gate).search(queries, 4000, allowed)
     index = kind(items, gate, pool_size=30)
     for _ in range(2 if kind is Exact else 1):
-        answer = search_within(index, queries, 20, allowed, max_gap)
+        answer = index.search(queries, 20, allowed, max_gap)
         for query in range(5):
             truth = dict(zip(every.item_indices[query].tolist(), every.scores[query].tolist(), strict=True))
             rows, proof = answer.item_indices[query].tolist(), answer.certificates[query]
@@ -85,7 +85,7 @@ def test_a_larger_gap_scores_fewer_items() -> None:
     queries, items, gate = scene(3, 4000)
     index = ExactLowPrecision(items, gate, pool_size=100)
     scored = [
-        next(done.touched.sum() for done in search_within(index, queries, 10, None, gap).passes if done.name == "full")
+        next(done.touched.sum() for done in index.search(queries, 10, None, gap).passes if done.name == "full")
         for gap in (0.0, 0.05, 0.2)
     ]
     assert scored == sorted(scored, reverse=True)

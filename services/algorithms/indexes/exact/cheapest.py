@@ -19,7 +19,7 @@ import numpy.typing as npt
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.exact.two_pass import ExactLowPrecision
 from services.algorithms.indexes.mutable.index import Build
-from services.algorithms.indexes.protocol import Index, Mask, Pass, Pool, TopK, search_within
+from services.algorithms.indexes.protocol import Index, Mask, Pass, Pool, TopK
 from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
@@ -84,17 +84,11 @@ class Exact(ScoredIndex):
             self._measured.update(measured)
             self._started.update(started)
 
-    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        return self.search_within(queries, k, allowed, 0.0)
-
-    def search_within(self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
-        """See `GapIndex`. Raises: as `search`."""
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None, max_gap: float = 0.0) -> TopK:
         self.check(queries, k, allowed)
-
-        def ask(strategy: Index) -> TopK:
-            return search_within(strategy, queries, k, allowed, max_gap)
-
-        answer, strategy = self._by_turn(queries, k, ask, max_gap)
+        answer, strategy = self._by_turn(
+            queries, k, lambda strategy: strategy.search(queries, k, allowed, max_gap), max_gap
+        )
         return replace(answer, passes=(strategy, *answer.passes))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:

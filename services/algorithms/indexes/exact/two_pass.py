@@ -70,11 +70,7 @@ class ExactLowPrecision(ScoredIndex):
     def nbytes(self) -> int:
         return super().nbytes + self._averages.nbytes + self._bounds.nbytes
 
-    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        return self.search_within(queries, k, allowed, 0.0)
-
-    def search_within(self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
-        """See `GapIndex`. Raises: as `search`."""
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None, max_gap: float = 0.0) -> TopK:
         self.check(queries, k, allowed)
         pools, scores, thresholds, passes = self._reaching(queries, k, allowed, max_gap)
         answer = finish(self.scorer, queries, pools, scores, k, self.ranks)

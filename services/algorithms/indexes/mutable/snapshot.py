@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +23,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundles.model_manifest import BundleError, FileEntry, build_files, build_part, check_types
+from services.algorithms.bundles.model_manifest import (
+    BundleError,
+    FileEntry,
+    build_files,
+    build_part,
+    check_names,
+    check_types,
+    read_fields,
+)
 from services.algorithms.bundles.sealed_files import MANIFEST, check_file
 from services.algorithms.bundles.tensor_file import read_tensors, tensor_places
 from services.algorithms.bundles.tensor_writer import SlicedTensor, write_tensors
@@ -206,22 +214,13 @@ def _write_manifest(path: Path, manifest: SnapshotManifest) -> None:
 
 def _read_manifest(path: Path) -> SnapshotManifest:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as exc:
-        raise SnapshotError(f"{path} is missing; a snapshot is a directory that holds one") from exc
-    except (ValueError, RecursionError) as exc:
-        raise SnapshotError(f"{path} is not JSON: {exc}") from exc
-    wanted = {field.name for field in fields(SnapshotManifest)} | {"checksum"}
-    if not isinstance(content, dict):
-        raise SnapshotError(f"{path} holds a JSON {type(content).__name__}; expected an object")
-    if content.get("format") != FORMAT:
-        raise SnapshotError(f"{path}: format={content.get('format')!r:.80}; this program reads format {FORMAT}")
-    if content.keys() != wanted:
-        raise SnapshotError(f"{path} has fields {sorted(content)}; expected {sorted(wanted)}")
-    expected = content.pop("checksum")
-    if (found := _checksum(content)) != expected:
-        raise SnapshotError(f"{path}: its fields have sha256 {found}; it says {expected}")
-    try:
+        content = read_fields(path, "a snapshot")
+        if content.get("format") != FORMAT:
+            raise SnapshotError(f"{path}: format={content.get('format')!r:.80}; this program reads format {FORMAT}")
+        expected = content.pop("checksum", None)
+        check_names(path, "manifest", content, SnapshotManifest)
+        if (found := _checksum(content)) != expected:
+            raise SnapshotError(f"{path}: its fields have sha256 {found}; it says {expected}")
         check_types(path, "manifest", content, SnapshotManifest)
         files = build_files(path, content["files"])
         shape = build_part(path, "shape", content["shape"], ItemShape)

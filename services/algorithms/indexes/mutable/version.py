@@ -24,7 +24,7 @@ from services.algorithms.indexes.mutable.merged_answer import (
 )
 from services.algorithms.indexes.mutable.segment import Segment, SegmentItems
 from services.algorithms.indexes.mutable.segment_merge import Order, Pause, Source, order_by_id
-from services.algorithms.indexes.protocol import Index, Mask, Pass, TopK, check_request, empty_answer, search_within
+from services.algorithms.indexes.protocol import Index, Mask, Pass, TopK, check_request, empty_answer
 from services.algorithms.rules.attributes import Codes, Kinds
 from services.algorithms.rules.filters import ItemFilter, passing
 from services.algorithms.scoring.states import ItemShape, QueryStates
@@ -98,7 +98,7 @@ class Version:
                 parts.append(candidates(source, queries, k, thresholds, self.allowed(source, wanted)))
                 touched += len(segment)
                 continue
-            tops.append(search_within(_named(segment, algorithm), queries, k, self.allowed(source, wanted), max_gap))
+            tops.append(_named(segment, algorithm).search(queries, k, self.allowed(source, wanted), max_gap))
             error = segment.scorer.error_bounds_float64(queries)
             parts.append(as_partial(segment, tops[-1], error))
             if tops[-1].scores.shape[1] == k:

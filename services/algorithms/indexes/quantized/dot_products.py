@@ -98,7 +98,7 @@ class Quantized(ScoredIndex):
     def row_codes(self) -> Mapping[str, RowCodes]:
         return self._codes
 
-    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None, max_gap: float = 0.0) -> TopK:
         self.check(queries, k, allowed)
         started = time.perf_counter()
         vectors = queries.components[:, 0]

@@ -123,7 +123,7 @@ class TangentIndex(ScoredIndex, ABC):
     def visit(self) -> Visit:
         return self._visit or Visit(probes=self.cells.num_cells)
 
-    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None, max_gap: float = 0.0) -> TopK:
         """The top `k` by s of a pool of about N items."""
         self.check(queries, k, allowed)
         started = time.perf_counter()

@@ -85,8 +85,7 @@ class NativeScores:
 
     def _flatten(self, rows: Sequence[Rows]) -> tuple[Rows, Rows]:
         """All rows in one array (N,), and each query's begin (B + 1,)."""
-        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum([len(chosen) for chosen in rows], out=offsets[1:])
+        offsets = np.cumsum([0, *map(len, rows)])
         flat = np.concatenate([*rows, np.empty(0, dtype=np.int64)]).astype(np.int64, copy=False)
         return flat, offsets
 
