@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 class lazy_property(Generic[Value]):
-    """Decorates a method without arguments; the instance's dictionary stores its value under its name."""
+    """Decorates a method without arguments; the instance's dictionary stores its value."""
 
     def __init__(self, make: Callable[[Any], Value]) -> None:
         self._make = make

@@ -38,7 +38,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventType:
-    """Whether the item counts as seen, whether the history has the event, and its weight in PEFA."""
+    """Whether the item counts as seen, whether the history has the event, and its PEFA weight."""
 
     role: Role
     seen: bool
@@ -72,7 +72,7 @@ _FIELDS = {"role": str, "seen": bool, "history": bool, "weight": float, "centre"
 
 @dataclass(frozen=True, kw_only=True)
 class EventSchema:
-    """Event types by name; `other` is the meaning of all other types."""
+    """Event types by name; `other` is for all other types."""
 
     types: Mapping[str, EventType]
     other: EventType
@@ -81,7 +81,7 @@ class EventSchema:
         return self.types.get(name, self.other)
 
     def speaks_for(self, name: str, value: float) -> bool:
-        """Whether the event is positive, with a weight above 0 if its value counts."""
+        """Whether the event is positive and, if its value counts, has a weight above 0."""
         means = self.of(name)
         return means.role is Role.POSITIVE and (means.weight.centre is None or self.feedback.weight(name, value) > 0)
 
@@ -96,13 +96,11 @@ class EventSchema:
         )
 
     def speaks_against(self, name: str, value: float) -> bool:
-        """Whether the schema names this type and the event has a negative weight."""
+        """Whether the event has a negative weight and a named type."""
         return name in self.can_speak_against and self.feedback.weight(name, value) < 0
 
     def turned_down(self, events: Sequence[tuple[str, tuple[str, float]]]) -> list[str]:
-        """Items whose newest event, of those in histories, is negative. events: (item id, (type,
-        value)), oldest first.
-        """
+        """Items whose newest event in histories is negative. events: (item id, (type, value)), oldest first."""
         kept = {kind for kind in {kind for _, kind in events} if self.of(kind[0]).history}
         against = {kind for kind in kept if self.speaks_against(*kind)}
         newest = {item_id: kind for item_id, kind in events if kind in kept} if against else {}

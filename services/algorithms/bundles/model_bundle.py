@@ -136,7 +136,7 @@ class Bundle:
 
     @cached_property
     def untrained(self) -> frozenset[str]:
-        """Items unknown to training: their states are meaningless. Empty without counts."""
+        """Items unknown to training, with meaningless states; none without counts."""
         counts = self.counts
         return frozenset(self.item_ids.take(np.flatnonzero(counts == 0))) if counts.any() else frozenset()
 
@@ -148,9 +148,7 @@ class Bundle:
 
     @cached_property
     def item_states(self) -> ItemStates:
-        """Components (X, P_x, d) and gate (X, P), memory-mapped; gate None for a dot product. Raises: BundleError for
-        invalid values.
-        """
+        """Components (X, P_x, d) and gate (X, P) or None, memory-mapped. Raises: BundleError for invalid values."""
         return self.item_states_of(None)
 
     def item_states_of(self, rows: Indices | None) -> ItemStates:
@@ -170,7 +168,7 @@ class Bundle:
 
     @cached_property
     def neighbours(self) -> ItemNeighbours | None:
-        """Item neighbours, memory-mapped; None if the model scores alone. Raises: BundleError for invalid values."""
+        """Item neighbours, memory-mapped, if any. Raises: BundleError for invalid values."""
         shape = self.manifest.neighbours
         if shape is None:
             return None
@@ -179,8 +177,8 @@ class Bundle:
 
     @cached_property
     def codebooks(self) -> Codebooks | None:
-        """Codebooks of `anisotropic`. Raises: BundleError for invalid arrays, or shapes unlike this model's item
-        vectors.
+        """Codebooks of `anisotropic`. Raises: BundleError for invalid arrays, or another width than
+        the item vectors'.
         """
         if CODEBOOKS not in self.manifest.files:
             return None
@@ -196,7 +194,7 @@ class Bundle:
 
     @cached_property
     def absence(self) -> AbsenceRows | None:
-        """The learned effect of the time since the last event. Raises: BundleError for missing or invalid weights."""
+        """The effect of the time since the last event. Raises: BundleError for missing or invalid weights."""
         shape, head = self.manifest.absence, self.manifest.head
         if shape is None:
             return None
@@ -230,7 +228,7 @@ class Bundle:
             raise BundleError(str(exc)) from exc
 
     def weights(self) -> dict[str, npt.NDArray[Any]]:
-        """The model's weights by name, memory-mapped (read-only)."""
+        """The model's weights by name, memory-mapped."""
         return read_tensors(self.path / WEIGHTS)
 
     def file(self, name: str) -> Path:

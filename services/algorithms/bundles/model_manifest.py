@@ -38,7 +38,7 @@ class BundleError(ValueError):
 
 @contextmanager
 def errors_of(path: Path) -> Iterator[None]:
-    """Raise the block's ValueError or TypeError as a BundleError with the file; a BundleError already has it."""
+    """Raise the block's ValueError or TypeError as a BundleError with the file."""
     try:
         yield
     except BundleError:
@@ -252,7 +252,7 @@ def write_fields(path: Path, plain: Mapping[str, Any]) -> None:
 
 
 def build_files(path: Path, raw: Mapping[str, Any]) -> dict[str, FileEntry]:
-    """Entries of `files`. Raises: BundleError as `build_part`, and for a path outside the folder."""
+    """Entries of `files`. Raises: as `build_part`, and BundleError for a path outside the folder."""
     for name in raw:
         if (named := PurePosixPath(name)).is_absolute() or ".." in named.parts:
             raise BundleError(f"{path}: files.{name!r:.80}; allowed: paths inside the folder")

@@ -17,7 +17,7 @@ PAIR_GATE_ARRAYS = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
 
 
 def check_file(root: Path, name: str, entry: FileEntry, *, verify: bool) -> None:
-    """Raises: BundleError if the file is missing or its size or, with `verify`, its checksum differs."""
+    """Raises: BundleError for a missing file, another size or, with `verify`, another checksum."""
     path = root / name
     if not path.is_file():
         raise BundleError(f"{path} is missing; {MANIFEST} lists it with {entry.bytes} bytes")
@@ -53,7 +53,7 @@ def check_table(path: Path, schema: pa.Schema, rows: int) -> None:
 
 
 def read_table(path: Path) -> pa.Table:
-    """A checked table. Raises: BundleError if it is unreadable or has a null, with the column."""
+    """A checked table. Raises: BundleError if it is unreadable or a column has a null."""
     try:
         table = pq.ParquetFile(path).read()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:

@@ -133,13 +133,13 @@ class TextBundle:
 
     @cached_property
     def item_states(self) -> ItemStates:
-        """The text MoL's document states, memory-mapped: components (X, P_x, d), no item gate."""
+        """The text MoL's document states, memory-mapped: components (X, P_x, d)."""
         self.text_mol  # noqa: B018 - raises BundleError if there is none
         return read_item_states(self.path / TEXT_STATES)
 
     @cached_property
     def pair_gate(self) -> PairGate | None:
-        """The text MoL's gate, a function of the P cosines only; None for a dot product."""
+        """The text MoL's gate, which reads cosines only; None for a dot product."""
         return read_pair_gate(self.path / TEXT_PAIR_GATE) if self.text_mol.head.is_mixture else None
 
     def file(self, name: str) -> Path:
@@ -156,7 +156,7 @@ class TextBundle:
 
     @property
     def shared_int8_graph(self) -> Path | None:
-        """The int8 graph of both encoders, with one output named after each part, if any."""
+        """Both encoders' int8 graph, if any; outputs have the parts' names."""
         return self._derived(SHARED_INT8)
 
     def _derived(self, name: str) -> Path | None:

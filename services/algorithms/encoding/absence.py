@@ -22,7 +22,7 @@ _TINY = 1e-30
 
 
 def bucket_of(seconds: int, shape: AbsenceShape) -> int:
-    """0 below the floor (also for negative seconds), else 1 + floor(log2(seconds / floor)), at most B - 1."""
+    """0 below the floor, else 1 + floor(log2(seconds / floor)), at most B - 1."""
     return min(max(0, seconds // shape.floor_seconds).bit_length(), shape.num_buckets - 1)
 
 

@@ -25,7 +25,7 @@ WINDOW = 20
 
 class Aversion:
     def __init__(self, items: ItemStates, pair_gate: PairGate | None, *, leave_out: int | None = None) -> None:
-        """Prepare one model's items. leave_out: the query component that identifies the user; it is not moved."""
+        """Prepare one model's items. leave_out: the user-id component, which is not moved."""
         self._items, self._leave_out = items, leave_out
         self._contributions = Contributions(pair_gate, leave_out=leave_out)
 

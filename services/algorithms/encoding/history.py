@@ -50,7 +50,7 @@ def window_start(num_events: int, max_history: int) -> int:
 
 
 def trim(events: Sequence[Event], max_history: int) -> Sequence[Event]:
-    """The window's events, oldest first, of a history (whole, or trimmed earlier and extended since)."""
+    """The window's events, oldest first, of a history that may have been trimmed before."""
     return events[window_start(len(events), max_history) :]
 
 

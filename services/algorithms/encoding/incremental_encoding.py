@@ -41,7 +41,7 @@ class CacheCounts:
     bytes: int = 0
 
     def plus(self, reused: Sequence[int], lengths: Sequence[int], *, held_bytes: int) -> "CacheCounts":
-        """Add sequences. reused: reused events of each. lengths: all events of each."""
+        """Add sequences: the numbers of reused events and of all events of each."""
         hits = sum(events > 0 for events in reused)
         return CacheCounts(
             hits=self.hits + hits,
@@ -216,7 +216,6 @@ class IncrementalEncoder:
     def _remember(
         self, key: int, length: int, positions: IntArray, states: dict[str, FloatArray], user_index: int
     ) -> None:
-        """Cache the states after the last event, which the next call requests."""
         cached = self._cache.get(key)
         if cached is not None:
             cached.last = (

@@ -28,9 +28,7 @@ _WIDEN = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratorSettings:
-    """Limits of a search. sets: number k of joined sets. beams: nodes per level. mode: whether tokens may come in any
-    order.
-    """
+    """sets: number k of joined sets. beams: nodes per level. mode: whether tokens may come in any order."""
 
     sets: int = 5
     beams: int = 256
@@ -46,7 +44,7 @@ class GeneratorSettings:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An identifier, its text, the rows of its allowed items (at most K), and its score (natural log)."""
+    """An identifier, its text, at most K rows of its allowed items, and its score (natural log)."""
 
     identifier: int
     text: str
@@ -56,7 +54,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Best first. union_size: number of scored phrases, U. exact: proven the best identifiers of these."""
+    """Best first. union_size: number U of scored phrases. exact: proven the best of these."""
 
     answers: list[Answer]
     union_size: int
@@ -78,7 +76,7 @@ class Generator:
     token_rows: npt.NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
-        """Raises: ValueError with both values if vocabulary sizes, widths or identifiers of two parts differ."""
+        """Raises: ValueError with both values if vocabulary sizes, widths or identifiers of parts differ."""
         for name, tokens in (("shortlist", self.shortlist.num_tokens), ("trie", self.trie.num_tokens)):
             if tokens != len(self.output_layer):
                 raise ValueError(f"{name} is of {tokens} tokens, the output layer of {len(self.output_layer)}")
@@ -208,5 +206,5 @@ class Generator:
         return identifier
 
     def delete(self, identifier: int) -> bool:
-        """Delete an identifier for the next query. Return whether it existed."""
+        """Delete an identifier for the next query; return whether it existed."""
         return self.trie.delete(identifier)

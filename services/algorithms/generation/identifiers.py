@@ -114,7 +114,7 @@ class IdentifierTable:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load memory-mapped. Raises: BundleError for a truncated or altered file, or another version."""
+        """Load memory-mapped. Raises: as `read_arrays`."""
         found = read_arrays(path, _NAMES, kind="identifiers", version=VERSION)
         with errors_of(path):
             return cls(*(found[name] for name in _NAMES))

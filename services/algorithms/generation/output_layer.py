@@ -89,7 +89,7 @@ class OutputLayer:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load memory-mapped. Raises: BundleError for a truncated or altered file, or another version."""
+        """Load memory-mapped. Raises: as `read_arrays`."""
         found = read_arrays(path, _NAMES, kind="output layer", version=VERSION)
         weights, scales = found["weights"], found["scales"]
         if weights.ndim != 2 or 0 in weights.shape or len(scales) not in (0, len(weights)):

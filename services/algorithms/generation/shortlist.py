@@ -65,7 +65,7 @@ class Shortlist:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load memory-mapped. Raises: BundleError for a truncated or altered file, or another version."""
+        """Load memory-mapped. Raises: as `read_arrays`."""
         found = read_arrays(path, _NAMES, kind="shortlist", version=VERSION)
         with errors_of(path):
             return cls(found["centers"], found["sets"], num_tokens=int(found["num_tokens"][0]))

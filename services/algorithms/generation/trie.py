@@ -30,7 +30,7 @@ _MERGE_AT = 8
 
 @dataclass(frozen=True, slots=True)
 class TrieView:
-    """A search's snapshot: parts, and whether each identifier is deleted, up to at least the highest one."""
+    """A search's snapshot: parts, and whether each identifier is deleted."""
 
     parts: tuple[TrieArrays, ...]
     deleted: npt.NDArray[np.bool_]
@@ -47,8 +47,8 @@ class IdentifierTrie:
     """Identifiers' token sequences, which may be equal. Thread-safe."""
 
     def __init__(self, arrays: TrieArrays, *, max_tokens: int, num_tokens: int) -> None:
-        """Take built arrays. max_tokens: longest allowed sequence; num_tokens: the vocabulary's size V. Raises:
-        ValueError if out of range.
+        """Take built arrays. max_tokens: longest allowed sequence; num_tokens: V. Raises: ValueError
+        if out of range.
         """
         if not 1 <= max_tokens <= MAX_POSITIONS:
             raise ValueError(f"max_tokens={max_tokens} allowed: 1 to {MAX_POSITIONS}")
@@ -168,7 +168,7 @@ class IdentifierTrie:
                 raise ValueError(f"token={token} allowed: 1 to {self.num_tokens - 1} (0 is padding)")
 
     def delete(self, identifier: int) -> bool:
-        """Delete an identifier, also for running queries that have not reached it. Return whether it existed."""
+        """Delete an identifier, also for running queries; return whether it existed."""
         with self._lock:
             if identifier not in self:
                 return False
@@ -186,7 +186,7 @@ class IdentifierTrie:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load memory-mapped. Raises: BundleError for a truncated or altered file, or another version."""
+        """Load memory-mapped. Raises: as `read_arrays`."""
         found = read_arrays(path, (*_ARRAYS, "limits"), kind="trie", version=VERSION)
         max_tokens, num_tokens = found.pop("limits").tolist()
         with errors_of(path):

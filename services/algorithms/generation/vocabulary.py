@@ -107,7 +107,7 @@ class PhraseVocabulary:
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of T texts; a million words in six seconds on two busy cores."""
+        """`encode` of T texts: a million words in six seconds on two busy cores."""
         encoded: list[list[int]] = []
         for start in range(0, len(texts), _TEXTS_AT_ONCE):
             encoded += self._encoded([normalised(text) for text in texts[start : start + _TEXTS_AT_ONCE]])

@@ -123,7 +123,7 @@ def fewest(matches: Matches, unit_costs: Integers, unit_gains: Integers, counts:
 
 
 def _stretches(matches: Matches) -> tuple[Integers, Integers]:
-    """Begin and end of each stretch, which no piece of two or more symbols crosses."""
+    """Begin and end of each stretch, which no piece crosses."""
     size, longest = matches.shape
     reach = np.arange(1, size + 1)
     for taken in range(2, longest + 1):

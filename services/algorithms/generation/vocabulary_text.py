@@ -49,9 +49,7 @@ _WORD = re.compile(f"a{{1,{LONGEST_WORD}}}|0{{1,{LONGEST_WORD}}}|[c.]")
 
 
 def normalised(text: str) -> str:
-    """Lower case, compatibility forms composed (NFKC), no control characters, single spaces, none at the ends.
-    Idempotent.
-    """
+    """Lower case, composed compatibility forms (NFKC), no control characters, single inner spaces. Idempotent."""
     if text.isascii():
         return " ".join(text.lower().translate(_CLEANED).split())
     for _ in range(_ROUNDS):  # lower case may decompose, and composition may give capitals: repeat until stable

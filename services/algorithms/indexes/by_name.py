@@ -57,7 +57,6 @@ class Algorithm:
 
     @property
     def arguments(self) -> dict[str, int | Visit]:
-        """Its sizes as constructor arguments."""
         forms = _ALGORITHMS[self.name][1].values()
         names = next(names for names in forms if len(names) == len(self.sizes))
         sizes = zip(names, self.sizes, strict=True)

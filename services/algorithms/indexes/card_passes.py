@@ -90,7 +90,7 @@ class CardPasses:
     def on_device(
         self, queries: QueryStates, prepared: DeviceQueries, key: Hashable, steps: Callable[[CardRequest], Found]
     ) -> Found:
-        """Run the device's part of an unfiltered search, for timing: valid until the next call."""
+        """Run the device's part of an unfiltered search, for timing."""
         request = CardRequest(queries=queries, prepared=prepared, allowed=None, mask=None, started=0.0)
         return self._found(request, key, steps)
 
@@ -148,7 +148,6 @@ class CardPasses:
         return Lists(rows=rows, scores=scores, following=following, seconds=0.0)
 
     def pool(self, request: CardRequest, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Pools (B, n), padded with -1."""
         if len(rows) == 1 and rows[0].shape[1] == 1:
             return rows[0][:, 0]
         ordered = torch.sort(torch.cat([lists.flatten(1) for lists in rows], dim=1), dim=1).values
@@ -158,7 +157,6 @@ class CardPasses:
     def top_k(
         self, request: CardRequest, pool: torch.Tensor | None, k: int
     ) -> tuple[DeviceAnswer, torch.Tensor | None]:
-        """The answer, and each pool's size."""
         # On trained states, about 2 k items are within the error of the K-th.
         capacity = request.capacity or min(_power_of_two(4 * k), self.num_items)
         prepared, mask = request.prepared, request.mask
@@ -238,9 +236,7 @@ class _CardMeans:
 def _once(
     request: CardRequest, steps: Callable[[CardRequest], Found], prepared: DeviceQueries
 ) -> tuple[CardRequest, Found, torch.Tensor]:
-    """Run steps. Return the request and the device's report: which lists overflowed, then the needed capacity of each
-    `evaluated`.
-    """
+    """Run steps. Return the request and the device's report: overflowed lists, then needed capacities."""
     asked = replace(request, prepared=prepared, overflowed=[], evaluated=[])
     found = steps(asked)
     most = [needed.amax() if len(needed) else needed.new_zeros(()) for needed, _ in asked.evaluated]

@@ -69,7 +69,7 @@ class CombinedTopK(PooledIndex):
         return CombinedScan(pairs, average, pair_share=self.pool_size, average_share=self.average_pool_size)
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """A pool of `size`: half from the pairs' lists, the rest by the average, which scores all of them."""
+        """A pool of `size`: half from the pairs' lists, the rest by the average, which scores all."""
         self.check(queries, size, allowed)
         pairs = self._pairs.first_stage(queries, -(-size // 2), allowed)
 
@@ -110,7 +110,6 @@ class CombinedScan:
         return self._pairs.seconds + self._average.seconds
 
     def pool(self, query: int, size: int) -> Indices:
-        """The union of the `size` best of every pair and N2 / N1 times as many by the average."""
         return np.union1d(self._pairs.pool(query, size), self._average.pool(query, self._averaged(size)))
 
     def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:

@@ -42,7 +42,7 @@ class CpuRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Scores (b, n) of some queries for the items `rows` (n,), or for all; `allowed` (n,) or (b, n) unless all are."""
+    """Scores (b, n) of some queries for the items `rows` (n,), or all; `allowed` (n,) or (b, n) unless all are."""
 
     queries: slice
     scores: FloatArray

@@ -55,7 +55,7 @@ class GateBounds:
         return silu_range(*_outwards(low, top))
 
     def upper_bounds(self, queries: QueryStates, highest: DoubleArray) -> Scores:
-        """The largest s of an item with cosines of at most `highest` (B, P): (B,). -inf: no such item."""
+        """The largest s (B,) of an item with cosines of at most `highest` (B, P); -inf: no such item."""
         nothing = (highest == -np.inf).any(axis=1)
         values = np.where(nothing[:, None], 0.0, highest)
         if highest.shape[1] == 1:
@@ -64,7 +64,7 @@ class GateBounds:
         return np.asarray(np.where(nothing, -np.inf, largest_mixture(values, low, high)))
 
     def _network(self, queries: QueryStates, low: DoubleArray, high: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
-        """Bounds of the network's outputs over cosines in [low, high] (B, P): two (B, P)."""
+        """Bounds of the network's outputs over cosines in [low, high]: (B, P) each."""
         if self._pair_gate is None:
             return np.zeros_like(low), np.zeros_like(low)
         w1, b1, w2, b2 = (

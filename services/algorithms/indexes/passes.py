@@ -48,7 +48,7 @@ class Means(Protocol):
         """The relative error of one term of a sum."""
 
     def best(self, request: Request, size: int) -> Lists:
-        """The `size` allowed items whose means have the largest dot products: one list per query, (B, 1)."""
+        """The `size` allowed items whose means have the largest dot products: lists (B, 1)."""
 
     def average(self, request: Request) -> Scores:
         """The queries' mean components, rounded as in `best`: (B, d)."""
@@ -63,7 +63,7 @@ class Means(Protocol):
 
 
 class Passes(Protocol):
-    """Passes over X items, on the device of their states. ranks (X,): the order of equal scores. Thread-safe."""
+    """Passes over X items, on the device of their states. ranks (X,): order of equal scores. Thread-safe."""
 
     ranks: Indices
 
@@ -108,7 +108,7 @@ class Passes(Protocol):
         """Every row of the lists `rows` (B, L, n) once: pools for `top_k`."""
 
     def top_k(self, request: Request, pool: Array | None, k: int) -> Any:
-        """Find the exact top `k` of the allowed rows of pools, or of all items, for `rescored`."""
+        """Find the exact top `k` of pools, or of all allowed items, for `rescored`."""
 
     def best_of_all(self, queries: QueryStates, size: int, allowed: Mask | None) -> Pool:
         """The `size` best allowed items by a fast pass, and a bound on the rest."""

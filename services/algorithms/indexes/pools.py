@@ -33,7 +33,7 @@ Depths = tuple[int, ...]  # one depth for each kind of list
 
 
 class PoolScan(Protocol):
-    """The first pass of B queries, deep enough for pools of up to `depth` per list."""
+    """The first pass of B queries, for pools of up to `depth` per list."""
 
     @property
     def depth(self) -> int: ...
@@ -100,7 +100,7 @@ class PooledIndex(ScoredIndex, ABC):
         return (depth,)
 
     def deeper(self, depths: Depths, k: int) -> Depths | None:
-        """The next depths if a pool has fewer than `k` items; None: deeper lists add no items."""
+        """The next depths if a pool has fewer than `k` items; None: deeper lists add none."""
         return None
 
     @abstractmethod
@@ -151,7 +151,7 @@ class PooledIndex(ScoredIndex, ABC):
 
 
 def certificates(bounds: Scores, kth_scores: Scores) -> tuple[Certificate, ...]:
-    """A certificate per query, from bounds on omitted items and K-th scores, NaN for none: (B,) each."""
+    """Certificates from bounds on omitted items and K-th scores (B,), NaN for none."""
     return tuple(
         certificate(bound=None if math.isnan(bound) else bound, kth_score=None if math.isnan(kth_score) else kth_score)
         for bound, kth_score in zip(bounds.tolist(), kth_scores.tolist(), strict=True)

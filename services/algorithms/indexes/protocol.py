@@ -25,10 +25,7 @@ NOTHING = -1  # an item index beyond a shorter answer's end
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """No omitted item scores more than `gap` above the K-th result.
-
-    0 means proven exact; None means no proof.
-    """
+    """No omitted item scores more than `gap` above the K-th result. 0: exact; None: no proof."""
 
     gap: float | None
 
@@ -151,9 +148,7 @@ def check_request(*, k: int, allowed: Mask | None, num_queries: int, num_items: 
 
 
 def check_tie_ranks(tie_ranks: npt.NDArray[np.integer] | None, num_items: int) -> Indices:
-    """Each item's rank by id (X,), which orders equal scores; default: the row number. Raises: ValueError for no items
-    or repeated ranks.
-    """
+    """Each item's rank by id (X,), default the row number. Raises: ValueError for no items or repeated ranks."""
     if num_items < 1:
         raise ValueError("the index is empty: num_items=0 allowed: at least 1")
     if tie_ranks is None:
@@ -165,7 +160,7 @@ def check_tie_ranks(tie_ranks: npt.NDArray[np.integer] | None, num_items: int) -
 
 
 def empty_answer(num_queries: int, width: int) -> tuple[Indices, Scores]:
-    """Item indices of -1 and scores of -inf, (B, width) each, to be filled from the left."""
+    """Item indices of -1 and scores of -inf, (B, width) each."""
     return np.full((num_queries, width), NOTHING, dtype=np.int64), np.full((num_queries, width), -np.inf)
 
 
@@ -176,9 +171,7 @@ def asked_again(
     allowed: Mask | None,
     ask: Callable[[QueryStates, Mask | None], Answer],
 ) -> Answer:
-    """`answer` with the results of queries `short` (b,) replaced by those of `ask`, which must return the same width
-    and passes.
-    """
+    """`answer` with the results of queries `short` (b,) replaced by those of `ask`, of the same width and passes."""
     if not len(short):
         return answer
     others = ask(queries.take(short), allowed if allowed is None or allowed.ndim == 1 else allowed[short])

@@ -78,9 +78,7 @@ def finish(
 
 
 def within_reach(scores: npt.NDArray[np.float32], k: int, error: float) -> Indices:
-    """Positions (n,) that may be among the top `k` if each score (X,) has an error up to `error`; never one with score
-    -inf.
-    """
+    """Positions (n,) that may be among the top `k` if each score (X,) errs by up to `error`; never at -inf."""
     k = min(k, len(scores))
     kth = float(np.partition(scores, len(scores) - k)[len(scores) - k])
     if kth == -np.inf:

@@ -40,8 +40,7 @@ class ScoredIndex:
         self.scorer, self.ranks = self.passes.scorer, self.passes.ranks
         self._prepare()
 
-    def _prepare(self) -> None:
-        """Compute the algorithm's own structures."""
+    def _prepare(self) -> None: ...
 
     @property
     def num_items(self) -> int:
@@ -58,7 +57,7 @@ class ScoredIndex:
         return self.passes.nbytes
 
     def check(self, queries: QueryStates, k: int, allowed: Mask | None) -> None:
-        """Raises: ValueError for invalid `k`, `allowed` or shapes of queries."""
+        """Raises: as `Index.search`."""
         check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
         self.scorer.check(queries)
 

@@ -131,7 +131,7 @@ class AverageScan:
         return np.asarray((following == -np.inf).all(axis=1))
 
     def _witnessed(self, size: int) -> Scores:
-        """The largest reach among the items just beyond the pool: (B,), -inf without any."""
+        """The largest reach (B,) of the items just beyond the pool, -inf without any."""
         rows = self._passes.fetch(self._lists.rows[:, 0, size : size + _WITNESSES])
         means, radii = self._averages.items.at(np.maximum(rows, 0))
         components = self._request.queries.components
@@ -141,7 +141,7 @@ class AverageScan:
         return np.asarray(np.where(rows >= 0, best, -np.inf).max(axis=1, initial=-np.inf), dtype=np.float64)
 
     def _scanned(self, chosen: Indices, size: int) -> Scores:
-        """The largest reach of allowed items outside the pools of some queries, as computed in float32: (n,)."""
+        """The largest reach (n,) of allowed items outside the pools of some queries, in float32."""
         left_out = np.ones((len(chosen), self._passes.num_items), dtype=np.bool_)
         allowed = self._request.allowed
         if allowed is not None:
@@ -193,15 +193,14 @@ class _Averages:
         return np.asarray(chord * (1 + 1e-12))
 
     def error(self, norms: Scores) -> Scores:
-        """The rounding errors of a dot product of d + 1 terms, of the query's average and of the sum: (B,)."""
+        """The rounding errors (B,) of a dot product of d + 1 terms, of the query's average and of the sum."""
         return np.asarray(self._unit * norms * (self._largest_mean + self._largest_radius))
 
 
 def _round_up(values: Scores) -> FloatArray:
-    """Non-negative values as float32, rounded up."""
     return (values * (1 + 2.0**-23)).astype(np.float32)
 
 
 def _bfloat16_above(values: FloatArray) -> FloatArray:
-    """The least bfloat16 values that are not below the given non-negative ones."""
+    """Non-negative values rounded up to bfloat16."""
     return ((values.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)

@@ -132,7 +132,7 @@ class PairScan:
         return bounds
 
     def levels(self, query: int) -> tuple[Indices, Indices, Scores]:
-        """Rows, their best positions in any list and best listed cosines, (n,) each, in order of position."""
+        """Rows, their best positions in any list and best listed cosines, (n,) each, by position."""
         rows, cosines = self._rows[query].ravel(), self._scores[query].ravel().astype(np.float64)
         positions = np.tile(np.arange(self._rows.shape[2]), self._rows.shape[1])
         listed = rows >= 0

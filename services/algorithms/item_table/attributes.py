@@ -80,7 +80,7 @@ class AttributeTable:
         return type(self)(kinds=self.kinds, columns=columns, tags=self.tags, num_items=len(wanted))
 
     def recoded(self, codes: dict[str, dict[str, int]]) -> Columns:
-        """The columns with tag codes from `codes`, to which missing tags are added. Copied only if codes differ."""
+        """The columns, copied if needed, with tag codes from `codes`, to which missing tags are added."""
         columns = dict(self.columns)
         for name, tags in self.tags.items():
             known = codes.setdefault(name, {})
@@ -102,7 +102,7 @@ class AttributeRows:
     """
 
     def __init__(self, table: AttributeTable, items: Rows) -> None:
-        """Start from a table; `items` gives the table's item in each row, -1: none."""
+        """Start from a table; `items` has the table's item of each row, -1: none."""
         self.kinds, self._table, self._items = table.kinds, table, items
         self._codes = {name: {tag: code for code, tag in enumerate(tags)} for name, tags in table.tags.items()}
         self._is_table = bool(np.array_equal(items, np.arange(table.num_items)))

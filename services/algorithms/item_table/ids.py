@@ -31,7 +31,7 @@ class ItemIds(Mapping[str, int]):
 
     @classmethod
     def of(cls, item_ids: Iterable[str]) -> "ItemIds":
-        """Make a column. Raises: ValueError with the id unless all are distinct and 1-128 bytes of UTF-8."""
+        """Make a column. Raises: ValueError for a string that is not UTF-8, and as `check`."""
         found = cls(Strings.of(item_ids))
         found.check("item_ids")
         return found
@@ -67,9 +67,7 @@ class ItemIds(Mapping[str, int]):
         return row
 
     def get(self, item_id: str, default: Any = None) -> Any:
-        """The row, or `default`, in 3 us. Use `find` for many ids, and a dictionary for hundreds of
-        lookups per event.
-        """
+        """The row, or `default`, in 3 us. For many ids use `find`, for hundreds of lookups per event a dictionary."""
         row = self._row(item_id)
         return default if row < 0 else row
 

@@ -185,8 +185,8 @@ class LiveCatalogue:
         return self._merged(self._kept[-1])
 
     def version_named(self, name: str, position: int | None = None) -> tuple[Served, bool]:
-        """(the version of that name, True), or, if it is not available, (the version nearest to `position`, default the
-        newest, False).
+        """(the version of that name, True); if it is not available, (the one nearest to `position`, default the newest,
+        False).
         """
         versions = self._kept
         for served in reversed(versions):
@@ -209,7 +209,7 @@ class LiveCatalogue:
         return description is not None and not description.is_served
 
     def absence_of(self, item_id: str) -> str:
-        """Why the newest version has no state of this item, as the end of a sentence."""
+        """Why the newest version lacks this item's state, as the end of a sentence."""
         if self.is_hidden(item_id):
             return "is withdrawn or not available"
         if item_id in self._described:
@@ -217,7 +217,7 @@ class LiveCatalogue:
         return "is no item of this index"
 
     def categories_of(self, item_ids: Sequence[str]) -> list[Sequence[str]]:
-        """Each item's categories, from its description or else the bundle; none for an unknown item."""
+        """Each item's categories, from its description or the bundle; none for an unknown item."""
         rows = self.base.rows.find(item_ids)
         described = map(self._described.get, item_ids)
         listed = self._categories.take(rows)
@@ -262,7 +262,7 @@ class LiveCatalogue:
             )
 
     def check(self, queries: QueryStates) -> None:
-        """Raises: ValueError with both values if these queries do not fit the items."""
+        """Raises: as `ItemShape.check_queries`, and ValueError for too long components."""
         self.index.shape.check_queries(queries)
         if self.base.is_normalised:
             check_sizes(queries.components)
@@ -399,7 +399,7 @@ class LiveCatalogue:
         return lambda root: write_snapshot(root, self.index, version=served.version, said=content, columns=columns)
 
     def _change(self, states: dict[str, ItemStates], removals: Sequence[str]) -> None:
-        """Insert `states` and remove `removals` as one index version. The caller must have the writer's lock."""
+        """Insert and remove as one index version, under the writer's lock."""
         if states:
             self._upsert(list(states), _together(list(states.values())), removals)
         elif removals:

@@ -100,5 +100,5 @@ class BertBody(nn.Module):
 
 
 def _hidden_where_padded(mask: Tensor) -> Tensor:
-    """mask (B, L), true at tokens -> (B, 1, 1, L) to be added to attention logits."""
+    """mask (B, L), true at tokens -> (B, 1, 1, L)."""
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, float("-inf"))[:, None, None, :]

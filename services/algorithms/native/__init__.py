@@ -40,7 +40,7 @@ def address(array: npt.NDArray[np.generic] | None) -> ctypes.c_void_p:
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Zeros that begin on a cache line: in rows of whole lines, a SIMD vector never crosses one."""
+    """Zeros that begin on a cache line, so that in rows of whole lines no SIMD vector crosses one."""
     size = np.dtype(dtype).itemsize * math.prod(shape)
     space = np.zeros(size + _CACHE_LINE, dtype=np.uint8)
     start = -space.ctypes.data % _CACHE_LINE

@@ -137,7 +137,7 @@ class _Network:
     """The gate's W2 SiLU(W1 c + b1) + b2, with so few bits that no sum is rounded."""
 
     def __init__(self, pair_gate: PairGate) -> None:
-        # c| <= d MAX_COMPONENT^2 in theory, about 1 for normalised components; cosines are cut to 2.
+        # |c| <= d MAX_COMPONENT^2 in theory, about 1 for normalised components; cosines are cut to 2.
         first = 2 * float(np.abs(pair_gate.hidden_weight).sum(axis=1).max(initial=0))
         self._bias = pair_gate.hidden_bias.astype(np.float64)
         self._first = to_multiples(pair_gate.hidden_weight, spare_bits(first, _COSINE_BITS)).T

@@ -66,7 +66,7 @@ class MutableAsIndex:
     def nbytes(self) -> int:
         return self.index.memory.total
 
-    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None, max_gap: float = 0.0) -> TopK:
         answer = self.index.search(queries, k, self._filters(queries, k, allowed), version=self._next_version())
         return TopK(
             item_indices=self._rows(answer.item_ids, answer.scores.shape),

@@ -92,7 +92,7 @@ class Exact(ScoredIndex):
         return replace(answer, passes=(strategy, *answer.passes))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """The `size` best by s in float32; the bound: the best omitted score plus its error."""
+        """See `ExactLowPrecision.first_stage`."""
         self.check(queries, size, allowed)
         pool, strategy = self._by_turn(queries, size, lambda strategy: strategy.first_stage(queries, size, allowed))
         return replace(pool, passes=(strategy, *pool.passes))

@@ -69,7 +69,7 @@ class IndexFullError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Bytes of the main segment with its algorithm, the delta, and the next main segment during a merge."""
+    """Bytes of the main segment with its algorithm, the delta, and a merge's next main segment."""
 
     main: int
     delta: int
@@ -125,7 +125,7 @@ class MutableIndex:
 
     @property
     def version(self) -> Version:
-        """The newest version, for readers that need one for longer than a search."""
+        """The newest version."""
         return self._version
 
     @property
@@ -138,7 +138,7 @@ class MutableIndex:
 
     @property
     def memory(self) -> Memory:
-        """The present memory. An old main segment is freed when the last search that began with it ends."""
+        """The present memory. An old main segment is freed when its last search ends."""
         version = self._version
         delta = sum(block.segment.nbytes for block in version.blocks) + version.tail.tail.nbytes
         main = 0 if version.main is None else version.main.segment.nbytes
@@ -241,7 +241,6 @@ class MutableIndex:
             self._publish()
 
     def _apply(self, upserts: ItemBatch | None, removals: Sequence[str]) -> Change:
-        """Apply a batch. Steps that can fail come first."""
         num_upserts = 0 if upserts is None else len(upserts)
         if num_upserts > TAIL_ROWS - len(self._tail):
             self._seal_tail()
@@ -331,7 +330,7 @@ class MutableIndex:
         self._tail = Tail(self.shape, self.pair_gate, self.kinds)
 
     def _searchable(self, segment: Segment) -> Segment:
-        """Build the algorithms, and run a query through each to compute lazy parts."""
+        """Build the algorithms; a query through each computes lazy parts."""
         segment.prepare()
         segment.indexes = self._build(segment.scorer, self.pair_gate)
         components = np.zeros((1, self.shape.num_query_components, self.shape.width), dtype=np.float32)
@@ -381,7 +380,6 @@ class MutableIndex:
             self.merge()
 
     def _require_room(self, num_new: int) -> None:
-        """Raises: IndexFullError if the new rows, then a merge, would exceed the memory limit."""
         if num_new and self.max_bytes is not None and (needed := self._bytes_with(num_new)) > self.max_bytes:
             raise IndexFullError(
                 f"max_bytes={self.max_bytes} but {num_new} more items make {needed}, with the copy that a merge makes"

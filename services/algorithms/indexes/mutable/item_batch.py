@@ -26,7 +26,7 @@ class ItemBatch:
     attributes: AttributeTable | None = None
 
     def __post_init__(self) -> None:
-        """Raises: ValueError for ids that repeat or are not 1-128 bytes of UTF-8, and for columns of unequal length."""
+        """Raises: ValueError as `check_ids`, and for columns of unequal length."""
         if isinstance(self.item_ids, ItemIds):
             self.item_ids.check("item_ids")
         else:
@@ -49,7 +49,7 @@ class ItemBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """A batch's result: the new version, how many items changed, and ids to remove that were missing."""
+    """A batch's result: the new version, numbers of changed items, and missing ids to remove."""
 
     version: str
     added: int = 0

@@ -19,7 +19,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStat
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundItems:
-    """n items as requested. parts: per segment, positions in that order and rows in the segment."""
+    """n items in the requested order. parts: per segment, positions in that order and rows."""
 
     item_ids: tuple[str, ...]
     parts: tuple[tuple[Segment, Indices, Indices], ...]
@@ -28,7 +28,7 @@ class FoundItems:
         return len(self.item_ids)
 
     def scores(self, queries: QueryStates, query: int) -> Scores:
-        """Their s for one query, in float64 over the stored states: (n,), each within `error`."""
+        """s for one query, in float64 over the stored states: (n,), each within `error`."""
         out = np.empty(len(self))
         for segment, positions, rows in self.parts:
             out[positions] = segment.scorer.scores_float64(queries, query, rows)

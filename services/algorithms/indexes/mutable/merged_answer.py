@@ -57,7 +57,7 @@ class PoolAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartialAnswer:
-    """A segment's candidates: rows (n,) and float64 scores (n,) per query, and the scores' error (B,)."""
+    """A segment's candidates per query: rows (n,) and float64 scores (n,), with their error (B,)."""
 
     segment: Segment
     found: Sequence[tuple[Indices, Scores]]
@@ -75,7 +75,7 @@ def as_partial(segment: Segment, top: TopK, error: Scores) -> PartialAnswer:
 def merge_query(parts: Sequence[PartialAnswer], query: int, k: int, tolerance: float) -> tuple[tuple[str, ...], Scores]:
     """One query's top `k` of several segments' candidates; scores within `tolerance` are ties.
 
-    The first part's candidates are ordered; alone, they are the answer.
+    The first part's candidates are ordered.
     """
     given = [(part.segment.rows.ids.strings, *part.found[query]) for part in parts if len(part.found[query][0])]
     if not given:
@@ -108,9 +108,9 @@ def tie_tolerance(parts: Sequence[PartialAnswer], query: int) -> float:
 def merged_certificate(
     answers: Sequence[tuple[Certificate, Scores]], scores: Scores, k: int, tolerance: float
 ) -> Certificate:
-    """The union's certificate.
+    """The certificate of the union with scores (n',), best first.
 
-    answers: certificate and scores (n,) of each segment with an algorithm. scores: the union's (n',), best first.
+    answers: certificate and scores (n,) of each segment with an algorithm.
     """
     if any(one.gap is None for one, _ in answers):
         return ESTIMATE

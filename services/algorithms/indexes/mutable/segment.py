@@ -139,9 +139,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentItems:
-    """A segment's rows, living or dead, for filters (`rules.filters.Filterable`). codes: of each category. tags: of
-    each attribute.
-    """
+    """A segment's rows, living or dead, for filters. codes: of categories. tags: of each attribute."""
 
     segment: Segment
     codes: Mapping[str, int]

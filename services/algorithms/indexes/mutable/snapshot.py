@@ -154,7 +154,7 @@ def write_snapshot(
 
 
 def snapshots(root: Path) -> list[Path]:
-    """The snapshots below a root, newest first; each is complete unless the disk lost data."""
+    """The snapshots below a root, newest first."""
     return sorted(root.glob(f"{_PREFIX}*"), key=_sequence, reverse=True)
 
 

@@ -58,7 +58,7 @@ class HeldCodes:
         cells: Coding[Codes],
         seed: int,
     ) -> Codes:
-        """Codes of `part`, from the file or computed from its vectors."""
+        """Codes of `part`, stored or computed from its vectors."""
         try:
             codes = self._codes_of(part, codes_key(part, cells, seed), cells.kind)
             if codes is not None:

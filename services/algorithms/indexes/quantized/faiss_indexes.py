@@ -27,10 +27,7 @@ def inverted_fast_scan(codes: InvertedCodes) -> Any:
 
 
 def inverted_lists(index: Any, codes: InvertedCodes) -> dict[str, npt.NDArray[Any]]:
-    """The cells (X,) and codes (X, m) of an `inverted_fast_scan`; `codes` gives the numbers of cells and subspaces.
-
-    Searches may run meanwhile.
-    """
+    """The cells (X,) and codes (X, m) of an `inverted_fast_scan` of `codes`. Searches may run meanwhile."""
     faiss = imported_faiss()
     cells = np.empty(index.ntotal, dtype=np.int32)
     unpacked = np.empty((index.ntotal, codes.num_subspaces), dtype=np.uint8)

@@ -93,7 +93,7 @@ class TangentIndex(ScoredIndex, ABC):
         super().__init__(items, pair_gate, tie_ranks=tie_ranks)
 
     def with_sizes(self, *, pool_size: int, visit: Visit | None = None) -> Self:
-        """An index with other sizes and the same codes, which only the first counts in `nbytes`."""
+        """An index with other sizes and the same codes, which only this one counts in `nbytes`."""
         check_pool_size("pool_size", pool_size)
         other = copy(self)
         other.pool_size, other._visit, other._bytes_of_codes = pool_size, visit, 0
@@ -139,7 +139,7 @@ class TangentIndex(ScoredIndex, ABC):
         )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """The `size` best items by score: the highest value of a query's tangents at their code."""
+        """The `size` best items by the highest value of a query's tangents at their code."""
         self.check(queries, size, allowed)
         started = time.perf_counter()
         lists = self._lists(queries, 2 * size, size, allowed)
@@ -164,7 +164,7 @@ class TangentIndex(ScoredIndex, ABC):
         return np.where(sizes == counts, -np.inf, np.nan)
 
     def _lists(self, queries: QueryStates, size: int, least: int, allowed: Mask | None) -> "_Lists":
-        """For each of a query's M tangents, the `size` / M best items by code, but at least `least`."""
+        """For each of a query's M tangents, the `size` / M best items by code, at least `least`."""
         found, touched = [], np.zeros(len(queries), dtype=np.int64)
         for query, (vectors, heights) in enumerate(self.tangents(queries)):
             mask = allowed if allowed is None or allowed.ndim == 1 else allowed[query]

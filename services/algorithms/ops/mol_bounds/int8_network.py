@@ -59,7 +59,7 @@ class Int8Network:
         return all(bool((np.abs(array) < 1e15).all()) for array in arrays)
 
     def function_error(self, cosine_norm: Doubles) -> Doubles:
-        """The error of one activation, except its code's, for cosine vectors of at most this norm (B,)."""
+        """An activation's error (B,), except its code's, for cosine vectors of at most this norm (B,)."""
         largest_hidden = self.reach * (cosine_norm + 1)
         return np.asarray(self.segment_error + 64 * UNIT * (largest_hidden + 1))
 

@@ -161,8 +161,8 @@ def best_averages(
     *,
     kernels: ctypes.CDLL | None = None,
 ) -> list[npt.NDArray[np.int64]]:
-    """The `size` allowed items, or all if fewer, whose mean has the largest product with the query's: B arrays of
-    ascending rows.
+    """Ascending rows of the `size` allowed items, or all if fewer, whose mean has the largest product
+    with the query's.
     """
     size = min(size, averages.num_items)
     width = averages.width

@@ -108,7 +108,7 @@ class DeviceScorer:
         return total + (0 if self._fused is None else self._fused.nbytes)
 
     def check(self, queries: QueryStates) -> None:
-        """Raises: ValueError with both values if these queries do not fit the items."""
+        """Raises: as `ItemShape.check_queries`."""
         self.shape.check_queries(queries)
 
     def prepare(self, queries: QueryStates) -> DeviceQueries:
@@ -155,7 +155,7 @@ class DeviceScorer:
         return rounding.cosine_errors(queries, self.magnitudes)
 
     def error_bounds_float64(self, queries: QueryStates) -> npt.NDArray[np.float64]:
-        """Bound |float64 score - exact value| for every item, per query: (B,)."""
+        """See `MolScorer.error_bounds_float64`."""
         return rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT64)
 
     def bounds(

@@ -69,7 +69,7 @@ class PairShape:
 
     @property
     def precomputed(self) -> bool:
-        """Whether one item tile does not fit in shared memory, so that cosines come from a bounded chunk in memory."""
+        """Whether an item tile exceeds shared memory, so that cosines come from a bounded chunk in memory."""
         return TILE * self.px * self.d * 2 > _TILE_BYTES
 
 
@@ -178,8 +178,8 @@ class FusedItems:
         *,
         grouped: bool,
     ) -> None:
-        """Score `size` items or rows from column `first` of `out`, the upper and lower bounds. chunk: cosines, rows and
-        masks, if any.
+        """Score `size` items or rows from column `first` of `out`, the bounds. chunk: cosines, rows
+        and masks, if any.
         """
         shape, num_queries = self._shape, len(components)
         unused = out[0]  # a pointer that the compiled variant never reads

@@ -114,7 +114,7 @@ class KernelErrorModel:
         return self._cosines(queries.components.astype(np.float64), stored.astype(np.float64))[1] * _SECOND_ORDER
 
     def _cosines(self, exact: DoubleArray, half: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
-        """cosine| as computed and its error: components exact and stored (B, P_q, d) -> (B, P) each."""
+        """abs(cosine) as computed and its error: components exact and stored (B, P_q, d) -> (B, P) each."""
         items = self._items
         norms = np.linalg.norm(half, axis=-1)[:, :, None]
         residuals = np.linalg.norm(exact - half, axis=-1)[:, :, None]
@@ -152,7 +152,7 @@ class _Network:
         before_constant = first_sums * float(np.linalg.norm(b1))
         self.hidden_per_cosine = 0.5 * (spectral + before_per_cosine) * (1 + unit**2)
         self.hidden_constant = 0.5 * (float(np.linalg.norm(b1)) + before_constant)
-        # |h|| <= 2 ||z / 2||; rounded are tanh, the function's own steps, and h to half precision.
+        # ||h|| <= 2 ||z / 2||; rounded are tanh, the function's own steps, and h to half precision.
         hidden_per_hidden = _TANH + 16 * _FLOAT32 + 2 * unit * (1 + _TANH)
         self.per_cosine = _SLOPE * largest_row * _SLOPE * before_per_cosine
         own = largest_row * hidden_per_hidden + 2 * (largest_apart + second_sums * largest_row) * (1 + 2 * unit)

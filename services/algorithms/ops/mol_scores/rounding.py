@@ -60,7 +60,7 @@ class _NetworkNorms:
 
 @lru_cache(maxsize=16)
 def _network_norms(gate: PairGate) -> _NetworkNorms:
-    """Cached: the spectral norm of 128 x 64 takes a millisecond, and every search needs it."""
+    """Cached, because every search needs a spectral norm, a millisecond for 128 x 64."""
     hidden = gate.hidden_weight.astype(np.float64)
     return _NetworkNorms(
         hidden=float(np.linalg.norm(hidden, ord=2)),

@@ -39,7 +39,7 @@ class NativeScores:
     """One library's kernels over one catalogue. References the items' arrays (copied if not C-contiguous)."""
 
     def __init__(self, library: ctypes.CDLL, items: ItemStates, pair_gate: PairGate | None) -> None:
-        """Prepare X items. A single pair's softmax is always 1, so its gates are omitted."""
+        """Prepare X items, without the gates of a single pair, whose weight is always 1."""
         self._library = library
         self._components = np.ascontiguousarray(items.components, dtype=np.float32)
         self._gate: npt.NDArray[np.float32] | None = None
@@ -84,7 +84,7 @@ class NativeScores:
         return norms
 
     def _flatten(self, rows: Sequence[Rows]) -> tuple[Rows, Rows]:
-        """All rows in one array (N,), and each query's begin (B + 1,)."""
+        """All rows (N,), and each query's begin (B + 1,)."""
         offsets = np.cumsum([0, *map(len, rows)])
         flat = np.concatenate([*rows, np.empty(0, dtype=np.int64)]).astype(np.int64, copy=False)
         return flat, offsets
@@ -162,7 +162,7 @@ class MolScorer:
         return rounding.ItemMagnitudes(norms=self._native.largest_norms(), gate=gate, width=self.width)
 
     def check(self, queries: QueryStates) -> None:
-        """Raises: ValueError with both values if these queries do not fit the items."""
+        """Raises: as `ItemShape.check_queries`."""
         self.shape.check_queries(queries)
 
     def scores(self, queries: QueryStates) -> FloatMatrix:
