@@ -67,7 +67,8 @@ class MutableAsIndex:
         return self.index.memory.total
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None, max_gap: float = 0.0) -> TopK:
-        answer = self.index.search(queries, k, self._filters(queries, k, allowed), version=self._next_version())
+        filters, version = self._filters(queries, k, allowed), self._next_version()
+        answer = self.index.search(queries, k, filters, version=version, max_gap=max_gap)
         return TopK(
             item_indices=self._rows(answer.item_ids, answer.scores.shape),
             scores=answer.scores,
