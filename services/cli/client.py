@@ -189,7 +189,9 @@ def parsed(parse: Callable[[str], Response], text: str) -> Response:
 
 
 def check_k(k: int, most: str = "1000") -> None:
-    """Raises: CommandError (usage) for values outside the request's uint32; the called process checks the limits."""
+    """Refuse values outside the request's uint32; the called process checks the limits. Raises: CommandError
+    (usage).
+    """
     if not 0 <= k < 2**32:
         raise usage_error(f"k={k} allowed: 1 to {most}", "--k 10")
 

@@ -59,7 +59,15 @@ _PANELS: dict[str, tuple[Any, ...]] = {
         *(similar.similar, explain.explain, forget.forget, items.app),
     ),
     "Data and models": (
-        *(train.train, train_text.app, retrain.retrain, model.app, experiments.app, results.results, off_policy.app),
+        *(
+            train.train,
+            train_text.train_text,
+            retrain.retrain,
+            model.app,
+            experiments.app,
+            results.results,
+            off_policy.app,
+        ),
         *(evaluate.evaluate, evaluate.compare, evaluate.inspect, train.export, index.index, import_past.import_past),
         *(data.app, score.score),
     ),

@@ -22,20 +22,22 @@ State = Annotated[
     ),
 ]
 BundlePath = Annotated[Path, typer.Option("--bundle", envvar="FRESHET_BUNDLE", help="The model bundle.")]
-StackBundle = Annotated[Path | None, typer.Option("--bundle", envvar="FRESHET_BUNDLE", help="Bundle [the stack's].")]
+StackBundle = Annotated[
+    Path | None, typer.Option("--bundle", envvar="FRESHET_BUNDLE", help="The model bundle [the stack's].")
+]
 WithConsole = Annotated[bool, typer.Option("--console/--no-console", help="Start the console, too.")]
 PortOffset = Annotated[int, typer.Option(min=0, help="Add this to every port of the stack.")]
 Archive = Annotated[
-    Path | None, typer.Option(help="What `freshet archive` made, for interactions that retention took.")
+    Path | None, typer.Option(help="Archive of `freshet archive`, for interactions that retention removed.")
 ]
 On = Annotated[
     str | None,
-    typer.Option(help="Work on this Ray cluster, ray://HOST:10001, a partition at a time; the bundle lies there, too."),
+    typer.Option(help="Run on this Ray cluster, ray://HOST:10001, which also has the bundle."),
 ]
 Kafka = Annotated[str, typer.Option(envvar="FRESHET_KAFKA_BOOTSTRAP", help="host:port [the stack's].")]
 Gateway = Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port.")]
 Candidates = Annotated[str, typer.Option(envvar="FRESHET_CANDIDATES", help="host:port.")]
-TimeoutMs = Annotated[int, typer.Option(min=1, help="Give up after this long.")]
+TimeoutMs = Annotated[int, typer.Option(min=1, help="Timeout in milliseconds.")]
 UserId = Annotated[str, typer.Argument(help="User id.")]
 Sequence = Annotated[str, typer.Option(help="Item ids, oldest first: answer for this sequence instead.")]
 Data = Annotated[
@@ -44,7 +46,7 @@ Data = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Equal seeds train equal models.")]
 AsOf = Annotated[
-    str, typer.Option(help="Answer as of this moment, for replays (operators): ISO 8601 or unix seconds. Default: now.")
+    str, typer.Option(help="Answer as of this time, for replays (operators): ISO 8601 or unix seconds. Default: now.")
 ]
 Context = Annotated[list[str] | None, typer.Option(help="key=value; may be repeated.")]
 

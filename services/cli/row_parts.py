@@ -46,7 +46,7 @@ class RowParts:
         return self._path(number).exists()
 
     def write(self, number: int, table: pa.Table) -> None:
-        """Raises: CommandError if the batch's answers are of several models."""
+        """Write a part. Raises: CommandError if the batch's answers are of several models."""
         models = set(table.column("model_version").to_pylist()) | ({self._model} if self._model else set())
         if len(models) > 1:
             raise CommandError(

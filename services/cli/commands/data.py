@@ -12,7 +12,7 @@ from services.cli.output import ExitStatus, answer, console, json_command, sente
 if TYPE_CHECKING:
     from services.offline.datasets import TableOptions
 
-app = typer.Typer(name="data", help="Look at interaction data.", no_args_is_help=True)
+app = typer.Typer(name="data", no_args_is_help=True)
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
@@ -29,9 +29,7 @@ def validate(
     path: Annotated[Path, typer.Argument(help="A CSV or Parquet table, or a MovieLens folder or zip.")],
     *,
     table: "TableOptions",
-    events: Annotated[
-        Path | None, typer.Option(help="The YAML file that training will be given; default: as `freshet train`.")
-    ] = None,
+    events: Annotated[Path | None, typer.Option(help="The YAML file for `freshet train --events`.")] = None,
 ) -> None:
     """Check a table for duplicates, unsorted times, ids out of range and unknown types, and say what to do.
 

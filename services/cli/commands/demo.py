@@ -20,7 +20,9 @@ def demo(
     dataset: Annotated[
         str, typer.Option("--data", help="auto, ml-1m, ml-latest-small, ml-100k, simulator, or the path of a table.")
     ] = "auto",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Training epochs; default: what fits the demo.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Training epochs; default: by the size of the data.")
+    ] = None,
     seed: options.Seed = 0,
     state: options.State = options.DEFAULT_STATE,
     reuse: Annotated[

@@ -136,7 +136,7 @@ def operated(operation: "Callable[[Experiments], Experiments]", description: str
 
 
 def _check_sets(new: "Experiment", state: Path) -> None:
-    """Raises: CommandError if an arm names a version set that is not staged."""
+    """Refuse arms whose version set is not staged. Raises: CommandError."""
     from services.cli.staging import control_of, sets_of
     from services.stack import Stack
 

@@ -27,7 +27,7 @@ def import_past(
     attributes: Annotated[
         bool,
         typer.Option(
-            help="Also update item states (PEFA) from these events; not if the model was trained on all of them."
+            help="Also update item states (PEFA) from these events. Do not if the model was trained on all of them."
         ),
     ] = True,
     state: options.State = options.DEFAULT_STATE,

@@ -30,12 +30,12 @@ def put(
     item: Annotated[str, typer.Argument(help="Item id, 1-128 bytes; or --file.")] = "",
     *,
     title: Annotated[str, typer.Option(help="At most 512 bytes.")] = "",
-    category: Annotated[list[str] | None, typer.Option(help="May be repeated; for filters.")] = None,
+    category: Annotated[list[str] | None, typer.Option(help="A category, for filters; may be repeated.")] = None,
     attribute: Annotated[
         list[str] | None, typer.Option(help="name=value, e.g. price=9.5 or released=2026-01-01; may be repeated.")
     ] = None,
     unavailable: Annotated[
-        bool, typer.Option("--unavailable", help="Add it as unavailable: it is not answered for now.")
+        bool, typer.Option("--unavailable", help="Add it as unavailable: answers leave it out for now.")
     ] = False,
     file: Annotated[
         Path | None,

@@ -60,8 +60,8 @@ def stage(
     *,
     text: Annotated[Path | None, typer.Option(help="Its own text bundle, if any.")] = None,
     candidates: Annotated[str, typer.Option(help="host:port, if you started the set's processes yourself.")] = "",
-    reranker: Annotated[str, typer.Option(help="host:port, likewise.")] = "",
-    refreshers: Annotated[str, typer.Option(help="host:port, comma-separated, likewise.")] = "",
+    reranker: Annotated[str, typer.Option(help="host:port, as --candidates.")] = "",
+    refreshers: Annotated[str, typer.Option(help="host:port, comma-separated, as --candidates.")] = "",
     generator: Annotated[str, typer.Option(help="host:port; default: the existing one.")] = "",
     serving: Annotated[
         Path | None, typer.Option(help="The serving model's bundle, needed to stage the first set [the stack's].")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="off-policy",
-    help="Estimate what another policy would have got, from a log with chance in it.",
+    help="Estimate the reward of another policy, from a log of randomised answers.",
     no_args_is_help=True,
 )
 Metric = Annotated[str, typer.Option(help="The reward: TYPE counts interactions, TYPE:value sums their values.")]
@@ -28,7 +28,7 @@ def arms(
     *,
     give: Annotated[
         list[str],
-        typer.Option(help="CONTEXT=VALUE:ARM, an arm for requests with this in their context; at last ARM, for all."),
+        typer.Option(help="CONTEXT=VALUE:ARM: the arm for requests with this context. Last: ARM, for all others."),
     ],
     metric: Metric,
     archive: Archive = None,

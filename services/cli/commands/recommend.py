@@ -33,18 +33,28 @@ def recommend(
     user: Annotated[str, typer.Option(help="User id; may be left out with --items.")] = "",
     items: options.Sequence = "",
     k: Annotated[int, typer.Option(help="How many items, 1-1000.")] = 10,
-    token: Annotated[str, typer.Option(help="Token of `freshet record`: reflect that write.")] = "",
+    token: Annotated[str, typer.Option(help="Token of `freshet record`: the answer reflects that write.")] = "",
     include_seen: Annotated[bool, typer.Option("--include-seen", help="Allow items that the user has seen.")] = False,
     allowed: "common_pb2.Filter",
-    max_per_category: Annotated[int, typer.Option(min=0, max=1000, help="At most this many; 0: no limit.")] = 0,
-    diversity: Annotated[float, typer.Option(help="0 orders by score alone, towards 1 prefers unlike items.")] = 0.0,
-    query: Annotated[str, typer.Option(help="Words: items that they find join the ranked pool.")] = "",
-    page_depth: Annotated[int, typer.Option(min=0, max=1000, help="Length of a list for further pages.")] = 0,
+    max_per_category: Annotated[
+        int, typer.Option(min=0, max=1000, help="Largest number of items of a category; 0: no limit.")
+    ] = 0,
+    diversity: Annotated[
+        float, typer.Option(help="0 to 1. 0: order by score; higher values prefer unlike items.")
+    ] = 0.0,
+    query: Annotated[str, typer.Option(help="Words; the items that they find are ranked, too.")] = "",
+    page_depth: Annotated[int, typer.Option(min=0, max=1000, help="Number of items of all pages.")] = 0,
     page_token: Annotated[str, typer.Option(help="Page token of an earlier page.")] = "",
-    not_again_answers: Annotated[int, typer.Option(min=0, max=50, help="Leave out items of so many answers.")] = 0,
-    not_again_minutes: Annotated[int, typer.Option(min=0, max=1440, help="And of answers in so many minutes.")] = 0,
+    not_again_answers: Annotated[
+        int, typer.Option(min=0, max=50, help="Leave out items of this many earlier answers.")
+    ] = 0,
+    not_again_minutes: Annotated[
+        int, typer.Option(min=0, max=1440, help="Leave out items of answers in this many minutes.")
+    ] = 0,
     rules: Annotated[Path | None, typer.Option(help="A YAML file of rules (docs/guide/rules.md).")] = None,
-    max_gap: Annotated[float | None, typer.Option(help="Prove the answer to this gap; 0: exact.")] = None,
+    max_gap: Annotated[
+        float | None, typer.Option(help="Largest gap that the answer must be proven to have; 0: exact.")
+    ] = None,
     as_of: options.AsOf = "",
     context: options.Context = None,
     bundle: options.BundlePath = options.DEFAULT_BUNDLE,

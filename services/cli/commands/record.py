@@ -24,7 +24,8 @@ def record(
         str, typer.Option("--type", help="What happened: rating, click, purchase, ...; default: interaction.")
     ] = "",
     query: Annotated[
-        str, typer.Option(help="The words that led to the item: a search_click, which search learns from.")
+        str,
+        typer.Option(help="The words that found the item. The type is then search_click, from which search learns."),
     ] = "",
     value: Annotated[float, typer.Option(help="Strength in the type's own unit (a rating's stars).")] = 1.0,
     event_id: Annotated[

@@ -34,24 +34,24 @@ def results(
     *,
     metric: Annotated[
         list[str],
-        typer.Option(help="TYPE counts interactions, TYPE:value sums their values; the first judges interleaving."),
+        typer.Option(help="TYPE counts interactions, TYPE:value sums their values. Interleaving uses the first."),
     ],
     guardrail: Annotated[
         list[str] | None, typer.Option(help="TYPE>=-2% or TYPE<=+5%: the largest allowed change of an arm.")
     ] = None,
-    by: Annotated[str, typer.Option(help="Attributed counts by day, surface, model or position instead.")] = "",
+    by: Annotated[str, typer.Option(help="Instead print attributed counts by day, surface, model or position.")] = "",
     archive: Archive = None,
     horizon_hours: Annotated[
         float, typer.Option(min=0, help="Count a user's actions for this long after the first exposure.")
     ] = 24,
     past_days: Annotated[float, typer.Option(min=0, help="Length of the past that CUPED uses; 0: no CUPED.")] = 14,
-    users: Annotated[int, typer.Option(min=100, help="Expected number of users: intervals are narrowest at it.")] = (
+    users: Annotated[int, typer.Option(min=100, help="Expected number of users, at which intervals are narrowest.")] = (
         10_000
     ),
     stop_broken: Annotated[
         bool, typer.Option("--stop-broken", help="Stop the experiment if a guardrail is broken.")
     ] = False,
-    publish: Annotated[bool, typer.Option("--publish", help="Also write them for the console's page.")] = False,
+    publish: Annotated[bool, typer.Option("--publish", help="Also write the results for the console.")] = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Publish every 20 s until the experiment is stopped.")
     ] = False,

@@ -20,10 +20,10 @@ def retrain(
     data: options.Data = "auto",
     out: Annotated[Path, typer.Option(help="The new bundle's folder if it passes.")] = options.DEFAULT_STATE / "next",
     hours: Annotated[
-        float, typer.Option(min=0.1, help="Judge by this newest part of the data; train on the rest.")
+        float, typer.Option(min=0.1, help="Newest hours of the data, for the comparison; the rest is for training.")
     ] = 24,
     preset: Annotated[str, typer.Option(help="quick, ml-1m, ml-20m or books.")] = "quick",
-    head: Annotated[str, typer.Option(help="mol, dot, wide-dot, or auto: what validates best.")] = "auto",
+    head: Annotated[str, typer.Option(help="mol, dot, wide-dot, or auto: the head that validates best.")] = "auto",
     epochs: Annotated[int | None, typer.Option(min=1, help="Default: the preset's.")] = None,
     seed: options.Seed = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def score(
     *,
     out: Annotated[Path, typer.Option(help="The Parquet table of answers.")],
-    users: Annotated[Path | None, typer.Option(help="A Parquet table with a column user_id: these alone.")] = None,
+    users: Annotated[Path | None, typer.Option(help="A Parquet table with a column user_id: only these users.")] = None,
     k: Annotated[int, typer.Option(min=1, max=1000, help="How many items.")] = 10,
     bundle: options.BundlePath = options.DEFAULT_BUNDLE,
     archive: options.Archive = None,

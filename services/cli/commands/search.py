@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def search(
     words: Annotated[str, typer.Argument(help="What to look for, 1-1,024 bytes; quote it.")],
     *,
-    user: Annotated[str, typer.Option(help="Order the answer for this user, too.")] = "",
+    user: Annotated[str, typer.Option(help="Rank the answer for this user.")] = "",
     k: Annotated[int, typer.Option(help="How many items, 1-1000.")] = 10,
     exclude_seen: Annotated[
         bool, typer.Option("--exclude-seen", help="Leave out items that the user has seen; needs --user.")

@@ -35,21 +35,22 @@ def up(
     state: options.State = options.DEFAULT_STATE,
     bundle: options.StackBundle = None,
     text: Annotated[Path | None, typer.Option(envvar="FRESHET_TEXT", help="Text bundle, if any [STATE/text].")] = None,
-    only: Annotated[str, typer.Option(help="Only these parts, comma-separated: kafka,redis")] = "",
+    only: Annotated[str, typer.Option(help="Only these parts, comma-separated, such as kafka,redis.")] = "",
     profile: Annotated[
         Literal["split", "compact"] | None,
         typer.Option(help="compact: candidates and reranker in the gateway's process, no inference server. [split]"),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=8, help="Of the compact profile: processes behind the gateway's port. [1]")
+        int | None,
+        typer.Option(min=1, max=8, help="Compact profile: number of processes behind the gateway's port. [1]"),
     ] = None,
     shards: Annotated[
-        int | None, typer.Option(min=1, max=16, help="Candidates in so many shards of the catalogue. [1]")
+        int | None, typer.Option(min=1, max=16, help="Number of shards of the catalogue in candidates. [1]")
     ] = None,
     replicas: Annotated[int, typer.Option(min=1, max=4, help="Processes for each shard.")] = 1,
     with_console: options.WithConsole = True,
     port_offset: options.PortOffset = 0,
-    timeout_s: Annotated[float, typer.Option(min=1, help="Give up when not all is healthy by then.")] = 120.0,
+    timeout_s: Annotated[float, typer.Option(min=1, help="Seconds in which all parts must be healthy.")] = 120.0,
 ) -> None:
     """Start Kafka, Redis, the inference server, the processes and the console; wait until each is healthy.
 

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 Epochs = Annotated[
     int | None,
-    typer.Option(min=1, help="Default: the preset's. With --head auto: of the mixture, another head takes as long."),
+    typer.Option(min=1, help="Default: the preset's. With --head auto: the mixture's; another head trains as long."),
 ]
 Head = Annotated[
     str,
-    typer.Option(help="mol, dot, wide-dot (a dot product at the mixture's bytes), or auto: what validates best."),
+    typer.Option(
+        help="mol, dot, wide-dot (a dot product at the mixture's bytes), or auto: the head that validates best."
+    ),
 ]
 Loss = Annotated[
     str | None,
@@ -27,7 +29,7 @@ Loss = Annotated[
 ]
 Events = Annotated[
     Path | None,
-    typer.Option(help="A YAML file that says what types of events mean. Default: ratings, commerce and media."),
+    typer.Option(help="A YAML file with the meaning of event types. Default: ratings, commerce and media."),
 ]
 
 
@@ -38,7 +40,7 @@ def train(
     table: "TableOptions",
     preset: Annotated[str, typer.Option(help="quick, ml-1m, ml-20m or books.")] = "quick",
     data: options.Data = "auto",
-    out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = options.DEFAULT_BUNDLE,
+    out: Annotated[Path, typer.Option(help="The bundle's folder.")] = options.DEFAULT_BUNDLE,
     epochs: Epochs = None,
     seed: options.Seed = 0,
     split: Annotated[
@@ -47,20 +49,20 @@ def train(
     encoder: Annotated[str, typer.Option(help="hstu or sasrec.")] = "hstu",
     head: Head = "auto",
     loss: Loss = None,
-    negatives: Annotated[int | None, typer.Option(min=1, help="Sampled per position. Default: the preset's.")] = None,
+    negatives: Annotated[
+        int | None, typer.Option(min=1, help="Sampled negatives per position. Default: the preset's.")
+    ] = None,
     alpha: Annotated[
         float | None, typer.Option(min=0, help="Weight of the mixture's mutual information. Default: the preset's.")
     ] = None,
     events: Events = None,
-    actions: Annotated[
-        bool, typer.Option("--actions", help="The encoder reads what each event was, not its item and time alone.")
-    ] = False,
+    actions: Annotated[bool, typer.Option("--actions", help="The encoder also reads each event's type.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint beside the bundle.")
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint next to the bundle.")
     ] = False,
-    no_export: Annotated[bool, typer.Option("--no-export", help="Leave out ONNX; `freshet export` makes it.")] = False,
+    no_export: Annotated[bool, typer.Option("--no-export", help="Do not write ONNX; `freshet export` does.")] = False,
 ) -> None:
     """Train a model and write its bundle; print positions/s, time by part, memory, and hit rates.
 
@@ -107,9 +109,7 @@ def train(
 def export(
     *,
     bundle: options.BundlePath = options.DEFAULT_BUNDLE,
-    data: Annotated[
-        str, typer.Option(help="Compare with PyTorch on this data's histories; random ones when empty.")
-    ] = "",
+    data: Annotated[str, typer.Option(help="Compare with PyTorch on this data's histories [random ones].")] = "",
 ) -> None:
     """Write a bundle's encoder as ONNX, with the inference server's model folder, after comparing it with PyTorch.
 

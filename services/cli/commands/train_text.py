@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -10,78 +10,28 @@ from services.cli import options
 from services.cli.output import answer, json_command, progress, sentences
 from services.offline.openmp import wait_without_spinning
 
-app = typer.Typer(name="train-text", help="Train what answers queries in words.", no_args_is_help=True)
 
-OutOption = Annotated[Path, typer.Option("--out", help="The text bundle; a part that is there already is kept.")]
-VocabularyOption = Annotated[int, typer.Option("--vocabulary", min=2, help="Phrases at most.")]
-MinutesOption = Annotated[float, typer.Option("--minutes", min=0.05, help="Training of the phrase model ends there.")]
-StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Steps of the text MoL.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="cpu (the last two layers), or cuda (all of them).")]
-_OUT = options.DEFAULT_STATE / "text"
-
-
-@app.command()
 @json_command
-def phrases(
+def train_text(
+    part: Annotated[Literal["all", "phrases", "text-mol"], typer.Argument(help="The model, or all of them.")],
     *,
     bundle: options.BundlePath = options.DEFAULT_BUNDLE,
-    out: OutOption = _OUT,
-    vocabulary: VocabularyOption = 8192,
-    minutes: MinutesOption = 5.0,
+    out: Annotated[Path, typer.Option(help="The text bundle; its other part is preserved.")] = options.DEFAULT_STATE
+    / "text",
+    vocabulary: Annotated[int, typer.Option(min=2, help="Largest number of phrases.")] = 8192,
+    minutes: Annotated[float, typer.Option(min=0.05, help="Longest training of the phrase model.")] = 5.0,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the text MoL.")] = 300,
     seed: options.Seed = 0,
-    device: DeviceOption = "cpu",
+    device: Annotated[
+        str, typer.Option(help="For phrases: cpu (trains the last two layers), or cuda (all of them).")
+    ] = "cpu",
 ) -> None:
-    """Train the phrase model (PIXAR) on titles, categories and pseudo queries made of them.
+    """Train the models that answer queries in words: the phrase model (PIXAR) and the text MoL.
 
-    Example:  freshet train-text phrases --bundle .freshet/bundle --out .freshet/text
-    """
-    _train(bundle, out, seed, phrases=(vocabulary, minutes, device))
-
-
-@app.command("text-mol")
-@json_command
-def text_mol(
-    *,
-    bundle: options.BundlePath = options.DEFAULT_BUNDLE,
-    out: OutOption = _OUT,
-    steps: StepsOption = 300,
-    seed: options.Seed = 0,
-) -> None:
-    """Fine-tune the text MoL on titles, categories and pseudo queries made of them.
-
-    Example:  freshet train-text text-mol --bundle .freshet/bundle --out .freshet/text
-    """
-    _train(bundle, out, seed, steps=steps)
-
-
-@app.command("all")
-@json_command
-def everything(
-    *,
-    bundle: options.BundlePath = options.DEFAULT_BUNDLE,
-    out: OutOption = _OUT,
-    vocabulary: VocabularyOption = 8192,
-    minutes: MinutesOption = 5.0,
-    steps: StepsOption = 300,
-    seed: options.Seed = 0,
-    device: DeviceOption = "cpu",
-) -> None:
-    """Train both models of a text bundle, one after the other.
+    They are trained on titles, categories and pseudo queries made of them.
 
     Example:  freshet train-text all --bundle .freshet/bundle --out .freshet/text
     """
-    _train(bundle, out, seed, phrases=(vocabulary, minutes, device), steps=steps)
-
-
-def _train(
-    bundle: Path,
-    out: Path,
-    seed: int,
-    *,
-    phrases: tuple[int, float, str] | None = None,
-    steps: int | None = None,
-) -> None:
-    """Train one part or both. phrases: vocabulary, minutes and device; steps: of the text MoL."""
     wait_without_spinning()
     from services.offline.training.onnx_graphs import ExportError
     from services.offline.training.phrases.fit import PhraseSettings
@@ -94,13 +44,12 @@ def _train(
         def follow(stage: str, done: int, total: int, loss: float) -> None:
             update(stage, done, total, "" if math.isnan(loss) else f"  loss {loss:.3f}")
 
-        if phrases is not None:
-            vocabulary, minutes, device = phrases
+        if part != "text-mol":
             settings = PhraseSettings(seconds=60 * minutes, device=device)
             made["phrases"] = train_phrases_part(
                 bundle, out, vocabulary=vocabulary, settings=settings, seed=seed, progress=follow
             )
-        if steps is not None:
+        if part != "phrases":
             mol = TextMolSettings(steps=steps)
             made["text_mol"] = train_text_mol_part(bundle, out, settings=mol, seed=seed, progress=follow)
     *_, report = made.values()

@@ -23,8 +23,8 @@ def watch(
     *,
     state: options.State = options.DEFAULT_STATE,
     gateway: Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port [the stack's].")] = "",
-    interval_s: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    interval_s: Annotated[float, typer.Option(min=0.2, help="Seconds between two updates.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once and end.")] = False,
     timeout_ms: options.TimeoutMs = 2000,
 ) -> None:
     """Show live how far every part has read, and how long events take to reach user states and the index.

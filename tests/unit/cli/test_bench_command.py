@@ -70,9 +70,3 @@ def test_a_bundle_without_its_shape_is_a_usage_error() -> None:
     result = RUNNER.invoke(app, ["bench", "retrieval", "--shape", "books", "--bundle", "somewhere", "--json"])
     assert result.exit_code == 2
     assert "ml-1m" in json.loads(result.output.splitlines()[-1])["error"]
-
-
-def test_another_device_is_a_usage_error_that_names_the_command_for_a_card() -> None:
-    result = RUNNER.invoke(app, ["bench", "retrieval", "--device", "cuda", "--json"])
-    assert result.exit_code == 2
-    assert "freshet bench gpu" in json.loads(result.output.splitlines()[-1])["error"]

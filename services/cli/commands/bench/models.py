@@ -68,7 +68,7 @@ def stream(
         typer.Option(help="A MovieLens name or a table's path; may be repeated. Default: ml-1m and ml-latest-small."),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Number of runs, each with its own training and other withheld items.")
+        int, typer.Option(min=1, help="Number of runs, each with its own training and withheld items.")
     ] = 3,
     retrainings: Annotated[int, typer.Option(min=0, help="How often the retrained model is trained again.")] = 2,
     predict_every: Annotated[

@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from services.offline.evaluation.common.report import Report, Request
 
 
-@paper.callback()
-def papers() -> None:
-    """A table of the papers, measured on this machine."""
-
-
 @paper.command("table-3")
 @json_command
 def table_3(
@@ -26,7 +21,8 @@ def table_3(
     data: Annotated[list[str] | None, typer.Option(help="A set of the table; may be repeated. Default: all.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Final runs per arm. Default: 3.")] = None,
     hours: Annotated[
-        float | None, typer.Option(min=0, help="Stop after so long; the next call goes on. 0: only the page.")
+        float | None,
+        typer.Option(min=0, help="Stop after this many hours; the next call continues. 0: only write the page."),
     ] = None,
     store: Annotated[
         Path | None, typer.Option(help="Finished runs and checkpoints. Default: quality in the local cache.")

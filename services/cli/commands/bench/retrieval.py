@@ -33,11 +33,10 @@ def retrieval(
     *,
     shape: Shapes = None,
     batch: Batches = None,
-    bundle: Annotated[Path | None, typer.Option(help="A trained model in place of the generated ml-1m.")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="A trained model instead of the generated ml-1m.")] = None,
     prove: Annotated[
         bool, typer.Option("--prove", help="First compare answers and certificates with float64 on 100,000 queries.")
     ] = False,
-    device: Annotated[str, typer.Option(hidden=True)] = "cpu",
 ) -> "Report":
     """Top-K over a Mixture of Logits: compare every algorithm with its PyTorch transcription and the roofline.
 
@@ -51,8 +50,6 @@ def retrieval(
     from services.offline.evaluation.catalogues.scene import SHAPES, shape_named
     from services.offline.evaluation.retrieval import rows
 
-    if device != "cpu":
-        raise ValueError(f"device={device!r}; allowed: cpu; on a card it is `freshet bench gpu`")
     chosen = shape or list(SHAPES)
     for name in chosen:
         shape_named(name)
@@ -101,9 +98,7 @@ def gpu(
 def quantization(
     request: "Request",
     *,
-    bundle: Annotated[
-        list[Path] | None, typer.Option(help="Codes of a trained bundle's items instead; may be repeated.")
-    ] = None,
+    bundle: Annotated[list[Path] | None, typer.Option(help="Use a trained bundle's items; may be repeated.")] = None,
 ) -> "Report":
     """Compare anisotropic codes with FAISS's at equal bits, on real embeddings, or on trained items.
 
@@ -120,12 +115,14 @@ def large(
     *,
     bundle: Bundle = DEFAULT_BUNDLE,
     size: Annotated[list[int] | None, typer.Option(min=1000, help="Items; may be repeated. Default: 1M, 10M.")] = None,
-    algorithm: Annotated[list[str] | None, typer.Option(help="May be repeated. Default: a choice of five.")] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the service that is started.")] = 51952,
+    algorithm: Annotated[list[str] | None, typer.Option(help="An algorithm; may be repeated. Default: five.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the service that is started.")] = 51952,
     shard: Annotated[
-        str, typer.Option(help="i/n: start and memory of this shard and of the processes in front of it instead.")
+        str, typer.Option(help="i/n: instead measure start and memory of this shard and of the other processes.")
     ] = "",
-    width: Annotated[int | None, typer.Option(min=2, help="With --shard: coordinates kept of a component.")] = None,
+    width: Annotated[
+        int | None, typer.Option(min=2, help="With --shard: number of coordinates of a component.")
+    ] = None,
 ) -> "Report":
     """Search among millions of synthetic items, in the library and through the service's RPC.
 
@@ -160,7 +157,7 @@ def gaps(
     *,
     bundle: Bundle = DEFAULT_BUNDLE,
     size: Annotated[list[int] | None, typer.Option(min=1000, help="Items; may be repeated. Default: 1M.")] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Of each kind.")] = 1000,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of each kind.")] = 1000,
 ) -> "Report":
     """Compare searches that must prove a gap of 0, .01 or .05 with `exact`, a pool without a guarantee and brute force.
 
