@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from services.algorithms.bundles.model_manifest import HeadShape
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
-from services.algorithms.models.text_model_folder import load_body
+from services.algorithms.models.text_model_folder import load_body, mean_of_tokens
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.offline.training.models.text_mol import TextMol
 from tests.unit.text.model_folder_scene import bert_folder
 
 HEAD = HeadShape(kind="mol", num_query_components=2, num_item_components=3, component_width=16, tau=0.05, gate_hidden=5)
-DOT = HeadShape(kind="dot", num_query_components=1, num_item_components=1, component_width=16, tau=0.05)
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def model_of(folder: Path, head: HeadShape = HEAD, *, joined: int = 1, stirred: 
     torch.manual_seed(1)
     model = TextMol(load_body(folder), head, joined=joined, max_tokens=12).requires_grad_(False)
     for part in (model.query, model.document, model.gate):
-        if stirred and part is not None:
+        if stirred:
             for parameter in part.parameters():
                 parameter.normal_(std=0.5)
     return model
@@ -42,11 +42,14 @@ def texts(count: int, length: int = 8, seed: int = 0) -> tuple[torch.Tensor, tor
     return ids * real, real
 
 
+def of_documents(model: TextMol, ids: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    return model.from_kept(model.lower(ids, real), real, model.document)
+
+
 @pytest.mark.parametrize("algorithm", ["brute_force", "exact", "exact_low_precision"])
-@pytest.mark.parametrize("head", [HEAD, DOT], ids=["mol", "dot"])
-def test_index_scores_equal_the_models_and_are_certified(folder: Path, head: HeadShape, algorithm: str) -> None:
-    model = model_of(folder, head)
-    queries, documents = model.query_components(*texts(5)), model.document_components(*texts(40, seed=2))
+def test_index_scores_equal_the_models_and_are_certified(folder: Path, algorithm: str) -> None:
+    model = model_of(folder)
+    queries, documents = model.query_components(*texts(5)), of_documents(model, *texts(40, seed=2))
     expected, _ = model.scores(queries, documents)
     scorer = MolScorer(ItemStates(components=documents.numpy()), model.pair_gate())
     index = make_index(parse_algorithm(algorithm), scorer, np.arange(40))
@@ -70,7 +73,7 @@ def test_padding_and_company_change_no_component(folder: Path) -> None:
 
 def test_components_are_unit_vectors_of_their_own(folder: Path) -> None:
     model = model_of(folder)
-    components = model.document_components(*texts(6))
+    components = of_documents(model, *texts(6))
     assert components.shape == (6, 3, 16)
     torch.testing.assert_close(components.norm(dim=-1), torch.ones(6, 3))
     cosines = components @ components.transpose(1, 2)
@@ -79,7 +82,7 @@ def test_components_are_unit_vectors_of_their_own(folder: Path) -> None:
 
 def test_pair_weights_are_a_distribution_that_the_cosines_alone_decide(folder: Path) -> None:
     model = model_of(folder)
-    queries, documents = model.query_components(*texts(5)), model.document_components(*texts(4, seed=2))
+    queries, documents = model.query_components(*texts(5)), of_documents(model, *texts(4, seed=2))
     scores, weights = model.scores(queries, documents)
     assert weights.shape == (5, 4, 6)
     torch.testing.assert_close(weights.sum(dim=-1), torch.ones(5, 4))
@@ -93,16 +96,18 @@ def test_pair_weights_are_a_distribution_that_the_cosines_alone_decide(folder: P
 def test_each_sides_tokens_are_its_own(folder: Path) -> None:
     model = model_of(folder, replace(HEAD, num_item_components=2))
     ids, real = texts(3)
-    assert not torch.allclose(model.query_components(ids, real), model.document_components(ids, real), atol=1e-2)
+    assert not torch.allclose(model.query_components(ids, real), of_documents(model, ids, real), atol=1e-2)
 
 
 def test_a_fresh_mixture_stands_beside_the_mean_pooled_body(folder: Path) -> None:
     """Fine-tuning then begins at what the body knows. (Random weights: how MiniLM's own begin is not measured.)"""
-    mixture, dot = model_of(folder, stirred=False), model_of(folder, DOT)
+    mixture = model_of(folder, stirred=False)
     ids, real = texts(8)
-    cosines = (mixture.document_components(ids, real) * dot.document_components(ids, real)).sum(dim=-1)
+    body = load_body(folder)
+    pooled = mean_of_tokens(body.run(body.embed(ids), real, 0, body.shape.layers).float(), real)
+    cosines = (of_documents(mixture, ids, real) * functional.normalize(pooled, dim=-1)[:, None]).sum(dim=-1)
     assert float(cosines.min()) > 0.8
-    _, weights = mixture.scores(mixture.query_components(ids, real), mixture.document_components(ids, real))
+    _, weights = mixture.scores(mixture.query_components(ids, real), of_documents(mixture, ids, real))
     torch.testing.assert_close(weights, torch.full_like(weights, 1 / 6), atol=0.1, rtol=0)
 
 

@@ -1,10 +1,9 @@
 """Mixture of Logits over a language model (arXiv:2407.15462, section 2.2, appendices A.2.2 and A.3).
 
 P_q aggregation tokens precede a query's tokens, P_x a document's, and are trained with the body. They join at layer
-`joined` (0: rows of the vocabulary; higher: training can cache the frozen layers below). Parameterized pooling: the
+`joined`; training caches the output of the frozen layers below. Parameterized pooling: the
 first position's output gives each component a distribution over all positions; the component is the outputs' mean by
-it, l2-normalised. The gate reads the P cosines alone. Query and document share the body; the dot product is the same
-body, mean-pooled.
+it, l2-normalised. The gate reads the P cosines alone. Query and document share the body.
 
 Letters: B texts, L tokens, P_q, P_x components, P = P_q * P_x, D width, d = D, G gate hidden width.
 """
@@ -15,7 +14,6 @@ from torch.nn import functional
 
 from services.algorithms.bundles.model_manifest import HeadShape
 from services.algorithms.models.text_bodies import BertBody
-from services.algorithms.models.text_model_folder import mean_of_tokens
 from services.algorithms.scoring.states import PairGate
 from services.offline.training.models.mol import PairGateMlp
 
@@ -29,14 +27,14 @@ class Aggregation(nn.Module):
         self.pooling = nn.Linear(width, components * (components + max_tokens))
 
     def prepend(self, hidden: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """hidden (B, L, D), real (B, L) -> the same with K tokens before: (B, K + L, D), (B, K + L)."""
+        """Put K tokens before hidden (B, L, D), real (B, L) -> (B, K + L, D), (B, K + L)."""
         # Not len(hidden): the exporter would take this batch's size as a constant.
         own = self.tokens.expand(hidden.shape[0], -1, -1).to(hidden.dtype)
         always = real.new_ones((real.shape[0], len(self.tokens)))
         return torch.cat([own, hidden], dim=1), torch.cat([always, real], dim=1)
 
     def components(self, hidden: Tensor, real: Tensor) -> Tensor:
-        """Outputs (B, K + L, D), real (B, K + L) -> components (B, K, D), unit norm."""
+        """Pool outputs (B, K + L, D), real (B, K + L) -> components (B, K, D), unit norm."""
         logits = self.pooling(hidden[:, 0]).unflatten(-1, (len(self.tokens), -1))[..., : hidden.shape[1]]
         weights = logits.float().masked_fill(~real[:, None, :], float("-inf")).softmax(dim=-1)
         return functional.normalize(weights @ hidden.float(), dim=-1, eps=1e-6)
@@ -57,49 +55,33 @@ class TextMol(nn.Module):
         if head.component_width != width:
             raise ValueError(f"head.component_width={head.component_width}; the body's width is {width}")
         self.body, self.head, self.joined, self.max_tokens = body, head, joined, max_tokens
-        self.query: Aggregation | None = None
-        self.document: Aggregation | None = None
-        self.gate: PairGateMlp | None = None
-        if head.is_mixture:
-            self.query = Aggregation(head.num_query_components, width, max_tokens)
-            self.document = Aggregation(head.num_item_components, width, max_tokens)
-            # The gate is trained on cosines. Logits were not measured for text models.
-            self.gate = PairGateMlp(head.num_pairs, head.gate_hidden, tau=1.0)
-            self._begin_as_mean()
+        self.query = Aggregation(head.num_query_components, width, max_tokens)
+        self.document = Aggregation(head.num_item_components, width, max_tokens)
+        # The gate is trained on cosines. Logits were not measured for text models.
+        self.gate = PairGateMlp(head.num_pairs, head.gate_hidden, tau=1.0)
+        self._begin_as_mean()
 
     def lower(self, ids: Tensor, real: Tensor) -> Tensor:
-        """ids (B, L), real (B, L) true at tokens -> input of layer `joined` (B, L, D)."""
+        """Run the frozen layers: ids (B, L), real (B, L) true at tokens -> input of layer `joined` (B, L, D)."""
         return self.body.run(self.body.embed(ids), real, 0, self.joined)
 
-    def from_kept(self, hidden: Tensor, real: Tensor, side: Aggregation | None) -> Tensor:
-        """Input of layer `joined` (B, L, D), real (B, L) -> components (B, K, D); side None: mean-pooled, K = 1."""
-        layers = self.body.shape.layers
-        if side is None:
-            mean = mean_of_tokens(self.body.run(hidden, real, self.joined, layers).float(), real)
-            return functional.normalize(mean, dim=-1, eps=1e-6)[:, None]
+    def from_kept(self, hidden: Tensor, real: Tensor, side: Aggregation) -> Tensor:
+        """Run the trained layers: input of layer `joined` (B, L, D), real (B, L) -> components (B, K, D)."""
         hidden, real = side.prepend(hidden, real)
-        return side.components(self.body.run(hidden, real, self.joined, layers), real)
+        return side.components(self.body.run(hidden, real, self.joined, self.body.shape.layers), real)
 
     def query_components(self, ids: Tensor, real: Tensor) -> Tensor:
-        """ids (B, L), real (B, L) true at tokens -> (B, P_q, D)."""
+        """Encode queries: ids (B, L), real (B, L) true at tokens -> (B, P_q, D)."""
         return self.from_kept(self.lower(ids, real), real, self.query)
 
-    def document_components(self, ids: Tensor, real: Tensor) -> Tensor:
-        """ids (B, L), real (B, L) true at tokens -> (B, P_x, D)."""
-        return self.from_kept(self.lower(ids, real), real, self.document)
-
     def scores(self, queries: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, P_q, D) against (N, P_x, D): similarities s (B, N) and pair weights pi (B, N, P)."""
+        """Return similarities s (B, N) and pair weights pi (B, N, P) of (B, P_q, D) and (N, P_x, D)."""
         cosines = torch.einsum("bqd,nxd->bnqx", queries, documents).flatten(-2)
-        if self.gate is None:
-            return cosines[..., 0], torch.ones_like(cosines)
         weights = functional.silu(self.gate(cosines)).softmax(dim=-1)
         return (weights * cosines).sum(dim=-1), weights
 
-    def pair_gate(self) -> PairGate | None:
-        """Return the gate's network; None for a dot product."""
-        if self.gate is None:
-            return None
+    def pair_gate(self) -> PairGate:
+        """Return the gate's network."""
         return PairGate(**{name: value.numpy().copy() for name, value in self.gate.tensors().items()})
 
     def _begin_as_mean(self) -> None:
@@ -109,7 +91,6 @@ class TextMol(nn.Module):
         be equal.
         """
         for side in (self.query, self.document):
-            assert side is not None
             nn.init.normal_(side.tokens, std=0.02)
             nn.init.normal_(side.pooling.weight, std=0.02)
             bias = side.pooling.bias.detach().view(len(side.tokens), -1)

@@ -1,13 +1,11 @@
-"""Fine-tune text MoL, or the mean-pooled dot product, on pairs of a query and its document.
+"""Fine-tune text MoL on pairs of a query and its document.
 
 In-batch negatives, AdamW, linear warm-up and decay, the mutual-information loss over the positives' pair weights
-(arXiv:2407.15462, appendix A.4.2 and equation 3). The lower layers are frozen and their output is cached, so one
-preparation serves several fits over the same texts.
+(arXiv:2407.15462, appendix A.4.2 and equation 3). The lower layers are frozen and their output is cached.
 
 Letters: B pairs of a batch, X documents, P component pairs.
 """
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,27 +20,23 @@ from torch.nn import functional
 from services.algorithms.bundles.model_manifest import HeadShape
 from services.algorithms.models.sentence_encoder import model_folder
 from services.algorithms.models.text_model_folder import load_body
-from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
 from services.algorithms.text.word_pieces import WordPieces
 from services.offline.training.loss import mutual_information
 from services.offline.training.models.text_mol import Aggregation, TextMol
 from services.offline.training.seeded import seeded
 from services.offline.training.text_mol.frozen_layers import FrozenOutputs
 
-KINDS = ("mol", "dot")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextMolSettings:
-    """Raises ValueError naming field, value and allowed range.
+    """Settings of `train_text_mol`. Raises: ValueError naming field, value and allowed range.
 
-    `kind` "dot" trains the baseline: the same body and steps with mean pooling, and the loss without mutual
-    information. `components` is P_q = P_x (the paper's grid: 2, 4, 8, 16). `trained_layers`: the body's last ones, None
-    for all. `learning_rate` is the peak: linear warm-up over a tenth of the steps, then linear decay. `half_precision`
-    multiplies in bfloat16, 5 times as fast on a processor with AMX.
+    `components` is P_q = P_x (the paper's grid: 2, 4, 8, 16). `trained_layers`: the number of the body's last layers
+    that are trained. `learning_rate` is the peak: linear warm-up over a tenth of the steps, then linear decay.
+    `half_precision` multiplies in bfloat16, 5 times as fast on a processor with AMX.
     """
 
-    kind: str = "mol"
     components: int = 4
     steps: int = 300
     batch: int = 64
@@ -52,19 +46,15 @@ class TextMolSettings:
     tau: float = 0.05
     gate_hidden: int = 64
     mutual_information_weight: float = 0.001
-    trained_layers: int | None = 2
+    trained_layers: int = 2
     max_tokens: int = 64
     half_precision: bool = True
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind={self.kind!r}; allowed: {', '.join(KINDS)}")
         for name, least in (("components", 1), ("steps", 1), ("batch", 2), ("gate_hidden", 1), ("max_tokens", 3),
-                            ("weight_decay", 0), ("mutual_information_weight", 0)):  # fmt: skip
+                            ("trained_layers", 1), ("weight_decay", 0), ("mutual_information_weight", 0)):  # fmt: skip
             if not getattr(self, name) >= least:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: at least {least}")
-        if self.trained_layers is not None and self.trained_layers < 1:
-            raise ValueError(f"trained_layers={self.trained_layers}; allowed: at least 1, or None for all")
         for name in ("learning_rate", "tau"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: above 0, at most 1")
@@ -73,10 +63,6 @@ class TextMolSettings:
 
     def head(self, width: int) -> HeadShape:
         """Return the head's shape for a body of this width."""
-        if self.kind == "dot":
-            return HeadShape(
-                kind="dot", num_query_components=1, num_item_components=1, component_width=width, tau=self.tau
-            )
         return HeadShape(
             kind="mol",
             num_query_components=self.components,
@@ -100,9 +86,7 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """Progress of a training: `part` is "lower layers", "training" or "documents"; `loss` is the mean over the last 20
-    steps.
-    """
+    """Progress of a training: `part` is "lower layers", "training" or "documents"; `loss` is a mean over 20 steps."""
 
     part: str
     done: int
@@ -125,8 +109,7 @@ class Prepared:
         folder: Path | None = None,
         listener: Listener | None = None,
     ) -> None:
-        """`folder`: the body's model folder; None: MiniLM's.
-
+        """Read the body from `folder` (None: MiniLM's) and cache its lower layers' output.
         Raises: ValueError without pairs or documents, for a pair's unknown document, or as `load_body`.
         """
         if not pairs or not documents:
@@ -137,10 +120,11 @@ class Prepared:
         folder = folder or model_folder()
         self.body = load_body(folder).requires_grad_(False)
         self.tokenizer = WordPieces.read(folder / "vocab.txt")
-        layers, trained = self.body.shape.layers, settings.trained_layers
-        if trained is not None and trained > layers:
-            raise ValueError(f"trained_layers={trained}; allowed: at most {layers}, the layers of the body in {folder}")
-        self.joined = 0 if trained is None else layers - trained
+        frozen = self.body.shape.layers - settings.trained_layers
+        if frozen < 1:
+            most = f"at most {self.body.shape.layers - 1}, one layer less than the body in {folder}"
+            raise ValueError(f"trained_layers={settings.trained_layers}; allowed: {most}")
+        self.joined = frozen
         self.max_tokens = settings.max_tokens
         self.body.half_precision = settings.half_precision
         listener = listener or (lambda step: None)
@@ -165,29 +149,15 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class TextFit:
-    """A fine-tuned encoder with its documents' states. `losses`: one per step. `seconds`: of the training steps
-    alone.
-    """
+    """A fine-tuned encoder with its documents' states. `losses`: one per step. `seconds`: of the training steps."""
 
     model: TextMol
     tokenizer: WordPieces
     settings: TextMolSettings
     item_states: ItemStates
-    pair_gate: PairGate | None
+    pair_gate: PairGate
     losses: FloatArray
     seconds: float
-
-    def query_states(self, texts: Sequence[str]) -> QueryStates:
-        """Return states (n, P_q, D) of queries, as in serving."""
-        ids, mask = self.tokenizer.batch(texts, max_tokens=self.model.max_tokens)
-        with torch.no_grad():
-            parts = [
-                self.model.query_components(
-                    torch.from_numpy(ids[start : start + 64]), torch.from_numpy(mask[start : start + 64]).bool()
-                )
-                for start in range(0, len(texts), 64)
-            ]
-        return QueryStates(components=torch.cat(parts).numpy())
 
 
 def train_text_mol(
@@ -197,21 +167,19 @@ def train_text_mol(
     seed: int,
     *,
     folder: Path | None = None,
-    prepared: Prepared | None = None,
     listener: Listener | None = None,
 ) -> TextFit:
     """Fine-tune on pairs (query text, row of its document) and encode all documents.
 
-    `prepared`: a `Prepared` of the same pairs, documents, `max_tokens` and `trained_layers`; several fits can share it.
     Raises: ValueError as `Prepared`, or if all pairs have one document.
     """
     listener = listener or (lambda step: None)
-    data = prepared or Prepared(pairs, documents, settings, folder=folder, listener=listener)
+    data = Prepared(pairs, documents, settings, folder=folder, listener=listener)
     if len(np.unique(data.pairs[:, 1])) < 2:
         raise ValueError("all pairs have one document; in-batch negatives need at least 2")
     with seeded(seed):
-        body = copy.deepcopy(data.body)
-        model = TextMol(body, settings.head(body.shape.width), joined=data.joined, max_tokens=data.max_tokens)
+        head = settings.head(data.body.shape.width)
+        model = TextMol(data.body, head, joined=data.joined, max_tokens=data.max_tokens)
         trained = _trained(model)
         optimizer = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay)
         began, losses = time.perf_counter(), []
@@ -242,15 +210,12 @@ def train_text_mol(
 
 
 @torch.no_grad()
-def encoded(
-    model: TextMol, texts: FrozenOutputs, side: Aggregation | None, listener: Listener | None = None
-) -> FloatArray:
+def encoded(model: TextMol, texts: FrozenOutputs, side: Aggregation, listener: Listener | None = None) -> FloatArray:
     """Return components (n, K, D) of cached texts."""
-    count = 1 if side is None else len(side.tokens)
-    components = np.empty((len(texts), count, model.body.shape.width), dtype=np.float32)
+    components = np.empty((len(texts), len(side.tokens), model.body.shape.width), dtype=np.float32)
     done = 0
     for rows in texts.by_length():
-        hidden, real = texts.batch(rows, model.body)
+        hidden, real = texts.batch(rows)
         components[rows] = model.from_kept(hidden, real, side).numpy()
         done += len(rows)
         if listener is not None:
@@ -262,7 +227,7 @@ def _trained(model: TextMol) -> list[nn.Parameter]:
     upper = model.body.layers_from(model.joined)
     for parameter in upper:
         parameter.requires_grad_(True)
-    added = [part for part in (model.query, model.document, model.gate) if part is not None]
+    added = (model.query, model.document, model.gate)
     return [*upper, *(parameter for part in added for parameter in part.parameters())]
 
 
@@ -281,10 +246,8 @@ def _loss(model: TextMol, data: Prepared, rows: Rows, settings: TextMolSettings)
     """Softmax over the batch's distinct documents, without others paired with the same query."""
     asked, own = rows[:, 0], rows[:, 1]
     documents, target = np.unique(own, return_inverse=True)
-    queries = model.from_kept(*data.cached_queries.batch(asked, model.body), model.query)
-    scores, weights = model.scores(
-        queries, model.from_kept(*data.cached_documents.batch(documents, model.body), model.document)
-    )
+    queries = model.from_kept(*data.cached_queries.batch(asked), model.query)
+    scores, weights = model.scores(queries, model.from_kept(*data.cached_documents.batch(documents), model.document))
     logits = scores / settings.tau
     known = np.isin(
         asked[:, None] * (int(data.pairs[:, 1].max()) + 1) + documents[None, :],
@@ -293,7 +256,7 @@ def _loss(model: TextMol, data: Prepared, rows: Rows, settings: TextMolSettings)
     known[np.arange(len(rows)), target] = False
     logits = logits.masked_fill(torch.from_numpy(known), float("-inf"))
     loss = functional.cross_entropy(logits, torch.from_numpy(target))
-    if model.gate is not None and settings.mutual_information_weight:
+    if settings.mutual_information_weight:
         positive = weights[torch.arange(len(rows)), torch.from_numpy(target)]
         loss = loss + settings.mutual_information_weight * mutual_information(positive)
     return loss

@@ -1,8 +1,5 @@
 """The frozen lower layers' output for a set of texts, computed once and cached in half precision.
-
-Training the last two of MiniLM's six layers reads each text many times; the four below would be two thirds of every
-step.
-
+Training the last two of MiniLM's six layers reads each text many times; the four below would be two thirds of a step.
 Letters: n texts, B of a batch, L tokens of the longest of them, T tokens of all, D width.
 """
 
@@ -21,7 +18,7 @@ _TEXTS_AT_ONCE = 4096
 
 
 class FrozenOutputs:
-    """Cached inputs of layer `joined`. With joined = 0 the ids are stored; `batch` embeds them, with gradients."""
+    """Cached inputs of layer `joined`, which is at least 1."""
 
     def __init__(
         self,
@@ -33,34 +30,27 @@ class FrozenOutputs:
         max_tokens: int,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """`progress`: texts done. Memory: 2 T D bytes (joined > 0) and 8 T."""
+        """Compute all outputs; `progress` gets the texts done. Memory: 2 T D bytes."""
         parts, lengths = [], []
         for begin in range(0, len(texts), _TEXTS_AT_ONCE):
             ids, mask = tokenizer.batch(texts[begin : begin + _TEXTS_AT_ONCE], max_tokens=max_tokens)
             parts.append(ids[mask > 0])
             lengths.append(mask.sum(axis=1))
-        self._ids = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        ids = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
         self.lengths: npt.NDArray[np.int64] = np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)
         self._offsets = np.append(0, np.cumsum(self.lengths))
-        self._hidden: npt.NDArray[np.float16] | None = None
-        if joined:
-            self._hidden = self._computed(body, joined, progress or (lambda done: None))
+        self._hidden = self._computed(ids, body, joined, progress or (lambda done: None))
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def batch(self, rows: npt.NDArray[np.int64], body: BertBody) -> tuple[Tensor, Tensor]:
-        """rows (B,) -> inputs of layer `joined` (B, L, D), float32, and which positions are tokens (B, L).
-
-        With joined = 0 `body`, the one in training, embeds.
-        """
+    def batch(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return inputs of layer `joined` (B, L, D), float32, of rows (B,), and which positions are tokens (B, L)."""
         flat, real = self._positions(rows)
-        if self._hidden is None:
-            return body.embed(torch.from_numpy(self._ids[flat] * real)), torch.from_numpy(real)
         return torch.from_numpy(self._hidden[flat].astype(np.float32)), torch.from_numpy(real)
 
     def by_length(self, batch_tokens: int = _BATCH_TOKENS) -> list[npt.NDArray[np.int64]]:
-        """Return all rows in groups of similar length, each of at most so many padded tokens."""
+        """Return all rows in groups of similar length, each of at most `batch_tokens` padded tokens."""
         order = np.argsort(self.lengths, kind="stable")
         groups, start = [], 0
         while start < len(order):
@@ -77,12 +67,14 @@ class FrozenOutputs:
         return np.where(real, self._offsets[rows][:, None] + steps, 0), real
 
     @torch.no_grad()
-    def _computed(self, body: BertBody, joined: int, progress: Callable[[int], None]) -> npt.NDArray[np.float16]:
-        hidden = np.empty((len(self._ids), body.shape.width), dtype=np.float16)
+    def _computed(
+        self, tokens: npt.NDArray[np.int64], body: BertBody, joined: int, progress: Callable[[int], None]
+    ) -> npt.NDArray[np.float16]:
+        hidden = np.empty((len(tokens), body.shape.width), dtype=np.float16)
         done = 0
         for rows in self.by_length():
             flat, real = self._positions(rows)
-            ids, mask = torch.from_numpy(self._ids[flat] * real), torch.from_numpy(real)
+            ids, mask = torch.from_numpy(tokens[flat] * real), torch.from_numpy(real)
             lower = body.run(body.embed(ids), mask, 0, joined).float()
             hidden[flat[real]] = lower.numpy()[real]
             done += len(rows)
