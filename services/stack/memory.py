@@ -36,7 +36,7 @@ def needed_bytes(
 def require_stack_memory(
     bundle: Path, parts: Iterable[str], available: int | None = None, *, text: Path | None = None
 ) -> None:
-    """Raises: StackError with needed and available memory, unless `parts` fit."""
+    """Refuse a bundle whose `parts` do not fit into memory. Raises: StackError with needed and available memory."""
     needed = needed_bytes(bundle, parts, text=text)
     have = available_bytes() if available is None else available
     need = sum(needed.values())
@@ -51,7 +51,7 @@ def require_stack_memory(
 
 
 def require_encoder(bundle: Path, parts: Iterable[str]) -> None:
-    """Raises: StackError if one of `parts` encodes and the bundle has no ONNX encoder."""
+    """Refuse a bundle without ONNX encoder if one of `parts` encodes. Raises: StackError."""
     if not _ENCODE.intersection(parts) or _ONNX in _file_sizes(bundle):
         return
     if json.loads((bundle / "manifest.json").read_text(encoding="utf-8")).get("encoder", ...) is None:

@@ -54,7 +54,7 @@ class Note:
         note_file(folder).write_text(json.dumps(noted, indent=1), encoding="utf-8")
 
     def require_same(self, wanted: "Note", running: Sequence[str]) -> None:
-        """Raises: StackError if parts run with other parameters."""
+        """Refuse other parameters than those of running parts. Raises: StackError."""
         if not running:
             return
         them = ", ".join(running)

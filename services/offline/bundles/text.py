@@ -44,8 +44,9 @@ class TextBundleWriter:
     def __init__(
         self, path: Path | str, *, item_ids: Sequence[str], texts: Sequence[str], words: Sequence[str]
     ) -> None:
-        """Raises: ValueError for no documents, unequal columns, or a repeated item id; BundleError if `path` exists and
-        is not a text bundle.
+        """Begin a bundle of these documents; words: the word list of queries.
+        Raises: ValueError for no documents, unequal columns, or a repeated item id; BundleError if `path` exists and is
+        not a text bundle.
         """
         if not item_ids or len(item_ids) != len(texts):
             raise ValueError(f"{len(item_ids)} item ids and {len(texts)} texts; allowed: equally many, at least 1")

@@ -67,12 +67,12 @@ class Interactions:
 
     @property
     def num_users(self) -> int:
-        """U, all of the vocabulary."""
+        """Return U, all of the vocabulary."""
         return len(self.user_ids)
 
     @property
     def num_items(self) -> int:
-        """X, all of the vocabulary."""
+        """Return X, all of the vocabulary."""
         return len(self.item_ids)
 
     def select(self, rows: RowArray | npt.NDArray[np.bool_] | slice) -> "Interactions":

@@ -93,7 +93,7 @@ class _Cells:
     """
 
     def __init__(self, path: Path, options: TableOptions) -> None:
-        """Raises: ValueError if the file can't be parsed, or if a required role has no column, or two."""
+        """Read the file. Raises: ValueError if it can't be parsed, or if a required role has no column, or two."""
         self._options = options
         kinds = {suffix.lower() for suffix in path.suffixes}
         if found := kinds & {".xlsx", ".xls", ".ods"}:

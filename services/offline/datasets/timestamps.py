@@ -36,8 +36,8 @@ class TimestampError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedTimes:
-    """seconds (N,): unix seconds, rounded down. order (N,): the rows by time, including fractions of a second, then by
-    the file's order. unit: "s", "ms", "us", "ns" or "iso".
+    """Read times. seconds (N,): unix seconds, rounded down. order (N,): the rows by time, including fractions of a
+    second, then by the file's order. unit: "s", "ms", "us", "ns" or "iso".
     """
 
     seconds: IntArray

@@ -67,7 +67,7 @@ def session(path: Path) -> Any:
 
 
 def refuse_difference(name: str, difference: float) -> None:
-    """Raises: ExportError for a difference above TOLERANCE."""
+    """Refuse a difference above TOLERANCE. Raises: ExportError."""
     if not difference <= TOLERANCE:
         raise ExportError(f"{name} differs from PyTorch by {difference:.3g}; allowed: {TOLERANCE:g}")
 

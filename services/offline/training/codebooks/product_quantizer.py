@@ -57,17 +57,17 @@ class ProductQuantizer:
 
     @property
     def num_subspaces(self) -> int:
-        """m."""
+        """Return m."""
         return int(self.codebooks.shape[0])
 
     @property
     def width(self) -> int:
-        """d."""
+        """Return d."""
         return int(self.codebooks.shape[0] * self.codebooks.shape[2])
 
     @property
     def code_bits(self) -> int:
-        """4 or 8."""
+        """Return 4 or 8."""
         return int(self.codebooks.shape[1]).bit_length() - 1
 
     def encode(

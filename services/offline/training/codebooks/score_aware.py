@@ -39,18 +39,18 @@ class ErrorWeights:
 
     @property
     def across(self) -> Float64Array:
-        """h_across (X,); underflows to 0 where the loss itself would."""
+        """Return h_across (X,); underflows to 0 where the loss itself would."""
         result: Float64Array = np.exp(self.log_across)
         return result
 
     @property
     def along(self) -> Float64Array:
-        """h_along (X,)."""
+        """Return h_along (X,)."""
         return self.across * self.ratio
 
     @property
     def empty(self) -> npt.NDArray[np.bool_]:
-        """(X,): no unit query scores the point above T."""
+        """Which points (X,) no unit query scores above T."""
         return np.isneginf(self.log_across)
 
 
@@ -82,8 +82,7 @@ def eta(threshold: float, width: int) -> float:
 
 def residual_parts(points: FloatsArray, decoded: FloatsArray) -> tuple[Float64Array, Float64Array]:
     """Return squared lengths (X,), (X,) of each residual x - x~ along x and across it.
-
-    Shapes: points, decoded (X, d). For x = 0 all counts as across.
+    Shapes: points, decoded (X, d). For x = 0 all is across.
     """
     if points.shape != decoded.shape:
         raise ValueError(f"decoded has shape {decoded.shape}; expected {points.shape} as points")
@@ -97,7 +96,7 @@ def residual_parts(points: FloatsArray, decoded: FloatsArray) -> tuple[Float64Ar
 
 
 def score_aware_loss(points: FloatsArray, decoded: FloatsArray, threshold: float) -> Float64Array:
-    """E[1[<q, x> >= T] <q, x - x~>^2] for q uniform on the unit sphere, per point (X,): Definition 3.1, exactly."""
+    """Return E[1[<q, x> >= T] <q, x - x~>^2] for q uniform on the unit sphere, per point (X,): Definition 3.1."""
     along, across = residual_parts(points, decoded)
     weights = threshold_weights(np.linalg.norm(points.astype(np.float64), axis=1), points.shape[1], threshold)
     return weights.along * along + weights.across * across

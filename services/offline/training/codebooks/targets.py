@@ -94,7 +94,7 @@ def score_aware_targets(points: FloatArray, weights: ErrorWeights, *, centres: F
 
 
 def relative_weights(points: FloatArray, *, threshold: float, scale: float) -> ErrorWeights:
-    """Exact weights for points (X, d), T in units of `scale` (root_mean_square_norm of a training set)."""
+    """Return exact weights for points (X, d), T in units of `scale`."""
     norms = np.linalg.norm(points.astype(np.float64), axis=1)
     return threshold_weights(norms / scale, points.shape[1], threshold)
 

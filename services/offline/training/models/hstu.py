@@ -22,10 +22,9 @@ _LOG_SECONDS_PER_BUCKET = 0.301
 
 
 def time_buckets(event_time: Tensor, num_buckets: int) -> Tensor:
-    """Bucket of |t_i - t_j| for every pair: event_time (B, L) int64 seconds -> (B, L, L) int64 in [0, num_buckets).
-
-    Logarithms are computed in float64: in float32 PyTorch and ONNX Runtime differ by one in the last place, which can
-    change a bucket.
+    """Return the bucket of |t_i - t_j| for every pair: event_time (B, L) int64 seconds -> (B, L, L) int64 in [0,
+    num_buckets).
+    Logarithms are in float64: in float32 PyTorch and ONNX Runtime differ in the last place, which can change a bucket.
     """
     return elapsed_buckets(event_time.unsqueeze(2) - event_time.unsqueeze(1), num_buckets)
 
@@ -66,7 +65,9 @@ class HstuBlock(nn.Module):
         self.time_bias = nn.Parameter(torch.empty(shape.num_time_buckets).normal_(std=0.02))
 
     def forward(self, x: Tensor, distance: Tensor, buckets: Tensor, causal: Tensor) -> Tensor:
-        """x (B, L, D), distance (L, L) = max(i - j, 0), buckets (B, L, L), causal (L, L) = (j <= i) / max_history."""
+        """Encode x (B, L, D) -> (B, L, D).
+        Shapes: distance (L, L) = max(i - j, 0), buckets (B, L, L), causal (L, L) = (j <= i) / max_history.
+        """
         batch, length, width = x.shape
         projected = functional.silu(functional.layer_norm(x, (width,), eps=self.norm_epsilon) @ self.uvqk)
         u, v, q, k = torch.split(projected, self.split, dim=-1)
@@ -123,8 +124,7 @@ class HstuEncoder(nn.Module):
         self.blocks = nn.ModuleList(HstuBlock(shape, dropout=dropout) for _ in range(shape.num_blocks))
 
     def forward(self, embedded: Tensor, event_time: Tensor) -> Tensor:
-        """embedded (B, L, D) with zero rows for padding, event_time (B, L) int64 seconds -> (B, L, D).
-
+        """Encode embedded (B, L, D), with zero rows for padding, and event_time (B, L) int64 seconds -> (B, L, D).
         States have unit root mean square: the scoring heads use only their direction.
         """
         positions = torch.arange(embedded.shape[1], device=embedded.device)
@@ -138,12 +138,12 @@ class HstuEncoder(nn.Module):
         return self._scaled(x)
 
     def buckets(self, event_time: Tensor) -> Tensor:
-        """(B, L) -> buckets (B, L, L) of the times between positions."""
+        """Return buckets (B, L, L) of the times between positions (B, L)."""
         return time_buckets(event_time, self.num_time_buckets)
 
     def step(self, embedded: Tensor, event_time: Tensor, place: Tensor, past: Past) -> tuple[Tensor, Tensor, Tensor]:
-        """embedded (S, D), event_time and place (S,) of the new events -> states (S, D), equal to those of `forward`,
-        and all blocks' new keys (N H, S, d_qk) and values (N H, S, d_v), to be appended to the past's.
+        """Encode the new events' embedded (S, D), event_time and place (S,) -> states (S, D), equal to those of
+        `forward`, and all blocks' new keys (N H, S, d_qk) and values (N H, S, d_v), to be appended to the past's.
         """
         before = place.unsqueeze(1) - torch.cat([past.place, place])
         visible = (before >= 0).to(embedded.dtype) / self.max_history

@@ -149,7 +149,7 @@ class MolHead(nn.Module):
             nn.init.xavier_normal_(self.user.weight)
 
     def query_states(self, encoded: Tensor, user_index: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """encoded (N, D), user_index (N,) with -1 = unknown -> components (N, P_q, d), gate (N, P)."""
+        """Map encoded (N, D), user_index (N,) with -1 = unknown -> components (N, P_q, d), gate (N, P)."""
         components = self.query(encoded).unflatten(-1, (-1, self.shape.component_width))
         components = unit_rows(components)
         if self.user is not None:
@@ -157,14 +157,14 @@ class MolHead(nn.Module):
         return components, self.query_gate(encoded)
 
     def item_states(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
-        """embedded (N, D) -> components (N, P_x, d), gate (N, P)."""
+        """Map embedded (N, D) -> components (N, P_x, d), gate (N, P)."""
         # As in the authors' code, the gate reads the embedding without dropout.
         dropped = functional.dropout(embedded, self.item_dropout, self.training)
         components = self.item(dropped).unflatten(-1, (-1, self.shape.component_width))
         return unit_rows(components), self.item_gate(embedded)
 
     def score_pairs(self, query: tuple[Tensor, Tensor], item: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Row by row, similarity s (N,) and pair weights pi (N, P) of N queries with N items."""
+        """Return similarity s (N,) and pair weights pi (N, P) of N queries with N items, row by row."""
         cosines = (query[0] @ item[0].transpose(-1, -2)).flatten(-2)
         read = functional.dropout(cosines, self.pair_dropout, self.training)
         weights = functional.silu(query[1] * item[1] + self.pair_gate(read)).softmax(dim=-1)
@@ -202,11 +202,11 @@ class DotHead(nn.Module):
             _align(self.query, self.item, shape.component_width)
 
     def query_states(self, encoded: Tensor, user_index: Tensor | None = None) -> tuple[Tensor, None]:
-        """encoded (N, D) -> components (N, 1, d), no gate."""
+        """Map encoded (N, D) -> components (N, 1, d), no gate."""
         del user_index
         return unit_rows(self.query(encoded)).unsqueeze(-2), None
 
     def item_states(self, embedded: Tensor) -> tuple[Tensor, None]:
-        """embedded (N, D) -> components (N, 1, d), no gate."""
+        """Map embedded (N, D) -> components (N, 1, d), no gate."""
         embedded = functional.dropout(embedded, self.item_dropout, self.training)
         return unit_rows(self.item(embedded)).unsqueeze(-2), None

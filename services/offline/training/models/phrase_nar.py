@@ -19,7 +19,7 @@ _EPSILON = 1e-12  # of BERT's layer norms
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhraseShape:
-    """`positions` is s, `max_tokens` the longest input."""
+    """Sizes of the encoder. `positions` is s, `max_tokens` the longest input."""
 
     positions: int
     max_tokens: int = 64
@@ -51,7 +51,7 @@ class PhraseEncoder(nn.Module):
         self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.num_layers))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """input_ids, attention_mask (B, T), 0 in both for padding, T at most `max_tokens` -> (B, 1+s, D)."""
+        """Encode input_ids, attention_mask (B, T), 0 in both for padding, T at most `max_tokens` -> (B, 1+s, D)."""
         input_ids, attention_mask = self.widened(input_ids, attention_mask)
         return self.upper(self.lower(input_ids, attention_mask), attention_mask)
 
@@ -65,7 +65,7 @@ class PhraseEncoder(nn.Module):
         return pad(input_ids, (0, least))[:, :wanted], pad(attention_mask, (0, least))[:, :wanted]
 
     def lower(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Embeddings and first layers of a widened input: (B, T) -> (B, T, D)."""
+        """Run embeddings and first layers on a widened input: (B, T) -> (B, T, D)."""
         hidden = self.pieces(input_ids) + self.places.weight[: input_ids.shape[1]] + self.segment
         hidden = self.norm(hidden)
         for layer in self.layers[: -self.num_upper]:
@@ -74,7 +74,7 @@ class PhraseEncoder(nn.Module):
         return lower
 
     def upper(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
-        """The last layers: (B, T, D) -> (B, 1+s, D). The very last one computes only positions that are read."""
+        """Run the last layers: (B, T, D) -> (B, 1+s, D). The very last one computes only positions that are read."""
         for layer in self.layers[-self.num_upper : -1]:
             hidden = layer(hidden, attention_mask)
         found: Tensor = self.layers[-1](hidden, attention_mask, self.shape.positions + 1)

@@ -37,7 +37,7 @@ class SasRecBlock(nn.Module):
                 nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor, future: Tensor) -> Tensor:
-        """x (B, L, D), future (L, L) = true where j > i."""
+        """Encode x (B, L, D), with future (L, L) true where j > i."""
         batch, length, _ = x.shape
         normed = self.attention_norm(x)
         if self.residual_of_norm:
@@ -77,7 +77,7 @@ class SasRecEncoder(nn.Module):
         self.blocks = nn.ModuleList(SasRecBlock(shape, dropout=dropout) for _ in range(shape.num_blocks))
 
     def forward(self, embedded: Tensor, event_time: Tensor) -> Tensor:
-        """embedded (B, L, D) with zero rows for padding, event_time (B, L), unused -> (B, L, D), unit RMS."""
+        """Encode embedded (B, L, D), with zero rows for padding -> (B, L, D), unit RMS. event_time (B, L) is unused."""
         del event_time
         length = embedded.shape[1]
         order = torch.arange(length, device=embedded.device)

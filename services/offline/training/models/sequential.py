@@ -104,11 +104,10 @@ class SequentialModel(nn.Module):
         return encoded
 
     def embedded(self, item_index: Tensor) -> Tensor:
-        """The encoder's input: item_index (B, L) as in `encode` -> (B, L, D), zeros for padding."""
+        """Return the encoder's input (B, L, D) of item_index (B, L) as in `encode`, zeros for padding."""
         return self._embedded(item_index.clamp(min=0)) * (item_index >= 0).unsqueeze(-1)
 
     def _embedded(self, item_index: Tensor) -> Tensor:
-        """item_index (...) of events, without padding -> (..., D)."""
         if self.action_embedding is None:
             return self.item_embedding(item_index)  # type: ignore[no-any-return]
         action = torch.div(item_index, STRIDE, rounding_mode="floor")
@@ -136,7 +135,7 @@ class SequentialModel(nn.Module):
     def states_at(
         self, item_index: Tensor, event_time: Tensor, user_index: Tensor | None, position: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Query states after chosen positions: position (B, M) -> components (B, M, P_q, d), gate (B, M, P) or None."""
+        """Return query states after positions (B, M): components (B, M, P_q, d), gate (B, M, P) or None."""
         encoded = self.encode(item_index, event_time)
         chosen = encoded.gather(1, position.unsqueeze(-1).expand(-1, -1, encoded.shape[-1]))
         users = None if user_index is None else user_index.unsqueeze(1).expand(-1, position.shape[1])
@@ -170,9 +169,7 @@ class SequentialModel(nn.Module):
 
     @torch.no_grad()
     def fill_absences(self) -> None:
-        """Give a bucket that training never saw (row zero, which would mean no absence) the row of the bucket below
-        it.
-        """
+        """Give a bucket without training data (row zero, which means no absence) the row of the bucket below it."""
         for bucket in range(1, 0 if self.absence_shape is None else self.absence_shape.num_buckets):
             if not self.absence_components[bucket].any():
                 self.absence_components[bucket] = self.absence_components[bucket - 1]

@@ -81,7 +81,7 @@ class PhraseSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhraseStep:
-    """`stage`: questions, training or shortlist; `done` of `total` in its own units."""
+    """Progress. `stage`: questions, training or shortlist; `done` of `total` in its own units."""
 
     stage: str
     done: int

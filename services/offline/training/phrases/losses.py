@@ -21,9 +21,7 @@ CHUNK = 1024  # vocabulary rows at a time; 2,304 x 1,024 logits stay near the co
 
 def log_partition(x: Tensor, weights: Tensor, *, chunk: int = CHUNK, half: bool = False) -> Tensor:
     """Return log sum over v of exp(x_i . w_v): x (N, D), weights (V, D) -> (N,), differentiable once in both.
-
-    half: products in bfloat16, several times faster on vector units that support it. Raises: ValueError if the widths
-    differ or there is no row of weights.
+    half: products in bfloat16, faster on vector units for it. Raises: ValueError for different widths or no weights.
     """
     if x.ndim != 2 or weights.ndim != 2 or x.shape[1] != weights.shape[1] or not len(weights):
         raise ValueError(
@@ -77,8 +75,8 @@ class LossSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """tokens (S,): drawn independently with probabilities `chances` (V,), above 0. rows (R,): distinct rows of the B s
-    for l3, drawn uniformly.
+    """Drawn tokens and rows. tokens (S,): drawn independently with probabilities `chances` (V,), above 0. rows (R,):
+    distinct rows of the B s for l3, drawn uniformly.
     """
 
     tokens: Tensor
@@ -88,7 +86,7 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Losses:
-    """`total` has gradients; the three terms are detached and not weighted."""
+    """The losses. `total` has gradients; the three terms are detached and not weighted."""
 
     total: Tensor
     positions: Tensor
@@ -136,7 +134,6 @@ def log_sampled_partition(
 ) -> Tensor:
     """Return the log of an unbiased estimate of each row's partition sum: x (N, D), targets, target_logits (N,) ->
     (N,).
-
     The target's own term is exact; every other drawn token v counts exp(x . w_v) / (S chance_v).
     """
     drawn = sampling.tokens

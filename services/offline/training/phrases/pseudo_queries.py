@@ -27,7 +27,7 @@ _STOP_WORDS = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CatalogueTexts:
-    """texts (X,), identifiers (X lists); pairs of (pseudo query, item row)."""
+    """A catalogue's texts (X,), identifiers (X lists), and pairs of (pseudo query, item row)."""
 
     item_ids: list[str]
     texts: list[str]
@@ -38,7 +38,7 @@ class CatalogueTexts:
 def catalogue_texts(
     item_ids: Sequence[str], titles: Sequence[str], categories: Sequence[Sequence[str]], *, seed: int = 0
 ) -> CatalogueTexts:
-    """Return a catalogue's documents, identifiers and pseudo queries; an item without a title has its id as title.
+    """Return a catalogue's documents, identifiers and pseudo queries; an item's id replaces a missing title.
     Raises: ValueError if the columns' lengths differ.
     """
     if not len(item_ids) == len(titles) == len(categories):

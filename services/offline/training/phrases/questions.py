@@ -26,7 +26,7 @@ _ENCODED_AT_ONCE = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Questions:
-    """texts[i] asks for `documents[i]` and is itself identifier `own[i]`, or -1."""
+    """Questions: texts[i] asks for `documents[i]` and is itself identifier `own[i]`, or -1."""
 
     texts: list[str]
     documents: Ints

@@ -26,7 +26,7 @@ _MOST_CLUSTERED = 1024  # seeding costs m^2 D: more vectors start at drawn x_0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShortlistSize:
-    """m, r and k of the paper (4096, 20,000 and 5 at 5 million tokens)."""
+    """Sizes m, r and k of the paper (4096, 20,000 and 5 at 5 million tokens)."""
 
     vectors: int
     tokens: int
