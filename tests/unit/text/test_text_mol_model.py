@@ -103,7 +103,7 @@ def test_a_fresh_mixture_stands_beside_the_mean_pooled_body(folder: Path) -> Non
     """Fine-tuning then begins at what the body knows. (Random weights: how MiniLM's own begin is not measured.)"""
     mixture = model_of(folder, stirred=False)
     ids, real = texts(8)
-    body = load_body(folder)
+    body = load_body(folder).requires_grad_(False)
     pooled = mean_of_tokens(body.run(body.embed(ids), real, 0, body.shape.layers).float(), real)
     cosines = (of_documents(mixture, ids, real) * functional.normalize(pooled, dim=-1)[:, None]).sum(dim=-1)
     assert float(cosines.min()) > 0.8
