@@ -174,7 +174,7 @@ class Generator:
             raise ValueError(f"x has shape {x.shape}; allowed: (1 + s, {self.output_layer.width})")
         tokens = self.shortlist.tokens(x[0], self.settings.sets)
         scores = self.output_layer.scores(x[1:], tokens)
-        items = self.identifiers.items()  # first: the table gets an identifier before the trie
+        items = self.identifiers.items()  # a filter leaves out identifiers that are added after this
         beams = self.settings.beams
         while True:
             found = decode(

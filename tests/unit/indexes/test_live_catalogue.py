@@ -209,6 +209,22 @@ def test_a_state_of_another_shape_is_left_out_and_named(catalogue: LiveCatalogue
     assert found["i5"] != pytest.approx(base_score("i5"))
 
 
+def test_of_several_changes_of_an_item_in_a_batch_the_last_counts(catalogue: LiveCatalogue) -> None:
+    """Also where an earlier one drops the item or does not fit the model."""
+    wrong = Change(item_id="i2", components=np.zeros((P_X, D + 1), dtype=np.float32))
+    dropped = [Change(item_id=item_id, dropped=True) for item_id in ("i1", "i3")]
+    last = [refreshed(f"i{row}", row) for row in range(3)]
+    batch = [refreshed("i0", 9), dropped[0], wrong, refreshed("i3", 3), *last, dropped[1]]
+    other = live()
+    assert catalogue.apply(1, batch) == other.apply(1, last) == ()
+    assert answer(catalogue) == answer(other)
+    for item_id in ("i0", "i1", "i2", "i3"):
+        one, two = catalogue.explain(item_id), other.explain(item_id)
+        assert one is not None
+        assert two is not None
+        assert (one.model_share, one.num_interactions) == (two.model_share, two.num_interactions)
+
+
 def test_an_item_withdrawn_while_states_are_in_flight_returns_with_what_it_learnt(catalogue: LiveCatalogue) -> None:
     catalogue.apply(1, [refreshed("i1", 1)])
     catalogue.describe([Description(item_id="i1", is_served=False), Description(item_id="later", is_served=False)])
