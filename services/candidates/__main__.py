@@ -4,11 +4,5 @@ from services.candidates.bootstrap import run
 from services.candidates.config import CandidatesSettings
 from services.platform.process import run_process
 
-
-def main() -> int:
-    """Run until a signal; return the exit status."""
-    return run_process("candidates", CandidatesSettings, run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_process("candidates", CandidatesSettings, run))

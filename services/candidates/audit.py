@@ -1,7 +1,6 @@
 """Audit a small share of live searches by brute force in the background.
 
-An audit measures recall, whether the certificate or bound held, and its slack. One runs at a time; meanwhile no search
-is sampled.
+An audit measures recall, whether the certificate or bound was right, and its slack. One audit runs at a time.
 """
 
 import math
@@ -14,12 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from services.algorithms.indexes.protocol import Certificate, Scores
-from services.algorithms.items.live_catalogue import LiveCatalogue, Served
-from services.algorithms.rules.filters import ItemFilter
-from services.algorithms.scoring.states import QueryStates
+from services.algorithms.indexes.protocol import Scores
+from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.scoring.voted_answers import joined_answer, num_negative
-from services.candidates.domain import Stage
+from services.candidates.domain import SearchQuery, SearchResult, Stage
 
 log = structlog.get_logger()
 
@@ -31,30 +28,18 @@ TRUTH = "truth"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answered:
-    """One live answer: item ids (n,), best first, with scores, and the bound or certificate.
+    """One live answer. votes: for each item, None if nothing votes. model_share: as in `SearchAnswer`."""
 
-    votes: for each item, None if nothing votes. Scores of a FULL answer are then model_share * s + (1 - model_share) *
-    vote.
-    """
-
-    algorithm: str
-    stage: Stage
-    query: QueryStates
-    k: int
-    filter: ItemFilter
-    served: Served
-    item_ids: Sequence[str]
-    scores: Scores
-    bound: float | None
-    certificate: Certificate | None
+    search: SearchQuery
+    found: SearchResult
     votes: Mapping[str, float] | None = None
     model_share: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """recall: the share of the true best `RECALL_K` (or k) in the answer. promised: the answer's bound on left-out
-    items, None without proof. true: the highest left-out score, -inf if none was left out.
+    """An audit's result. recall: the share of the true best `RECALL_K` (or k) in the answer. promised: the answer's
+    bound on omitted items, None without proof. true: the highest omitted score, -inf if none was omitted.
     """
 
     algorithm: str
@@ -65,60 +50,60 @@ class Finding:
 
     @property
     def held(self) -> bool | None:
-        """Whether the promise held; None without one."""
+        """Whether the bound was right; None without a bound."""
         return None if self.promised is None else self.true <= self.promised
 
 
 def examine(catalogue: LiveCatalogue, answered: Answered) -> Finding:
     """Answer from the same version by brute force, and compare."""
-    # One more than answered, so that one was left out.
-    best_ids, best_scores = _truth(catalogue, answered, len(answered.item_ids) + 1)
-    there = frozenset(answered.item_ids)
-    found = np.array([item_id in there for item_id in best_ids], dtype=bool)
-    wanted = min(RECALL_K, answered.k, len(best_ids))
-    left_out = best_scores[~found]
+    item_ids = answered.found.item_ids
+    # One more than answered, so that the answer omits one.
+    best_ids, best_scores = _truth(catalogue, answered, len(item_ids) + 1)
+    there = frozenset(item_ids)
+    is_there = np.array([item_id in there for item_id in best_ids], dtype=bool)
+    wanted = min(RECALL_K, answered.search.k, len(best_ids))
+    left_out = best_scores[~is_there]
     return Finding(
-        algorithm=answered.algorithm,
-        stage=answered.stage,
-        recall=float(found[:wanted].mean()) if wanted else 1.0,
+        algorithm=answered.found.algorithm,
+        stage=answered.search.stage,
+        recall=float(is_there[:wanted].mean()) if wanted else 1.0,
         promised=_promise(answered),
         true=float(left_out[0]) if len(left_out) else -math.inf,
     )
 
 
 def _truth(catalogue: LiveCatalogue, answered: Answered, count: int) -> tuple[Sequence[str], Scores]:
-    """The true best `count`: by final score for a FULL answer with votes, else by s."""
-    votes = answered.votes if answered.stage is Stage.FULL else None
+    """Return the true best `count`: by final score for a FULL answer with votes, else by s."""
+    search, served = answered.search, answered.found.served
+    votes = answered.votes if search.stage is Stage.FULL else None
     more = 0 if votes is None else num_negative([votes])
-    best = catalogue.index.search(
-        answered.query, count + more, answered.filter, algorithm=TRUTH, version=answered.served.version
-    )
+    best = catalogue.index.search(search.query, count + more, search.filter, algorithm=TRUTH, version=served.version)
     ids, scores = best.item_ids[0], best.scores[0][: len(best.item_ids[0])]
     if votes is None:
         return ids, scores
     joined = joined_answer(
         catalogue,
-        answered.served,
-        answered.query,
+        served,
+        search.query,
         0,
         (ids, scores, best.certificates[0]),
         votes,
         k=count,
-        wanted=answered.filter,
+        wanted=search.filter,
         model_share=answered.model_share,
     )
     return joined.item_ids, joined.scores
 
 
 def _promise(answered: Answered) -> float | None:
-    if answered.stage is Stage.FIRST:
-        return answered.bound
-    certificate = answered.certificate
-    if certificate is None or certificate.gap is None:
+    search, found = answered.search, answered.found
+    if search.stage is Stage.FIRST:
+        return found.bound
+    if found.certificate is None or found.certificate.gap is None:
         return None
-    if len(answered.scores) < answered.k:
+    if len(found.scores) < search.k:
         return -math.inf  # a shorter proven answer: nothing else matches
-    return float(answered.scores[-1]) + certificate.gap
+    return found.scores[-1] + found.certificate.gap
 
 
 class Audit:
@@ -127,17 +112,14 @@ class Audit:
     def __init__(
         self, catalogue: LiveCatalogue, *, share: float, report: Callable[[Finding], None], seed: int | None = None
     ) -> None:
-        """share: of answers to sample. report: called from the audit's thread.
-
-        The catalogue's main segments must have the algorithm `TRUTH`.
-        """
+        """catalogue: has the algorithm `TRUTH`. share: of answers to sample. report: called from the audit's thread."""
         self._catalogue, self._share, self._report = catalogue, share, report
         self._random = random.Random(seed)
         self._busy = threading.Lock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit")
 
     def wants(self) -> bool:
-        """Whether to offer the next answer: at random, never during an audit."""
+        """Return whether to offer the next answer: at random, but not during an audit."""
         return self._share > 0 and self._random.random() < self._share and not self._busy.locked()
 
     def offer(self, answered: Answered) -> None:
@@ -146,7 +128,6 @@ class Audit:
             self._thread.submit(self._examine, answered)
 
     def close(self) -> None:
-        """Finish the running audit."""
         self._thread.shutdown(wait=True)
 
     def _examine(self, answered: Answered) -> None:
@@ -162,6 +143,6 @@ class Audit:
                     true=finding.true,
                 )
         except Exception:
-            log.exception("audit_failed", algorithm=answered.algorithm)
+            log.exception("audit_failed", algorithm=answered.found.algorithm)
         finally:
             self._busy.release()

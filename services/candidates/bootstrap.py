@@ -1,4 +1,4 @@
-"""Assemble the candidates process; names concrete indexes and the stream."""
+"""Assemble the candidates process."""
 
 import asyncio
 import contextlib
@@ -63,11 +63,7 @@ _add_servicer: Any = candidates_pb2_grpc.add_CandidatesServiceServicer_to_server
 
 
 def load_catalogue(settings: CandidatesSettings) -> Catalogue:
-    """The shard's items from the bundle.
-
-    Raises: BundleError for an unusable bundle; MemoryError with required memory and limit; ConfigError for a shard
-    without items.
-    """
+    """Load the shard's items. Raises: BundleError; MemoryError; ConfigError for a shard without items."""
     bundle = load_bundle(settings.bundle)
     require_memory(
         f"the model {bundle.model_version} with {bundle.num_items} items",
@@ -79,7 +75,7 @@ def load_catalogue(settings: CandidatesSettings) -> Catalogue:
 
 
 def shard_rows(shard: Shard, item_ids: Strings) -> Indices:
-    """A shard's rows. Raises: ConfigError if there are none."""
+    """Return a shard's rows. Raises: ConfigError if there are none."""
     rows = shard.rows(item_ids)
     if not len(rows):
         raise ConfigError(f"FRESHET_CANDIDATES_SHARD={str(shard)!r}: none of {len(item_ids)} items")
@@ -89,10 +85,10 @@ def shard_rows(shard: Shard, item_ids: Strings) -> Indices:
 def host_build(
     algorithms: Sequence[Algorithm], first_coder: Coder = vectors_coded, codebooks: Codebooks | None = None
 ) -> Build:
-    """Build every algorithm, and the audit's truth, over shared item states.
+    """Return a build of every algorithm, and of the audit's truth, over shared item states. It raises ValueError for an
+    algorithm that this model does not support.
 
-    first_coder: of the first build, which may have stored codes. codebooks: the bundle's. The build raises ValueError
-    for an algorithm that this model does not support.
+    first_coder: of the first build, which may have stored codes. codebooks: the bundle's.
     """
     coders = chain([first_coder], repeat(vectors_coded))
 
@@ -105,7 +101,7 @@ def host_build(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Live:
-    """The serving objects: the catalogue, its snapshots and memory, if any, and the handler."""
+    """The serving objects. snapshots, votes: None if not configured."""
 
     catalogue: LiveCatalogue
     snapshots: CatalogueSnapshots | None
@@ -116,10 +112,7 @@ class Live:
 def make_live(
     settings: CandidatesSettings, base: Catalogue, metrics: CandidatesMetrics, *, max_versions: int = 1
 ) -> Live:
-    """Build the indexes, the audit and the handler. max_versions: as in `LiveCatalogue`.
-
-    Raises: ConfigError for unsupported algorithms; MemoryError with required memory and limit.
-    """
+    """Build the indexes, the audit and the handler. Raises: ConfigError for unsupported algorithms; MemoryError."""
     text = "exact" if (settings.algorithms, settings.device) == ("auto", "cuda") else settings.algorithms
     num_pairs = base.states.components.shape[1] if base.pair_gate is None else base.pair_gate.num_pairs
     algorithms = algorithms_for(text, num_items=len(base.item_ids), num_pairs=num_pairs)
@@ -163,9 +156,8 @@ def _started(
     base: Catalogue,
     make: Callable[[Snapshot | None], tuple[LiveCatalogue, HeldCodes]],
 ) -> tuple[LiveCatalogue, CatalogueSnapshots | None]:
-    """The catalogue and its snapshots, from the newest snapshot if the settings name a folder.
-
-    With a memory there are none, because it has to be read from the start of `index-deltas`.
+    """Start from the newest snapshot, if the settings name a folder. A process that remembers interactions has no
+    snapshots, because it reads `index-deltas` from the start.
     """
     root = settings.snapshot_folder
     if root is None or settings.vote_neighbours:
@@ -196,7 +188,7 @@ def _card_build(algorithms: Sequence[Algorithm]) -> "DeviceBuild":
 def make_votes(
     settings: CandidatesSettings, base: Catalogue, catalogue: LiveCatalogue, max_bytes: int
 ) -> RememberedVotes | None:
-    """An empty memory of at most `max_bytes`, if configured."""
+    """Return an empty memory of at most `max_bytes`, if configured."""
     if not settings.vote_neighbours:
         return None
     shape = catalogue.index.shape
@@ -211,7 +203,7 @@ def make_votes(
 
 
 def load_shard_snapshot(shard: Shard, model_version: str, path: Path) -> Snapshot:
-    """A snapshot of this shard. Raises: SnapshotError, also for another shard's."""
+    """Load a snapshot. Raises: SnapshotError, also for another shard's."""
     snapshot = load_snapshot(path, model_version=model_version)
     assert isinstance(snapshot.items.item_ids, ItemIds)
     ids = snapshot.items.item_ids.strings
@@ -229,7 +221,7 @@ def make_follower(
     gate: CatalogueGate,
     tracing: Tracing,
 ) -> tuple[CatalogueFollower, list[BackgroundMerge]]:
-    """The stream's follower, and a background merge per index."""
+    """Return the stream's follower, and a background merge per index."""
     indexes = [live.catalogue.index, *(() if live.votes is None else (live.votes.index.index,))]
     merges = [BackgroundMerge(index) for index in indexes]
     changes = CatalogueChanges(
@@ -262,8 +254,7 @@ def make_follower(
 async def opened(
     settings: CandidatesSettings, health: HealthState, tracing: Tracing, *, max_versions: int = 1
 ) -> AsyncIterator[tuple[CandidatesServicer, Live]]:
-    """Open the service over its indexes. Inside the block they follow the stream; `health` is ready once they have
-    caught up.
+    """Open the service. Inside the block its indexes follow the stream; `health` is ready once they have caught up.
 
     max_versions: as in `LiveCatalogue`. Raises: BundleError, MemoryError.
     """

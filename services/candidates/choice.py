@@ -1,9 +1,7 @@
-"""Choose the algorithm of a search that names none: the first loaded one, exact before cheap, whose measured cost fits
-the deadline.
+"""Choose the algorithm of a search that names none: the first, exact ones before cheap ones, whose measured cost is at
+most a tenth of the time left. An idle machine answers large catalogues exactly, a busy one cheaply.
 
-A search may take a tenth of the time left: an idle machine answers large catalogues exactly, a busy one cheaply.
-
-For a proven gap, the algorithm with the least cost over its measured chance of a proof comes first, and may use half of
+For a proven gap, the first is the algorithm with the least cost over its measured chance of a proof; it may use half of
 the time left (decision 091).
 """
 
@@ -15,20 +13,20 @@ from math import inf
 from services.algorithms.indexes.by_name import Algorithm, parse_algorithm
 
 _SHARE = 0.1
-# Only chosen algorithms are measured. Expected costs halve in this many seconds, so that others are tried again, unless
-# the last measured cost exceeds this share of the time left.
+# Only chosen algorithms are measured. Others are tried again, since expected costs halve in so many seconds, unless the
+# last measured cost exceeds this share of the time left.
 _HALF_LIFE_S, _TRIED_SHARE = 30.0, 0.5
 _WEIGHT = 0.2
-# Within a class of gaps, the chance of a proof is similar.
+# Classes of gaps with similar chances of a proof.
 _GAPS = (0.003, 0.01, 0.03, 0.1, 0.3)
 _LEAST_CHANCE = 0.01
 _LARGE, _VERY_LARGE = 100_000, 3_000_000
 
 
 def algorithms_for(text: str, *, num_items: int, num_pairs: int) -> list[Algorithm]:
-    """The configured algorithms. "auto": `exact`, and for a large catalogue also one over codes.
+    """Return the configured algorithms; for "auto" `exact`, and for a large catalogue also one over codes.
 
-    Raises: ValueError with the value and what is allowed.
+    Raises: ValueError.
     """
     if text != "auto":
         return [parse_algorithm(word) for word in text.split()]
@@ -47,18 +45,16 @@ class Choice:
 
     def __init__(self, algorithms: Sequence[str], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # Seconds per search, and when measured; 0: to be tried.
+        # Seconds per search (0: not measured), and the time of the measurement.
         self._costs = {name: (0.0, clock()) for name in algorithms}
         # The share of searches that proved their gap, by algorithm and class.
         self._proofs: dict[tuple[str, int], float] = {}
 
     def took(self, algorithm: str, seconds: float) -> None:
-        """Note a search's seconds."""
         cost, _ = self._costs[algorithm]
         self._costs[algorithm] = (cost + _WEIGHT * (seconds - cost) if cost else seconds, self._clock())
 
     def proved(self, algorithm: str, max_gap: float, is_proven: bool) -> None:
-        """Note whether a search proved its gap."""
         kind = (algorithm, bisect_right(_GAPS, max_gap))
         chance = self._proofs.get(kind, 1.0)
         self._proofs[kind] = chance + _WEIGHT * (is_proven - chance)
@@ -66,8 +62,8 @@ class Choice:
     def proving(
         self, max_gap: float, deadline: float | None, num_searches: int, tried: Sequence[str] = ()
     ) -> str | None:
-        """The best untried algorithm to prove the gap for `num_searches` together until `deadline`; None if none
-        fits.
+        """Return the best algorithm, except those `tried`, to prove the gap for `num_searches` together until
+        `deadline`; None if none is fast enough.
         """
         left = inf if deadline is None else max(0.0, deadline - self._clock()) / num_searches
         gaps = bisect_right(_GAPS, max_gap)
@@ -79,8 +75,8 @@ class Choice:
         return min(costs, key=costs.__getitem__, default=None)
 
     def of(self, deadline: float | None, num_searches: int) -> str:
-        """The first algorithm that answers `num_searches` together within `_SHARE` of the time until `deadline` (on the
-        clock), else the cheapest; the first without a deadline.
+        """Return the first algorithm that answers `num_searches` together within `_SHARE` of the time until `deadline`,
+        else the cheapest; without a deadline, the first.
         """
         now, cheapest = self._clock(), ("", float("inf"))
         for name, (cost, measured) in self._costs.items():

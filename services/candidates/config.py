@@ -17,10 +17,10 @@ class CandidatesSettings(ProcessSettings):
     """Each field names its variable."""
 
     port: int = Field(default=50052, ge=0, le=65535, validation_alias="FRESHET_CANDIDATES_PORT")
-    # Algorithms with sizes, separated by spaces. A request that names none gets the first that fits its deadline.
-    # "auto": by the catalogue's size.
+    # Algorithms with sizes, separated by spaces; "auto": by the catalogue's size. A request that names none gets the
+    # first that fits its deadline.
     algorithms: str = Field(default="auto", validation_alias="FRESHET_CANDIDATES_ALGORITHMS")
-    # The part of the catalogue served here, i/n with i from 0, by hash of ids. "0/1": all.
+    # The served part of the catalogue, i/n with i from 0, by hash of ids. "0/1": all.
     shard: Annotated[Shard, NoDecode] = Field(default=WHOLE, validation_alias="FRESHET_CANDIDATES_SHARD")
     # Where items are scored: in memory, or on a CUDA device.
     device: Literal["cpu", "cuda"] = Field(default="cpu", validation_alias="FRESHET_CANDIDATES_DEVICE")
@@ -42,12 +42,12 @@ class CandidatesSettings(ProcessSettings):
 
     @property
     def does_common_work(self) -> bool:
-        """Whether this process, of several that read the same topics, writes dead letters and snapshots."""
+        """Whether this process writes dead letters and snapshots; one of several compact workers does."""
         return True
 
     @property
     def snapshot_folder(self) -> Path | None:
-        """The folder of this shard's snapshots."""
+        """The folder of the shard's snapshots."""
         if not self.snapshots:
             return None
         root = Path(self.snapshots)

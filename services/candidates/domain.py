@@ -22,9 +22,7 @@ class Stage(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchQuery:
-    """One search. algorithm: "" lets the process choose one that meets `deadline` (monotonic clock), and proves
-    `max_gap` if given.
-    """
+    """A search. algorithm: "" lets the process choose one that meets `deadline` (monotonic clock) and `max_gap`."""
 
     query: QueryStates
     model_version: str
@@ -35,17 +33,17 @@ class SearchQuery:
     deadline: float | None = None
     # The wanted version, if retained.
     index_version: str = ""
-    # Rejected seen items, which do not vote for their neighbours.
+    # Seen items, such as rejected ones, that do not vote.
     turned_down_item_ids: Sequence[str] = ()
     max_gap: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchResult:
-    """The index's result: scores descending, ties by item id. `bound` at stage FIRST, `certificate` at FULL.
+    """The index's result: scores descending, ties by item id. bound: at stage FIRST. certificate: at stage FULL.
 
-    passes: of all attempts, with the batch's times and this search's items touched (1,). votes: the merged vote for
-    each item, in similarity units, None if nothing votes.
+    passes: of all attempts, with the batch's times, and the items that this search read (1,). votes: one per item, in
+    similarity units; None if nothing votes.
     """
 
     algorithm: str
@@ -59,7 +57,7 @@ class SearchResult:
     votes: list[float] | None = None
 
     def after(self, earlier: "SearchResult") -> "SearchResult":
-        """The attempt with the smaller proven gap, with both's time and passes."""
+        """Return the attempt with the smaller proven gap, with the time and passes of both."""
         gaps = [
             inf if one.certificate is None or one.certificate.gap is None else one.certificate.gap
             for one in (self, earlier)
@@ -73,7 +71,7 @@ class SearchResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchAnswer:
-    """An answer with provenance; times in seconds. model_share: lambda of the votes."""
+    """An answer. model_share: lambda of the votes."""
 
     found: SearchResult
     model_version: str
@@ -83,7 +81,7 @@ class SearchAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VotesQuery:
-    """A request for the votes on an item, for a query state and a user's seen items (newest first)."""
+    """A request for the votes on an item. seen_item_ids: newest first."""
 
     query: QueryStates
     model_version: str
@@ -110,7 +108,7 @@ class IndexInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimilarAnswer:
-    """Items similar to one item, exact for `served`. components: that item's (P_x, d)."""
+    """Items similar to one item, exact for `served`. components: the item's (P_x, d)."""
 
     found: SimilarItems
     components: FloatArray

@@ -1,7 +1,7 @@
 """Search: validate requests, batch concurrent ones, and scan once per kind of search.
 
-The event loop only validates and queues; one worker thread runs the index, one batch at a time. A scan uses one version
-while the stream's thread changes the catalogue.
+The event loop validates and queues; one worker thread runs the index. A scan uses one version while the stream's thread
+changes the catalogue.
 """
 
 import time
@@ -37,7 +37,7 @@ from services.platform.errors import InvalidRequest, NotFound, PreconditionFaile
 from services.platform.validation import validate_id
 
 MAX_K = 10_000
-# At most MAX_BATCH searches are computed together; at most MAX_QUEUE wait, further ones are rejected.
+# Searches computed together; searches that may wait.
 MAX_BATCH, MAX_QUEUE = 32, 256
 _MEASURED_K = 100
 
@@ -70,14 +70,13 @@ class Search:
 
     @property
     def info(self) -> IndexInfo:
-        """The loaded index."""
         served, memory, votes = self._catalogue.served, self._catalogue.index.memory, self._votes.memory
         added: dict[str, int] = {}
         copied = 0
         if served.version.main is not None:
             segment = served.version.main.segment
             states, copied = segment.scorer.nbytes, self._copied_bytes_per_item * len(segment)
-            # An algorithm's nbytes includes the shared states that it searches; the segment's has the others.
+            # An algorithm's nbytes includes the shared states that it searches.
             searched = copied or states
             added = {name: segment.indexes[name].nbytes - searched for name in self._algorithms}
             copied -= len(added) * (searched - states)
@@ -96,10 +95,7 @@ class Search:
         )
 
     async def __call__(self, search: SearchQuery) -> SearchAnswer:
-        """Answer one search.
-
-        Raises: InvalidRequest with the field, PreconditionFailed for a state of another model, Overloaded.
-        """
+        """Answer a search. Raises: InvalidRequest, PreconditionFailed for a state of another model, Overloaded."""
         self._check(search)
         found, queue_s = await self._batcher.submit(search)
         self._metrics.queue.observe(queue_s)
@@ -111,15 +107,15 @@ class Search:
         )
 
     def explain_votes(self, asked: VotesQuery) -> ItemVotes:
-        """The votes for an item. Raises: as a search."""
+        """Return the votes for an item. Raises: as a search."""
         validate_id("item_id", asked.item_id)
         self._check_query(asked.query, asked.model_version)
         return self._votes.explain(asked, self._catalogue.served.name)
 
     def similar(self, item_id: str, k: int, wanted: ItemFilter, components: FloatArray | None = None) -> SimilarAnswer:
-        """The items most similar to one item. components: that item's (P_x, d), flat, if another shard has it.
+        """Return the items most similar to one item. components: the item's (P_x, d), flat, if another shard has it.
 
-        Raises: InvalidRequest with the field; NotFound with the reason for an item without a state.
+        Raises: InvalidRequest; NotFound for an item without a state.
         """
         validate_id("item_id", item_id)
         _check_k(k)
@@ -143,12 +139,11 @@ class Search:
         )
 
     async def close(self) -> None:
-        """Finish queued searches and the running audit."""
         await self._batcher.close()
         self._audit.close()
 
     def _measure(self) -> None:
-        """Measure each algorithm with a random state; the second search counts, since the first loads memory."""
+        """Measure each algorithm by its second search with a random state, since the first loads memory."""
         shape, rng = self._catalogue.index.shape, np.random.default_rng(0)
         components = rng.standard_normal((1, shape.num_query_components, shape.width), dtype=np.float32)
         components /= np.linalg.norm(components, axis=2, keepdims=True)
@@ -188,7 +183,7 @@ class Search:
             raise InvalidRequest(f"query_state: {exc}") from exc
 
     def find_all(self, searches: Sequence[SearchQuery]) -> list[SearchResult]:
-        """Answer validated searches: one scan per kind, on the newest version unless named."""
+        """Answer validated searches."""
         newest = self._catalogue.served
         answers: dict[int, SearchResult] = {}
         tried: list[list[str]] = [[] for _ in searches]
@@ -215,7 +210,7 @@ class Search:
         return [answers[number] for number in range(len(searches))]
 
     def _chosen(self, search: SearchQuery, num_searches: int, tried: Sequence[str]) -> str | None:
-        """The next attempt's algorithm; None if the last is final."""
+        """Return the next attempt's algorithm; None: no further attempt."""
         if search.algorithm:
             return self._names[search.algorithm]
         if search.max_gap is None:
@@ -227,7 +222,6 @@ class Search:
         return name if name or tried else self._choice.of(search.deadline, num_searches)
 
     def _proved(self, search: SearchQuery, found: SearchResult) -> None:
-        """Record whether an attempt proved the requested gap."""
         if search.max_gap is not None and found.certificate is not None:
             is_proven = found.certificate.proves(search.max_gap)
             self._choice.proved(found.algorithm, search.max_gap, is_proven)
@@ -272,22 +266,8 @@ class Search:
             )
             answers.append(answer)
             if self._audit.wants():
-                self._audit.offer(
-                    Answered(
-                        algorithm=algorithm,
-                        stage=stage,
-                        query=search.query,
-                        k=k,
-                        filter=search.filter,
-                        served=served,
-                        item_ids=one.item_ids,
-                        scores=one.scores,
-                        bound=bounds[query],
-                        certificate=one.certificate,
-                        votes=None if votes is None else votes[query],
-                        model_share=self._votes.model_share,
-                    )
-                )
+                own = None if votes is None else votes[query]
+                self._audit.offer(Answered(search=search, found=answer, votes=own, model_share=self._votes.model_share))
         return answers
 
     def _answers(
@@ -364,7 +344,6 @@ def _stack(queries: Sequence[QueryStates]) -> QueryStates:
 
 
 def _is_open(search: SearchQuery, found: SearchResult) -> bool:
-    """Whether another attempt may prove the gap."""
     if search.max_gap is None or search.algorithm or found.certificate is None:
         return False
     return not found.certificate.proves(search.max_gap)
@@ -376,7 +355,7 @@ def _check_k(k: int) -> None:
 
 
 def _short_names(algorithms: Sequence[str]) -> dict[str, str]:
-    """A request's names: with sizes, or bare if unique."""
+    """Return the algorithms by name, with sizes or, if unique, without."""
     bare = [name.partition("(")[0] for name in algorithms]
     names = {short: name for short, name in zip(bare, algorithms, strict=True) if bare.count(short) == 1}
     return {**names, **{name: name for name in algorithms}}

@@ -49,11 +49,9 @@ class CandidatesMetrics:
         self._remembered = figures.gauge("freshet_candidates_remembered", "Interactions in the memory that votes.")
 
     def batch(self, searches: int) -> None:
-        """Record the start of a batch."""
         self._batch.observe(searches)
 
     def searched(self, algorithm: str, stage: str, searches: int) -> None:
-        """Record answered searches of one kind."""
         self._searches.labels(algorithm, stage).inc(searches)
 
     def gap_asked(self, algorithm: str, is_proven: bool) -> None:
@@ -61,7 +59,6 @@ class CandidatesMetrics:
         self._gaps.labels(algorithm, "proven" if is_proven else "not_proven").inc()
 
     def passed(self, algorithm: str, passes: Sequence[Pass]) -> None:
-        """Record a batch's passes."""
         for one in passes:
             self._stages.labels(one.name).observe(one.seconds)
             touched = self._touched.labels(algorithm, one.name)
@@ -69,7 +66,6 @@ class CandidatesMetrics:
                 touched.observe(items)
 
     def audited(self, finding: Finding) -> None:
-        """Record an audit."""
         labels = (finding.algorithm, finding.stage.value)
         self._recall.labels(*labels).observe(finding.recall)
         promise = {None: "none", True: "held", False: "broken"}[finding.held]
@@ -78,7 +74,6 @@ class CandidatesMetrics:
             self._slack.labels(*labels).observe(finding.promised - finding.true)
 
     def loaded(self, info: IndexInfo) -> None:
-        """Set the gauges of the index."""
         self._items.set(info.num_items)
         self._bytes.set(info.bytes_per_item)
         self._remembered.set(info.num_remembered)

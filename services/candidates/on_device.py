@@ -19,9 +19,8 @@ from services.platform.config import ConfigError
 class DeviceBuild:
     """Builds every algorithm over one copy of the item states on a device; the audit's truth stays in memory.
 
-    Kernels compile at the first build, for seconds that the first searches would wait. Only a mutable index's segments
-    with algorithms are built; the delta's other rows are scored on the CPU. copied_bytes_per_item: an item's states on
-    the device. Raises: ValueError for an algorithm that the device does not support.
+    The first build compiles the kernels: otherwise the first searches would wait for seconds. The CPU scores rows of a
+    delta. copied_bytes_per_item: an item's states on the device. Raises: ValueError for an unsupported algorithm.
     """
 
     def __init__(self, algorithms: Sequence[Algorithm], device: torch.device) -> None:
@@ -42,7 +41,7 @@ class DeviceBuild:
 
 
 def _search_each_way(index: Index, scorer: DeviceScorer) -> None:
-    """Search with one query and with more than a tile, each with and without a filter: kernels compile per case."""
+    """Search in each case for which kernels compile: one query, more than a tile, with and without a filter."""
     shape = scorer.shape
     for batch in (1, 33):
         components = np.ones((batch, shape.num_query_components, scorer.width), dtype=np.float32)
@@ -53,7 +52,7 @@ def _search_each_way(index: Index, scorer: DeviceScorer) -> None:
 
 
 def cuda_build(algorithms: Sequence[Algorithm]) -> DeviceBuild:
-    """This machine's CUDA build. Raises: ConfigError if PyTorch finds none."""
+    """Return a build for CUDA. Raises: ConfigError if PyTorch finds no device."""
     if not torch.cuda.is_available():
         raise ConfigError("FRESHET_CANDIDATES_DEVICE='cuda' but PyTorch sees no CUDA card here; allowed: cpu")
     return DeviceBuild(algorithms, torch.device("cuda"))

@@ -1,4 +1,4 @@
-"""Convert messages to dataclasses and back. Protobuf stops here."""
+"""The RPCs of candidates.proto: messages become dataclasses and answers become messages."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,9 +25,8 @@ _STAGES = {candidates_pb2.STAGE_FIRST: Stage.FIRST, candidates_pb2.STAGE_FULL: S
 
 
 class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
-    """check_ready: raises before the index is ready.
-
-    applied_in: returns the traceparent of the span that applied deltas up to a position.
+    """CandidatesService. check_ready: raises before the index is ready. applied_in: returns the traceparent of the span
+    that applied deltas up to a position.
     """
 
     def __init__(
@@ -42,7 +41,6 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
         self._tracing, self._applied_in = tracing, applied_in
 
     async def Search(self, request: candidates_pb2.SearchRequest, context: Any) -> candidates_pb2.SearchResponse:
-        """First-stage or full top-K."""
         self.check_ready()
         answer = await self._search(_search_query(request))
         if self._tracing.is_on:
@@ -52,7 +50,6 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
     async def GetIndexInfo(
         self, request: candidates_pb2.GetIndexInfoRequest, context: Any
     ) -> candidates_pb2.GetIndexInfoResponse:
-        """The loaded index."""
         info = self._search.info
         return candidates_pb2.GetIndexInfoResponse(
             model_version=info.model_version,
@@ -73,7 +70,6 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
     async def ExplainVotes(
         self, request: candidates_pb2.ExplainVotesRequest, context: Any
     ) -> candidates_pb2.ExplainVotesResponse:
-        """The votes for an item."""
         self.check_ready()
         asked = VotesQuery(
             query=unpacked(request.query_state, unpack_query_state),
@@ -87,7 +83,6 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
         return response
 
     async def Similar(self, request: candidates_pb2.SimilarRequest, context: Any) -> candidates_pb2.SimilarResponse:
-        """The items most similar to one item."""
         self.check_ready()
         wanted = filter_of(request.filter, request.seen_item_ids)
         shard = self._search.shard

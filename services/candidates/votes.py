@@ -1,6 +1,5 @@
-"""Votes in a search: from the memory (PEFA-XL), item neighbours, or both.
-
-`algorithms/scoring/neighbours.py` defines how neighbours vote, `voted_answers.py` how votes change an answer.
+"""Votes in a search: of remembered interactions (PEFA-XL), of item neighbours, or of both. `algorithms/scoring` defines
+how neighbours vote (`neighbours.py`), and how votes change an answer (`voted_answers.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,17 +44,15 @@ class RememberedVotes:
         return len(entering) - len(fitting)
 
     def clear(self) -> None:
-        """Empty the memory."""
         order = self.index.index.version.in_order(lambda: None)
         rows = zip(order.source.tolist(), order.row.tolist(), strict=True)
         self.index.apply(removals=[order.sources[source].segment.rows.ids.strings[row] for source, row in rows])
 
     def of(self, queries: QueryStates) -> list[dict[str, float]]:
-        """Each query's votes by item."""
         return self.index.votes(queries, self.neighbours)
 
     def explain(self, query: QueryStates, item_id: str, index_version: str) -> ItemVotes:
-        """The votes of a query's neighbours for an item, by interaction type, without users."""
+        """Return the votes of a query's neighbours for an item, by interaction type."""
         voters = [one for one in self.index.neighbours(query, self.neighbours)[0] if one.item_id == item_id]
         voters.sort(key=lambda one: one.interaction_type)
         kinds = []
@@ -89,9 +86,9 @@ class Voting:
 
     def __init__(self, base: Catalogue, memory: RememberedVotes | None) -> None:
         self.memory, self._base = memory, base
-        # Searches vote for some thousand items; their strings from columns would take .4 ms a call.
+        # Strings from columns would take .4 ms a call: searches vote for some thousand items.
         self._item_ids = [] if base.neighbours is None else list(base.rows)
-        # Each model item's row in this shard, -1 in another.
+        # Each model item's row in this shard; -1: another shard's.
         self._own = np.full(0 if base.neighbours is None else len(base.voting), -1, np.int32)
         if base.neighbours is not None:
             self._own[base.voting.rows_of(base.rows)] = np.arange(len(base.rows))
@@ -103,7 +100,6 @@ class Voting:
 
     @property
     def neighbours_nbytes(self) -> int:
-        """Item neighbours' bytes."""
         return 0 if self._base.neighbours is None else self._base.neighbours.nbytes
 
     @property
@@ -114,9 +110,7 @@ class Voting:
         return asked + (0 if self.memory is None else len(self.memory))
 
     def of(self, queries: QueryStates, searches: Sequence[SearchQuery]) -> list[dict[str, float]] | None:
-        """Each query's votes by item; None if nothing can vote. Seen items, except rejected ones, vote for their
-        neighbours.
-        """
+        """Return each query's votes by item; None if nothing can vote."""
         if self.memory is None and self._base.neighbours is None:
             return None
         all_votes = [{}] * len(searches) if self.memory is None else self.memory.of(queries)
@@ -126,7 +120,7 @@ class Voting:
         ]
 
     def explain(self, asked: VotesQuery, index_version: str) -> ItemVotes:
-        """The item's vote in a search that excludes the other seen items, and the remembered voters."""
+        """Return the item's vote in a search that excludes the other seen items, and the remembered voters."""
         found = ItemVotes(vote=0.0, num_neighbours=0, model_share=1.0, voters=(), index_version=index_version)
         if self.memory is not None:
             found = self.memory.explain(asked.query, asked.item_id, index_version)
@@ -138,8 +132,8 @@ class Voting:
     def _merged(
         self, found: Mapping[str, float], seen: Sequence[str], against: Sequence[str], leaves_out: bool, but: str = ""
     ) -> dict[str, float]:
-        """found: votes of the memory. seen: newest first; if `leaves_out`, they receive no votes, except `but`.
-        against: seen items that do not vote.
+        """Add the neighbours' votes to `found`, those of the memory. seen: newest first; if `leaves_out`, only `but` of
+        them receives votes. against: seen items that do not vote.
         """
         votes = {item_id: self._of_memory * vote for item_id, vote in found.items()}
         neighbours, rows = self._base.neighbours, self._base.voting

@@ -1,6 +1,6 @@
-"""Apply the stream's changes in the follower's thread, while searches continue, in candidates and the reranker.
+"""Apply the stream's changes in candidates and the reranker, in the follower's thread, while searches continue.
 
-A change beyond the memory limit waits and is reported; until then, answers name the position applied so far.
+A change beyond the memory limit waits and is reported; meanwhile, answers name the last applied position.
 """
 
 import time
@@ -10,7 +10,6 @@ from typing import Protocol
 import structlog
 
 from services.catalogue.follower import age_seconds
-from services.catalogue.merge_reports import MergeReports, Merging
 from services.catalogue.metrics import CatalogueMetrics
 from services.contracts.topics.index_deltas import Batch, ItemDelta, MemoryDelta
 from services.contracts.topics.items import CatalogueItem
@@ -30,7 +29,7 @@ class ServedItems(Protocol):
         newest_recorded_ms: int | None,
         lag_s: float | None,
     ) -> Sequence[str]:
-        """Serve a batch; return the ids of states that do not fit the model."""
+        """Apply a batch; return the ids of states that do not fit the model."""
 
     def describe(self, descriptions: Sequence[CatalogueItem]) -> None:
         """Apply titles and categories; withdraw or return items."""
@@ -49,11 +48,42 @@ class Remembered(Protocol):
         """Empty the store."""
 
 
+class Merging(Protocol):
+    """Merges in the background; `error` is the last exception, None after a success."""
+
+    @property
+    def error(self) -> Exception | None: ...
+
+
+class MergeReports:
+    """Logs each background merge's failure once, and its recovery. Called after each change."""
+
+    def __init__(self, merges: Sequence[Merging]) -> None:
+        self._merges = tuple(merges)
+        self._failing: set[Merging] = set()
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether any merge failed last; thread-safe."""
+        return any(merge.error is not None for merge in self._merges)
+
+    def look(self) -> None:
+        """Log failures and recoveries since the last call."""
+        for merge in self._merges:
+            error = merge.error
+            if error is not None and merge not in self._failing:
+                self._failing.add(merge)
+                log.error("merge_failed", reason=str(error), exc_info=error)
+            elif error is None and merge in self._failing:
+                self._failing.discard(merge)
+                log.info("merge_recovered")
+
+
 class CatalogueChanges:
     """A `Listener` of the catalogue's follower.
 
-    full_error: raised by `items` and `remembered` beyond their memory limit. on_change: called after each change.
-    merges: background merges whose failures are reported.
+    full_error: raised by `items` and `remembered` beyond their memory limit. merges: their failures are reported.
+    on_change: called after each change. holds: whether an item is served here; others are ignored.
     """
 
     def __init__(
@@ -67,7 +97,6 @@ class CatalogueChanges:
         on_change: Callable[[], None] = lambda: None,
         holds: Callable[[str], bool] = lambda item_id: True,
     ) -> None:
-        """holds: whether an item is served here; others are ignored."""
         self._holds = holds
         self._items, self._remembered, self._metrics = items, remembered, metrics
         self._full_error, self._merges, self._on_change = full_error, MergeReports(merges), on_change
@@ -75,7 +104,6 @@ class CatalogueChanges:
         metrics.merge_failed.set_function(lambda: self._merges.is_failing)
 
     def apply(self, batch: Batch, *, is_live: bool) -> bool:
-        """Serve a batch. Returns False if there is no room: try again."""
         started = time.perf_counter()
         changes = [delta.change for delta in batch.deltas]
         items = [one for one in changes if isinstance(one, ItemDelta) and self._holds(one.item_id)]
@@ -105,7 +133,7 @@ class CatalogueChanges:
         return True
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
-        """A returning item without room stays withdrawn until it is put again; withdrawals always succeed."""
+        """Apply descriptions. A returning item without room stays withdrawn until it is put again."""
         items = [one for one in items if self._holds(one.item_id)]
         try:
             self._items.describe(items)
@@ -115,7 +143,7 @@ class CatalogueChanges:
         self._done()
 
     def reset(self) -> None:
-        """The topic was replaced: return to the bundle."""
+        """Return to the bundle."""
         self._items.reset()
         if self._remembered is not None:
             self._remembered.clear()
@@ -123,7 +151,6 @@ class CatalogueChanges:
         self._done()
 
     def counted(self, kind: str, records: int) -> None:
-        """Count unusable records."""
         self._metrics.counted(kind, records)
 
     def _count(self, items: Sequence[ItemDelta], remembered: Sequence[MemoryDelta], misfits: int) -> None:

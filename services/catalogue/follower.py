@@ -1,9 +1,9 @@
 """Follow the catalogue's topics: `index-deltas` in whole batches, and `items`.
 
-A thread of candidates, reranker or generator reads them from the start. Until it has reached the ends once, when it is
-ready, it joins the batches of many polls. Later it joins those of one poll if it is behind; otherwise each batch is
-separate, so that two followers have the same positions. Withdrawals may be unknown before it is ready. Deltas without
-room are tried again in order; `items` is read meanwhile.
+A thread of a process reads them from the start. It is ready when it has reached both ends: before, withdrawals may be
+unknown. Until then it joins the batches of many polls; later, those of one poll if it is behind. Otherwise each batch
+is separate, so that two followers have the same positions. Deltas without room are tried again in order, while the
+thread continues with `items`.
 """
 
 import time
@@ -40,11 +40,11 @@ log = structlog.get_logger()
 
 _MAX_RECORDS = 4_096
 _MAX_PENDING = 4_096  # deltas that wait for room
-# Deltas applied at once before the process is ready. An index merges long blocks: 200,000 items of 8x4x64 took 12 s of
-# processor time in blocks of 4,096, and 6.5 s in this size (80 MB).
+# Deltas applied at once before the process is ready: 200,000 items of 8x4x64 took 12 s of processor time in blocks of
+# 4,096, and 6.5 s in this size (80 MB).
 _GATHERED = 32_768
-# When serving, the follower pauses for a millisecond after so many records: two followers read a batch at the same
-# moment, and would use both cores of a small machine. The pauses per poll are limited, so that it keeps up.
+# When serving, the follower pauses after so many records: without pauses, two followers that read a batch at the same
+# moment use both cores of a small machine. The pauses per poll are limited, so that it keeps up.
 _SLICE, _PAUSE_S, _MAX_PAUSES = 16, 0.001, 32
 
 
@@ -55,9 +55,8 @@ def catalogue_reader(
     makes_topics: Replicas | None = None,
     writes_dead_letters: bool = False,
 ) -> TopicReader:
-    """Return a reader of the catalogue's topics (default: both).
-
-    writes_dead_letters: one process writes malformed records of `items` there.
+    """Return a reader of the catalogue's topics (default: both). writes_dead_letters: of malformed records of `items`;
+    one process does.
     """
     name = f"{process}-catalogue"
     return TopicReader(
@@ -77,23 +76,26 @@ _Described = tuple[SourceRecord, CatalogueItem]
 
 
 class Listener(Protocol):
-    """Reacts to changes, in the follower's thread."""
-
-    def apply(self, batch: Batch, *, is_live: bool) -> bool:
-        """Serve a batch; False if there is no room now: it is tried again."""
+    """Reacts to changes, in the follower's thread. A listener of `items` alone needs only `describe`."""
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
         """Apply descriptions of items."""
 
+    def apply(self, batch: Batch, *, is_live: bool) -> bool:
+        """Apply a batch; False if there is no room now: the follower tries again."""
+        return True
+
     def reset(self) -> None:
         """Drop all batches: `index-deltas` was replaced."""
+        return None
 
     def counted(self, kind: str, records: int) -> None:
         """Count skipped records: "other_model", "unreadable_delta", "unreadable_item", "poison_item"."""
+        return None
 
 
 class CatalogueFollower(TopicFollower):
-    """A batch that cannot be applied is never skipped: the index would be wrong under a later position."""
+    """Follows the topics. It skips no batch: the index would be wrong under a later position."""
 
     def __init__(
         self,
@@ -111,9 +113,9 @@ class CatalogueFollower(TopicFollower):
         turns: TurnClock | None = None,
         tracing: Tracing = OFF,
     ) -> None:
-        """follows_deltas False: `items` only. kinds: of the bundle's attributes; an item with another kind is
-        unreadable. `items` is read from its start even with a snapshot. holds: whether the listener serves an item; the
-        states of other items are not decoded.
+        """follows_deltas: False for `items` only. kinds: of the bundle's attributes; an item with another kind is
+        unreadable. snapshots: of `index-deltas`; `items` is read from its start. holds: whether the listener serves an
+        item; states of other items are not decoded.
         """
         super().__init__(
             "catalogue-follower",
@@ -128,14 +130,13 @@ class CatalogueFollower(TopicFollower):
         self._snapshots, self._looked_for_one = snapshots, False
         self._holds, self._batches = holds, Batches()
         self._pending: list[Batch] = []
-        # Traceparents by offset of waiting deltas.
+        # The traceparents of waiting deltas, by offset.
         self._tracing, self._traceparents = tracing, dict[int, str]()
-        # The last served batch, and the traceparent of its application.
+        # The last applied batch, and the traceparent of its application.
         self._applied_in = (-1, "")
 
     @property
     def next_item(self) -> int:
-        """The next record of `items`."""
         return self._next[ITEMS]
 
     def applied_in(self, position: int) -> str:
@@ -144,13 +145,13 @@ class CatalogueFollower(TopicFollower):
         return traceparent if offset == position else ""
 
     def finish(self) -> None:
-        """The next start reads everything again, or from the newest snapshot."""
+        """Stop. The next start reads everything again, or from the newest snapshot."""
         if self._snapshots is not None:
             self._snapshots.close()
         super().finish()
 
     def turn(self) -> int:
-        """The first turn sets where reading begins: after a usable snapshot."""
+        """Read and apply; the first turn begins after a usable snapshot."""
         if self._snapshots is not None and not self._looked_for_one:
             first = self._snapshots.first_offset(self._is_in_place)
             if first is None:
@@ -170,21 +171,17 @@ class CatalogueFollower(TopicFollower):
         return self._topics.poll(wait_ms, only="" if takes_deltas else ITEMS)
 
     def take(self, records: Sequence[SourceRecord], ends: Mapping[str, int]) -> None:
-        """Decode deltas, describe items, apply whole batches."""
         self._take([record for record in records if record.topic == INDEX_DELTAS])
         self._describe([record for record in records if record.topic == ITEMS])
         self._apply(ends)
 
     def drop(self, topic: str) -> None:
-        """Drop a replaced topic's content. Deltas: return to the bundle. Items: descriptions stay until the new topic
-        has the same item.
-        """
+        """Drop a replaced topic's deltas. Descriptions of items stay until the new topic has the item."""
         if topic == INDEX_DELTAS:
             self._batches, self._pending, self._traceparents = Batches(), [], {}
             self._listener.reset()
 
     def caught_up(self) -> None:
-        """Log that the topics' ends are reached."""
         log.info("catalogue_caught_up", next_offsets=dict(self._next))
 
     @property
@@ -196,7 +193,7 @@ class CatalogueFollower(TopicFollower):
         return sum(len(batch.deltas) for batch in self._pending)
 
     def _is_in_place(self, offset: int, mark: str) -> bool:
-        """Whether the topic has a record of that mark at this offset."""
+        """Return whether the topic has a record of this mark at this offset."""
         if self._topics.end_offsets(INDEX_DELTAS)[0] <= offset:
             return False
         record = self._topics.records_at({0: offset}, INDEX_DELTAS).get(0)
@@ -248,7 +245,7 @@ class CatalogueFollower(TopicFollower):
                 key=lambda one: one[0].offset,
                 apply=self._describe_one,
                 set_aside=self._set_aside,
-                # Every record is whole; one described too early is described again.
+                # Each record is a whole item, so it may be described twice.
                 rehearse=lambda one: self._listener.describe([one[1]]),
             )
         elif items:

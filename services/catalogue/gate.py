@@ -1,7 +1,4 @@
-"""Refuse requests until the catalogue's topics were read to their ends once, since items might have been withdrawn.
-
-A process with items checks the gate before each answer. Later events do not close it again.
-"""
+"""Refuse requests until the catalogue's topics were read to their ends once, since items might have been withdrawn."""
 
 from services.platform.errors import DependencyUnavailable
 from services.platform.rpc.server import HealthState
@@ -10,18 +7,18 @@ NOT_READ = "the catalogue's topics were not read to their ends yet, so what is w
 
 
 class CatalogueGate:
-    """Closed until `open`, which is thread-safe."""
+    """Closed until `open`, which is thread-safe. A process with items calls `check` before each answer."""
 
     def __init__(self, process: str, health: HealthState) -> None:
         self._process, self._health, self._is_open = process, health, False
         health.set_ready(False, NOT_READ)
 
     def open(self) -> None:
-        """Open the gate: the ends were reached, or there are no topics."""
+        """Open the gate for good."""
         self._is_open = True
         self._health.set_ready(True)
 
     def check(self) -> None:
-        """Raises: DependencyUnavailable while closed."""
+        """Raise DependencyUnavailable while closed."""
         if not self._is_open:
             raise DependencyUnavailable(f"{self._process} is not ready: {NOT_READ}")

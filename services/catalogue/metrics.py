@@ -1,7 +1,4 @@
-"""Metrics of a process that follows the catalogue.
-
-Names are per process; candidates and the reranker give them the same meaning.
-"""
+"""Metrics of a process that follows the catalogue, named by process."""
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -44,6 +41,5 @@ class CatalogueMetrics:
         self._figures.turn_age(self._prefix + "turn_age_seconds", turns)
 
     def counted(self, kind: str, changes: int) -> None:
-        """Count changes of one kind."""
         if changes:
             self._changes.labels(kind).inc(changes)

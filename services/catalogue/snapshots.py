@@ -1,7 +1,7 @@
 """Snapshots of a catalogue, from which a restarted follower of `index-deltas` continues.
 
-One is written every few minutes while serving. It is used only if the topic still has its batch's last record at that
-offset. A recreated topic has another record; if compaction removed it, reading everything takes about as long.
+A snapshot is written every few minutes. It is used only if the topic still has its batch's last record at that offset:
+a recreated topic has another record, and if compaction removed the record, reading everything takes about as long.
 """
 
 import math
@@ -17,8 +17,8 @@ log = structlog.get_logger()
 
 C = TypeVar("C")
 
-# Half of the brokers' default retention of tombstones (delete.retention.ms). After a longer absence a tombstone may be
-# gone, and the index would keep the dropped item.
+# Half of the brokers' default retention of tombstones (delete.retention.ms): without a tombstone, a dropped item would
+# stay in the index.
 MAX_AGE_S = 12 * 3600.0
 SNAPSHOT_EVERY_S = 600.0
 
@@ -30,7 +30,7 @@ class Snapshotted(Protocol):
 
 
 def _check_details(details: Mapping[str, Any]) -> None:
-    """Raises: ValueError unless a snapshot has its time, position and mark."""
+    """Raise ValueError unless a snapshot has its time, position and mark."""
     for name, kind in (("written_s", int), ("position", int), ("mark", str)):
         if type(details.get(name)) is not kind:
             raise ValueError(f"its manifest says {name}={details.get(name)!r:.80}; allowed: {kind.__name__}")
@@ -43,9 +43,8 @@ def started(
     found: Callable[[Path], list[Path]],
     load: Callable[[Path], Any],
 ) -> tuple[C, Mapping[str, Any] | None]:
-    """Return `make` of the newest intact snapshot, or of None, and the snapshot's fields.
-
-    found: lists snapshots, newest first. load: opens one. After a ValueError the next older one is tried.
+    """Return `make` of the newest intact snapshot, or of None, and the snapshot's fields. After a ValueError, the next
+    older one is tried. found: lists snapshots, newest first. load: opens one.
     """
     for path in found(root):
         try:
@@ -62,9 +61,8 @@ def started(
 
 
 class CatalogueSnapshots:
-    """Writes snapshots below a folder. taken: the fields of the one that the catalogue started from, if any.
-
-    writes_first: write one as soon as possible, so that the next start need not repeat this one's work.
+    """Writes snapshots below a folder. taken: the fields of the snapshot that the catalogue started from. writes_first:
+    write one as soon as possible, so that the next start need not repeat this start's work.
     """
 
     def __init__(
@@ -83,8 +81,8 @@ class CatalogueSnapshots:
         self._thread = threading.Thread()
 
     def first_offset(self, is_in_place: Callable[[int, str], bool]) -> int | None:
-        """Return the offset of the first missing record; None if the snapshot is too old or from another topic, so the
-        catalogue must be reset.
+        """Return the offset of the first missing record; None if the catalogue must be reset, because the snapshot is
+        too old or of another topic.
         """
         if self._taken is None or self._taken["position"] < 0:
             return 0
@@ -95,9 +93,8 @@ class CatalogueSnapshots:
         return None
 
     def look(self, next_offset: int) -> None:
-        """Start a snapshot if it is due and records were read: a disconnected process must not renew its age.
-
-        Call it when no batch is open or waiting.
+        """Start a snapshot if it is due and records were read: a disconnected process must not renew the age. Called
+        while no batch is open or waiting.
         """
         is_due = self._clock() - self._written_s >= self._every_s
         if not is_due or next_offset == self._written_at or self._thread.is_alive():
@@ -108,7 +105,6 @@ class CatalogueSnapshots:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for a snapshot in progress."""
         if self._thread.is_alive():
             self._thread.join()
 

@@ -19,7 +19,7 @@ from services.reranker.server import RerankerServicer
 
 
 class LaterWorkersCandidates(CandidatesSettings):
-    """For later workers: the first one does the tasks that are done once."""
+    """Settings of all workers but the first."""
 
     @property
     def does_common_work(self) -> bool:
@@ -27,9 +27,7 @@ class LaterWorkersCandidates(CandidatesSettings):
 
 
 async def run(settings: CompactSettings) -> None:
-    """Serve until a signal; both stages share the items. Raises: as the three processes' `run`; ConfigError for a
-    shard.
-    """
+    """Serve until a signal. Raises: as the three processes' `run`; ConfigError for a shard."""
     tracing, health = configure_tracing("gateway", settings.otlp_endpoint), HealthState(check=changed_in_place)
     followed = load_settings(LaterWorkersCandidates if settings.worker else CandidatesSettings)
     if not followed.shard.is_all:

@@ -1,4 +1,4 @@
-"""Call a process's servicer directly instead of over gRPC: the same messages and errors."""
+"""Call a servicer directly instead of over gRPC, with the same messages and errors."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ class InProcess:
         self._servicer = servicer
 
     async def call(self, stub: Any, method: str, request: Any, *, timeout_s: float, peer: str) -> Any:
-        """Call as `rpc_client.call`, without using `stub`. Raises: the same errors and messages."""
+        """Call as `rpc_client.call`, without `stub`."""
         timeout = request_context.bounded_timeout(timeout_s)
         if timeout <= 0:
             raise errors.DeadlineExceeded(f"{peer}: no time left to call it")

@@ -1,9 +1,8 @@
 """Several workers behind one port (SO_REUSEPORT).
 
-The parent serves nothing: it starts, restarts and ends the workers. Each is a whole compact gateway on its own core;
-large bundle files are mapped, so memory has them once. No worker listens before all are ready: an early one would get
-every connection. The first worker does tasks that are done once (dead letters, snapshots). All accept each other's
-signatures; each limits an API key's rate separately.
+The parent starts, restarts and ends the workers. Each worker is a whole compact gateway; they share the memory of
+mapped bundle files. No worker listens before all are ready: the first one would get every connection. The first worker
+writes dead letters and snapshots. Workers accept each other's signatures; each limits an API key's rate separately.
 """
 
 import asyncio
@@ -36,14 +35,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class WorkersSettings(ProcessSettings):
-    """Settings of the parent; workers read the rest themselves."""
+    """The parent's settings."""
 
     port: int = Field(default=50050, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_PORT")
     workers: int = Field(default=1, ge=1, le=8, validation_alias=COUNT)
 
 
 async def may_listen(health: "HealthState") -> None:
-    """In a worker: return once all workers are ready."""
+    """Return once all workers are ready. Called in a worker."""
     while not health.ready:  # noqa: ASYNC110  # threads set it
         await asyncio.sleep(_LOOK_EVERY_S)
     loop = asyncio.get_running_loop()
@@ -134,5 +133,5 @@ def _has_signing_key() -> bool:
 
 
 def _ends_with_its_parent() -> None:
-    """The kernel ends this worker with its parent, which frees the port. Runs between fork and exec."""
+    """Let the kernel end this worker with its parent, which frees the port. Runs between fork and exec."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

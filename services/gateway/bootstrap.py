@@ -26,12 +26,11 @@ from services.contracts.shards import Shard
 from services.contracts.topics import experiments, rules, version_sets
 from services.contracts.topics.items import ITEMS
 from services.contracts.version_sets import VersionSet
-from services.gateway.adapters.dead_letters import KafkaDeadLetters
 from services.gateway.adapters.exposure_log import KafkaExposureLog
+from services.gateway.adapters.kafka_reads import KafkaDeadLetters, KafkaShownAnswers, KafkaStreamEnds
 from services.gateway.adapters.operations import operations
 from services.gateway.adapters.parts import ProbedParts
-from services.gateway.adapters.peer import Peer, Timed
-from services.gateway.adapters.peers import Peers
+from services.gateway.adapters.peer import Peer, Peers, Timed
 from services.gateway.adapters.processes import (
     RemoteCandidates,
     RemoteEncoder,
@@ -40,9 +39,7 @@ from services.gateway.adapters.processes import (
 )
 from services.gateway.adapters.refreshers import RemoteRefreshers
 from services.gateway.adapters.shards import ShardedCandidates
-from services.gateway.adapters.shown_answers import KafkaShownAnswers
 from services.gateway.adapters.state_store import RedisUserStates
-from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.gateway.adapters.topics import forget_log, interaction_log, item_log
 from services.gateway.breaker import LoopStalls
@@ -64,7 +61,7 @@ from services.gateway.recommend.standing_rules import LiveRules, check_arms, sta
 from services.gateway.server import SERVICE, GatewayServicer
 from services.gateway.stages import Limits
 from services.gateway.version_sets.routes import Routes, ServedSet, own_set
-from services.gateway.write.lag import AcknowledgedLag
+from services.gateway.write.record import AcknowledgedLag
 from services.platform.http.origins import origins
 from services.platform.http.server import HttpServer
 from services.platform.process import configure_tracing
@@ -92,7 +89,6 @@ _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 def _candidates(
     peers: Sequence[Peer], limits: Limits, metrics: GatewayMetrics, stalled_s: Callable[[float], float]
 ) -> Candidates:
-    """Return candidates over shards, or over one process with all items."""
     shards = [RemoteCandidates(peer, Shard(number, len(peers))) for number, peer in enumerate(peers)]
     if len(shards) == 1:
         return shards[0]
@@ -132,7 +128,6 @@ class _Stream:
         self.ends, self.letters = KafkaStreamEnds(settings.kafka), KafkaDeadLetters(settings.kafka)
 
     async def start(self) -> None:
-        """Connect in the background, and probe once."""
         self.producer.start()
         await self.status.start()
         if self.exposures is not None:
@@ -144,7 +139,7 @@ class _Stream:
         await self.status.close()
         self.letters.close()
         self.shown.close()
-        await self.ends.close()
+        self.ends.close()
         await self.producer.close()
         if self.exposures is not None:
             await self.exposures.close()
@@ -165,7 +160,7 @@ class _Store:
 
 
 class _Gateway:
-    """The gateway without its servers: connections, followers, version sets. Call `start`, then `close`."""
+    """Connections, followers and version sets. Call `start`, then `close`."""
 
     def __init__(self, settings: GatewaySettings, tracing: Tracing) -> None:
         """Raises: ConfigError for unusable keys."""
@@ -207,7 +202,6 @@ class _Gateway:
         return self.routes
 
     async def close(self) -> None:
-        """Close what was started, readers first."""
         self._stalls.stop()
         if self._looking is not None:
             self._looking.cancel()
@@ -332,13 +326,10 @@ async def run(
     in_process: Mapping[str, Peer] | None = None,
     before_listening: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Serve until a signal.
+    """Serve until a signal. Redis, Kafka and other processes may be unavailable at the start.
 
-    in_process: candidates and reranker by name, if inside this process; `health` then says when they are ready.
-    before_listening: as in `serve`.
-
-    Raises: BundleError, PortTaken, ConfigError as `opened_door`, `signing_key` and, if exposures are written,
-    `pseudonym_key`. Redis, Kafka and other processes may be unavailable at start: answers are degraded until then.
+    in_process: candidates and reranker, if inside this process; `health` then tells when they are ready.
+    before_listening: as in `serve`. Raises: BundleError, PortTaken, ConfigError.
     """
     tracing = tracing or configure_tracing("gateway", settings.otlp_endpoint)
     health = health or HealthState(ready=True, check=changed_in_place)

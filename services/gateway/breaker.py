@@ -1,7 +1,7 @@
 """A circuit breaker: an unavailable dependency costs one request its timeout, not every request.
 
-When half of the last calls failed, the breaker opens for `open_seconds`, then admits one probe, whose success closes
-it. A call during which our own event loop stalled is ignored.
+When half of the last calls failed, the breaker opens for `open_seconds`. Then it admits one probe, whose success closes
+it. Calls during which this event loop stalled are ignored.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 _REFUSALS = (Overloaded, InvalidRequest, PreconditionFailed)
 _SAY_REFUSAL_EVERY_S = 10.0
-# A failed call is ignored if the loop stalled for a larger share of its time.
+# The largest share of a failed call in which the loop may stall; else the call is ignored.
 _STALL_SHARE = 0.2
 _LAST_CALLS, _LAST_S = 20, 5.0
 _LOOK_EVERY_S, _STALLS_KEPT = 0.02, 64
@@ -45,8 +45,8 @@ class Breaker:
         stalled_s: Callable[[float], float] = lambda since: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """timeouts_to_open: failures before a time-out opens it. stalled_s: returns how long our event loop stalled
-        since a time.
+        """timeouts_to_open: so many failures before a time-out opens the breaker. stalled_s: returns the seconds of
+        stalls since a time.
         """
         self.name = name
         self._open_seconds = open_seconds
@@ -55,14 +55,14 @@ class Breaker:
         self._clock = clock
         self._open_until: float | None = None
         self._probing = False
-        # Of the last calls: end, and failure.
+        # Each of the last calls: its end, and whether it failed.
         self._ends: deque[tuple[float, bool]] = deque(maxlen=_LAST_CALLS)
         self._reason = ""
         self._say_refusal_at = 0.0
 
     @property
     def closed(self) -> bool:
-        """True while the dependency is considered available."""
+        """Whether calls are admitted."""
         return self._open_until is None
 
     def admit(self) -> bool:
@@ -78,10 +78,10 @@ class Breaker:
         return True
 
     def end(self, error: BaseException | None, *, probe: bool, patient: bool, began: float | None = None) -> None:
-        """Record the end of an admitted call. patient: as in `run`.
+        """Record the end of an admitted call. patient: as in `run`. began: None ignores stalls.
 
-        began: by the clock; None: ignore stalls. A FreshetError counts as a failure, except a refusal by a live
-        dependency. PreconditionFailed counts as a success: other replicas may serve this model.
+        A FreshetError is a failure, except Overloaded and InvalidRequest, which do not count, and PreconditionFailed,
+        which is a success: other replicas may serve this model.
         """
         if probe:
             self._probing = False
@@ -97,9 +97,9 @@ class Breaker:
                 self._failed(error, probe=probe, patient=patient)
 
     async def run(self, call: Callable[[], Awaitable[T]], *, patient: bool = True) -> T:
-        """patient: False if our caller's deadline cut the call's time.
+        """Call, unless open. patient: False if the caller's deadline shortened the time limit.
 
-        Raises: DependencyUnavailable at once while open; the errors of `call`.
+        Raises: DependencyUnavailable while open; the errors of `call`.
         """
         probe, began = self.admit(), self._clock()
         try:
@@ -111,18 +111,18 @@ class Breaker:
         return result
 
     async def attempt(self, call: Callable[[], Awaitable[T]], *, patient: bool = True) -> T | None:
-        """Run, but return None instead of raising a FreshetError."""
+        """Run; return None instead of raising a FreshetError."""
         try:
             return await self.run(call, patient=patient)
         except (InvalidRequest, PreconditionFailed) as exc:
-            # The gateway validated the request: the peer has another contract, or another model.
+            # The gateway checked the request: the peer has other limits, or another model.
             self._refused(exc)
             return None
         except FreshetError:
             return None
 
     def _refused(self, exc: FreshetError) -> None:
-        """Log occasionally: during a deployment every request may be rejected."""
+        """Log rarely: during a deployment every request may be rejected."""
         now = self._clock()
         if now >= self._say_refusal_at:
             self._say_refusal_at = now + _SAY_REFUSAL_EVERY_S
@@ -144,7 +144,7 @@ class Breaker:
 
 
 class LoopStalls:
-    """Event loop stalls: a check every 20 ms during calls; a late check is a stall."""
+    """Stalls of the event loop: during calls, a check is due every 20 ms; a late check is a stall."""
 
     def __init__(self) -> None:
         self._stalls: deque[tuple[float, float]] = deque(maxlen=_STALLS_KEPT)
@@ -152,13 +152,12 @@ class LoopStalls:
         self._until = 0.0
 
     def watch(self, seconds: float) -> None:
-        """Check for the next `seconds`, from a call's begin."""
+        """Check for the next `seconds`."""
         self._until = max(self._until, time.monotonic() + seconds)
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._look())
 
     def stop(self) -> None:
-        """Stop checking."""
         if self._looking is not None:
             self._looking.cancel()
 

@@ -39,7 +39,7 @@ class GatewaySettings(PseudonymSettings):
     http_port: int | None = Field(default=None, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_HTTP_PORT")
     # Allowed origins of browser pages, exact, separated by commas.
     origins: str = Field(default="", validation_alias="FRESHET_GATEWAY_ORIGINS")
-    # The next three: host:port with one or more replicas, or each ip:port, separated by commas.
+    # Encoder, candidates and reranker: host:port of all replicas, or each replica's ip:port, separated by commas.
     encoder_address: str = Field(default="127.0.0.1:50051", validation_alias="FRESHET_ENCODER_ADDRESS")
     # A sharded catalogue's addresses in order, separated by semicolons.
     candidates_address: str = Field(default="127.0.0.1:50052", validation_alias="FRESHET_CANDIDATES_ADDRESS")
@@ -49,10 +49,10 @@ class GatewaySettings(PseudonymSettings):
     refresher_addresses: str = Field(default="127.0.0.1:50054", validation_alias="FRESHET_REFRESHER_ADDRESSES")
     # Time for a call without a deadline.
     budget_ms: int = Field(default=2000, ge=10, le=60_000, validation_alias="FRESHET_GATEWAY_BUDGET_MS")
-    # Of one read of the state store; of one call to a peer.
+    # Time for one read of the state store, and for one call of another process.
     state_timeout_ms: int = Field(default=250, ge=1, le=60_000, validation_alias="FRESHET_GATEWAY_STATE_TIMEOUT_MS")
     stage_timeout_ms: int = Field(default=400, ge=1, le=60_000, validation_alias="FRESHET_GATEWAY_STAGE_TIMEOUT_MS")
-    # How much an impression lowers its item's score; half-life.
+    # How much an impression lowers its item's score, and the half-life.
     impression_discount: float = Field(
         default=0, ge=0, le=1_000, validation_alias="FRESHET_GATEWAY_IMPRESSION_DISCOUNT"
     )
@@ -68,8 +68,7 @@ class GatewaySettings(PseudonymSettings):
     new_item_hours: float = Field(default=24, gt=0, le=30 * 24, validation_alias="FRESHET_GATEWAY_NEW_ITEM_HOURS")
     # Whether answers are written to `exposures`.
     exposures: bool = Field(default=True, validation_alias="FRESHET_GATEWAY_EXPOSURES")
-    # Signs tokens that clients return: secret, the same in all gateways of an installation.
-    # Empty: the key in `signing_key_file`, else a random one.
+    # Signs texts that clients return; all gateways share it. Empty: the key in `signing_key_file`, else a random one.
     signing_key: SecretStr = Field(default=SecretStr(""), validation_alias="FRESHET_GATEWAY_SIGNING_KEY")
     signing_key_file: Path | None = Field(default=None, validation_alias="FRESHET_GATEWAY_SIGNING_KEY_FILE")
     # Permissions of callers (`freshet keys`). None: everyone may call everything, on loopback only.
@@ -138,12 +137,10 @@ class GatewaySettings(PseudonymSettings):
 
     @property
     def refreshers(self) -> tuple[str, ...]:
-        """Return the refreshers' addresses."""
         return tuple(self.refresher_addresses.split(",")) if self.refresher_addresses else ()
 
     @property
     def limits(self) -> Limits:
-        """Return the handlers' time limits."""
         return Limits(
             budget_s=self.budget_ms / 1000,
             state_timeout_s=self.state_timeout_ms / 1000,
@@ -152,7 +149,6 @@ class GatewaySettings(PseudonymSettings):
 
     @property
     def preferences(self) -> Preferences:
-        """Return the operator's preferences."""
         return Preferences(
             impression_discount=self.impression_discount,
             impression_half_life_s=self.impression_half_life_minutes * 60,

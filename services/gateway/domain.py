@@ -1,12 +1,10 @@
-"""The gateway's values: requests, states, pools, answers, degradations. Query states stay packed, as in Redis and
-Protobuf.
-
-The gateway computes no scores.
+"""The gateway's values: requests, pools, answers, degradations. Query states stay packed, as in Redis and Protobuf:
+the gateway computes no scores.
 """
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from services.algorithms.bundles.event_schema import TURNED_DOWN_EVENTS, EventSchema
@@ -22,17 +20,15 @@ from services.user_state.values import StoredState
 
 
 def now_ms() -> int:
-    """Return Unix milliseconds."""
     return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """The answering model.
+    """The model of a version set.
 
-    kinds: of each attribute. tau: the scale of scores (s = tau * phi).
-    absence: the model's learned rows for absences, if any.
-    warnings: for a filter's categories without items.
+    kinds: the kind of each attribute. tau: the scale of scores (s = tau * phi). absence: the learned rows for absences.
+    warnings: returns warnings for a filter's categories without items.
     """
 
     version: str
@@ -62,10 +58,7 @@ class Degradation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FreshnessToken:
-    """A position in the topic partition of a user's interactions.
-
-    An empty epoch (Redis was down at the acknowledgement) is not honoured.
-    """
+    """A position in a partition of `interactions`. epoch: "" if Redis was down at the write; no answer honours it."""
 
     epoch: str
     partition: int
@@ -84,14 +77,14 @@ class HistoryEvent:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A user's items, newest first, and those whose neighbours do not vote, such as rejected ones."""
+    """A user's items, newest first. turned_down: items of them, such as rejected ones, that do not vote."""
 
     item_ids: Sequence[str] = ()
     turned_down: Collection[str] = ()
 
 
 def seen_in(history: Iterable[HistoryEvent], schema: EventSchema) -> list[str]:
-    """Return the items that count as seen, in order."""
+    """Return the items that count as seen, in the history's order."""
     return [event.item_id for event in history if schema.of(event.type or DEFAULT_TYPE).seen]
 
 
@@ -102,14 +95,14 @@ def turned_down_in(history: Sequence[HistoryEvent], schema: EventSchema) -> list
 
 
 def last_event_ms(history: Sequence[HistoryEvent], schema: EventSchema) -> int:
-    """Return the time of the last event that enters histories; 0 without one. history: with times, oldest first."""
+    """Return the time of the last event that enters histories, else 0. history: with times, oldest first."""
     kept = (event for event in reversed(history) if schema.of(event.type or DEFAULT_TYPE).history)
     return next((event.event_time_ms or 0 for event in kept), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class NotAgain:
-    """Exclude items of the user's last `answers` answers, and of those in the last `minutes` minutes."""
+    """Excludes items of the user's last answers: the last `answers`, and those of the last `minutes`."""
 
     answers: int = 0
     minutes: int = 0
@@ -135,9 +128,9 @@ class RecommendQuery:
     rules: tuple[Rule, ...] = ()
     # Unix milliseconds; None: now.
     as_of_ms: int | None = None
-    # The largest accepted gap of the certificate, in similarity units; None: no limit.
+    # The largest accepted gap of the certificate; None: no limit.
     max_gap: float | None = None
-    # arms: experiment -> arm, chosen by an operator. assignments: the arms of this request.
+    # Experiment -> arm: chosen by an operator. assignments: the arms of this request.
     arms: Mapping[str, str] = field(default_factory=dict)
     assignments: tuple[Assignment, ...] = ()
     # Share of positions for new items; None: the gateway's setting.
@@ -147,9 +140,33 @@ class RecommendQuery:
     without_standing_rules: bool = False
 
 
+def with_arms(query: RecommendQuery) -> RecommendQuery:
+    """Return the query with its arms' settings (its own win) and rules."""
+    arms = [one.arm for one in query.assignments if one.arm is not None and one.arm.has_settings]
+    if not arms:
+        return query
+    diversity, most, share, gap = query.diversity, query.max_per_category, query.new_item_share, query.max_gap
+    for arm in arms:
+        diversity, most = diversity or arm.diversity, most or arm.max_per_category
+        share = share if arm.new_item_share is None else arm.new_item_share
+        # A further page is not searched for.
+        gap = arm.max_gap if gap is None and not query.page_token else gap
+    rules = (*query.rules, *rules_of_arms(query.assignments))
+    return replace(query, rules=rules, diversity=diversity, max_per_category=most, new_item_share=share, max_gap=gap)
+
+
+def rules_of_arms(assignments: Sequence[Assignment]) -> tuple[Rule, ...]:
+    return tuple(rule for one in assignments if one.arm is not None for rule in one.arm.rules)
+
+
+def assigned_texts(assignments: Sequence[Assignment]) -> tuple[tuple[str, str, float], ...]:
+    """Return (experiment, arm, share) for exposures and answers; arm "": interleaved."""
+    return tuple((one.experiment.name, one.arm.name if one.arm else "", one.share) for one in assignments)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """The encoder's answer; no state if it knows no item of the history."""
+    """The encoder's answer. query_state: None if the encoder knows no item of the history."""
 
     query_state: PackedQueryState | None
     queue_ms: float = 0.0
@@ -158,8 +175,8 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexFreshness:
-    """An index's position in the stream: its last change (-1: none yet), when the broker received its newest
-    interaction (Unix milliseconds), and the seconds until that was served.
+    """The last applied record of `index-deltas` (-1: none), the broker's time of the newest interaction (Unix
+    milliseconds), and the seconds from then until it was served.
     """
 
     deltas_offset: int = -1
@@ -169,10 +186,9 @@ class IndexFreshness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """The first stage's items, best first. bound: no allowed item outside has a higher s.
+    """The first stage's items, best first. bound: no allowed item outside the pool has a higher s.
 
-    votes: per item, of remembered queries and item neighbours; empty without votes. A final score is model_share * s +
-    (1 - model_share) * vote.
+    votes: one per item, or empty. A final score is model_share * s + (1 - model_share) * vote.
     """
 
     item_ids: Sequence[str]
@@ -184,7 +200,7 @@ class Pool:
     index_freshness: IndexFreshness | None = None
     queue_ms: float = 0.0
     search_ms: float = 0.0
-    # The searched index's items (0: unknown), their share of the catalogue, and the items touched by all passes.
+    # Items of the index (0: unknown), their share of the catalogue, and items that the passes read.
     num_items: int = 0
     searched_share: float = 1.0
     items_touched: int = 0
@@ -192,22 +208,20 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class ScoredItem:
-    """source: "mol", "first_stage", "popular", or "new" in a reserved position.
-
-    propensity: the probability of the item at its position.
+    """An item of an answer. source: "mol", "first_stage", "popular", or "new" in a reserved position. propensity: the
+    probability of the item at its position. rules: names of the rules that changed score or position.
     """
 
     item_id: str
     score: float
     source: str
     propensity: float = 1.0
-    # Rules that changed score or position.
     rules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """index_version: of the index that scored them. stage_ms: time of the search or rerank."""
+    """Ranked items. index_version: of the index that scored them. stage_ms: time of the search or rerank."""
 
     items: Sequence[ScoredItem]
     certificate: Certificate = ESTIMATE
@@ -219,6 +233,18 @@ class Ranking:
     num_items: int = 0
     searched_share: float = 1.0
     items_touched: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainQuery:
+    """One request, not validated (see `validation`). max_pairs 0: every component pair."""
+
+    user_id: str = ""
+    item_id: str
+    history: tuple[HistoryEvent, ...] = ()
+    max_pairs: int = 0
+    rules: tuple[Rule, ...] = ()
+    arm_rules: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +274,7 @@ class SimilarAnswer:
 
 @dataclass(slots=True)
 class StageTimes:
-    """Milliseconds. queue: waiting for a batch or a freshness token. transport: the rest."""
+    """Times in milliseconds. queue: waiting for a batch or a freshness token. transport: time outside all stages."""
 
     queue_ms: float = 0.0
     encode_ms: float = 0.0
@@ -258,7 +284,6 @@ class StageTimes:
     total_ms: float = 0.0
 
     def close(self, total_ms: float) -> None:
-        """Set the total, and the time outside all stages."""
         self.total_ms = total_ms
         known = self.queue_ms + self.encode_ms + self.first_stage_ms + self.rerank_ms
         self.transport_ms = max(0.0, total_ms - known)
@@ -266,8 +291,8 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """state_source: "stored", "stored_history" (computed for this answer), "request", "none", or "page" (of a stored
-    list). absence_bucket: applied to the state. items_touched: over all searches.
+    """An answer. state_source: "stored", "stored_history" (encoded for this answer), "request", "none", or "page" (of a
+    stored list). items_touched: by all searches.
     """
 
     items: Sequence[ScoredItem]
@@ -293,7 +318,7 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class Impression:
-    """A seen slot of an answer: position, from 1, and item."""
+    """An item that the user saw at a position (from 1) of an answer."""
 
     position: int
     item_id: str

@@ -1,18 +1,16 @@
-"""GetFreshness: ask every part at once; parts that do not answer are marked and left out.
-
-It never fails, since it is needed most during an outage.
+"""GetFreshness: ask every part at once, and mark those that do not answer. It does not fail, since it is needed most
+during an outage.
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
 
 from services.gateway.domain import Degradation
-from services.gateway.freshness import UNKNOWN, FreshnessReport, PartitionProgress, ServedIndex
-from services.gateway.ports import Ports
+from services.gateway.ports import UNKNOWN, PartitionProgress, Ports, ServedIndex
 from services.platform.errors import FreshetError
 
 log = structlog.get_logger()
@@ -24,8 +22,21 @@ _CHECK_S = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FreshnessReport:
+    """The answer. interactions: progress of user states. attributions: progress of item states."""
+
+    model_version: str
+    epoch: str
+    interactions: Sequence[PartitionProgress]
+    attributions: Sequence[PartitionProgress]
+    candidates: ServedIndex | None
+    reranker: ServedIndex | None
+    degradations: Sequence[Degradation]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GetFreshness:
-    """The handler. timeout_s: of each part's answer. It is longer than in Recommend: a busy part is not unavailable."""
+    """The handler. timeout_s: of each part; longer than in Recommend, since a busy part is not unavailable."""
 
     ports: Ports
     model_version: str

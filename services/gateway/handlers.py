@@ -33,13 +33,12 @@ from services.gateway.stages import Limits, Preferences, Stages
 from services.gateway.write.forget import ForgetUser
 from services.gateway.write.impressions import RecordImpressions
 from services.gateway.write.items import PutItems
-from services.gateway.write.lag import AcknowledgedLag
-from services.gateway.write.record import RecordInteractions
+from services.gateway.write.record import AcknowledgedLag, RecordInteractions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Handlers:
-    """The handlers of one set."""
+    """The handlers of one version set; each is called concurrently."""
 
     recommend: Recommend
     search: Search
@@ -77,7 +76,7 @@ def make_handlers(
     others: Callable[[], Sequence[Refreshers]] = tuple,
     other_items: Callable[[], Sequence[DescribedItems]] = tuple,
 ) -> Handlers:
-    """stalls: this event loop's. others, other_items: of the other version sets."""
+    """Make the handlers. stalls: this event loop's. others, other_items: of the other version sets."""
     titles, popular, rules = described.titles, described.popular, rules or LiveRules(model.kinds)
     stages = Stages(ports, limits, model, stalls=stalls, on_nothing=metrics.component_failed)
     text, get_freshness = TextRetrieval(ports.sources, limits), GetFreshness(ports=ports, model_version=model.version)

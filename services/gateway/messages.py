@@ -26,6 +26,7 @@ from services.gateway.describe.shown import Looked, Shown
 from services.gateway.describe.tail import Tailed
 from services.gateway.describe.user import DescribedUser
 from services.gateway.domain import (
+    ExplainQuery,
     FreshnessToken,
     HistoryEvent,
     IndexFreshness,
@@ -35,13 +36,13 @@ from services.gateway.domain import (
     RecommendQuery,
     SimilarAnswer,
     SimilarQuery,
+    assigned_texts,
     now_ms,
 )
-from services.gateway.experiments.arms import assigned_texts
-from services.gateway.freshness import FreshnessReport
+from services.gateway.get_freshness import FreshnessReport
 from services.gateway.health.get_health import HealthReport
 from services.gateway.recommend.catalogue import Titles
-from services.gateway.recommend.explanation import ExplainQuery, Explanation
+from services.gateway.recommend.explain import Explanation
 from services.gateway.search.searching import SearchAnswer, SearchQuery
 from services.gateway.version_sets.routes import Routes, SetReport
 from services.platform.errors import InvalidRequest

@@ -1,13 +1,130 @@
-"""The gateway's own metrics; `minutes` has those of GetHealth."""
+"""The gateway's metrics for Prometheus, and each part's calls by the minute for GetHealth.
 
+Minutes count from the start of the process, in a ring of 24 hours: 25 bytes per part and minute. Durations are counted
+in eight buckets per octave (percentiles within 5%). For one event loop.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import log2
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from services.gateway.domain import Degradation, Recommendation
-from services.gateway.health.minutes import Minutes
 from services.gateway.search.searching import PERSONAL, SOURCES, SearchAnswer
 from services.gateway.stages import COMPONENTS
 from services.platform.metrics import Figures
 from services.platform.stream.follower import TurnClock
+
+MINUTES = 24 * 60
+MINUTE_S = 60.0
+UNKNOWN_LAG = -1.0
+PARTS = ("gateway", "kafka", "redis", "encoder", "refresher", "candidates", "reranker", "generator")
+_ROW = np.dtype(
+    [
+        *((name, "u4") for name in ("calls", "failed", "degraded")),
+        *((name, "f4") for name in ("p50_ms", "p99_ms", "lag")),
+        ("was_ready", "?"),
+    ]
+)
+_PER_OCTAVE = 8
+# The last bucket: 123 s and more.
+_BUCKETS = 27 * _PER_OCTAVE
+
+
+class PartCalls:
+    """A part's calls in the current minute."""
+
+    __slots__ = ("_buckets", "calls", "degraded", "failed")
+
+    def __init__(self) -> None:
+        self.calls = self.failed = self.degraded = 0
+        self._buckets = [0] * _BUCKETS
+
+    def add(self, seconds: float, *, failed: bool = False) -> None:
+        self.calls += 1
+        self.failed += failed
+        self._buckets[min(_BUCKETS - 1, int(log2(1.0 + 1e6 * max(0.0, seconds)) * _PER_OCTAVE))] += 1
+
+    def quantile_ms(self, share: float) -> float:
+        """Return the time within which this share of calls ended; 0 without calls."""
+        if not self.calls:
+            return 0.0
+        cumulated = np.cumsum(self._buckets)
+        bucket = int(np.searchsorted(cumulated, share * self.calls))
+        return float((2 ** ((bucket + 0.5) / _PER_OCTAVE) - 1.0) / 1000.0)
+
+    def clear(self) -> None:
+        self.calls = self.failed = self.degraded = 0
+        self._buckets = [0] * _BUCKETS
+
+
+class Minutes:
+    """The ring, and the current minute."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._began = clock, clock()
+        self.since_ms = round(1000 * time.time())
+        self._rows = np.zeros((MINUTES, len(PARTS)), _ROW)
+        self._calls = {name: PartCalls() for name in PARTS}
+        self._over = 0
+        self._ready = np.ones(len(PARTS), bool)
+        self._lag = np.full(len(PARTS), UNKNOWN_LAG)
+
+    def of(self, part: str) -> PartCalls:
+        return self._calls[part]
+
+    @property
+    def left_s(self) -> float:
+        """The seconds left of the current minute."""
+        return max(0.0, MINUTE_S * (self._over + 1) - (self._clock() - self._began))
+
+    def seen(self, problems: Mapping[str, str], lags: Mapping[str, float] = MappingProxyType({})) -> None:
+        """Record a check. problems: "" if ready. lags: by part."""
+        self.roll()
+        for place, name in enumerate(PARTS):
+            self._ready[place] &= not problems.get(name)
+            self._lag[place] = max(self._lag[place], lags.get(name, UNKNOWN_LAG))
+
+    def roll(self) -> None:
+        """Store the minutes that are over."""
+        over = int((self._clock() - self._began) // MINUTE_S)
+        # After more than a day, only the last day's rows are written.
+        self._over = max(self._over, over - MINUTES)
+        while self._over < over:
+            self._rows[self._over % MINUTES] = self._present()
+            self._over += 1
+            for calls in self._calls.values():
+                calls.clear()
+            self._ready[:], self._lag[:] = True, UNKNOWN_LAG
+
+    def last(self, count: int) -> tuple[int, float, Sequence[NDArray[np.void]]]:
+        """Return the newest minutes: the begin of the first (Unix milliseconds), the seconds of the last and current
+        one, and the rows of each of `PARTS`: (count,), or fewer after a start.
+        """
+        self.roll()
+        begin = max(0, self._over + 1 - min(count, MINUTES))
+        rows = self._rows[np.arange(begin, self._over) % MINUTES]
+        rows = np.concatenate((rows, self._present()[None]))[:count]
+        return self.since_ms + round(60_000 * begin), MINUTE_S - self.left_s, list(rows.T)
+
+    def _present(self) -> NDArray[np.void]:
+        row = np.zeros(len(PARTS), _ROW)
+        for place, calls in enumerate(self._calls.values()):
+            row[place] = (
+                calls.calls,
+                calls.failed,
+                calls.degraded,
+                calls.quantile_ms(0.5),
+                calls.quantile_ms(0.99),
+                self._lag[place],
+                self._ready[place],
+            )
+        return row
+
 
 GAP_BUCKETS = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 ITEM_BUCKETS = (1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8)
@@ -68,7 +185,6 @@ class GatewayMetrics:
         }
 
     def answered(self, answer: Recommendation, *, had_token: bool) -> None:
-        """Record an answer of Recommend."""
         times = answer.stage_times
         for name, child in self._stages:
             child.observe(getattr(times, name) / 1000.0)
@@ -85,7 +201,6 @@ class GatewayMetrics:
                 self._proven_gap.observe(answer.certificate.gap)
 
     def searched(self, answer: SearchAnswer) -> None:
-        """Record an answer of Search."""
         self._search_seconds.observe(answer.total_ms / 1000.0)
         for spent in answer.sources:
             self._search_sources[spent.source, bool(spent.failure)].inc()
@@ -117,7 +232,6 @@ class GatewayMetrics:
         self._kafka.add(seconds)
 
     def count_exposures(self, written: int, lost: int) -> None:
-        """Record newly written and lost exposures."""
         self._exposures_written.inc(written)
         self._exposures_lost.inc(lost)
 

@@ -1,6 +1,6 @@
-"""The gateway's ports; each has a real adapter and one in memory (tests/fakes).
+"""The gateway's ports, and values that only they return. Each port has a real adapter and one in memory (tests/fakes).
 
-All raise the error tree of `services.platform.errors`; timeouts are seconds.
+Ports raise errors of `services.platform.errors`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,10 +18,8 @@ from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.describe.shown import ShownAnswers
-from services.gateway.domain import Encoded, HistoryEvent, Pool, Ranking, Seen
-from services.gateway.freshness import ItemProgress, PartitionProgress, ServedIndex
+from services.gateway.domain import Encoded, HistoryEvent, IndexFreshness, Pool, Ranking, Seen
 from services.gateway.search.searching import SourceHits
-from services.gateway.write.forgetting import Contributions, StoredUser
 from services.platform.errors import FreshetError
 from services.platform.stream.records import Position, SourceRecord
 from services.user_state.values import UserView
@@ -29,28 +27,85 @@ from services.user_state.values import UserView
 R = TypeVar("R", contravariant=True)
 
 
+# An end offset that Kafka or a refresher did not report.
+UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionProgress:
+    """A partition's applied records: those up to `applied_offset` (-1: none). end_offset: the next record's."""
+
+    partition: int
+    applied_offset: int
+    end_offset: int = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedIndex:
+    """The index that a process serves."""
+
+    index_version: str
+    freshness: IndexFreshness
+    model_version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemProgress:
+    """A refresher's data of an item. min_users: of a new item's state. reason: why the item has no state."""
+
+    num_interactions: int
+    num_users: int
+    min_users: int
+    is_published: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredUser:
+    """A user's data in encoder and state store. in_model: training gave the user a component. forgotten_up_to: offset
+    by partition of `interactions`, empty without a forget.
+    """
+
+    pseudonym: str
+    history_events: int = 0
+    seen_items: int = 0
+    query_states: int = 0
+    in_model: bool = False
+    forgotten_up_to: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contributions:
+    """A refresher's data of a user. partitions: those of `attributions` that the refresher reads."""
+
+    summed_interactions: int = 0
+    remembered_interactions: int = 0
+    forgotten_up_to: Mapping[int, int]
+    partitions: Sequence[int]
+
+
 class UserStates(Protocol):
     """The state store (Redis)."""
 
     async def read_user(self, user_id: str, *, with_seen: bool, partition: int | None) -> UserView:
-        """Read state, seen items, epoch and the watermark of `partition` (None: the user's) in one round trip."""
+        """Read state, seen items, epoch and the watermark of `partition` (None: the user's) together."""
 
     async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
-        """Return the stored history, oldest first."""
+        """Return the stored events, oldest first."""
 
     async def epoch(self) -> str | None:
-        """Return the stream's epoch, if there is one."""
+        """Return the stream's epoch, if any."""
 
     async def progress(self) -> tuple[str | None, Mapping[int, int]]:
-        """Return the epoch, and every partition's applied watermark (-1: nothing yet); else (None, {})."""
+        """Return the epoch, and each partition's applied watermark (-1: nothing yet); (None, {}) without an epoch."""
 
 
 class Sessions(Protocol):
-    """Short expiring lists per user (Redis); kinds: `services.user_state.layout`."""
+    """Short lists per user that expire (Redis). `services.user_state.layout` has their kinds."""
 
     async def push(self, kind: str, user_id: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
-        """Prepend an entry; keep the newest `most`, for `ttl_seconds` after the last push. Returns False if the user
-        has no history, so nothing is stored.
+        """Store an entry with the newest `most`, until `ttl_seconds` after the last push. False: nothing is stored,
+        because the user has no history.
         """
 
     async def read(self, user_id: str, wanted: Mapping[str, int]) -> Mapping[str, list[bytes]]:
@@ -58,17 +113,17 @@ class Sessions(Protocol):
 
 
 class Encoder(Protocol):
-    """Makes query states of histories, and writes the state store."""
+    """The encoder process."""
 
     async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
-        """Encode `history`, oldest first; every event has its time."""
+        """Encode `history`: oldest first, every event with a time."""
 
     async def describe_user(self, user_id: str, timeout_s: float) -> StoredUser:
-        """Return the user's data in encoder and state store, and the offsets of applied forgets."""
+        """Return the user's data."""
 
 
 class Candidates(Protocol):
-    """The search over the catalogue. Items of `seen` vote for their neighbours."""
+    """The search over the catalogue. Items of `seen` vote for similar items."""
 
     async def search(
         self,
@@ -80,7 +135,7 @@ class Candidates(Protocol):
         timeout_s: float,
         max_gap: float | None = None,
     ) -> Ranking:
-        """Return at most k allowed items, best first, proven to `max_gap` if time allows."""
+        """Return at most k allowed items, best first. `max_gap` is proven if time allows."""
 
     async def propose(
         self,
@@ -136,45 +191,42 @@ class Reranker(Protocol):
         rules: Sequence[Rule],
         timeout_s: float,
     ) -> ExplainedScore:
-        """Explain the item's similarity, and the rules that name it; max_pairs 0 is all. Raises: NotFound for an
-        unknown item.
-        """
+        """Explain the item's similarity and name its rules. max_pairs: 0 for all. Raises: NotFound."""
 
     async def served(self, timeout_s: float) -> ServedIndex:
         """Return the index in use."""
 
 
 class TextSources(Protocol):
-    """Text sources (the generator process)."""
+    """The generator process."""
 
     async def find(
         self, sources: Sequence[str], query: str, *, k: int, filter: ItemFilter, timeout_s: float
     ) -> Mapping[str, SourceHits | FreshetError]:
-        """Return at most k allowed items of each of `sources` (of `searching.SOURCES`), or its error:
-        PreconditionFailed if it is not loaded. Raises: DependencyUnavailable, DeadlineExceeded for all.
+        """Return at most k allowed items of each source, or its error: PreconditionFailed if it is not loaded.
+
+        Raises: DependencyUnavailable, DeadlineExceeded if the call fails.
         """
 
 
 class Refreshers(Protocol):
-    """The processes that fold attributions into item states. No method raises; each also returns whether all processes
-    answered (False without refreshers).
-    """
+    """The refresher processes. Methods do not raise; each also returns whether all answered (False without any)."""
 
     async def folded(self, timeout_s: float) -> tuple[list[PartitionProgress], bool]:
-        """Return the known progress of each partition of `attributions`."""
+        """Return the progress of partitions of `attributions`."""
 
     async def contributions(self, pseudonym: str, timeout_s: float) -> tuple[Sequence[Contributions], bool]:
-        """Return a pseudonym's data in each refresher that answers."""
+        """Return a pseudonym's data in each refresher."""
 
     async def item(self, item_id: str, timeout_s: float) -> tuple[Sequence[ItemProgress], bool]:
         """Return the item's progress in each refresher; at most one has its interactions."""
 
 
 class StreamEnds(Protocol):
-    """The log's end offsets (Kafka)."""
+    """Ends of topics (Kafka)."""
 
     async def interactions(self, timeout_s: float) -> Mapping[int, int]:
-        """Return the next record's offset per partition of `interactions`."""
+        """Return the next record's offset by partition of `interactions`."""
 
     async def records(self, offsets: Mapping[int, int], timeout_s: float) -> Mapping[int, SourceRecord]:
         """Return the record of `interactions` at one offset per partition, without absent ones."""
@@ -194,38 +246,38 @@ class ExposureLog(Protocol):
     """The log of exposures (Kafka)."""
 
     def append(self, user_id: str, exposure: Exposure) -> None:
-        """Enqueue an exposure, later written under the user's pseudonym. Never waits or fails: one that cannot be
-        written is counted as lost.
+        """Enqueue an exposure, to be written under the user's pseudonym. An exposure that cannot be written is counted
+        as lost; this method does not wait or fail.
         """
 
 
 class StreamStatus(Protocol):
-    """Known status of the parts that update stored states."""
+    """The last known status of Kafka and encoder."""
 
     @property
     def log_reachable(self) -> bool:
-        """False if most of the stream (Kafka) is known to be unreachable."""
+        """False if most brokers are known to be unreachable."""
 
     @property
     def encoder_serving(self) -> bool:
-        """False if the process that applies the stream is known not to serve."""
+        """False if the encoder is known not to serve."""
 
 
 class Parts(Protocol):
-    """The gateway's parts, named as in `health.minutes.PARTS`."""
+    """The gateway's parts, named as in `metrics.PARTS`."""
 
     async def problems(self, timeout_s: float) -> Mapping[str, str]:
-        """Return why each configured part is not ready, "" if it is. Never raises."""
+        """Return why each configured part is not ready, "" if it is. Does not raise."""
 
 
 class DeadLetterLog(Protocol):
     """Dead letters (Kafka)."""
 
     async def newest(self, topics: Collection[str], timeout_s: float) -> tuple[Sequence[StoredLetter], bool]:
-        """Return the newest ones of these topics, newest first, and whether there are older ones."""
+        """Return these topics' newest letters, newest first, and whether there are older ones."""
 
     async def replay(self, topic: str, place: Position, *, preview: bool, timeout_s: float) -> Replayed:
-        """Write a record again, once. Raises: NotFound if it is not among the newest ones."""
+        """Write a letter's record again, once. Raises: NotFound if it is not among the newest letters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Convert messages to dataclasses and back; Protobuf stops here."""
+"""The RPCs of gateway.proto: messages become dataclasses and answers become messages."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
@@ -14,10 +14,9 @@ from services.gateway.domain import (
     Recommendation,
     RecommendQuery,
     now_ms,
+    rules_of_arms,
 )
 from services.gateway.edge.roles import Role
-from services.gateway.experiments.arms import rules_of_arms
-from services.gateway.experiments.interleaved import Interleaved
 from services.gateway.handlers import Handlers
 from services.gateway.item_messages import item_message, items_message, items_query
 from services.gateway.messages import (
@@ -44,8 +43,9 @@ from services.gateway.messages import (
     tailed_message,
     user_message,
 )
-from services.gateway.version_sets.change import Operations
+from services.gateway.version_sets.interleaved import Interleaved
 from services.gateway.version_sets.routes import Routes, ServedSet
+from services.gateway.write.operations import Operations
 from services.platform.errors import PermissionDenied
 from services.platform.large_requests import in_turn
 from services.platform.rpc import request_context
@@ -56,14 +56,13 @@ SERVICE = "freshet.v1.GatewayService"
 
 
 class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
-    """GatewayService, by the version set of a request's user."""
+    """GatewayService. A request's user decides which version set answers."""
 
     def __init__(self, routes: Routes, operations: Operations, tracing: Tracing = OFF) -> None:
         self.routes, self.operations, self.tracing = routes, operations, tracing
         self.interleaved = Interleaved(rng=routes.rng)
 
     async def Recommend(self, request: gateway_pb2.RecommendRequest, context: Any) -> gateway_pb2.RecommendResponse:
-        """Return the top K items for a user or a history."""
         query = await in_turn(recommend_query, request)
         roles = request_context.roles.get()
         for name, is_asked in (
@@ -82,10 +81,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         return answer_message(answer, details)
 
     async def _recommended(self, query: RecommendQuery) -> tuple[ServedSet, Recommendation]:
-        """Return the answer and its version set.
-
-        Pages, `not_again` and `max_gap` need a single ranking: no interleaved experiment includes them.
-        """
+        """No interleaved experiment includes pages, `not_again` or `max_gap`: these need a single ranking."""
         served, assignments = self.routes.assigned(query.user_id, query.context, query.arms)
         mixed = next((one for one in assignments if one.arm is None), None)
         asks_one = query.page_depth or query.page_token or query.not_again or query.max_gap is not None
@@ -100,7 +96,6 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def Search(
         self, request: gateway_pb2.GatewayServiceSearchRequest, context: Any
     ) -> gateway_pb2.GatewayServiceSearchResponse:
-        """Return the top K items for words."""
         query = await in_turn(search_query, request)
         served, assignments = self.routes.assigned(query.user_id, query.context)
         return found_message(await served.handlers.search(replace(query, assignments=assignments)))
@@ -108,7 +103,6 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def Similar(
         self, request: gateway_pb2.GatewayServiceSimilarRequest, context: Any
     ) -> gateway_pb2.GatewayServiceSimilarResponse:
-        """Return the top K similar items."""
         query = await in_turn(similar_query, request)
         served, assignments = self.routes.assigned(query.user_id, query.context)
         return similar_message(await served.handlers.similar(replace(query, assignments=assignments)))
@@ -116,7 +110,6 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def RecordInteractions(
         self, request: gateway_pb2.RecordInteractionsRequest, context: Any
     ) -> gateway_pb2.RecordInteractionsResponse:
-        """Write interactions to the stream."""
         interactions = await in_turn(interactions_of, request, now_ms())
         receipts = await self._serving.record(interactions)
         self._took(interactions)
@@ -125,8 +118,6 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def StreamInteractions(
         self, requests: AsyncIterator[gateway_pb2.StreamInteractionsRequest], context: Any
     ) -> gateway_pb2.StreamInteractionsResponse:
-        """Write interactions from a client stream."""
-
         taken: list[Interaction] = []
 
         async def arriving() -> AsyncIterator[Interaction]:
@@ -143,7 +134,6 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def RecordImpressions(
         self, request: gateway_pb2.RecordImpressionsRequest, context: Any
     ) -> gateway_pb2.RecordImpressionsResponse:
-        """Record which slots of an answer were seen."""
         seen = [Impression(one.position, one.item_id) for one in request.impressions]
         receipts = await self._serving.record_impressions(request.user_id, request.exposure_id, seen)
         return gateway_pb2.RecordImpressionsResponse(receipts=map(receipt_message, receipts))
@@ -151,12 +141,10 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def UndoInteraction(
         self, request: gateway_pb2.UndoInteractionRequest, context: Any
     ) -> gateway_pb2.UndoInteractionResponse:
-        """Undo one earlier interaction."""
         receipt = await self._serving.record.undo(request.user_id, request.event_id)
         return gateway_pb2.UndoInteractionResponse(receipt=receipt_message(receipt))
 
     async def Explain(self, request: gateway_pb2.ExplainRequest, context: Any) -> gateway_pb2.ExplainResponse:
-        """Explain an item's score for a user."""
         query = await in_turn(explain_query, request)
         served, assignments = self.routes.assigned(query.user_id)
         query = replace(query, arm_rules=rules_of_arms(assignments))
@@ -165,38 +153,31 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def GetFreshness(
         self, request: gateway_pb2.GetFreshnessRequest, context: Any
     ) -> gateway_pb2.GetFreshnessResponse:
-        """Return every part's progress."""
         return freshness_message(await self._serving.get_freshness())
 
     async def PutItems(self, request: gateway_pb2.PutItemsRequest, context: Any) -> gateway_pb2.PutItemsResponse:
-        """Add, change, withdraw or return items."""
         written = await self._serving.put_items(await in_turn(items_of, request), request.fields)
         return gateway_pb2.PutItemsResponse(num_written=written)
 
     async def ForgetUser(self, request: gateway_pb2.ForgetUserRequest, context: Any) -> gateway_pb2.ForgetUserResponse:
-        """Remove a user's history, states and contributions."""
         report = await self._serving.forget_user(request.user_id, preview=request.preview)
         return gateway_pb2.ForgetUserResponse(**asdict(report))
 
     async def DescribeCatalogue(
         self, request: gateway_pb2.DescribeCatalogueRequest, context: Any
     ) -> gateway_pb2.DescribeCatalogueResponse:
-        """Describe the catalogue and event types."""
         message = catalogue_message(await self._serving.describe_catalogue(request.max_categories))
         roles = request_context.roles.get()
         message.roles.extend(sorted(Role if roles is None else roles))
         return message
 
     async def GetItem(self, request: gateway_pb2.GetItemRequest, context: Any) -> gateway_pb2.GetItemResponse:
-        """Describe one item."""
         return item_message(await self._serving.get_item(request.item_id))
 
     async def ListItems(self, request: gateway_pb2.ListItemsRequest, context: Any) -> gateway_pb2.ListItemsResponse:
-        """Return a page of the catalogue."""
         return items_message(*await self._serving.list_items(items_query(request)))
 
     async def GetUser(self, request: gateway_pb2.GetUserRequest, context: Any) -> gateway_pb2.GetUserResponse:
-        """Return a user's stored data."""
         served, _ = self.routes.assigned(request.user_id)
         found = await served.handlers.get_user(request.user_id, request.max_events, request.skip_events)
         return user_message(found)
@@ -204,7 +185,6 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def ListExposures(
         self, request: gateway_pb2.ListExposuresRequest, context: Any
     ) -> gateway_pb2.ListExposuresResponse:
-        """Return a user's newest answers."""
         handlers = self._serving
         found = await handlers.shown_to.newest(request.user_id, request.max_answers)
         return looked_message(found, handlers.shown_to.titles)
@@ -212,7 +192,6 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def GetExposure(
         self, request: gateway_pb2.GetExposureRequest, context: Any
     ) -> gateway_pb2.GetExposureResponse:
-        """Return one answer that a user got."""
         handlers = self._serving
         found = await handlers.shown_to.one(request.user_id, request.exposure_id)
         return gateway_pb2.GetExposureResponse(answer=shown_message(found, handlers.shown_to.titles))
@@ -220,52 +199,44 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def TailInteractions(
         self, request: gateway_pb2.TailInteractionsRequest, context: Any
     ) -> AsyncIterator[gateway_pb2.TailInteractionsResponse]:
-        """Stream samples of the newest interactions."""
         roles = request_context.roles.get()
         async for found in self._serving.tail(shows_users=roles is None or Role.SUPPORT in roles):
             yield tailed_message(found)
 
     async def GetHealth(self, request: gateway_pb2.GetHealthRequest, context: Any) -> gateway_pb2.GetHealthResponse:
-        """Return each part's health."""
         return health_message(await self._serving.get_health(request.minutes))
 
     async def ListDeadLetters(
         self, request: gateway_pb2.ListDeadLettersRequest, context: Any
     ) -> gateway_pb2.ListDeadLettersResponse:
-        """Return the newest dead letters."""
         return letters_message(*await self._serving.dead_letters.newest(request.topic, request.max_letters))
 
     async def ReplayDeadLetter(
         self, request: gateway_pb2.ReplayDeadLetterRequest, context: Any
     ) -> gateway_pb2.ReplayDeadLetterResponse:
-        """Write a dead letter's record again."""
         place = Position(request.position.partition, request.position.offset)
         return replayed_message(await self._serving.dead_letters.replay(request.topic, place, preview=request.preview))
 
     async def GetVersionSets(
         self, request: gateway_pb2.GetVersionSetsRequest, context: Any
     ) -> gateway_pb2.GetVersionSetsResponse:
-        """Return this gateway's version sets."""
         return sets_message(self.routes, await self.routes.report())
 
     async def ChangeVersionSet(
         self, request: gateway_pb2.ChangeVersionSetRequest, context: Any
     ) -> gateway_pb2.ChangeVersionSetResponse:
-        """Change a version set for an operator."""
         revision, is_applied = await self.operations.change_set(
             request.change, request.name, request.share, request.expected_revision
         )
         return gateway_pb2.ChangeVersionSetResponse(revision=revision, is_applied=is_applied)
 
     async def ListRules(self, request: gateway_pb2.ListRulesRequest, context: Any) -> gateway_pb2.ListRulesResponse:
-        """Return the standing rules."""
         found = self._serving.recommend.rules
         return gateway_pb2.ListRulesResponse(
             revision=found.whole.revision, rules=map(rule_message, found.whole.rules), problems=found.problems
         )
 
     async def PutRules(self, request: gateway_pb2.PutRulesRequest, context: Any) -> gateway_pb2.PutRulesResponse:
-        """Replace the standing rules."""
         rules = rules_of(request.rules)
         for served in self.routes.open:
             served.handlers.recommend.rules.check(rules)
@@ -277,7 +248,6 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def ListExperiments(
         self, request: gateway_pb2.ListExperimentsRequest, context: Any
     ) -> gateway_pb2.ListExperimentsResponse:
-        """Return all experiments."""
         found = self.routes.recorded
         return gateway_pb2.ListExperimentsResponse(
             revision=found.revision,
@@ -288,7 +258,6 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def ChangeExperiment(
         self, request: gateway_pb2.ChangeExperimentRequest, context: Any
     ) -> gateway_pb2.ChangeExperimentResponse:
-        """Create, start, stop or remove an experiment."""
         change, step = self.operations.change_experiment, request.WhichOneof("change") or ""
         if step == "create":
             new = request.create

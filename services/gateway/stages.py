@@ -1,7 +1,5 @@
-"""Optional calls: each within its limit and the remaining deadline, behind a circuit breaker.
-
-The handlers of a version set share one object, hence its breakers. A failed call returns None; the handler chooses the
-fallback.
+"""Optional calls: each has a time limit within the deadline, and a circuit breaker. A failed call returns None, and the
+handler chooses the fallback. A version set's handlers share the breakers.
 """
 
 import asyncio
@@ -43,7 +41,7 @@ T = TypeVar("T")
 class Limits:
     """Sizes, and times in seconds."""
 
-    # Time of a call without a deadline.
+    # The time of a call without a deadline.
     budget_s: float = 2.0
     # One read of the state store; one call of another process.
     state_timeout_s: float = 0.25
@@ -52,7 +50,7 @@ class Limits:
     append_timeout_s: float = 1.5
     # An edit of items, until it was read back.
     edit_timeout_s: float = 5.0
-    # How long a failed dependency is not called.
+    # How long a failed component is not called.
     breaker_s: float = 0.5
     # Part of the deadline reserved for a degraded answer.
     answer_reserve_s: float = 0.01
@@ -81,7 +79,7 @@ class Preferences:
 
 @dataclass(slots=True, kw_only=True)
 class Work(Generic[Q]):
-    """A request in progress; its deadline is of the monotonic clock."""
+    """A request in progress. deadline: on the monotonic clock."""
 
     query: Q
     started: float
@@ -89,37 +87,33 @@ class Work(Generic[Q]):
     times: StageTimes = field(default_factory=StageTimes)
     degradations: list[Degradation] = field(default_factory=list)
     seen: Seen = field(default_factory=Seen)
-    # Number of the user's items known to the state.
+    # How many of the user's items the state reflects.
     num_had: int = 0
-    # Share of the catalogue in the shards that answered.
+    # The share of the catalogue in the shards that answered.
     searched_share: float = 1.0
-    # Items that the passes of all searches examined.
+    # Items that the passes of all searches read.
     items_touched: int = 0
     # Discounts of item scores by impressions.
     discounts: Mapping[str, float] = field(default_factory=dict)
-    # Bucket of the user's absence.
     absence_bucket: int = 0
     token_honoured: bool = True
 
     @classmethod
     def begin(cls, query: Q, *, budget_s: float) -> Self:
-        """Start a request until the caller's deadline, or for `budget_s` without one."""
+        """Start a request that ends at the caller's deadline, else after `budget_s`."""
         started = time.monotonic()
         remaining = request_context.remaining_seconds()
         return cls(query=query, started=started, deadline=started + (budget_s if remaining is None else remaining))
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline."""
         return self.deadline - time.monotonic()
 
     def mark(self, kind: Degradation) -> None:
-        """Add the degradation once."""
         if kind not in self.degradations:
             self.degradations.append(kind)
 
     def searched(self, found: Ranking | Pool) -> None:
-        """Record searched share and touched items."""
         self.items_touched += found.items_touched
         if found.searched_share < 1:
             self.mark(Degradation.PARTIAL_CATALOGUE)
@@ -135,10 +129,9 @@ class Work(Generic[Q]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundState:
-    """A user's state and its source; `stored` if it is the state store's.
+    """A user's state and its source. stored: set if it is the state store's. last_event_ms: Unix milliseconds.
 
-    last_event_ms: Unix milliseconds. is_whole: it reflects the whole stored history. answered: False if state store or
-    encoder failed, so a state may exist.
+    is_whole: the state reflects the whole stored history. answered: False if state store or encoder failed.
     """
 
     query_state: PackedQueryState | None = None
@@ -179,7 +172,7 @@ class Stages:
         }
 
     async def read_user(self, work: Work[Any], *, with_seen: bool, partition: int | None = None) -> UserView | None:
-        """Return the user's view. partition: whose watermark is read, default the user's."""
+        """Return the user's view. partition: its watermark is read; None: the user's partition."""
         user_id = work.query.user_id
         return await self._attempt(
             work,
@@ -208,7 +201,7 @@ class Stages:
         return encoded
 
     async def find_state(self, work: Work[Any], view: UserView) -> FoundState:
-        """Return the stored state if it reflects the whole history; else one made now; else the stored one, marked."""
+        """Return a stored state of the whole history, else a state encoded now, else the stale one (marked)."""
         stored = view.state
         if stored is not None and view.reaches_history:
             found = FoundState.of_stored(stored)
@@ -219,7 +212,7 @@ class Stages:
         return found
 
     def asked_with(self, work: Work[Any], found: FoundState, at_ms: int) -> PackedQueryState | None:
-        """Adjust the found state for its user's absence until `at_ms`."""
+        """Apply the user's absence until `at_ms` to the state."""
         if found.query_state is None:
             return None
         state, work.absence_bucket = after_absence(found.query_state, self._absence, found.last_event_ms, at_ms)
@@ -240,9 +233,7 @@ class Stages:
         return FoundState.of_stored(stored, is_whole=False)
 
     async def _encode_stored(self, work: Work[Any]) -> tuple[PackedQueryState | None, int, bool]:
-        """Return the query state of the stored history, if any, the time of its last event, and whether state store and
-        encoder answered.
-        """
+        """Return a query state of the stored history, the last event's time, and whether both components answered."""
         history = await self._attempt(
             work,
             "state_store",
@@ -255,14 +246,13 @@ class Stages:
         return (None, 0, False) if encoded is None else (encoded.query_state, history[-1].event_time_ms or 0, True)
 
     async def read_sessions(self, work: Work[Any], wanted: Mapping[str, int]) -> Mapping[str, list[bytes]] | None:
-        """Return the user's stored lists (`ports.Sessions`)."""
         user_id = work.query.user_id
         return await self._attempt(
             work, "sessions", self._limits.state_timeout_s, lambda _: self._ports.sessions.read(user_id, wanted)
         )
 
     async def keep(self, work: Work[Any], kind: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
-        """Return whether the entry is stored; mark the answer if the store is unavailable."""
+        """Store an entry; return whether it is stored. Mark the answer if the store is unavailable."""
         push, user_id = self._ports.sessions.push, work.query.user_id
         written = await self._attempt(
             work,
@@ -277,7 +267,7 @@ class Stages:
     async def search(
         self, work: Work[RecommendQuery], state: PackedQueryState, k: int, among: Sequence[str] = ()
     ) -> Ranking | None:
-        """Return the k best of the catalogue, or of the items `among`; the latter's time is not counted."""
+        """Return the k best of the catalogue, or of the items `among` without counting the time."""
         wanted = replace(work.query.filter, allow_item_ids=tuple(among)) if among else work.query.filter
         max_gap = work.query.max_gap
         ranking = await self._attempt(
@@ -356,7 +346,7 @@ class Stages:
     async def _attempt(
         self, work: Work[Any], dependency: str, limit_s: float, call: Callable[[float], Awaitable[T]]
     ) -> T | None:
-        """A time-out caused by the caller's own deadline is not counted against the dependency."""
+        """The breaker ignores a time-out that the caller's own deadline caused."""
         left = work.left_s - self._limits.answer_reserve_s
         if left <= 0:
             return None

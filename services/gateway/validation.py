@@ -1,4 +1,7 @@
-"""Check a request's limits before any work."""
+"""Check a request's limits before any work.
+
+Each check raises InvalidRequest for the first invalid field. kinds: the kind of each attribute of the model.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,8 +18,7 @@ from services.contracts.topics.interactions import (
     Interaction,
     validate,
 )
-from services.gateway.domain import FreshnessToken, HistoryEvent, RecommendQuery, SimilarQuery
-from services.gateway.recommend.explanation import ExplainQuery
+from services.gateway.domain import ExplainQuery, FreshnessToken, HistoryEvent, RecommendQuery, SimilarQuery
 from services.gateway.recommend.repeats import MAX_ANSWERS
 from services.gateway.search.searching import SearchQuery
 from services.platform.errors import InvalidRequest
@@ -32,7 +34,6 @@ MAX_RULES, MAX_RULE_ITEMS = 8, 1000
 
 
 def check_query(query: RecommendQuery, now_ms: int, kinds: Kinds) -> None:
-    """Raises: InvalidRequest for the first invalid field. kinds: by attribute."""
     _check_k(query.k)
     _check_asker(query.user_id, query.history)
     if not 0.0 <= query.diversity <= 1.0:  # NaN fails too
@@ -55,7 +56,6 @@ def check_query(query: RecommendQuery, now_ms: int, kinds: Kinds) -> None:
 
 
 def check_rules(rules: Sequence[Rule], kinds: Kinds) -> None:
-    """Raises: InvalidRequest for too many rules, or the first invalid field."""
     if len(rules) > MAX_RULES:
         raise InvalidRequest.of("rules", f"{len(rules)} rules", f"at most {MAX_RULES}")
     for position, rule in enumerate(rules):
@@ -63,7 +63,7 @@ def check_rules(rules: Sequence[Rule], kinds: Kinds) -> None:
 
 
 def check_rule(rule: Rule, field: str, kinds: Kinds) -> None:
-    """Raises: InvalidRequest for the first invalid field. field: the rule's name in errors."""
+    """Check one rule. field: the rule's name in errors."""
     validate_text(f"{field}.name", rule.name, 1, MAX_TYPE_BYTES)
     which = rule.which
     if not (which.allow_item_ids or which.allow_categories or which.where):
@@ -96,7 +96,6 @@ def _check_shown(query: RecommendQuery) -> None:
 
 
 def check_search(query: SearchQuery, kinds: Kinds) -> None:
-    """Raises: InvalidRequest for the first invalid field. kinds: by attribute."""
     validate_query("query", query.query)
     _check_k(query.k)
     if query.user_id:
@@ -108,7 +107,6 @@ def check_search(query: SearchQuery, kinds: Kinds) -> None:
 
 
 def check_similar(query: SimilarQuery, kinds: Kinds) -> None:
-    """Raises: InvalidRequest for the first invalid field. kinds: by attribute."""
     validate_id("item_id", query.item_id)
     _check_k(query.k)
     if query.user_id:
@@ -118,7 +116,6 @@ def check_similar(query: SimilarQuery, kinds: Kinds) -> None:
 
 
 def check_explain(query: ExplainQuery, now_ms: int, kinds: Kinds) -> None:
-    """Raises: InvalidRequest for the first invalid field. kinds: by attribute."""
     validate_id("item_id", query.item_id)
     _check_asker(query.user_id, query.history)
     _check_history(query.history, now_ms)
@@ -205,7 +202,7 @@ def _check_filter(wanted: ItemFilter, kinds: Kinds, field: str = "filter") -> No
 
 
 def check_interactions(interactions: Sequence[Interaction], now_ms: int) -> None:
-    """Raises: InvalidRequest for the first invalid interaction, with its position."""
+    """Check a request's interactions; the error names the position."""
     if not 1 <= len(interactions) <= MAX_BATCH:
         raise InvalidRequest.of("interactions", f"{len(interactions)} interactions", f"1-{MAX_BATCH}")
     for position, interaction in enumerate(interactions):
@@ -213,7 +210,7 @@ def check_interactions(interactions: Sequence[Interaction], now_ms: int) -> None
 
 
 def check_interaction(interaction: Interaction, now_ms: int, prefix: str = "interaction.") -> None:
-    """Raises: InvalidRequest with the field below `prefix`."""
+    """Check one interaction. prefix: precedes the field's name in errors."""
     try:
         validate(interaction, now_ms)
     except InvalidRequest as exc:
@@ -221,9 +218,7 @@ def check_interaction(interaction: Interaction, now_ms: int, prefix: str = "inte
 
 
 def with_times(history: Sequence[HistoryEvent], now_ms: int) -> tuple[HistoryEvent, ...]:
-    """Give every event a time. It is the predecessor's; at the beginning, the first known time; `now_ms` if none is
-    known.
-    """
+    """Give each event without a time that of its predecessor; at the beginning, the first known time, else `now_ms`."""
     if all(event.event_time_ms is not None for event in history):
         return tuple(history)
     time_ms = next((event.event_time_ms for event in history if event.event_time_ms is not None), now_ms)

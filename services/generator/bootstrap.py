@@ -1,7 +1,4 @@
-"""Assemble the generator process; names concrete encoders and topics.
-
-Sources load separately: an unusable part of the text bundle is reported, and the other sources serve.
-"""
+"""Assemble the generator process. If a part of the text bundle is unusable, the other sources serve."""
 
 import asyncio
 import contextlib
@@ -22,8 +19,8 @@ from services.algorithms.generation.phrases_part import load_phrases
 from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.item_table.categories import Categories
 from services.algorithms.native.threads import set_compute_threads
+from services.catalogue.changes import MergeReports
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
-from services.catalogue.merge_reports import MergeReports
 from services.contracts.topics.items import ITEMS
 from services.contracts.topics.search_clicks import SEARCH_CLICKS
 from services.generator.adapters.text_encoders import InProcessText, SharedText, TextEncoder
@@ -60,7 +57,7 @@ Answer = TypeVar("Answer", bound=Scored)
 
 
 def load_sources(settings: GeneratorSettings, metrics: GeneratorMetrics) -> tuple[Sources, list[TextEncoder]]:
-    """All loadable sources, and the encoders to close. Raises: BundleError without a model bundle."""
+    """Load all usable sources; return the encoders to close, too. Raises: BundleError without a model bundle."""
     bundle = load_bundle(settings.bundle)
     text_bundle, reason = open_text_bundle(settings.text)
     documents = () if text_bundle is None else text_bundle.item_index
@@ -90,7 +87,7 @@ class _Loading:
 
     @contextlib.contextmanager
     def or_reason(self, name: str, reasons: dict[str, str]) -> Iterator[None]:
-        """Put a failing source's reason into `reasons`."""
+        """If a source fails to load, log it and put the reason into `reasons`."""
         try:
             yield
         except (BundleError, ValueError, PreconditionFailed) as exc:
@@ -99,14 +96,11 @@ class _Loading:
             log.log(level, "source_not_loaded", source=name, reason=str(exc))
 
     def text(self, categories: Categories, attributes: AttributeTable) -> TextMol:
-        """Load the text source. categories, attributes: of the documents' items, in the same order.
-
-        Raises: BundleError, ValueError, PreconditionFailed, like every source that fails to load.
-        """
+        """Load the text source. categories, attributes: of the documents' items, in the same order."""
         settings = self._settings
         queries, graph = text_queries(self._bundle)
         base = documents_catalogue(self._bundle, categories, attributes)
-        # Clicks on one thread: sums are compared bit for bit between processes.
+        # One thread encodes clicks: sums are compared bit for bit between processes.
         own = self._encoder(queries, graph, threads=1)
         threads = settings.compute_threads
         asked = own if threads == 1 else self._encoder(queries, graph, threads=threads)
@@ -118,7 +112,6 @@ class _Loading:
         )
 
     def phrases(self, items: ItemTable) -> Phrases:
-        """Load the phrase source. Raises: as `text`."""
         queries, graph = phrase_queries(self._bundle)
         parts = load_phrases(self._bundle)
         encoder = self._encoder(queries, graph, threads=self._settings.compute_threads)
@@ -132,10 +125,7 @@ class _Loading:
         )
 
     def _encoder(self, queries: Queries, graph: Graph, *, threads: int) -> TextEncoder:
-        """An encoder after one call, which loads the graph: the first search has a deadline.
-
-        Raises: PreconditionFailed for an unusable graph.
-        """
+        """Return an encoder with a loaded graph: the first search has a deadline. Raises: PreconditionFailed."""
         own = InProcessText(
             graph.path, queries.word_pieces, max_tokens=queries.max_tokens, threads=threads, alone=graph.alone
         )
@@ -154,10 +144,7 @@ def make_servicer(
     next_item: Callable[[], int],
     is_ready: Callable[[], bool],
 ) -> GeneratorServicer:
-    """The service over the loaded sources.
-
-    next_item: returns the next offset of topic `items`. is_ready: whether it may answer.
-    """
+    """Return the service. next_item: returns the next offset of topic `items`. is_ready: whether it may answer."""
 
     def match(name: str, source: TextSource[Answer] | None) -> Match[Answer]:
         return Match(name, source, reason=sources.reasons.get(name, ""), metrics=metrics, is_ready=is_ready)
@@ -172,7 +159,7 @@ def make_servicer(
 
 
 def make_watch(sources: Sources, servicer: GeneratorServicer, metrics: GeneratorMetrics) -> Callable[[], None]:
-    """A callback for each change: it exports what is loaded, and reports failed merges."""
+    """Return a callback for changes: it sets the metrics of sources, and reports failed merges."""
     merges = MergeReports(() if sources.text is None else sources.text.merges)
     metrics.watch_merges(merges)
 
@@ -184,7 +171,7 @@ def make_watch(sources: Sources, servicer: GeneratorServicer, metrics: Generator
 
 
 class Ready:
-    """Ready after all named topics were read: answers before could contain withdrawn items and undone clicks."""
+    """Ready after all named topics were read: earlier answers could contain withdrawn items and undone clicks."""
 
     def __init__(self, names: set[str], health: HealthState) -> None:
         self._waiting, self._health = names, health
@@ -193,7 +180,6 @@ class Ready:
         return not self._waiting
 
     def note(self, name: str) -> None:
-        """Note that a topic was read."""
         self._waiting.discard(name)
         if not self._waiting:
             self._health.set_ready(True)

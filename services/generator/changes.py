@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
-from services.contracts.topics.index_deltas import Batch
+from services.catalogue.follower import Listener
 from services.contracts.topics.items import CatalogueItem
 from services.generator.domain.sources import Sources
 from services.generator.metrics import GeneratorMetrics
 
 
-class ItemChanges:
-    """A `Listener` of the catalogue's follower for `items` only."""
+class ItemChanges(Listener):
+    """Gives the sources what the catalogue's follower reads."""
 
     def __init__(
         self, sources: Sources, metrics: GeneratorMetrics, *, on_change: Callable[[], None] = lambda: None
@@ -17,18 +17,9 @@ class ItemChanges:
         self._sources, self._metrics, self._on_change = sources, metrics, on_change
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
-        """Apply titles, categories, withdrawals and returns."""
         self._sources.describe(items)
         self._metrics.counted("described", len(items))
         self._on_change()
-
-    def apply(self, batch: Batch, *, is_live: bool) -> bool:
-        """Ignore refreshed states, which have no words."""
-        del batch, is_live
-        return True
-
-    def reset(self) -> None:
-        """No state comes from `index-deltas`."""
 
     def counted(self, kind: str, records: int) -> None:
         """Count records that the follower could not use."""

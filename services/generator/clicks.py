@@ -1,7 +1,6 @@
 """Follow `search-clicks` from its beginning: the text source's learnt state is stored nowhere else.
 
-A thread applies a poll's records as one change; `TextMol` defines their effect. Unreadable and poison records are set
-aside. While Kafka is unavailable, answers use the last state.
+A thread applies a poll's records as one change. Unreadable and poison records are dead-lettered.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,7 @@ _Click = tuple[SourceRecord, ClickRecord]
 
 
 def clicks_reader(bootstrap: Brokers, replicas: Replicas) -> TopicReader:
-    """A reader of `search-clicks`. Unreadable records are dead-lettered, once for all generators."""
+    """Return a reader of `search-clicks`."""
     return TopicReader(
         bootstrap,
         SEARCH_CLICKS,
@@ -71,7 +70,6 @@ class ClicksFollower(TopicFollower):
         self._taught, self._metrics, self._on_change = taught, metrics, on_change
 
     def take(self, records: Sequence[SourceRecord], ends: Mapping[str, int]) -> None:
-        """Apply clicks as one change."""
         readable: list[_Click] = []
         for record in records:
             try:
@@ -95,11 +93,9 @@ class ClicksFollower(TopicFollower):
         self._apply(readable, records[-1].offset + 1)
 
     def drop(self, topic: str) -> None:
-        """Forget every click."""
         self._taught.reset()
 
     def caught_up(self) -> None:
-        """Log that the topic's end is reached."""
         log.info("clicks_caught_up", next_offset=self._next[SEARCH_CLICKS], digest=self._taught.digest())
 
     def _apply(self, clicks: Sequence[_Click], next_offset: int) -> None:

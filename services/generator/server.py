@@ -1,4 +1,4 @@
-"""Convert messages to dataclasses and back. Protobuf stops here."""
+"""The RPCs of generator.proto: messages become dataclasses and answers become messages."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,14 +28,12 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
     kinds: Kinds = field(default_factory=dict)
 
     async def close(self) -> None:
-        """Finish queued queries."""
         for match in (self.text_mol, self.phrases, self.lexical):
             await match.close()
 
     async def FindByWords(
         self, request: generator_pb2.FindByWordsRequest, context: Any
     ) -> generator_pb2.FindByWordsResponse:
-        """The top K of several sources."""
         matches: dict[str, Match[Any]] = {match.name: match for match in (self.text_mol, self.phrases, self.lexical)}
         names = list(dict.fromkeys(request.sources)) or SOURCES
         for name in names:
@@ -52,7 +50,6 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
     async def GetGeneratorInfo(
         self, request: generator_pb2.GetGeneratorInfoRequest, context: Any
     ) -> generator_pb2.GetGeneratorInfoResponse:
-        """Return what is loaded."""
         info = await asyncio.to_thread(self.info)
         return generator_pb2.GetGeneratorInfoResponse(
             text_version=info.text_version,
@@ -64,7 +61,6 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
         )
 
     def _asked(self, request: Any) -> Asked:
-        """Convert and validate a request. Raises: InvalidRequest with the field."""
         asked = Asked(query=request.query, k=request.k, filter=filter_of(request.filter))
         try:
             asked.filter.check(self.kinds)

@@ -41,9 +41,9 @@ _add_servicer: Any = reranker_pb2_grpc.add_RerankerServiceServicer_to_server
 
 
 def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, CatalogueSnapshots | None]:
-    """The bundle's items, or the newest snapshot's if the settings name a folder.
+    """Load the newest snapshot's items if the settings name a folder, else the bundle's.
 
-    Raises: BundleError for an unusable bundle; MemoryError with required memory and limit.
+    Raises: BundleError, MemoryError.
     """
     bundle = load_bundle(settings.bundle)
     require_memory(
@@ -62,7 +62,7 @@ def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, Catalogue
 
 
 def make_live(base: Catalogue, limit_mb: int, snapshot: Snapshot | None = None) -> LiveCatalogue:
-    """The catalogue with its last versions; it has no algorithms, since items are looked up by id."""
+    """Return the catalogue with its last versions, without algorithms: items are looked up by id."""
     limit = limit_mb << 20 if limit_mb else available_bytes()
     return LiveCatalogue(base, build=_no_algorithm, max_bytes=limit, max_versions=MAX_VERSIONS, snapshot=snapshot)
 

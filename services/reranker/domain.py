@@ -12,12 +12,12 @@ from services.algorithms.scoring.states import QueryStates
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RerankQuery:
-    """One request to rerank a pool.
+    """A request to rerank a pool.
 
-    bound: no allowed item outside the pool has a higher s; -inf if none was left out, None without proof.
-    max_per_category: 0 is no limit. diversity: weight of dissimilarity, 0-1. index_version: of pool and bound; "" if
-    unknown. position: that version's, None if unknown. votes: the first stage's, one per item of the pool, or empty.
-    model_share: lambda of the votes. discounts: subtracted from final scores, 0 or more, one per item, or empty.
+    bound: no allowed item outside the pool has a higher s (-inf: there is none; None: no proof). max_per_category: 0 is
+    no limit. diversity: weight of dissimilarity, 0-1. index_version, position: of the pool; "" and None if unknown.
+    votes: one per item, or empty; model_share: their lambda. discounts: subtracted from final scores, at least 0, one
+    per item, or empty.
     """
 
     query: QueryStates
@@ -38,8 +38,9 @@ class RerankQuery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranked:
-    """The chosen items in display order. A score is s, or with votes model_share * s + (1 - model_share) * vote, less
-    the discount, plus what rules add. The certificate is of the ranking before rules and diversity.
+    """The chosen items in display order. A score is s, or with votes model_share * s + (1 - model_share) * vote, minus
+    the discount, plus the rules' boosts. certificate: of the ranking before rules and diversity. rules: per item, those
+    that changed its score or position.
     """
 
     item_ids: list[str]
@@ -48,7 +49,6 @@ class Ranked:
     dropped_items: int
     rerank_s: float
     index_version: str
-    # Per item, the rules that changed its score or position.
     rules: list[list[str]]
 
 

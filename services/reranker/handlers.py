@@ -1,7 +1,7 @@
 """Rerank: score a pool in full, certify the result, then apply rules and diversity. Also explains scores.
 
-The event loop only validates and queues; one worker thread scores, exactly: in float64 over the stored states. A pool
-is scored with the version that made it, while that is retained.
+The event loop validates and queues; one worker thread scores in float64 over the stored states, with the version that
+made the pool, while that is available.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ from services.reranker.metrics import RerankerMetrics
 Ruled = Sequence[tuple[Rule, Mask]]
 MAX_K = 1_000
 MAX_POOL = 10_000
-# At most MAX_BATCH pools per turn of the worker thread; at most MAX_QUEUE wait, further ones are rejected.
+# Pools per turn of the worker thread; pools that may wait.
 MAX_BATCH, MAX_QUEUE = 32, 256
-# A pool's wait for its version: both processes apply the same log, some milliseconds apart.
+# How long a pool waits for its version: both processes apply the same log, some milliseconds apart.
 _VERSION_WAIT_S = 0.01
 _VERSION_CHECK_S = 0.002
 
@@ -50,7 +50,6 @@ class Rerank:
 
     @property
     def info(self) -> RerankerInfo:
-        """The loaded index."""
         served = self._catalogue.served
         return RerankerInfo(
             model_version=self._catalogue.base.model_version,
@@ -60,9 +59,9 @@ class Rerank:
         )
 
     async def __call__(self, request: RerankQuery) -> tuple[Ranked, float]:
-        """Rank one pool; return the answer and the queue's seconds.
+        """Rank a pool; return the answer and the seconds in the queue.
 
-        Raises: InvalidRequest with the field, PreconditionFailed for a state of another model, Overloaded.
+        Raises: InvalidRequest, PreconditionFailed for a state of another model, Overloaded.
         """
         self._check(request)
         await self._wait_for(request)
@@ -72,7 +71,6 @@ class Rerank:
         return ranked, queue_s
 
     async def close(self) -> None:
-        """Finish queued requests."""
         await self._batcher.close()
 
     def rank_all(self, requests: Sequence[RerankQuery]) -> list[Ranked]:
@@ -174,7 +172,6 @@ class Rerank:
             raise InvalidRequest(f"query_state: {exc}") from exc
 
     async def _wait_for(self, request: RerankQuery) -> None:
-        """Wait a moment for a later version."""
         name, position = request.index_version, request.position
         deadline = time.perf_counter() + _VERSION_WAIT_S
         # At most five polls: the thread that applies changes does not notify the event loop.
@@ -228,14 +225,14 @@ class Rerank:
         )
 
     def _version(self, request: RerankQuery) -> tuple[Served, bool]:
-        """The version to score with, and whether it made the pool and its bound."""
+        """Return the version to score with, and whether it made the pool and its bound."""
         if request.index_version:
             return self._catalogue.version_named(request.index_version, request.position)
         served = self._catalogue.served
         return served, served.position == NO_CHANGE
 
     def _verified(self, served: Served, wanted: ItemFilter, item_ids: Sequence[str]) -> FoundItems:
-        """The pool's items that have a state, are served now and pass the filter."""
+        """Return the pool's items that have a state, are served now and pass the filter."""
         catalogue = self._catalogue
         visible = [item_id for item_id in item_ids if not catalogue.is_hidden(item_id)]
         if not wanted.is_open:
@@ -270,7 +267,7 @@ def _names(ruled: Ruled, chosen: np.ndarray) -> list[list[str]]:
 
 
 def _scaled(bound: float | None, model_weight: float) -> float | None:
-    """A bound on s as one on model_weight * s, since left-out items have no vote."""
+    """Return the bound on model_weight * s, since omitted items have no vote."""
     if bound is None or math.isinf(bound):
         return bound
     return bound if model_weight == 1.0 else math.nextafter(model_weight * bound, math.inf)

@@ -29,11 +29,9 @@ class RerankerMetrics:
         self._certificates = {kind: certificates.labels(kind) for kind in ("exact", "bounded", "estimate")}
 
     def batch(self, pools: int) -> None:
-        """Record the start of a batch."""
         self._batch.observe(pools)
 
     def ranked(self, certificate: Certificate, dropped_items: int) -> None:
-        """Record a ranked pool."""
         self._certificates[certificate.kind].inc()
         if dropped_items:
             self._dropped.inc(dropped_items)

@@ -1,4 +1,4 @@
-"""Convert messages to dataclasses and back. Protobuf stops here."""
+"""The RPCs of reranker.proto: messages become dataclasses and answers become messages."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,13 +16,12 @@ SERVICE = "freshet.v1.RerankerService"
 
 
 class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
-    """check_ready: raises before the index is ready."""
+    """RerankerService. check_ready: raises before the index is ready."""
 
     def __init__(self, rerank: Rerank, *, check_ready: Callable[[], None] = lambda: None) -> None:
         self._rerank, self._check_ready = rerank, check_ready
 
     async def Rerank(self, request: reranker_pb2.RerankRequest, context: Any) -> reranker_pb2.RerankResponse:
-        """Rank the pool in full, then apply rules and diversity."""
         self._check_ready()
         query = _rerank_query(request)
         ranked, queue_s = await self._rerank(query)
@@ -31,7 +30,6 @@ class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
     async def ExplainScore(
         self, request: reranker_pb2.ExplainScoreRequest, context: Any
     ) -> reranker_pb2.ExplainScoreResponse:
-        """Explain a score."""
         self._check_ready()
         asked = ExplainQuery(
             query=unpacked(request.query_state, unpack_query_state),
@@ -46,7 +44,6 @@ class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
     async def GetRerankerInfo(
         self, request: reranker_pb2.GetRerankerInfoRequest, context: Any
     ) -> reranker_pb2.GetRerankerInfoResponse:
-        """The loaded index and its freshness."""
         info = self._rerank.info
         served = info.served
         return reranker_pb2.GetRerankerInfoResponse(

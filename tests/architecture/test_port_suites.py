@@ -36,7 +36,7 @@ WITHOUT_SUITE = {
     "services.catalogue.changes.ServedItems": "told only",
     "services.catalogue.changes.Remembered": "told only",
     "services.catalogue.snapshots.Snapshotted": "told only; tests use the real one",
-    "services.catalogue.merge_reports.Merging": "one attribute",
+    "services.catalogue.changes.Merging": "one attribute",
 }
 
 

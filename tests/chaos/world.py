@@ -53,16 +53,14 @@ from services.gateway.breaker import Breaker
 from services.gateway.domain import Encoded, Pool, Ranking, ScoredItem, Seen, ServedModel
 from services.gateway.handlers import make_handlers
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.ports import Ports
+from services.gateway.ports import Contributions, Ports, StoredUser
 from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.search.searching import Hit
 from services.gateway.stages import Limits, Preferences
-from services.gateway.write.forgetting import Contributions, StoredUser
-from services.gateway.write.lag import AcknowledgedLag
-from services.gateway.write.record import EpochCache
+from services.gateway.write.record import AcknowledgedLag, EpochCache
 from services.platform.errors import DependencyUnavailable, FreshetError, PreconditionFailed
 from services.platform.rpc import request_context
 from services.platform.rpc.server import HealthState

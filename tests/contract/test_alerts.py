@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from services.algorithms.encoding.incremental_encoding import CacheCounts
 from services.candidates.metrics import CandidatesMetrics
-from services.catalogue.merge_reports import MergeReports
+from services.catalogue.changes import MergeReports
 from services.contracts.processes import PROCESSES
 from services.encoder.metrics import EncoderMetrics
 from services.gateway.metrics import GatewayMetrics

@@ -19,7 +19,7 @@ from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
 from services.contracts.topics.interactions import INTERACTIONS, Interaction, decode_interaction, encode_interaction
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 from services.gateway.adapters.exposure_log import KafkaExposureLog
-from services.gateway.adapters.stream_ends import KafkaStreamEnds
+from services.gateway.adapters.kafka_reads import KafkaStreamEnds
 from services.gateway.adapters.topics import forget_log, interaction_log, item_log
 from services.gateway.ports import ExposureLog, Log
 from services.platform.stream.event_producer import EventProducer
@@ -155,7 +155,7 @@ async def test_ends_lie_behind_what_was_acknowledged_before_they_were_asked_for(
         record = (await ends.records({partition: offset}, WAIT_S))[partition]
         assert decode_interaction(record.value, record.headers, record.key).event_id == f"end-{number}"
         assert await ends.records({partition: offset + 1}, WAIT_S) == {}
-    await ends.close()
+    ends.close()
     await producer.close()
 
 

@@ -19,9 +19,8 @@ from services.contracts.topics.interactions import Interaction
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.describe.shown import Looked, Shown
 from services.gateway.domain import Encoded, HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
-from services.gateway.freshness import ItemProgress, PartitionProgress, ServedIndex
+from services.gateway.ports import Contributions, ItemProgress, PartitionProgress, ServedIndex, StoredUser
 from services.gateway.search.searching import Hit, SourceHits
-from services.gateway.write.forgetting import Contributions, StoredUser
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, NotFound, PreconditionFailed
 from services.platform.stream.kafka import partition_for

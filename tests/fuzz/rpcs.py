@@ -61,9 +61,9 @@ from services.gateway.edge.api_keys import ApiKey, digest
 from services.gateway.edge.audit import AuditLog
 from services.gateway.edge.door import Door
 from services.gateway.edge.roles import Role
+from services.gateway.ports import Contributions, StoredUser
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens, ServedList, packed_list
-from services.gateway.write.forgetting import Contributions, StoredUser
 from services.generator.config import GeneratorSettings
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.rpc.request_counts import OF_CLIENTS

@@ -1,7 +1,7 @@
-"""Write the topic `exposures` in a separate thread: answers never wait for it.
+"""Write the topic `exposures` in a separate thread, so that answers do not wait.
 
-A record costs kafka-python 38 us in batches of fifty and 800 us alone (one core, eight partitions), so records are
-collected for a second. Records beyond a full queue or without acknowledgement are lost and counted.
+A record costs kafka-python 38 us in batches of fifty and 800 us alone (one core, eight partitions), so the thread
+collects records for a second. Records beyond a full queue or without acknowledgement are lost and counted.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _GATHER_S = 1.0
 
 
 class KafkaExposureLog:
-    """Implements `ports.ExposureLog`. `start` first, `close` at the end."""
+    """Implements `ports.ExposureLog`. Call `start`, then `close`."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class KafkaExposureLog:
         count: Callable[[int, int], None] = lambda written, lost: None,
         gather_s: float = _GATHER_S,
     ) -> None:
-        """count: called with newly written and lost records, from any thread."""
+        """count: called from any thread with the numbers of written and lost records."""
         self._producer = BulkProducer(bootstrap, client_id="freshet-exposures")
         self._pseudonym_key, self._count, self._gather_s = pseudonym_key, count, gather_s
         self._waiting: deque[tuple[str, Exposure]] = deque()
@@ -42,11 +42,9 @@ class KafkaExposureLog:
         self._thread = threading.Thread(target=self._run, name="exposures", daemon=True)
 
     def start(self) -> None:
-        """Start the writing thread."""
         self._thread.start()
 
     def append(self, user_id: str, exposure: Exposure) -> None:
-        """Enqueue a record."""
         if len(self._waiting) >= MAX_WAITING:
             self._count(0, 1)
         else:

@@ -1,4 +1,4 @@
-"""Operators' changes, written to topics with the revision that this gateway applies."""
+"""Assemble `write.operations`: its topics, and the revisions that this gateway applies."""
 
 import asyncio
 
@@ -7,17 +7,14 @@ from services.contracts.operation_record import Control
 from services.contracts.topics import experiments, rules, version_sets
 from services.contracts.version_sets import VersionSets
 from services.gateway.config import GatewaySettings
-from services.gateway.experiments.change import ChangeExperiment
-from services.gateway.version_sets.change import ChangeVersionSet, Operations
 from services.gateway.version_sets.routes import Routes
-from services.gateway.write.operations import Operate
+from services.gateway.write.operations import ChangeExperiment, ChangeVersionSet, Operate, Operations
 from services.platform.errors import PreconditionFailed
 from services.user_state.warmth import Warmth, measure
 from services.user_state.writer import StateWriter
 
 
 def operations(settings: GatewaySettings, routes: Routes) -> Operations:
-    """Return the writers of rules, version sets and experiments."""
     return Operations(
         rules=Operate(
             control=Control(settings.kafka, rules.OPERATIONS),

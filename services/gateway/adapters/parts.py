@@ -1,4 +1,4 @@
-"""Why a part is not ready, by gRPC health, a read of Redis, and the brokers' reachability."""
+"""Find out why a part is not ready, by gRPC health, a read of Redis, and the brokers' reachability."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,10 +14,8 @@ Checked = Sequence[tuple[str, grpc.aio.Channel, str]]
 
 
 class ProbedParts:
-    """Implements `ports.Parts`.
-
-    processes: by part, each address with channel and service name in gRPC health. store: reads Redis.
-    inside: parts in this process.
+    """Implements `ports.Parts`. processes: each part's addresses, with channel and service name in gRPC health. store:
+    reads Redis. inside: parts in this process.
     """
 
     def __init__(
@@ -31,7 +29,6 @@ class ProbedParts:
         self._processes, self._stream, self._store, self._inside = processes, stream, store, inside
 
     async def problems(self, timeout_s: float) -> Mapping[str, str]:
-        """Check all parts concurrently."""
         asked = {name: _processes(of_part, timeout_s) for name, of_part in self._processes.items() if of_part}
         redis, *found = await asyncio.gather(self._redis(), *asked.values())
         brokers = "" if self._stream.log_reachable else "fewer than half of its brokers answer"

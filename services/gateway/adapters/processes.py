@@ -1,4 +1,4 @@
-"""The other processes over gRPC: one RPC per port method; query states are passed on as bytes."""
+"""The other processes over gRPC: one RPC per port method. Query states stay bytes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,9 +22,8 @@ from services.contracts.shards import WHOLE, Shard
 from services.contracts.wire import certificate_of, explained_of, filter_message, rule_message, votes_of
 from services.gateway.adapters.peer import Peer
 from services.gateway.domain import Encoded, HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
-from services.gateway.freshness import ServedIndex
+from services.gateway.ports import ServedIndex, StoredUser
 from services.gateway.search.searching import Hit, SourceHits
-from services.gateway.write.forgetting import StoredUser
 from services.platform.errors import FreshetError, PreconditionFailed
 from services.platform.rpc import client as rpc_client
 from services.platform.stream.records import set_ms
@@ -68,14 +67,10 @@ class RemoteEncoder:
     """Implements `ports.Encoder`."""
 
     def __init__(self, peer: Peer, model_version: str) -> None:
-        """`encode` rejects query states of other models."""
         self._peer, self._model_version = peer, model_version
 
     async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
-        """Call Encode.
-
-        Raises: PreconditionFailed for an answer of another model.
-        """
+        """Call Encode. Raises: PreconditionFailed for an answer of another model."""
         request = encoder_pb2.EncodeRequest(user_id=user_id, model_version=self._model_version)
         for event in history:
             message = request.history.add(item_id=event.item_id, type=event.type, value=event.value)
@@ -89,7 +84,6 @@ class RemoteEncoder:
         return Encoded(query_state=state, queue_ms=response.queue_ms, encode_ms=response.encode_ms)
 
     async def describe_user(self, user_id: str, timeout_s: float) -> StoredUser:
-        """Call DescribeUser."""
         request = encoder_pb2.DescribeUserRequest(user_id=user_id)
         response = await self._peer.call(_EncoderStub, "DescribeUser", request, timeout_s=timeout_s, peer="encoder")
         return StoredUser(
@@ -109,21 +103,9 @@ class RemoteCandidates:
         self._peer, self._shard = peer, shard
         self._name = "candidates" if shard.is_all else f"candidates shard {shard}"
 
-    async def search(
-        self,
-        query_state: PackedQueryState,
-        *,
-        k: int,
-        filter: ItemFilter,
-        seen: Seen,
-        timeout_s: float,
-        index_version: str = "",
-        max_gap: float | None = None,
-    ) -> Ranking:
-        """Call Search for the full search. index_version: used if the process still has it, else the newest is."""
-        response = await self._search(
-            candidates_pb2.STAGE_FULL, query_state, k, filter, seen, timeout_s, index_version, max_gap
-        )
+    async def search(self, query_state: PackedQueryState, **asked: Any) -> Ranking:
+        """Call Search for the full search. asked: as in `_search`."""
+        response = await self._search(candidates_pb2.STAGE_FULL, query_state, **asked)
         return Ranking(
             items=[ScoredItem(*one, "mol") for one in zip(response.item_ids, response.scores, strict=True)],
             certificate=certificate_of(response.certificate),
@@ -135,21 +117,9 @@ class RemoteCandidates:
             items_touched=sum(one.items_touched for one in response.passes),
         )
 
-    async def propose(
-        self,
-        query_state: PackedQueryState,
-        *,
-        pool_size: int,
-        filter: ItemFilter,
-        seen: Seen,
-        timeout_s: float,
-        index_version: str = "",
-        max_gap: float | None = None,
-    ) -> Pool:
-        """Call Search for the first stage. index_version: as in `search`."""
-        response = await self._search(
-            candidates_pb2.STAGE_FIRST, query_state, pool_size, filter, seen, timeout_s, index_version, max_gap
-        )
+    async def propose(self, query_state: PackedQueryState, *, pool_size: int, **asked: Any) -> Pool:
+        """Call Search for the first stage. asked: as in `_search`."""
+        response = await self._search(candidates_pb2.STAGE_FIRST, query_state, k=pool_size, **asked)
         return Pool(
             item_ids=response.item_ids,
             scores=response.scores,
@@ -168,13 +138,15 @@ class RemoteCandidates:
         self,
         stage: Any,
         query_state: PackedQueryState,
+        *,
         k: int,
         filter: ItemFilter,
         seen: Seen,
         timeout_s: float,
-        index_version: str,
-        max_gap: float | None,
+        index_version: str = "",
+        max_gap: float | None = None,
     ) -> Any:
+        """index_version: the process uses it if it still has it, else its newest."""
         request = candidates_pb2.SearchRequest(
             query_state=to_message(query_state),
             k=k,
@@ -190,7 +162,6 @@ class RemoteCandidates:
     async def similar(
         self, item_id: str, *, k: int, filter: ItemFilter, seen: Sequence[str], timeout_s: float
     ) -> Ranking:
-        """Call Similar."""
         ranking, _ = await self.similar_with_components(item_id, k=k, filter=filter, seen=seen, timeout_s=timeout_s)
         return ranking
 
@@ -204,7 +175,7 @@ class RemoteCandidates:
         timeout_s: float,
         components: bytes = b"",
     ) -> tuple[Ranking, bytes]:
-        """Call Similar, with the item's components from another shard, if any; return them too."""
+        """Call Similar; return the item's components too. components: those that its shard returned, for others."""
         request = candidates_pb2.SimilarRequest(
             item_id=item_id,
             k=k,
@@ -226,7 +197,6 @@ class RemoteCandidates:
     async def explain_votes(
         self, query_state: PackedQueryState, item_id: str, *, seen: Seen, timeout_s: float
     ) -> ItemVotes:
-        """Call ExplainVotes."""
         request = candidates_pb2.ExplainVotesRequest(
             query_state=to_message(query_state),
             item_id=item_id,
@@ -237,7 +207,6 @@ class RemoteCandidates:
         return votes_of(response)
 
     async def served(self, timeout_s: float) -> ServedIndex:
-        """Call GetIndexInfo."""
         return _served(await self._call("GetIndexInfo", candidates_pb2.GetIndexInfoRequest(), timeout_s))
 
     async def _call(self, method: str, request: Any, timeout_s: float) -> Any:
@@ -275,7 +244,7 @@ class RemoteReranker:
         rules: Sequence[Rule],
         timeout_s: float,
     ) -> Ranking:
-        """Call Rerank. Only seen items in the pool matter, so only these are sent."""
+        """Call Rerank, with only those seen items that are in the pool."""
         request = reranker_pb2.RerankRequest(
             query_state=to_message(query_state),
             candidate_item_ids=pool.item_ids,
@@ -314,7 +283,6 @@ class RemoteReranker:
         rules: Sequence[Rule],
         timeout_s: float,
     ) -> ExplainedScore:
-        """Call ExplainScore."""
         request = reranker_pb2.ExplainScoreRequest(
             query_state=to_message(query_state),
             item_id=item_id,
@@ -325,7 +293,6 @@ class RemoteReranker:
         return explained_of(response)
 
     async def served(self, timeout_s: float) -> ServedIndex:
-        """Call GetRerankerInfo."""
         request = reranker_pb2.GetRerankerInfoRequest()
         call = self._peer.call
         return _served(await call(_RerankerStub, "GetRerankerInfo", request, timeout_s=timeout_s, peer="reranker"))
@@ -340,7 +307,6 @@ class RemoteTextSources:
     async def find(
         self, sources: Sequence[str], query: str, *, k: int, filter: ItemFilter, timeout_s: float
     ) -> Mapping[str, SourceHits | FreshetError]:
-        """Call FindByWords."""
         request = generator_pb2.FindByWordsRequest(query=query, k=k, filter=filter_message(filter), sources=sources)
         request.filter.ClearField("exclude_seen")  # sources know no users
         call = self._peer.call

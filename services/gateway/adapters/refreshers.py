@@ -9,8 +9,7 @@ import structlog
 from freshet.v1 import refresher_pb2, refresher_pb2_grpc
 
 from services.gateway.adapters.processes import offsets_of
-from services.gateway.freshness import ItemProgress, PartitionProgress
-from services.gateway.write.forgetting import Contributions
+from services.gateway.ports import Contributions, ItemProgress, PartitionProgress
 from services.platform.errors import FreshetError
 from services.platform.rpc import client as rpc_client
 
@@ -27,7 +26,6 @@ class RemoteRefreshers:
         self._stubs = {address: _RefresherStub(channel) for address, channel in channels.items()}
 
     async def folded(self, timeout_s: float) -> tuple[list[PartitionProgress], bool]:
-        """Call GetStatus of each, concurrently."""
         answers, all_answered = await self._ask_all("GetStatus", refresher_pb2.GetStatusRequest(), timeout_s)
         return [
             PartitionProgress(
@@ -38,7 +36,6 @@ class RemoteRefreshers:
         ], all_answered
 
     async def contributions(self, pseudonym: str, timeout_s: float) -> tuple[list[Contributions], bool]:
-        """Call DescribeContributions of each, concurrently."""
         request = refresher_pb2.DescribeContributionsRequest(user_pseudonym=pseudonym)
         answers, all_answered = await self._ask_all("DescribeContributions", request, timeout_s)
         return [
@@ -52,7 +49,6 @@ class RemoteRefreshers:
         ], all_answered
 
     async def item(self, item_id: str, timeout_s: float) -> tuple[list[ItemProgress], bool]:
-        """Call DescribeItem of each, concurrently."""
         request = refresher_pb2.DescribeItemRequest(item_id=item_id)
         answers, all_answered = await self._ask_all("DescribeItem", request, timeout_s)
         return [
@@ -67,7 +63,7 @@ class RemoteRefreshers:
         ], all_answered
 
     async def _ask_all(self, method: str, request: Any, timeout_s: float) -> tuple[list[Any], bool]:
-        """Return the answers, and whether all answered (False without refreshers)."""
+        """Call all refreshers concurrently; return the answers, and whether all answered (False without refreshers)."""
 
         async def ask(address: str, stub: Any) -> Any:
             try:

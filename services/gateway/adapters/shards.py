@@ -1,11 +1,10 @@
-"""Every search goes to all shards of the catalogue at once, and their answers are merged.
+"""A search asks all shards of the catalogue at once and merges their answers.
 
-The largest of the shards' bounds holds for the whole catalogue. Items are ordered by score, ties by id, as in one
-process. Answers need one index version: shards that are ahead are asked once more for the oldest version of an answer.
-If a shard does not answer, the merged answer is an estimate.
+The largest of the shards' bounds is valid for the whole catalogue. All answers must be of one index version, so shards
+that are ahead are asked once more for the oldest version. Without a shard's answer, the merged answer is an estimate.
 
 A shard that takes three times as long as the fastest half is asked again, at most twice, through another replica (Dean
-and Barroso, The Tail at Scale, 2013). Repeats are at most a twentieth of calls.
+and Barroso, The Tail at Scale, 2013). At most a twentieth of calls are repeats.
 """
 
 import asyncio
@@ -15,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
 from services.algorithms.rules.filters import ItemFilter
@@ -25,7 +24,7 @@ from services.contracts.shards import home_shard
 from services.gateway.adapters.processes import RemoteCandidates
 from services.gateway.breaker import Breaker
 from services.gateway.domain import IndexFreshness, Pool, Ranking, Seen
-from services.gateway.freshness import ServedIndex
+from services.gateway.ports import ServedIndex
 from services.platform.errors import DependencyUnavailable, FreshetError
 
 # Share of a call's time for merging.
@@ -42,7 +41,7 @@ A = TypeVar("A", Ranking, Pool)
 
 @dataclass(frozen=True, slots=True)
 class _Answers(Generic[A]):
-    """of: by shard (None: no answer). share: of the catalogue that was searched."""
+    """Answers by shard (None: no answer). share: the searched share of the catalogue."""
 
     of: Sequence[A | None]
     share: float
@@ -53,7 +52,7 @@ class _Answers(Generic[A]):
 
     @property
     def oldest(self) -> A:
-        """Return the answer of the oldest index version."""
+        """The answer of the oldest index version."""
         return min(self.there, key=_position)
 
     @property
@@ -68,10 +67,10 @@ class _Answers(Generic[A]):
 
 
 class ShardedCandidates:
-    """Implements `ports.Candidates` over n shards, in their order. For one event loop.
+    """Implements `ports.Candidates` over shards, given in their order. For one event loop.
 
-    patient_s: a call's full time limit; a time-out after less is no failure of the shard.
-    count: called with "missing" or "hedged" and the shard's number.
+    patient_s: a call's full time limit; the breaker ignores time-outs after less. count: called with "missing" or
+    "hedged" and the shard's number.
     """
 
     def __init__(
@@ -93,56 +92,23 @@ class ShardedCandidates:
         # Items per shard, as last reported; 0: unknown.
         self._num_items = [0] * len(shards)
 
-    async def search(
-        self,
-        query_state: PackedQueryState,
-        *,
-        k: int,
-        filter: ItemFilter,
-        seen: Seen,
-        timeout_s: float,
-        max_gap: float | None = None,
-    ) -> Ranking:
+    async def search(self, query_state: PackedQueryState, *, k: int, timeout_s: float, **asked: Any) -> Ranking:
         """Return the k best of all shards' k best. Raises: DependencyUnavailable if none answered."""
 
         async def ask(shard: RemoteCandidates, version: str, left_s: float) -> Ranking:
-            return await shard.search(
-                query_state,
-                k=k,
-                filter=filter,
-                seen=seen,
-                timeout_s=left_s,
-                index_version=version,
-                max_gap=max_gap,
-            )
+            return await shard.search(query_state, k=k, timeout_s=left_s, index_version=version, **asked)
 
         return _merged_rankings(await self._ask_one_version(ask, timeout_s), k)
 
-    async def propose(
-        self,
-        query_state: PackedQueryState,
-        *,
-        pool_size: int,
-        filter: ItemFilter,
-        seen: Seen,
-        timeout_s: float,
-        max_gap: float | None = None,
-    ) -> Pool:
-        """Return all pools as one. Each shard gets its share of `pool_size` plus three standard deviations. Raises:
-        DependencyUnavailable if none answered.
+    async def propose(self, query_state: PackedQueryState, *, pool_size: int, timeout_s: float, **asked: Any) -> Pool:
+        """Return all pools as one. Each shard gets its share of `pool_size` plus three standard deviations.
+
+        Raises: DependencyUnavailable if no shard answered.
         """
         size = share_of_pool(pool_size, len(self._shards))
 
         async def ask(shard: RemoteCandidates, version: str, left_s: float) -> Pool:
-            return await shard.propose(
-                query_state,
-                pool_size=size,
-                filter=filter,
-                seen=seen,
-                timeout_s=left_s,
-                index_version=version,
-                max_gap=max_gap,
-            )
+            return await shard.propose(query_state, pool_size=size, timeout_s=left_s, index_version=version, **asked)
 
         return _merged_pools(await self._ask_one_version(ask, timeout_s))
 
@@ -177,7 +143,6 @@ class ShardedCandidates:
     async def explain_votes(
         self, query_state: PackedQueryState, item_id: str, *, seen: Seen, timeout_s: float
     ) -> ItemVotes:
-        """Return the answer of the item's shard."""
         return await self._shards[self._home(item_id)].explain_votes(
             query_state, item_id, seen=seen, timeout_s=timeout_s
         )
@@ -283,8 +248,8 @@ class ShardedCandidates:
 
 
 def share_of_pool(size: int, count: int) -> int:
-    """Return each shard's part of a pool: the best `size` are distributed binomially, so three standard deviations
-    above the mean.
+    """Return how many items of a pool each shard returns: three standard deviations above the mean of its binomial
+    share of the best `size`.
     """
     share = 1 / count
     return min(size, math.ceil(size * share + 3 * math.sqrt(size * share * (1 - share))))
@@ -317,8 +282,8 @@ def _merged_rankings(answers: _Answers[Ranking], k: int) -> Ranking:
 
 
 def _certificate(rankings: Sequence[Ranking], k: int, kth: float | None) -> Certificate:
-    """Items that an exact shard omitted rank after its last item, hence after the K-th of all. Those that a shard with
-    a gap omitted score at most its last item's score plus the gap.
+    """Items that an exact shard omits rank after the K-th item. Items that a shard with a gap omits score at most its
+    last score plus the gap.
     """
     gaps = [(one, one.certificate.gap) for one in rankings if one.certificate != EXACT]
     if not gaps:

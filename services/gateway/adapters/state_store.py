@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from services.gateway.domain import HistoryEvent
-from services.gateway.health.minutes import PartCalls
+from services.gateway.metrics import PartCalls
 from services.user_state.reader import StateReader
 from services.user_state.values import UserView
 
@@ -19,7 +19,7 @@ class RedisUserStates:
         self._calls = calls or PartCalls()
 
     async def read_user(self, user_id: str, *, with_seen: bool, partition: int | None) -> UserView:
-        """Read in one round trip; other models' states are ignored."""
+        """Read in one round trip. Other models' states are ignored."""
         began, failed = time.perf_counter(), True
         try:
             view = await self._reader.read_user(user_id, self._model_version, with_seen=with_seen, partition=partition)
@@ -29,15 +29,12 @@ class RedisUserStates:
         return view
 
     async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
-        """Return the stored events, oldest first."""
         events = await self._reader.read_events(user_id)
         return [HistoryEvent(event.item_id, event.event_time_ms, event.type, event.value) for event in events]
 
     async def epoch(self) -> str | None:
-        """Return the stream's epoch."""
         return await self._reader.epoch()
 
     async def progress(self) -> tuple[str | None, Mapping[int, int]]:
-        """Return the epoch and every partition's applied watermark."""
         epoch, progress = await self._reader.read_progress()
         return epoch, {partition: found.watermark for partition, found in progress.items()}

@@ -1,8 +1,8 @@
-"""Probe Kafka's brokers (TCP) and the encoder's health twice a second, so that no request waits for a probe.
+"""Probe Kafka's brokers (TCP) and the encoder's health twice a second, so that requests do not wait for probes.
 
 The log is reachable if at least half of the brokers are: two of three still accept writes. The cluster's list omits
-dead brokers, so the longest list so far gives their number. An unexpected exception counts as "no" and is logged. An
-encoder that does not answer in time counts as "no" the second time in a row: on a busy machine one answer may be late.
+dead brokers, so the longest list so far gives their number. An encoder counts as not serving after two time-outs in a
+row: on a busy machine one answer may be late.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ log = structlog.get_logger()
 
 
 class ProbedStreamStatus:
-    """Implements `ports.StreamStatus`. `start`, then `close`."""
+    """Implements `ports.StreamStatus`. Call `start`, then `close`."""
 
     def __init__(
         self,
@@ -44,7 +44,6 @@ class ProbedStreamStatus:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Stop probing."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -65,7 +64,7 @@ class ProbedStreamStatus:
             await self.probe()
 
     async def _answer(self, name: str, probe: Awaitable[bool]) -> bool:
-        """Return a probe's result; False, with a log entry for a new text, if it raised."""
+        """Return a probe's result; if it raised, log a new text and return False."""
         failure, answer = "", False
         try:
             answer = await probe

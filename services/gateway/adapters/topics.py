@@ -1,4 +1,4 @@
-"""The topics that the gateway writes with its one producer."""
+"""The topics that the gateway writes with one producer."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar

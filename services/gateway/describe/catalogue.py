@@ -1,4 +1,4 @@
-"""DescribeCatalogue and details of answered items, from the gateway's own titles and popular items."""
+"""DescribeCatalogue, and details of an answer's items."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class ItemDetails:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueDescription:
-    """num_items: with withdrawn ones. categories: the largest of `num_categories`, with counts."""
+    """The catalogue, with withdrawn items. categories: the largest of `num_categories`, with counts."""
 
     model: ServedModel
     num_items: int
@@ -33,7 +33,7 @@ class CatalogueDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeCatalogue:
-    """The handler; one per version set. `titles` and `popular` follow the topic `items`."""
+    """DescribeCatalogue."""
 
     titles: Titles
     popular: PopularItems
@@ -55,6 +55,5 @@ class DescribeCatalogue:
         )
 
     def details(self, item_ids: Sequence[str]) -> list[ItemDetails]:
-        """Return each item's current details."""
         titles, categories = self.titles.of(item_ids), self.popular.categories_of(item_ids)
         return [ItemDetails(title, names) for title, names in zip(titles, categories, strict=True)]

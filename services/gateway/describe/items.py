@@ -1,7 +1,4 @@
-"""GetItem and ListItems, read from the gateway's own columns.
-
-A page examines a limited number of items, so a rare prefix may need several pages.
-"""
+"""GetItem and ListItems. A page examines a limited number of items, so a rare prefix may need several pages."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,8 +8,7 @@ import numpy as np
 
 from services.contracts.topics.items import MAX_CATEGORY_BYTES, MAX_TITLE_BYTES
 from services.gateway.domain import ServedModel
-from services.gateway.freshness import ItemProgress
-from services.gateway.ports import Refreshers
+from services.gateway.ports import ItemProgress, Refreshers
 from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.popular import KnownItem
 from services.platform.errors import InvalidRequest, NotFound
@@ -24,7 +20,7 @@ MAX_LOOKED, _AT_ONCE = 100_000, 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemReport:
-    """progress: None if the item's refresher did not answer."""
+    """An item. progress: None if its refresher did not answer."""
 
     known: KnownItem
     progress: ItemProgress | None
@@ -33,7 +29,7 @@ class ItemReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetItem:
-    """The handler; one per version set."""
+    """GetItem."""
 
     described: DescribedItems
     refreshers: Refreshers
@@ -66,13 +62,13 @@ class ItemsQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListItems:
-    """The handler; one per version set."""
+    """ListItems."""
 
     described: DescribedItems
     model: ServedModel
 
     async def __call__(self, query: ItemsQuery) -> tuple[Sequence[KnownItem], str]:
-        """Return a page's items, and the next page's token, "" at the end. Raises: InvalidRequest."""
+        """Return a page's items and the next page's token ("": the last page). Raises: InvalidRequest."""
         validate_text("prefix", query.prefix, 0, MAX_TITLE_BYTES)
         validate_text("category", query.category, 0, MAX_CATEGORY_BYTES)
         if query.page_size > MAX_PAGE:
@@ -80,7 +76,7 @@ class ListItems:
         return await asyncio.to_thread(self._page, query, self._start(query.page_token))
 
     def _start(self, token: str) -> int | None:
-        """Return the page's first key; another model has other keys."""
+        """Return the page's first key. Keys are valid for one model."""
         key, _, model = token.partition("@")
         if not token:
             return None

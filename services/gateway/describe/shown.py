@@ -23,10 +23,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A user's answers, newest first. oldest_ms: Unix milliseconds of the oldest record read.
-
-    is_complete: there are no older answers.
-    """
+    """A user's answers, newest first. oldest_ms: the oldest record read. is_complete: there are no older answers."""
 
     answers: Sequence[Shown]
     oldest_ms: int | None
@@ -45,7 +42,7 @@ class ShownAnswers(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownTo:
-    """The two handlers. time_of: `Exposures.time_of`. `titles` follow the topic `items`."""
+    """The two handlers. time_of: `Exposures.time_of`."""
 
     log: ShownAnswers
     time_of: Callable[[str, str], int]

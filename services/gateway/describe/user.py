@@ -27,7 +27,7 @@ class DescribedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedUser:
-    """events: some of `num_events`, newest first. state: of this model."""
+    """A user. events: some of `num_events`, newest first. state: of this model."""
 
     events: Sequence[DescribedEvent]
     num_events: int
@@ -39,16 +39,14 @@ class DescribedUser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetUser:
-    """The handler; one per version set. `titles` follow the topic `items`."""
+    """GetUser."""
 
     states: UserStates
     titles: Titles
     model: ServedModel
 
     async def __call__(self, user_id: str, max_events: int, skip_events: int) -> DescribedUser:
-        """Return the user's data; an unknown user has none. Raises: InvalidRequest; DependencyUnavailable without the
-        state store.
-        """
+        """Return the user's data; an unknown user has none. Raises: InvalidRequest, DependencyUnavailable."""
         validate_id("user_id", user_id)
         if max_events > MAX_EVENTS:
             raise InvalidRequest.of("max_events", max_events, f"0-{MAX_EVENTS}")

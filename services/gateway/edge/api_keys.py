@@ -1,7 +1,7 @@
 """API keys: one JSON file with each key's id, roles, rate, and the SHA-256 of its secret.
 
-A secret is 256 random bits, which no fast digest makes guessable; slow hashes (scrypt, Argon2) protect chosen passwords
-and would cost each call milliseconds. The file is always replaced whole.
+A secret is 256 random bits, so it needs no slow hash (scrypt, Argon2), which would cost each call milliseconds. The
+file is always replaced whole.
 """
 
 import fcntl
@@ -26,9 +26,9 @@ _MAX_RATE = 1_000_000
 
 
 class ApiKey(BaseModel):
-    """One key in the file. `sha256`: of its secret, in lower-case hexadecimal.
+    """One key. sha256: of its secret, in lower-case hexadecimal.
 
-    `requests_per_second`: the long-term rate; None: unlimited. `burst`: most calls at once; None: a second's.
+    requests_per_second: the long-term rate; None: unlimited. burst: most calls at once; None: those of a second.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -74,7 +74,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
 
 
 def create_key(path: Path, **fields: Any) -> str:
-    """Add a key to the file, which is created if missing; return its secret.
+    """Add a key to the file, which need not exist; return its secret.
 
     Raises: ConfigError for an invalid field, a taken id, or an unusable file.
     """

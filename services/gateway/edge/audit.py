@@ -1,8 +1,7 @@
 """The audit log: one JSON object per line, in a file or on stderr.
 
-A line has time, key id, method, status, peer address, and a refusal's reason. It never has a secret or a caller's own
-text, such as a user id, an item or a query. Every call of a method in `AUDITED` is written. Of refusals, a limited
-number per key, status and window is written, so that they cannot fill the disk.
+It has every call of a method in `AUDITED`, and a limited number of refusals, so that they cannot fill the disk. A line
+has no secret and no text of the caller, such as a user id, an item or a query.
 """
 
 import json
@@ -20,8 +19,8 @@ from services.platform.config import ConfigError
 
 log = structlog.get_logger()
 
-# Refusals per key, status and window, and the window's seconds. The rest are counted in a line at the window's end. All
-# callers without a known key count as one.
+# Refusals per key, status and window of so many seconds. A line at the window's end counts the others. Callers without
+# a known key count as one.
 MAX_REFUSALS, WINDOW_S = 20, 60.0
 
 
@@ -47,7 +46,6 @@ class AuditLog:
         self._windows: dict[tuple[str, str], _Window] = {}
 
     def call(self, key_id: str, method: str, peer: str, status: str) -> None:
-        """Write a line for an audited call."""
         self._write(key=key_id, method=method, status=status, peer=peer)
 
     def refusal(self, key_id: str, method: str, peer: str, status: str, reason: str) -> None:
@@ -62,7 +60,7 @@ class AuditLog:
         self._write(key=key_id, method=method, status=status, peer=peer, reason=reason)
 
     def end_windows(self, *, now: bool = False) -> None:
-        """Close the ended windows (with `now`, all), and write their numbers of omitted refusals."""
+        """Close the ended windows (with `now`, all), and write how many refusals each omitted."""
         time_s = self._clock()
         for (key_id, status), window in list(self._windows.items()):
             if now or time_s >= window.ends_s:

@@ -1,7 +1,6 @@
 """Authentication and authorisation by API keys: `services.platform.rpc.guard` calls `Door` before each RPC.
 
-A key is found by its secret's digest, so response times reveal nothing. Keys may change while calls run; a call that
-has begun continues.
+A key is found by its secret's digest, so response times reveal nothing. Keys may change; calls in progress continue.
 """
 
 import asyncio
@@ -29,10 +28,7 @@ _LOOK_EVERY_S = 1.0
 
 
 class TokenBucket:
-    """A sustained rate of `per_second` calls, with bursts of up to `burst`.
-
-    Its only state is the time at which it is full again.
-    """
+    """A sustained rate of `per_second` calls, with bursts of up to `burst`. Its state is the time when it is full."""
 
     __slots__ = ("_full_s", "limits")
 
@@ -87,7 +83,7 @@ class Door:
         self.set_keys(keys)
 
     def set_keys(self, keys: Iterable[ApiKey]) -> None:
-        """From now on these keys are valid, and no others."""
+        """Replace the valid keys."""
         before = {holder.key.id: holder for holder in self._by_digest.values()}
         self._by_digest = {bytes.fromhex(key.sha256): _KnownKey(key, before.get(key.id)) for key in keys}
 
@@ -148,7 +144,7 @@ async def opened_door(path: Path | None, audit_log: Path | None) -> AsyncIterato
 
 
 async def follow_keys(path: Path, door: Door) -> None:
-    """Read a changed file again, for ever; if it is invalid, the earlier keys stay valid."""
+    """Read the file again whenever it changed. While it is invalid, the earlier keys stay valid."""
     seen: tuple[int, ...] = ()
     while True:
         await asyncio.sleep(_LOOK_EVERY_S)
@@ -168,7 +164,7 @@ async def follow_keys(path: Path, door: Door) -> None:
 
 
 def _look(path: Path) -> tuple[int, ...]:
-    """Return modification time, size and inode, to detect a change; errno without a file."""
+    """Return modification time, size and inode; errno without a file."""
     try:
         found = path.stat()
     except OSError as exc:

@@ -1,8 +1,7 @@
 """`python -m services.gateway.edge.first_keys KEYS SECRETS`: the keys that containers need.
 
-KEYS/api-keys.json gets one key of all roles, its secret SECRETS/api-key; SECRETS/pseudonym-key is new, with a copy in
-KEYS; KEYS/signing-key signs texts for clients. Only the first folder is for the gateway. In a container this is
-`freshet keys create`.
+KEYS, for the gateway, gets api-keys.json with one key of all roles, signing-key, and a copy of pseudonym-key. SECRETS
+gets api-key, the secret of that one key, and pseudonym-key.
 """
 
 import secrets
@@ -14,7 +13,7 @@ from services.gateway.edge.roles import Role
 
 
 def make_first_keys(keys: Path, secret: Path) -> None:
-    """Create missing keys; existing ones do not change, and a lost key of pseudonyms cannot be made again."""
+    """Create missing keys. A lost key of pseudonyms cannot be restored."""
     keys.mkdir(exist_ok=True)
     if not (pseudonyms := secret / "pseudonym-key").exists():
         write_private(pseudonyms, secrets.token_urlsafe(32))

@@ -1,7 +1,4 @@
-"""The roles that may call each RPC; no key may call others.
-
-docs/operate/security.md repeats the table; tests compare both with protos/freshet/v1/gateway.proto.
-"""
+"""The roles that may call each RPC. Tests compare them with docs/operate/security.md and gateway.proto."""
 
 from collections.abc import Mapping
 from enum import StrEnum

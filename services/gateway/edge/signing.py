@@ -1,7 +1,7 @@
 """Signed texts that clients return, each valid for one user.
 
-A text: body | tag of user and body | MAC of both, in URL-safe base64. The tag differs with each body, so two
-texts do not show that they belong to one user. Gateways with the same clients share the key.
+A text is body | tag of user and body | MAC of both, in URL-safe base64. The tag depends on the body, so two texts do
+not show that they are of one user. Gateways with the same clients share the key.
 """
 
 import binascii
@@ -64,10 +64,7 @@ class Signer:
 
 
 def signing_key(key: str, file: Path | None) -> bytes:
-    """Return `key`, else the file's, else a random one.
-
-    Raises: ConfigError for a file without a key.
-    """
+    """Return `key`, else the file's, else a random one. Raises: ConfigError for a file without a key."""
     if not key and file is not None:
         key = read_key("FRESHET_GATEWAY_SIGNING_KEY_FILE", file)
     if not key:

@@ -1,6 +1,6 @@
-"""GetHealth: check every part, and add its statistics by minute.
+"""GetHealth: check every part, and add its calls by the minute.
 
-Callers share a check at most a second old; without callers, one runs every ten seconds.
+Callers share a check of the last second. Without callers, one runs every ten seconds.
 """
 
 import asyncio
@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.contracts.processes import EFFECTS
-from services.gateway.freshness import UNKNOWN, FreshnessReport, PartitionProgress
-from services.gateway.get_freshness import GetFreshness
-from services.gateway.health.minutes import MINUTES, PARTS, Minutes
-from services.gateway.ports import Ports
+from services.gateway.get_freshness import FreshnessReport, GetFreshness
+from services.gateway.metrics import MINUTES, PARTS, Minutes
+from services.gateway.ports import UNKNOWN, PartitionProgress, Ports
 from services.platform.errors import InvalidRequest
 
 LAG_UNITS: Mapping[str, str] = {
@@ -25,7 +24,7 @@ _TIMEOUT_S, _FRESH_S, _LOOK_EVERY_S = 1.0, 1.0, 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartHealth:
-    """problem: why it is not ready, else "". started: it was ever ready. minutes: rows of `Minutes.last`."""
+    """A part. problem: why it is not ready, else "". started: whether it was ever ready. minutes: as `Minutes.last`."""
 
     name: str
     problem: str
@@ -37,7 +36,7 @@ class PartHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthReport:
-    """since_ms: start of this process. first_ms: begin of the first minute. last_s: seconds of the last one."""
+    """The answer. since_ms: start of this process. first_ms: begin of the first minute. last_s: length of the last."""
 
     since_ms: int
     first_ms: int
@@ -46,7 +45,7 @@ class HealthReport:
 
 
 class GetHealth:
-    """The handler; one per version set. All share the gateway's `minutes`."""
+    """The handler. All version sets share the gateway's `minutes`."""
 
     def __init__(self, ports: Ports, freshness: GetFreshness, minutes: Minutes) -> None:
         self._ports, self._freshness, self._minutes = ports, freshness, minutes

@@ -1,7 +1,4 @@
-"""The gateway's view of the topic `items`: titles, and the items of the fallback.
-
-A follower's thread writes it while the event loop reads.
-"""
+"""The gateway's view of the topic `items`. A follower's thread writes it while the event loop reads."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,18 +10,18 @@ from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Indices, Strings
 from services.algorithms.rules.attributes import Values
 from services.algorithms.rules.filters import Mask
-from services.contracts.topics.index_deltas import Batch
+from services.catalogue.follower import Listener
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.recommend.popular import KnownItem, PopularItems
 
 
 class Titles:
-    """Titles by item id: those put after training, and the bundle's columns. Only one thread may call `put`."""
+    """Titles by item id: the bundle's columns, and later ones. Only one thread may call `put`."""
 
     def __init__(self, item_ids: Iterable[str] = (), titles: Sequence[str] = ()) -> None:
         self._ids = item_ids if isinstance(item_ids, ItemIds) else ItemIds.of(item_ids)
         self._titles, self._described = Strings.of(titles), dict[str, str]()
-        # By row: whether `_described` has another title.
+        # Whether `_described` has another title, by row.
         self._is_described = np.zeros(len(self._titles), dtype=bool)
 
     def put(self, item_id: str, title: str) -> None:
@@ -56,27 +53,21 @@ class Titles:
         return passes, others
 
 
-class DescribedItems:
-    """A listener of `services.catalogue.follower` that follows only `items`.
-
-    titles: the bundle's at first; a record's title replaces the earlier one.
-    """
+class DescribedItems(Listener):
+    """Applies the topic `items` to titles and popular items; other processes count its unusable records."""
 
     def __init__(self, titles: Titles, popular: PopularItems) -> None:
         self.titles, self.popular = titles, popular
         popular.knows_withdrawn = False
-        # By item: attributes that other models declare; records of watched items.
+        # The offset of the last applied record.
         self.applied = -1
+        # Attributes that other models declare, and records of watched items, by item.
         self._undeclared: dict[str, Values] = {}
         self._watched: dict[str, list[CatalogueItem]] = {}
 
     def caught_up(self) -> None:
-        """Record that the topic was read to its end once."""
+        """Record that the topic was read to its end."""
         self.popular.knows_withdrawn = True
-
-    def apply(self, batch: Batch, *, is_live: bool) -> bool:
-        """Do nothing: the gateway has no item states."""
-        return True
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
         """Apply titles, categories, attributes, and whether items are served."""
@@ -101,7 +92,7 @@ class DescribedItems:
 
     @contextmanager
     def watch(self, item_ids: Iterable[str]) -> Iterator[dict[str, list[CatalogueItem]]]:
-        """Collect the records of these items that are applied meanwhile. One watch at a time."""
+        """Collect the records of these items that are applied meanwhile. Only one watch may run at a time."""
         watched: dict[str, list[CatalogueItem]] = {item_id: [] for item_id in item_ids}
         self._watched = watched
         try:
@@ -120,7 +111,7 @@ class DescribedItems:
         ]
 
     def item(self, item_id: str) -> KnownItem | None:
-        """Return one item, None for an unknown one."""
+        """Return the item, None if unknown."""
         row = self.popular.row(item_id)
         return self.known(np.array([row]))[0] if row >= 0 else None
 
@@ -131,9 +122,3 @@ class DescribedItems:
         for number, title in zip(numbers, self.titles.of(self.popular.ids_of(rows[numbers])), strict=True):
             passes[number] = title.encode().lower().startswith(prefix)
         return passes | self.popular.ids_starting(rows, prefix)
-
-    def reset(self) -> None:
-        """Do nothing: the gateway does not apply `index-deltas`."""
-
-    def counted(self, kind: str, records: int) -> None:
-        """Do nothing: the processes that serve items count the records."""

@@ -1,18 +1,28 @@
 """Explain: find the user's state as Recommend does, then explain one item's score.
 
-An unavailable part makes the call fail: it must not count as zero. A user without a state gets an answer without a
-score, since Recommend has no scores for them either.
+If a part is unavailable, the call fails: the part must not count as zero. Without a state, the answer has no score, as
+in Recommend.
 """
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.algorithms.rules.ranking_rules import Rule
 from services.algorithms.scoring.packed_state import after_absence
-from services.gateway.domain import HistoryEvent, Seen, ServedModel, last_event_ms, now_ms, seen_in, turned_down_in
+from services.contracts.explanations import ExplainedScore, ItemVotes
+from services.gateway.domain import (
+    ExplainQuery,
+    HistoryEvent,
+    Seen,
+    ServedModel,
+    last_event_ms,
+    now_ms,
+    seen_in,
+    turned_down_in,
+)
 from services.gateway.ports import Ports
 from services.gateway.recommend.catalogue import Titles
-from services.gateway.recommend.explanation import ExplainQuery, Explanation, PastInteraction
 from services.gateway.recommend.standing_rules import LiveRules
 from services.gateway.stages import FoundState, Limits
 from services.gateway.validation import check_explain, with_times
@@ -22,8 +32,58 @@ MAX_PAST = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PastInteraction:
+    """One of the user's interactions; an unknown title is empty."""
+
+    item_id: str
+    title: str
+    age_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """The answer. Without a state (state_source "none") score and parts are absent."""
+
+    model_version: str
+    state_source: str
+    absence_bucket: int = 0
+    similarity: ExplainedScore | None = None
+    votes: ItemVotes | None = None
+    history: Sequence[PastInteraction] = ()
+    rules: Sequence[Rule] = ()
+
+    @property
+    def score_with_rules(self) -> float:
+        return self.score + sum(rule.adds for rule in self.rules)
+
+    @property
+    def parts(self) -> tuple[float, float, float]:
+        """The parts of the final score: the model's own components, refreshed ones, votes."""
+        if self.similarity is None:
+            return (0.0, 0.0, 0.0)
+        weight = 1.0 if self.votes is None else self.votes.model_share
+        vote = 0.0 if self.votes is None else self.votes.vote
+        return (weight * self.similarity.from_model, weight * self.similarity.from_interactions, (1 - weight) * vote)
+
+    @property
+    def score(self) -> float:
+        """model_share * s + (1 - model_share) * vote."""
+        return sum(self.parts)
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Each part's share of the sum of absolute values: with opposite signs, a part can be larger than the score."""
+        sizes = [abs(part) for part in self.parts]
+        total = sum(sizes)
+        if total == 0:
+            return (0.0, 0.0, 0.0)
+        model, refreshed, votes = (size / total for size in sizes)
+        return (model, refreshed, votes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explain:
-    """The handler; one per version set, called concurrently. titles: follow the topic `items`."""
+    """The handler."""
 
     ports: Ports
     titles: Titles
@@ -32,7 +92,7 @@ class Explain:
     rules: LiveRules
 
     async def __call__(self, query: ExplainQuery) -> Explanation:
-        """Raises: InvalidRequest with the field; NotFound for an item that no index serves; a dependency's error."""
+        """Explain a score. Raises: InvalidRequest; NotFound for an item that no index serves; a component's error."""
         asked_ms = now_ms()
         await in_turn(check_explain, query, asked_ms, self.model.kinds)
         rules = (*self.rules.now.rules, *query.rules, *query.arm_rules)
@@ -64,7 +124,7 @@ class Explain:
         )
 
     async def _find_state(self, query: ExplainQuery, asked_ms: int) -> tuple[FoundState, Sequence[HistoryEvent]]:
-        """Try, in Recommend's order: a state of the request's history, the stored state, one of the stored history."""
+        """Return the state of the request's history, else the stored state, else the state of the stored history."""
         if query.history:
             history: Sequence[HistoryEvent] = with_times(query.history, asked_ms)
             source = "request"

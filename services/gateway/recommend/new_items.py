@@ -1,4 +1,4 @@
-"""Reserved positions: some positions of an answer get the user's best new items (docs/decisions/056)."""
+"""Reserved positions of an answer get the user's best new items (decision 056)."""
 
 import math
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.ruled_pools import rescored, within_rules
 from services.gateway.stages import Stages, Work
 
-# Number of newest items considered, and of the user's best among them to draw from.
+# How many newest items are scored, and from how many of the best the draw chooses.
 MAX_NEW, NEW_DRAWN_FROM = 500, 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewItems:
-    """One per version set. share: share of an answer's positions to reserve. age_s: how long an item is new."""
+    """Draws new items. share: the reserved share of an answer's positions. age_s: how long an item is new."""
 
     stages: Stages
     popular: PopularItems
@@ -29,7 +29,7 @@ class NewItems:
     async def among(
         self, work: Work[RecommendQuery], state: PackedQueryState, ranking: Ranking, asked_ms: int
     ) -> Ranking:
-        """Return the ranking with new items, none of them twice, at some positions."""
+        """Return the ranking with different new items at some positions."""
         query, items = work.query, ranking.items
         share = self.share if query.new_item_share is None else query.new_item_share
         if not share or not (fresh := self._fresh(query, items, asked_ms)):
@@ -84,9 +84,7 @@ class NewItems:
         new: Sequence[ScoredItem],
         share: float,
     ) -> list[ScoredItem]:
-        """Return new items, with rules applied to their scores: the limits admit all of them together with the items
-        that remain after any draw.
-        """
+        """Return rescored new items that all fit the limits, with the items that remain after any draw."""
         query, in_answer = work.query, {item.item_id for item in items}
         scored = rescored(new, query, work.discounts, self.popular)
         admitted: list[ScoredItem] = []

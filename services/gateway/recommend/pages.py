@@ -1,7 +1,7 @@
-"""A ranked list is stored once for its user, who reads it page by page with signed tokens.
+"""A ranked list is stored for its user, who reads it page by page with signed tokens.
 
-Its pages never repeat or omit an item when the index changes. A list expires 15 minutes after it was made, or when its
-user has four newer lists.
+Changes of the index do not repeat or omit items of its pages. A list expires after 15 minutes, or when its user has
+four newer lists.
 """
 
 import json
@@ -19,7 +19,6 @@ from services.platform.errors import InvalidRequest, PermissionDenied, Precondit
 
 LIST_TTL_S = 15 * 60
 MAX_LISTS = 4
-# Old tokens have a four-byte offset and no bucket. The offset is at most 1,000, so its first byte is 0: bucket 0.
 _ID_BYTES, _TIME_BYTES, _OFFSET_BYTES = 5, 6, 3
 _PLACE_BYTES = 1 + _OFFSET_BYTES
 _BODY_BYTES = _ID_BYTES + _TIME_BYTES + _PLACE_BYTES
@@ -32,8 +31,8 @@ _ENDED = (
 
 @dataclass(frozen=True, slots=True)
 class PagePosition:
-    """The start of the next page: `offset` items are before it. made_ms: Unix milliseconds.
-    absence_bucket: the bucket applied to the state that ranked the list.
+    """The start of the next page, after `offset` items. made_ms: Unix milliseconds. absence_bucket: that of the state
+    that ranked the list.
     """
 
     list_id: bytes
@@ -44,7 +43,7 @@ class PagePosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedList:
-    """A ranked list with its provenance. Stored scores have single precision."""
+    """A ranked list. Stored scores have single precision."""
 
     ranking: Ranking
     model_version: str
@@ -63,13 +62,13 @@ class PageTokens:
         return PagePosition(os.urandom(_ID_BYTES), self._clock_ms(), offset, absence_bucket)
 
     def token(self, place: PagePosition, user_id: str) -> str:
-        """Return a position's signed token."""
         made, offset = place.made_ms.to_bytes(_TIME_BYTES, "big"), place.offset.to_bytes(_OFFSET_BYTES, "big")
         return self._signer.sign(place.list_id + made + bytes([place.absence_bucket]) + offset, user_id)
 
     def place(self, token: str, user_id: str) -> PagePosition:
-        """Return the token's position. Raises: InvalidRequest for an altered token, PermissionDenied for another user's
-        token, PreconditionFailed for an expired list.
+        """Return the token's position.
+
+        Raises: InvalidRequest, PermissionDenied for another user's token, PreconditionFailed for an expired list.
         """
         try:
             body = self._signer.open(token, _BODY_BYTES, user_id)
@@ -86,7 +85,7 @@ class PageTokens:
 
 
 def packed_list(place: PagePosition, served: ServedList) -> bytes:
-    """Return the stored bytes: list id, certificate, and an exposure, whose context has the other fields."""
+    """Return the stored bytes: list id, certificate, and an exposure whose context has the other fields."""
     items, certificate = served.ranking.items, served.ranking.certificate
     shown = Exposure(
         exposure_id=place.list_id.hex(),
@@ -115,17 +114,16 @@ def find_list(entries: list[bytes], place: PagePosition) -> ServedList:
             (gap,) = _GAP.unpack_from(entry, _ID_BYTES)
             shown = decode_exposure(entry[_ID_BYTES + _GAP.size :])
             columns = shown.item_ids, shown.scores, shown.sources, shown.propensities or [1.0] * len(shown.item_ids)
-            # Lists of an earlier version have no such context.
             context = {name: json.loads(text) for name, text in shown.context.items()}
-            rules = context.get("rules", {})
+            rules = context["rules"]
             slots = enumerate(zip(*columns, strict=True))
             ranking = Ranking(
                 items=[ScoredItem(*slot, tuple(rules.get(str(row), ()))) for row, slot in slots],
                 certificate=Certificate(None if math.isnan(gap) else gap),
                 index_version=shown.index_version,
-                searched_share=context.get("searched_share", 1.0),
+                searched_share=context["searched_share"],
             )
-            marks = [Degradation(number) for number in context.get("degradations", ())]
+            marks = [Degradation(number) for number in context["degradations"]]
             return ServedList(
                 ranking=ranking,
                 model_version=shown.model_version,

@@ -1,8 +1,7 @@
-"""Popular items under a request's filter, from recent events and training.
+"""Popular items under a request's filter.
 
-An item's count is its faded stream count (`algorithms.items.popularity`) plus 0.03 times its training count.
-
-Most answers have the same few items, which stay decoded; others are filtered by columns (`popular_rows.py`).
+An item's count is its faded stream count (`algorithms.items.popularity`) plus 0.03 times its training count. Most
+answers have the same few items, which stay decoded; others are filtered by columns (`popular_rows.py`).
 
 Letters: n items of the bundle, m requested items.
 """
@@ -36,7 +35,7 @@ _WITHDRAWN, _UNAVAILABLE = 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownItem:
-    """is_trained: training knew it. first_seen_ms: the first description of an item that training did not know."""
+    """An item. is_trained: the bundle has it. first_seen_ms: the first description of another item."""
 
     item: CatalogueItem
     is_trained: bool
@@ -44,10 +43,7 @@ class KnownItem:
 
 
 class PopularItems:
-    """The catalogue in order of popularity (ties: training's order), then new items.
-
-    knows_withdrawn: whether the topic `items` was read to its end.
-    """
+    """The catalogue by popularity. knows_withdrawn: whether the topic `items` was read to its end."""
 
     def __init__(
         self,
@@ -56,20 +52,20 @@ class PopularItems:
         categories: Sequence[Sequence[str]],
         attributes: AttributeTable | None = None,
     ) -> None:
-        """A bundle's columns are not copied. counts (n,): each item's count in training."""
+        """Take a bundle's columns without copying them. counts (n,): each item's count in training."""
         self._rows = ItemRows(item_ids, counts, categories)
         self._total = TRAINING_COUNTS * int(counts.sum())
         self._attributes = AttributeRows(attributes or no_attributes(len(self._rows)), self._rows.order)
         self._by_category = CategoryRows(self._rows.categories, self._rows.rank)
         self.knows_withdrawn = True
-        # By row: 0 if answers may contain the item, else the sum of _WITHDRAWN and _UNAVAILABLE.
+        # By row: the sum of _WITHDRAWN and _UNAVAILABLE; 0 if answers may contain the item.
         self._withheld = bytearray(len(self._rows))
-        # Rows of items unknown to training, and the Unix milliseconds of their first description.
+        # The first description (Unix milliseconds) and the row of each item that the bundle lacks.
         self._new: list[tuple[int, int]] = []
         self.take({})
 
     def take(self, counts: Mapping[str, float]) -> None:
-        """Replace the stream's counts. Unknown ids are ignored. May be called from another thread."""
+        """Replace the stream's counts, from any thread. Unknown ids are ignored."""
         rows = self._rows.rows_of(list(counts)).tolist()
         live = dict(sorted((row, count) for row, count in zip(rows, counts.values(), strict=True) if row >= 0))
         now = StreamCounts.of(live, self._rows.negatives(np.fromiter(live, np.int64, len(live))))
@@ -92,8 +88,8 @@ class PopularItems:
         available: bool = True,
         written_ms: int = 0,
     ) -> None:
-        """May be called from another thread: it replaces or appends values, and readers see a new item only when it is
-        complete. An item has its training count under new categories until the next `take`.
+        """Describe an item, from any thread: readers see a new item when it is complete. Under new categories, the item
+        has its training count until the next `take`.
         """
         rows = self._rows
         row = rows.row(item_id)
@@ -112,7 +108,7 @@ class PopularItems:
             self._withheld[row] = 0
 
     def newest(self, since_ms: int, most: int) -> list[str]:
-        """Return the newest items unknown to training, first described since `since_ms`, newest first."""
+        """Return the newest items that the bundle lacks, first described since `since_ms`, newest first."""
         found: list[str] = []
         for written_ms, row in reversed(self._new):
             if written_ms < since_ms or len(found) == most:
@@ -122,12 +118,11 @@ class PopularItems:
         return found
 
     def row(self, item_id: str) -> int:
-        """Return the item's row, -1 if unknown. Rows are in training's order, then new items by arrival."""
+        """Return the item's row, -1 if unknown."""
         return self._rows.row(item_id)
 
     @property
     def num_trained(self) -> int:
-        """Number of rows of the bundle's items."""
         return len(self._rows.order)
 
     def rows_in(self, category: str) -> Indices:
@@ -176,7 +171,7 @@ class PopularItems:
         return [row >= 0 and bool(self._withheld[row]) for row in self._rows.rows_of(item_ids).tolist()]
 
     def top(self, k: int, wanted: ItemFilter, seen: Iterable[str], max_per_category: int) -> list[ScoredItem]:
-        """Return the k most popular allowed items; score: the share of all counts."""
+        """Return the k most popular allowed items. Scores are shares of all counts."""
         now = self._now
         denied = frozenset([*wanted.deny_item_ids, *(seen if wanted.exclude_seen else ())])
         choice = _Choice(k, denied, self._withheld, max_per_category, (self._total + now.total) or 1.0)
@@ -186,13 +181,13 @@ class PopularItems:
             choice.take(self._first(wanted, now))
             chunks = self._behind(now, frozenset(wanted.allow_categories))
         while not choice.is_made and (chunk := next(chunks, None)) is not None:
-            # Ids are checked as they are decoded.
+            # `choice` checks ids.
             by_columns = replace(wanted, allow_item_ids=(), deny_item_ids=(), exclude_seen=False)
             self._take(choice, by_columns, *chunk)
         return choice.items
 
     def __len__(self) -> int:
-        """Number of known items, with withdrawn ones."""
+        """The number of known items, with withdrawn ones."""
         return len(self._rows)
 
     def category_counts(self) -> Mapping[str, int]:
@@ -200,11 +195,11 @@ class PopularItems:
         return self._rows.category_counts()
 
     def categories_of(self, item_ids: Sequence[str]) -> list[tuple[str, ...]]:
-        """Return the categories of m items; none for an unknown one."""
+        """Return the categories of m items, () for an unknown one."""
         return self._rows.names_of(self._rows.rows_of(item_ids))
 
     def warnings(self, wanted: ItemFilter) -> list[str]:
-        """Warn of the filter's first categories without items; none before all items are known."""
+        """Return warnings for the filter's first categories without items; none before all items are known."""
         found: list[str] = []
         for field in ("allow_categories", "deny_categories") if self.knows_withdrawn else ():
             for position, name in enumerate(getattr(wanted, field)):
@@ -222,7 +217,7 @@ class PopularItems:
         return [passing(one, _Rows(self._rows, self._attributes, rows, item_ids)) for one in which]
 
     def _first(self, wanted: ItemFilter, now: StreamCounts) -> Iterable[Entry]:
-        """Decide as `passing` does, but item by item, since most answers need only a few."""
+        """Filter as `passing`, but item by item, since most answers need only a few."""
         first: Iterable[Entry] = now.first
         if wanted.where:
             rows = np.fromiter((row for _, row, _, _ in now.first), np.int64, len(now.first))
@@ -236,7 +231,7 @@ class PopularItems:
         return first
 
     def _take(self, choice: "_Choice", wanted: ItemFilter, negatives: NegatedCounts, rows: Indices) -> None:
-        """Decode only rows that pass by columns, a few at a time."""
+        """Filter by columns, then decode a few rows at a time."""
         if not wanted.is_open:
             passes = passing(wanted, _Rows(self._rows, self._attributes, rows))
             negatives, rows = negatives[passes], rows[passes]
@@ -261,8 +256,8 @@ class PopularItems:
         return _by_count(negatives, rows)
 
     def _behind(self, now: StreamCounts, allowed: Set[str]) -> Iterator[tuple[NegatedCounts, Indices]]:
-        """Yield rows after the first items, by count. Without a stream count, only `allowed` categories are read
-        (empty: all).
+        """Yield the rows after the first items, by count. Rows without a stream count are those of the `allowed`
+        categories (empty: all).
         """
         start, at = now.after
         for some in self._trained(allowed, start):
@@ -290,7 +285,7 @@ class PopularItems:
             return
         is_last, size = False, max(1, _FIRST // len(lists))
         while not is_last:
-            # A chunk ends at the row where one list has `size` more: writes shift indices into lists, but not rows.
+            # A chunk ends at a row, since writes shift indices into lists, but not rows.
             firsts = [bisect_left(one, start) for one in lists]
             ends = [one[first + size] for one, first in zip(lists, firsts, strict=True) if first + size < len(one)]
             is_last, end, size = not ends, min(ends, default=len(self._rows)), min(2 * size, _MOST)
@@ -301,7 +296,7 @@ class PopularItems:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """m rows to filter (`rules.filters.Filterable`), by their columns and by known ids."""
+    """m rows to filter (`rules.filters.Filterable`)."""
 
     items: ItemRows
     attributes: AttributeRows
@@ -323,7 +318,7 @@ class _Rows:
 
 class _Choice:
     def __init__(self, k: int, denied: Set[str], withheld: bytearray, limit: int, total: float) -> None:
-        """withheld: by row. limit: per category, 0 for none. total: the denominator of shares."""
+        """withheld: by row. limit: per category; 0: none. total: of all counts."""
         self.k, self.limit, self._denied, self._withheld, self._total = k, limit, denied, withheld, total
         self._taken = Counter[str]()
         self.full: set[str] = set()

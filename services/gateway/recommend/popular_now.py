@@ -1,6 +1,5 @@
-"""Read the stream's popularity from the state store every few seconds.
-
-If the store is unavailable, the last values stay in use: all counts fade equally, so their order stays.
+"""Read the stream's popularity from the state store every few seconds. While the store is unavailable, the last values
+stay in use: all counts fade equally.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ EVERY_S = 5.0
 
 
 class FollowedPopularity:
-    """`start`, then `close`. read: returns each partition's popularity."""
+    """Reads popularity between `start` and `close`. read: returns that of each partition."""
 
     def __init__(
         self,
@@ -35,11 +34,9 @@ class FollowedPopularity:
         self._failure = ""
 
     def start(self) -> None:
-        """Start periodic reads."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Stop reading."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -1,6 +1,6 @@
 """A table of items: the bundle's columns, and the stream's later changes.
 
-A bundle item's row is its training rank; its data stays in the bundle's columns. New items follow in order of arrival.
+A bundle item's row is its training rank. New items follow in order of arrival.
 
 Letters: n items of the bundle, m requested items.
 """
@@ -17,12 +17,12 @@ from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Indices
 from services.algorithms.rules.filters import Mask
 
-# The weight of a training interaction compared with a stream interaction (docs/decisions/057).
+# The weight of a training interaction; a stream interaction has 1 (decision 057).
 TRAINING_COUNTS = 0.03
 
 Rows = npt.NDArray[np.int32]
 NegatedCounts = npt.NDArray[np.float64]
-# The count times -1 (so the highest count sorts first), the row, the id and the bundle's categories.
+# The count times -1, so that the highest sorts first; the row; the id; the bundle's categories.
 Entry = tuple[float, int, str, tuple[str, ...]]
 
 
@@ -30,9 +30,8 @@ Entry = tuple[float, int, str, tuple[str, ...]]
 class StreamCounts:
     """Items with counts in the stream; `total` is their sum. A negative is a count with training, times -1.
 
-    negatives, rows: by descending count. ascending, of_ascending: rows, negatives by row.
-    first: the most popular items of the catalogue. after: where the others begin, `after[0]` a row, `after[1]` an index
-    in `rows`.
+    negatives, rows: by descending count. ascending, of_ascending: rows and negatives by row. first: the catalogue's
+    most popular items. after: the first row, and the first index in `rows`, of the others.
     """
 
     negatives: NegatedCounts
@@ -59,13 +58,13 @@ class StreamCounts:
         return is_here, at[is_here]
 
     def before(self, negative: float, row: int) -> int:
-        """Return how many of `rows` come before this row. negative: its value of `ItemRows.negatives`."""
+        """Return how many of `rows` come before this one. negative: as `ItemRows.negatives`."""
         first, last = (int(np.searchsorted(self.negatives, negative, side)) for side in ("left", "right"))
         return first + int(np.searchsorted(self.rows[first:last], row))
 
 
 class ItemRows:
-    """Ids, categories and training counts by row: the bundle's columns, and the stream's later changes."""
+    """Ids, categories and training counts by row."""
 
     def __init__(
         self, item_ids: Iterable[str], counts: npt.NDArray[np.int64], categories: Sequence[Sequence[str]]
@@ -78,7 +77,7 @@ class ItemRows:
         self.order: Rows = by_id[np.argsort(-counts[by_id], kind="stable")].astype(np.int32)
         self.rank = np.empty_like(self.order)
         self.rank[self.order] = np.arange(len(self.order), dtype=np.int32)
-        # By row: categories that differ from the bundle's; whether a bundle item has such.
+        # By row: categories that differ from the bundle's, and whether a bundle item has such.
         self.described: dict[int, tuple[str, ...]] = {}
         self._is_described = np.zeros(len(self.order), dtype=bool)
         self._new_ids: list[str] = []
@@ -93,7 +92,7 @@ class ItemRows:
         return int(self.rank[bundled]) if bundled >= 0 else self._new_rows.get(item_id, -1)
 
     def put(self, row: int, item_id: str, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Set the categories of a row, possibly a new one; return the old ones."""
+        """Set a row's categories, also a new row's; return the old ones."""
         is_bundled = row < len(self.order)
         bundled = self.categories[int(self.order[row])] if is_bundled else ()
         before = self.described.get(row, bundled)
@@ -122,7 +121,7 @@ class ItemRows:
         return passes
 
     def category_counts(self) -> Counter[str]:
-        """Count items per category; other threads may put items meanwhile."""
+        """Count items per category, while other threads may put items."""
         names = self.categories.names
         counted = np.bincount(self.categories.lists.codes, minlength=len(names))
         counts = Counter(dict(zip(names, counted.tolist(), strict=True)))

@@ -1,22 +1,23 @@
-"""Rank items by the user's state, or return popular items if there is no state.
+"""Rank items by the user's state; without a state, return popular items.
 
-Candidates alone find the k best. If words widen the choice, or rules and limits need more, a pool goes to the reranker
-(fallback: the first stage's order).
+Candidates find the k best. With words, rules or limits, the reranker chooses from a pool (fallback: the first stage's
+order). Popular items score more while the user has few events (decision 057): an item of count n scores
+WEIGHT * tau * ln(n / n_200) more, where n_200 is the 200th item's count. The search, and one more among the boosted
+items, prove such an answer.
 """
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from services.algorithms.indexes.protocol import ESTIMATE
+from services.algorithms.indexes.protocol import ESTIMATE, Certificate
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.text.rank_fusion import reciprocal_rank_fusion
 from services.contracts.query_state import PackedQueryState
 from services.gateway.domain import Degradation, Pool, Ranking, RecommendQuery, ScoredItem
 from services.gateway.recommend.popular import PopularItems
-from services.gateway.recommend.popularity_boost import MAX_BOOSTED, boosts, of_both, with_boosts
 from services.gateway.recommend.repeats import discounted
 from services.gateway.recommend.ruled_pools import (
     rescored,
@@ -31,17 +32,18 @@ from services.gateway.stages import Limits, Stages, Work
 from services.gateway.validation import MAX_K
 
 MAX_POOL = 10_000
-# How often a pool is widened; one more is rare on catalogues with 18 categories.
+# How often a pool is widened; a further time is rare on catalogues with 18 categories.
 MAX_WIDENINGS = 8
 # Items requested of each text source, at least k.
 WORDS_DEPTH = 100
+# A boost's weight in units of tau, the scale of scores; the number of boosted items.
+WEIGHT = 2.0
+MAX_BOOSTED = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rankings:
-    """One per version set, called concurrently. tau: the scale of scores. cold_items: popular items are boosted for
-    users with fewer items.
-    """
+    """Ranks. tau: the scale of scores. cold_items: users with fewer items get boosts of popular items."""
 
     stages: Stages
     text: TextRetrieval
@@ -51,10 +53,10 @@ class Rankings:
     cold_items: int
 
     async def best(self, work: Work[RecommendQuery], state: PackedQueryState) -> Ranking | None:
-        """Use candidates alone, unless words widen the choice or rules need more than the k best."""
+        """Return the k best; None if candidates do not answer."""
         query = work.query
         by_words: Sequence[str] = ()
-        # Limits, diversity and caps choose among the pool: make it larger.
+        # Limits, diversity and caps need a larger pool.
         chooses = query.max_per_category or query.diversity or any(rule.cap for rule in query.rules)
         size = max(self.limits.pool_size, query.k * (4 if chooses else 2)) + len(work.discounts)
         size = min(MAX_POOL, size)
@@ -149,11 +151,11 @@ class Rankings:
             longer = await rerank(_joined(joined, by_words))
             if longer is None or len(joined.item_ids) > MAX_POOL:
                 break
-            # A larger pool under the request's own filter has its own bound.
+            # A pool under the request's own filter has a bound for it.
             is_narrowed = beside != query.filter
             ranking = replace(longer, certificate=of_both(longer, ranking)) if is_narrowed else longer
             pool, wanted = joined, beside
-        # If a short answer could gain items from outside the pool, it is an estimate.
+        # A short answer is an estimate if the pool may lack items.
         is_full = not is_limited or len(ranking.items) == query.k or pool.bound == -math.inf
         return ranking if is_full else replace(ranking, certificate=ESTIMATE)
 
@@ -175,9 +177,7 @@ class Rankings:
 
 
 def _joined(pool: Pool, by_words: Sequence[str]) -> Pool:
-    """Append items found by words. The bound stays valid: it covers every item outside the first stage's pool. Added
-    items have vote 0: every item with votes is in that pool.
-    """
+    """Append items found by words, with vote 0: the pool has every item with votes. Its bound stays valid."""
     there = set(pool.item_ids)
     joining = [item_id for item_id in by_words if item_id not in there][: max(0, MAX_POOL - len(there))]
     if not joining:
@@ -187,3 +187,34 @@ def _joined(pool: Pool, by_words: Sequence[str]) -> Pool:
         item_ids=[*pool.item_ids, *joining],
         votes=[*pool.votes, *(0.0 for _ in joining)] if pool.votes else (),
     )
+
+
+def boosts(popular: Sequence[ScoredItem], tau: float) -> dict[str, float]:
+    """Return the boosts of popular items. Their scores are shares."""
+    counted = [item for item in popular if item.score > 0]
+    if not counted:
+        return {}
+    least = counted[-1].score
+    return {item.item_id: WEIGHT * tau * math.log(item.score / least) for item in counted}
+
+
+def with_boosts(found: Ranking, among: Ranking, boost: Mapping[str, float], k: int) -> Ranking:
+    """Return the k best by boosted scores. found: the k best of all. among: all boosted ones."""
+    own = {item.item_id for item in found.items}
+    items = [*found.items, *(item for item in among.items if item.item_id not in own)]
+
+    def boosted(item: ScoredItem) -> float:
+        return item.score + boost.get(item.item_id, 0.0)
+
+    best = [
+        replace(item, score=boosted(item), source=item.source if item.item_id in own else "popular")
+        for item in sorted(items, key=boosted, reverse=True)[:k]
+    ]
+    return replace(found, items=best, certificate=of_both(found, among))
+
+
+def of_both(found: Ranking, among: Ranking) -> Certificate:
+    """Return what both searches prove; nothing if they used different indexes."""
+    if found.index_version != among.index_version:
+        return ESTIMATE
+    return max(found.certificate, among.certificate, key=lambda one: math.inf if one.gap is None else one.gap)

@@ -1,15 +1,13 @@
 """Recommend: read the user's state, search, rerank if rules need it.
 
-A failure leads to the next fallback and marks the answer: `request_states`, then popular items; the reranker's order,
-then the first stage's (`rankings`). Beyond the concurrency limit, popular items are returned at once. Only a bad
-request, an exceeded deadline or a further page can fail.
+After a failure the next fallback (`request_states`, `rankings`) answers, and the answer is marked. Beyond the
+concurrency limit, the answer is popular items. Only a bad request, an exceeded deadline or a further page can fail.
 """
 
 from dataclasses import dataclass, replace
 
 from services.contracts.topics.rules import StandingRules
-from services.gateway.domain import Degradation, Ranking, Recommendation, RecommendQuery, ServedModel, now_ms
-from services.gateway.experiments.arms import with_arms
+from services.gateway.domain import Degradation, Ranking, Recommendation, RecommendQuery, ServedModel, now_ms, with_arms
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import StreamStatus
 from services.gateway.recommend.exposures import Exposures
@@ -38,7 +36,7 @@ from services.user_state.values import StoredState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommend:
-    """The handler; one per version set, called concurrently."""
+    """The handler."""
 
     stages: Stages
     states: RequestStates
@@ -53,7 +51,7 @@ class Recommend:
     limits: Limits
 
     async def __call__(self, query: RecommendQuery) -> Recommendation:
-        """Raises: InvalidRequest with the field; DeadlineExceeded; for a further page, as `_next_page`."""
+        """Answer a request. Raises: InvalidRequest; DeadlineExceeded; for a further page, as `_next_page`."""
         asked_ms = now_ms()
         await in_turn(check_query, query, asked_ms, self.model.kinds)
         standing = StandingRules() if query.without_standing_rules else self.rules.now
@@ -83,7 +81,7 @@ class Recommend:
         return answer
 
     async def _ranked(self, work: Work[RecommendQuery], asked_ms: int) -> tuple[Ranking, FoundState]:
-        """Return the ranking and its state; popular items have none."""
+        """Return the ranking and its state, an empty one for popular items."""
         query, slot = work.query, admission.current.get()
         at_ms = asked_ms if query.as_of_ms is None else query.as_of_ms
         found = FoundState()
@@ -101,14 +99,14 @@ class Recommend:
                 if self.new_items.share or query.new_item_share:
                     ranking = await self.new_items.among(work, query_state, ranking, asked_ms)
                 return replace(ranking, searched_share=work.searched_share), found
-            # There is a state as fresh as the token, but popular items do not use it.
+            # Popular items do not use the state.
             token_failed(work)
         ranking = self.rankings.popular_items(work)
         work.absence_bucket = 0
         return replace(ranking, searched_share=work.searched_share), FoundState()
 
     async def _kept(self, work: Work[RecommendQuery], served: ServedList, query: RecommendQuery) -> PagePosition | None:
-        """Store a list for further pages; return the next page's position, if stored."""
+        """Store a list for further pages; return the next page's position, None if it is not stored."""
         if not query.page_depth or len(served.ranking.items) <= query.k or Degradation.BUSY in work.degradations:
             return None
         place = self.pages.begin(query.k, work.absence_bucket)

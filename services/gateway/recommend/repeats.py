@@ -1,8 +1,7 @@
-"""A user's recent exposures: items left out for a while, and scores lowered by impressions.
+"""A user's recent exposures: items to leave out, and discounts of scores by impressions.
 
-An impression subtracts d from its item's score for that user; d halves with each half-life. The order stays exact: with
-|S| discounted items, the K best of the K + |S| best are the K best of the catalogue, since at least K of them have no
-discount and all omitted items score below these.
+A discount halves with each half-life. The order stays exact: with |S| discounted items, the K best of the K + |S| best
+are the K best of the catalogue, since at least K of them have no discount, and all omitted items score below these.
 """
 
 from collections import Counter
@@ -14,9 +13,9 @@ from services.gateway.domain import NotAgain, Ranking
 MAX_ANSWERS, MAX_ITEMS_OF_ANSWER = 50, 200
 ANSWERS_TTL_S = 24 * 3600
 MAX_IMPRESSIONS = 100
-# Most discounted items of a user; a search returns one more item for each.
+# A user's most discounted items; a search returns one more item for each.
 MAX_DISCOUNTED = 1_000
-# After this many half-lives, less than a thousandth of a discount is left.
+# After so many half-lives, less than a thousandth of a discount is left.
 TTL_HALF_LIVES = 10
 _TIME_BYTES = 6
 
@@ -46,7 +45,6 @@ def discounts_of(entries: Sequence[bytes], now_ms: int, *, discount: float, half
     for shown_ms, item_ids in map(_unpacked, dict.fromkeys(entries)):
         if len(found) >= MAX_DISCOUNTED:
             break
-        # By d * 2^(-age / half-life) each; they are not feedback, and other users' scores do not change.
         weight = discount * 2 ** (-max(0.0, (now_ms - shown_ms) / 1000) / half_life_s)
         for item_id in item_ids:
             found[item_id] += weight  # type: ignore[assignment]

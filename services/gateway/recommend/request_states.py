@@ -1,6 +1,5 @@
-"""Find a request's state, as fresh as its token.
-
-Fallbacks: a stored state of the whole history, a state made from that history now, an older stored state.
+"""Find a request's state, as fresh as its token: a stored state of the whole history, else a state encoded from that
+history now, else an older stored state.
 """
 
 import asyncio
@@ -23,7 +22,7 @@ from services.gateway.recommend.repeats import MAX_ANSWERS, MAX_IMPRESSIONS, dis
 from services.gateway.recommend.token_waits import TokenWaits, is_reached
 from services.gateway.stages import FoundState, Limits, Preferences, Stages, Work
 from services.gateway.validation import with_times
-from services.gateway.write.lag import AcknowledgedLag
+from services.gateway.write.record import AcknowledgedLag
 from services.platform.rpc import admission
 from services.user_state.layout import ANSWERS, IMPRESSIONS
 from services.user_state.values import StoredState, UserView
@@ -31,9 +30,7 @@ from services.user_state.values import StoredState, UserView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStates:
-    """One per version set, called concurrently. Findings go to the request's `Work`, with seen items and recent
-    exposures.
-    """
+    """Finds states, and adds seen items and recent exposures to the request's `Work`."""
 
     stages: Stages
     tokens: TokenWaits
@@ -44,7 +41,7 @@ class RequestStates:
     preferences: Preferences
 
     async def find(self, work: Work[RecommendQuery], *, asked_ms: int, at_ms: int) -> FoundState:
-        """at_ms: the state's time, Unix milliseconds."""
+        """Find the state. at_ms: its time, Unix milliseconds."""
         query = work.query
         if query.not_again is not None or (query.user_id and self.preferences.impression_discount):
             await self._read_shown(work, asked_ms)
@@ -74,20 +71,20 @@ class RequestStates:
             )
 
     async def _of_store(self, work: Work[RecommendQuery]) -> FoundState:
-        """Use the stream's state, or one made from the stored history if the former does not reflect all of it."""
+        """Use the stored state; if it does not reflect all events, one of the stored history."""
         view = await self._read_user(work)
         if view is None:
             return FoundState()
         found = await self.stages.find_state(work, view)
         if not found.answered:
-            # After a failure there may be events that popular items do not reflect.
+            # There may be events that popular items do not reflect.
             token_failed(work)
         if not found.is_whole:
             _token_behind(work, found.stored)
         return found
 
     async def _of_history(self, work: Work[RecommendQuery], history: tuple[HistoryEvent, ...]) -> FoundState:
-        """Encode the request's own history; if that fails, use the stored state, marked as stale."""
+        """Encode the request's own history; if that fails, use the stored state, which is marked as stale."""
         if work.query.user_id:
             view, encoded = await asyncio.gather(self._read_user(work), self.stages.encode(work, history))
         else:
@@ -110,7 +107,7 @@ class RequestStates:
         return FoundState()
 
     async def _read_user(self, work: Work[RecommendQuery]) -> UserView | None:
-        """Read the user's view after waiting for a token; None if the store does not answer."""
+        """Wait for the token and return the user's view; None if the store does not answer."""
         token = work.query.token
         partition = None if token is None else token.partition
         view = await self.stages.read_user(work, with_seen=True, partition=partition)
@@ -133,10 +130,7 @@ class RequestStates:
         return view
 
     async def _wait_for(self, work: Work[RecommendQuery], view: UserView, token: FreshnessToken) -> UserView | None:
-        """Wait until the token is reached, its epoch is gone, or time is over; then read again.
-
-        If the log is unreachable nothing new is applied, so it does not wait.
-        """
+        """Wait as `TokenWaits.wait`, then read again. While the log is unreachable, nothing new is applied: no wait."""
         began = time.monotonic()
         until = work.deadline - self.limits.token_reserve_s
         is_futile = view.epoch != token.epoch or not self.stream.log_reachable

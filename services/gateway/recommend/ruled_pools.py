@@ -1,8 +1,6 @@
-"""Items of a boost or a pin may be outside the pool, so they get a separate search.
-
-Limits, caps and pins are applied here if the reranker does not.
-
-The searches' bounds limit the boosted scores of omitted items (`algorithms.rules.ranking_rules`).
+"""Items of a boost or a pin may be outside the pool, so they get a separate search, whose bound limits the boosted
+scores of omitted items (`algorithms.rules.ranking_rules`). Limits, caps and pins are applied here if the reranker is
+unavailable.
 """
 
 import math
@@ -20,7 +18,7 @@ from services.gateway.recommend.popular import PopularItems
 
 
 def searched_for(rule: Rule, wanted: ItemFilter) -> ItemFilter | None:
-    """Return the filter of the items that a rule boosts or pins, or of all items but those that it buries or caps; None
+    """Return the filter for the items that a rule boosts or pins, or for all except those that it buries or caps; None
     if no filter can express it.
     """
     which = rule.which
@@ -45,9 +43,8 @@ def searched_for(rule: Rule, wanted: ItemFilter) -> ItemFilter | None:
 
 
 def with_own_pools(pool: Pool, own: Sequence[tuple[Rule, Pool | None]]) -> Pool:
-    """Join the rules' search results; the bound is valid with boosts.
-
-    If a boost's search failed or used another index version, the result has no bound.
+    """Join the rules' search results. The bound is valid with boosts; there is none if a boost's search failed or used
+    another index version.
     """
     boosts: list[tuple[float, float | None]] = []
     joined = pool
@@ -75,8 +72,8 @@ def with_items_of(pool: Pool, other: Pool) -> Pool:
 def with_room(
     wanted: ItemFilter, answer: Sequence[ScoredItem], query: RecommendQuery, popular: PopularItems
 ) -> ItemFilter:
-    """Return `wanted` without the categories and ids whose limits or caps are used up. A cap that no filter can express
-    is left out.
+    """Return `wanted` without the categories and ids whose limits or caps are reached. Caps that no filter can express
+    are ignored.
     """
     item_ids = [item.item_id for item in answer]
     categories: list[str] = []
@@ -131,9 +128,7 @@ def within_rules(
 
 
 def _bound(pool: Pool, boosts: Sequence[tuple[float, float | None]]) -> float | None:
-    """Return a bound that is valid with boosts. With votes, final scores contain similarity * model_share, so boosts
-    are divided by model_share.
-    """
+    """With votes, final scores contain similarity * model_share, so boosts are divided by model_share."""
     if not boosts or pool.bound is None:
         return pool.bound
     share = pool.model_share if pool.votes else 1.0

@@ -1,6 +1,5 @@
-"""Similar: the items most similar to one item, without the user's seen items.
-
-If the state store does not answer, the answer may contain seen items and is marked; other failures are errors.
+"""Similar: the items most similar to one item. While the state store is unavailable, the answer may contain seen items
+and is marked.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from services.platform.large_requests import in_turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Similar:
-    """The handler; one per version set, called concurrently. titles: follow the topic `items`."""
+    """The handler."""
 
     ports: Ports
     stages: Stages
@@ -26,8 +25,8 @@ class Similar:
     limits: Limits
 
     async def __call__(self, query: SimilarQuery) -> SimilarAnswer:
-        """Raises: InvalidRequest with the field; NotFound for an item that no index serves; the error of a failed call
-        of candidates; DeadlineExceeded.
+        """Answer a request. Raises: InvalidRequest; NotFound for an item that no index serves; DeadlineExceeded; an
+        error of candidates.
         """
         work = Work.begin(query, budget_s=self.limits.budget_s)
         await in_turn(check_similar, query, self.model.kinds)

@@ -20,8 +20,8 @@ log = structlog.get_logger()
 
 
 class LiveRules:
-    """whole: all rules of the last PutRules, or of the file until then. now: those that the model's attributes allow.
-    problems: why the others are left out.
+    """The standing rules of a version set. whole: the rules of the last PutRules, or of the file until then. now: those
+    that the model's attributes allow. problems: why the others are left out.
     """
 
     def __init__(self, kinds: Kinds, of_file: Sequence[Rule] = ()) -> None:
@@ -30,11 +30,10 @@ class LiveRules:
         self._kinds = kinds
 
     def check(self, rules: Sequence[Rule]) -> None:
-        """Raises: InvalidRequest for the first rule that this model would not apply."""
+        """Check rules for this model. Raises: InvalidRequest."""
         check_rules(rules, self._kinds)
 
     def apply(self, standing: StandingRules) -> None:
-        """Apply these rules from now on."""
         kept, problems = [], []
         for position, rule in enumerate(standing.rules):
             try:
@@ -63,7 +62,7 @@ def standing_rules(file: Path | None, kinds: Kinds) -> list[Rule]:
 
 
 def check_arms(kinds: Kinds, one: Experiment) -> None:
-    """Raises: InvalidRequest for the first rule of an arm that breaks its limit, or that these kinds do not allow."""
+    """Check the rules of an experiment's arms. Raises: InvalidRequest."""
     for number, arm in enumerate(one.arms):
         for position, rule in enumerate(arm.rules):
             check_rule(rule, f"arms[{number}].rules[{position}]", kinds)

@@ -19,7 +19,7 @@ class _Waiter:
 
 
 class TokenWaits:
-    """For one event loop. read: returns a user with the partition's watermark, None on failure."""
+    """Waits in one event loop. read: returns a user with the partition's watermark; None if the store fails."""
 
     def __init__(self, read: Callable[[str, int], Awaitable[UserView | None]], *, poll_s: float) -> None:
         self._read, self._poll_s = read, poll_s
@@ -27,8 +27,9 @@ class TokenWaits:
         self._pollers: set[asyncio.Task[None]] = set()
 
     async def wait(self, user_id: str, token: FreshnessToken, until: float) -> bool:
-        """Wait until the token is reached, its epoch is gone, the store fails, or until `until` (monotonic clock); at
-        once if no time is left."""
+        """Wait until the token is reached, its epoch ended, the store fails, or `until` (monotonic clock). Return False
+        without a wait if no time is left.
+        """
         if time.monotonic() + self._poll_s >= until:
             return False
         loop = asyncio.get_running_loop()

@@ -1,6 +1,6 @@
-"""Search: every text source at once, fused by rank, ordered for a user if one is given.
+"""Search: ask every text source at once, fuse their ranks, and order the items for the user, if any.
 
-It is an error only if no source answered. Without a user's state the answer is not personal, and is marked.
+Search fails only if no source answers. Without a state of the user, the answer is not personal, and is marked.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from services.gateway.validation import MAX_K, check_search
 from services.platform.large_requests import in_turn
 from services.user_state.values import UserView
 
-# Items of each source, at least twice k: an item of middle rank in two sources can win. With larger depths, items of
-# low rank in all sources push out the sought ones: on 500 pseudo queries over MovieLens-1M's titles, MRR@10 is .759
-# with 100, .792 with 50, .825 with 30, .850 with 20.
+# Items of each source, at least twice k: an item of middle rank in two sources can win. At larger depths, items of low
+# rank in all sources win: on 500 pseudo queries over MovieLens-1M's titles, MRR@10 is .759 with 100, .792 with 50, .825
+# with 30, .850 with 20.
 DEPTH = 30
 # Found items that the user's model orders, at least k.
 PERSONAL_POOL = 200
@@ -33,7 +33,7 @@ RECENT = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """The handler; one per version set, called concurrently. titles: follow the topic `items`."""
+    """The handler."""
 
     stages: Stages
     text: TextRetrieval
@@ -44,9 +44,7 @@ class Search:
     limits: Limits
 
     async def __call__(self, query: SearchQuery) -> SearchAnswer:
-        """Raises: InvalidRequest with the field; DependencyUnavailable with the reasons if no source answered (another
-        error if all failed alike); DeadlineExceeded.
-        """
+        """Answer a search. Raises: InvalidRequest; DeadlineExceeded; as `no_source`."""
         work, asked_ms = Work.begin(query, budget_s=self.limits.budget_s), now_ms()
         await in_turn(check_search, query, self.model.kinds)
         view = None
@@ -114,7 +112,7 @@ class Search:
         )
 
     async def _state(self, work: Work[SearchQuery], view: UserView | None, asked_ms: int) -> PackedQueryState | None:
-        """Return the state as in Recommend; mark an unavailable one."""
+        """Return the user's state as in Recommend."""
         if not work.query.user_id:
             return None
         if view is None and not work.query.filter.exclude_seen:
@@ -136,9 +134,8 @@ class Search:
     async def _order(
         self, work: Work[SearchQuery], state: PackedQueryState | None, fused: Sequence[Fused]
     ) -> tuple[Ranking | None, SourceTime]:
-        """Order found items by the user's model; unknown ones are left out.
-
-        Recent items come first, in the sources' order: who searches for an item they had most likely wants it again.
+        """Order found items by the user's model, without unknown ones. Recent items come first, in the sources' order:
+        users who search for a recent item most likely want it again.
         """
         if state is None:
             return None, SourceTime(source=PERSONAL, milliseconds=0.0, failure="there is no state of the user")

@@ -1,4 +1,4 @@
-"""Search's values: words, each source's results, the fused answer."""
+"""Search's values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

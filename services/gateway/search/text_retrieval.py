@@ -1,7 +1,4 @@
-"""Ask every text source in one call, with a circuit breaker per source.
-
-A source that is not loaded is no failure; one that is loaded and did not answer is reported.
-"""
+"""Ask every text source in one call, with a circuit breaker per source. A source that is not loaded is no failure."""
 
 import asyncio
 import time
@@ -32,23 +29,19 @@ class SourceAnswer:
 
     @property
     def time(self) -> SourceTime:
-        """Return its time for the answer's provenance."""
         failure = "" if self.error is None else self.error.message
         return SourceTime(source=self.source, milliseconds=self.milliseconds, failure=failure)
 
 
 class TextRetrieval:
-    """One per version set, called concurrently."""
+    """Asks text sources."""
 
     def __init__(self, sources: TextSources, limits: Limits) -> None:
         self._sources, self._timeout_s = sources, limits.stage_timeout_s
         self._breakers = {name: Breaker(f"text source {name}", open_seconds=limits.breaker_s) for name in SOURCES}
 
     async def find(self, query: str, *, k: int, filter: ItemFilter, left_s: float) -> list[SourceAnswer]:
-        """Return the answers in the order of SOURCES; never raises a FreshetError.
-
-        left_s: the caller's remaining time.
-        """
+        """Return the answers in the order of SOURCES; raise no FreshetError. left_s: the caller's remaining time."""
         began = time.monotonic()
         timeout_s = min(self._timeout_s, left_s)
         patient = timeout_s >= self._timeout_s
@@ -104,7 +97,7 @@ def _error(answer: SourceHits | FreshetError) -> FreshetError | None:
 
 
 def no_source(answers: Sequence[SourceAnswer]) -> FreshetError:
-    """Return the class that all errors share, else DependencyUnavailable."""
+    """Return the error for a search that no source answered: of the class of all errors, else DependencyUnavailable."""
     errors = [answer.error for answer in answers if answer.error is not None]
     reasons = "; ".join(dict.fromkeys(error.message for error in errors))
     kinds = {type(error) for error in errors if not isinstance(error, PreconditionFailed)} or {PreconditionFailed}
@@ -113,7 +106,7 @@ def no_source(answers: Sequence[SourceAnswer]) -> FreshetError:
 
 
 def without_seen(wanted: ItemFilter, seen: Sequence[str]) -> ItemFilter:
-    """Deny seen items by id if they are excluded: sources know no users."""
+    """Exclude seen items by id, since sources know no users."""
     if not wanted.exclude_seen or not seen:
         return wanted
     return replace(wanted, deny_item_ids=(*wanted.deny_item_ids, *seen))

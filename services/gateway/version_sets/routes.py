@@ -1,6 +1,6 @@
 """Route users to version sets, by the operator's newest record.
 
-A request uses one set from start to end. The users of a set that cannot be opened here get the gateway's own set;
+A request uses one set from start to end. If a set cannot be opened, the gateway's own set answers its users, and
 `report` gives the reason.
 """
 
@@ -23,12 +23,12 @@ from services.platform.errors import FreshetError, InvalidRequest
 
 log = structlog.get_logger()
 
-# Grace period for in-flight calls of a retired set: longer than any call.
+# The grace period for calls in a retired set: longer than any call.
 _GRACE_S = 5.0
 
 
 async def _nothing() -> None:
-    """Do nothing: the process closes this set's parts."""
+    pass
 
 
 async def _no_problem() -> str:
@@ -37,8 +37,8 @@ async def _no_problem() -> str:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class ServedSet:
-    """An open set. shadowed: answers without side effects. check: returns why its processes do not serve its model (""
-    if they do). answered: number of Recommends.
+    """An open set. shadowed: answers without side effects. check: returns why processes do not serve the set's model
+    ("": they do). answered: the number of answers of Recommend.
     """
 
     handlers: Handlers
@@ -52,7 +52,7 @@ class ServedSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetReport:
-    """A recorded set's state here. problem: why it is not ready, "" if it is."""
+    """A recorded set's state in this gateway. problem: why the set is not ready, "" if it is."""
 
     of: VersionSet
     problem: str
@@ -62,8 +62,8 @@ class SetReport:
 
 @dataclass(eq=False, kw_only=True)
 class Routes:
-    """own: the settings' set. open_set: opens another. check: raises InvalidRequest for an experiment that the own
-    model cannot apply.
+    """Routes. own: the settings' set. open_set: opens another set. check: raises InvalidRequest for an experiment that
+    the own model cannot apply.
     """
 
     own: ServedSet
@@ -71,7 +71,7 @@ class Routes:
     check: Callable[[Experiment], None] = lambda one: None
     rng: Random = field(default_factory=Random)
     sets: VersionSets | None = field(default=None, init=False)
-    # experiments: those applied here. recorded: all. left_out: name -> reason.
+    # Experiments: those applied here, all recorded ones, and the reason by name of each that is left out.
     experiments: Experiments = field(default_factory=Experiments, init=False)
     recorded: Experiments = field(default_factory=Experiments, init=False)
     left_out: dict[str, str] = field(default_factory=dict, init=False)
@@ -90,8 +90,7 @@ class Routes:
     def assigned(
         self, user_id: str, context: Mapping[str, str] = MappingProxyType({}), forced: Mapping[str, str] | None = None
     ) -> tuple[ServedSet, tuple[Assignment, ...]]:
-        """Return a request's set and arms. An arm whose set is not open here is left out: the exposure must not name
-        it.
+        """Return a request's set and arms, without arms whose set is not open here.
 
         Raises: InvalidRequest for impossible forced arms.
         """
@@ -108,7 +107,7 @@ class Routes:
         return self._sets.get(arm.version_set) if arm.version_set else default
 
     def apply_experiments(self, experiments: Experiments) -> None:
-        """Apply these experiments. A running one that cannot be applied is left out and logged."""
+        """Apply experiments. A running one that cannot be applied is left out and logged."""
         kept, self.recorded, self.left_out = dict(experiments.experiments), experiments, {}
         for one in experiments.running:
             try:
@@ -120,29 +119,27 @@ class Routes:
         self.experiments = replace(experiments, experiments=kept)
 
     def apply_rules(self, standing: StandingRules) -> None:
-        """Apply these standing rules in every set."""
+        """Apply standing rules in every set."""
         self.standing = standing
         for served in self.open:
             served.handlers.recommend.rules.apply(standing)
 
     @property
     def open(self) -> set[ServedSet]:
-        """Return all open sets."""
         return {self.own, *self._sets.values()}
 
     @property
     def serving(self) -> ServedSet:
-        """Return the default set, for users outside the canary and requests without a user."""
+        """The set for users outside the canary, and for requests without a user."""
         return self.of("")
 
     @property
     def others(self) -> Sequence[ServedSet]:
-        """Return the open sets besides the serving one."""
+        """The open sets besides the serving one."""
         serving = self.serving
         return [served for served in self._sets.values() if served is not serving]
 
     def answered(self, served: ServedSet, query: RecommendQuery, answer: Recommendation) -> None:
-        """Record an answered Recommend."""
         served.answered += 1
         if self._shadow is not None and served is not self._sets.get(self._shadow.name):
             self._shadow.beside(query, answer)
@@ -153,7 +150,7 @@ class Routes:
             self._shadow.took(user_id, item_id)
 
     async def apply(self, sets: VersionSets) -> None:
-        """Apply this record. Sets that cannot be opened are left out and reported."""
+        """Apply a record. Sets that cannot be opened are left out and reported."""
         served: dict[str, ServedSet] = {}
         problems: dict[str, str] = {}
         for name, one in sets.sets.items():
@@ -169,7 +166,7 @@ class Routes:
                     problems[name] = str(exc)
                     log.error("version_set_not_held", set=name, reason=str(exc))
         gone = [one for one in self._sets.values() if one is not self.own and one not in served.values()]
-        # Without awaiting in between: a request sees one record.
+        # Without `await` in between, so that a request sees one record.
         self._sets, self._problems, self.sets = served, problems, sets
         if self.standing is not None:
             self.apply_rules(self.standing)
@@ -197,7 +194,6 @@ class Routes:
         ]
 
     async def close(self) -> None:
-        """Close the sets opened here."""
         if self._shadow is not None:
             await self._shadow.close()
         await asyncio.gather(*self._closing)

@@ -1,6 +1,5 @@
-"""The shadow: a second version set, called after the answering one to compare their answers.
-
-It runs outside the caller's deadline, and does not affect exposures, pages or metrics.
+"""The shadow: a second version set, called after an answer to compare both. It does not affect the caller's deadline,
+exposures, pages or metrics.
 """
 
 import asyncio
@@ -20,15 +19,15 @@ log = structlog.get_logger()
 
 # A shadow uses spare capacity only.
 MAX_UNDER_WAY = 2
-# Users whose next interaction is awaited; stored latencies of answers.
+# How many users' next interactions are awaited; how many latencies are stored.
 MAX_WAITING, MAX_TIMES = 10_000, 2_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShadowReport:
     """Counts and means since the start. overlap: mean share of common items. score_shift: mean difference of the best
-    scores, shadow minus answer. median_ms, p99_ms: of the newest answers. taken: items that users took next after
-    compared answers; taken_from_answer, taken_from_shadow: how many of them each answer had.
+    scores, shadow minus answer. median_ms, p99_ms: of the newest answers. taken: the first items that users took after
+    compared answers; taken_from_answer, taken_from_shadow: how many of these the answer and the shadow had.
     """
 
     requests: int
@@ -45,7 +44,7 @@ class ShadowReport:
 
 @dataclass(slots=True)
 class _Sums:
-    """The sums of a `ShadowReport`; times: milliseconds of the newest answers."""
+    """The sums of a `ShadowReport`. times: milliseconds of the newest answers."""
 
     requests: int = 0
     compared: int = 0
@@ -106,7 +105,7 @@ class Shadow:
         if len(self._tasks) >= MAX_UNDER_WAY:
             self._sums.skipped += 1
             return
-        # A separate context: without the caller's deadline, queue position and trace.
+        # A new context has no deadline, queue position or trace of the caller.
         task = asyncio.get_running_loop().create_task(
             self._compare(query, answer), name="shadow", context=contextvars.Context()
         )
@@ -123,11 +122,9 @@ class Shadow:
         self._sums.from_shadow += item_id in of_shadow
 
     def report(self) -> ShadowReport:
-        """Return the sums until now."""
         return self._sums.report()
 
     async def close(self) -> None:
-        """Stop all running calls."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

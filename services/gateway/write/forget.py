@@ -1,21 +1,19 @@
 """Forget a user: write a record, wait until every process has applied it, report.
 
-Once the record is in the log, the user will be forgotten, even if a process is unavailable now. The gateway itself has
-no user data.
+Processes that are unavailable now apply the record later. The gateway itself has no user data.
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.contracts.topics.forgets import Forget
 from services.gateway.domain import now_ms
-from services.gateway.ports import Ports, Refreshers
-from services.gateway.write.forgetting import Contributions, ForgetReport, StoredUser
+from services.gateway.ports import Contributions, Ports, Refreshers, StoredUser
+from services.gateway.write.record import RETRY_AFTER_MS
 from services.gateway.write.remaining_data import REMAINS
-from services.gateway.write.writes import RETRY_AFTER_MS
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError
 from services.platform.rpc import request_context
 from services.platform.stream.records import covers
@@ -31,9 +29,22 @@ _STORE_UNKNOWN = "what the state store holds is not known: the encoder process d
 _SUMS_UNKNOWN = "what item states and memory hold is not known everywhere: not every refresher answered"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetReport:
+    """The report. found, left: known counts by kind of data, before and after. is_applied: whether every process has
+    applied the forget. remains: sentences that name remaining data and their end.
+    """
+
+    forget_id: str
+    found: Mapping[str, int]
+    left: Mapping[str, int]
+    is_applied: bool
+    remains: Sequence[str]
+
+
 @dataclass(frozen=True, slots=True)
 class _Holdings:
-    """stored: None if the encoder did not answer. of_sets: each version set's refreshers' reports."""
+    """A user's data. stored: None if the encoder did not answer. of_sets: refreshers' reports by version set."""
 
     stored: StoredUser | None
     of_sets: Sequence[Sequence[Contributions]]
@@ -65,8 +76,8 @@ class _Holdings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetUser:
-    """The handler. Each set's refreshers must report every partition of `attributions`. others: returns those of the
-    other sets.
+    """The handler. others: returns the refreshers of the other version sets; each set's refreshers must report every
+    partition of `attributions`.
     """
 
     ports: Ports
@@ -75,10 +86,10 @@ class ForgetUser:
     ask_timeout_s: float = 1.0
 
     async def __call__(self, user_id: str, *, preview: bool) -> ForgetReport:
-        """Forget a user, or (preview) only report.
+        """Forget a user; preview: only report.
 
         Raises: InvalidRequest; DependencyUnavailable with a retry hint if the record was not acknowledged (it may be
-        written), or a preview is unavailable.
+        written), or the encoder does not answer a preview.
         """
         validate_id("user_id", user_id)
         deadline = time.monotonic() + (request_context.remaining_seconds() or DEFAULT_WAIT_S) - _ANSWER_RESERVE_S
@@ -105,8 +116,7 @@ class ForgetUser:
 
     async def _write(self, user_id: str, deadline: float) -> Forget:
         try:
-            # Callers share a request, so the first answer may miss a record acknowledged before this call; the second
-            # was requested after the first.
+            # Callers share a request, so the first answer may be older than this call; the second is not.
             await self.ports.ends.interactions(_within(self.append_timeout_s, deadline))
             ends = await self.ports.ends.interactions(_within(self.append_timeout_s, deadline))
             forget = Forget(
@@ -121,7 +131,7 @@ class ForgetUser:
         return forget
 
     async def _look(self, user_id: str, until: float) -> _Holdings:
-        """Return the data reported before `until` (monotonic clock)."""
+        """Return the data that is reported until `until` (monotonic clock)."""
         try:
             timeout_s = _within(self.ask_timeout_s, until)
             async with asyncio.timeout(timeout_s):

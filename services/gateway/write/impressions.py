@@ -1,7 +1,6 @@
-"""RecordImpressions: seen slots of an answer, written as interactions.
+"""RecordImpressions: seen positions of an answer, written as interactions.
 
-The exposure id contains the answer's time and user, so a record depends only on the request: a repeated request gives
-the same record, which counts once.
+The exposure id contains the answer's time and user, so a repeated request writes the same record, which counts once.
 """
 
 import hashlib
@@ -23,7 +22,7 @@ MAX_POSITION = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordImpressions:
-    """The handler; one per version set, called concurrently."""
+    """The handler."""
 
     exposures: Exposures
     record: RecordInteractions
@@ -32,8 +31,8 @@ class RecordImpressions:
     async def __call__(self, user_id: str, exposure_id: str, impressions: Sequence[Impression]) -> list[Receipt]:
         """Write impressions; return receipts in order.
 
-        Raises: InvalidRequest with the field, PermissionDenied for another user's exposure, before anything is written;
-        PreconditionFailed if the served model's schema gives impressions another role; and as RecordInteractions.
+        Raises: InvalidRequest, PermissionDenied for another user's exposure, PreconditionFailed if the model's schema
+        gives impressions another role, before anything is written; and as RecordInteractions.
         """
         validate_id("user_id", user_id)
         if not 1 <= len(impressions) <= MAX_BATCH:
@@ -56,7 +55,7 @@ class RecordImpressions:
                 Interaction(
                     user_id=user_id,
                     item_id=one.item_id,
-                    # A slot of an answer counts once, even if a later request names another item.
+                    # A position counts once, even if a later request names another item.
                     event_id=f"impression-{_digest(exposure_id, one.position)}",
                     type=IMPRESSION,
                     event_time_ms=shown_ms,

@@ -1,11 +1,8 @@
-"""Write items to the topic `items`, which every process reads.
+"""Write items to the topic `items`, which every process reads. A failed request may have written some items.
 
-Each record is a whole item, so requests are idempotent. A rejected request has written nothing; a failed one may have
-written some.
-
-An edit of some fields is merged into the item as known here, written whole, and read back; if another record came
-between, it is merged into that one and written again. A gateway's edits run one after the other. Not covered: gateways
-A and B edit one item, and A edits it again in the milliseconds before B's correction.
+Each record is a whole item. An edit of some fields is merged into the item as known here, written, and read back; if
+another record came between, the edit is merged into that one and written again. A gateway's edits run one after the
+other. Not covered: gateways A and B edit one item, and A edits it again in the milliseconds before B's correction.
 """
 
 import asyncio
@@ -16,7 +13,7 @@ from services.contracts.topics.items import CatalogueItem, check_kinds, validate
 from services.gateway.ports import Log
 from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.stages import Limits
-from services.gateway.write.writes import RETRY_AFTER_MS, write_timeout_s
+from services.gateway.write.record import RETRY_AFTER_MS, write_timeout_s
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, InvalidRequest, NotFound
 from services.platform.large_requests import in_turn, side_by_side
 
@@ -28,7 +25,7 @@ _LOOK_AGAIN_S = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutItems:
-    """The handler. described: this set's catalogue. others: returns those of other sets."""
+    """The handler. described: this version set's catalogue. others: returns those of other sets."""
 
     log: Log[CatalogueItem]
     kinds: Mapping[str, str]
@@ -40,8 +37,8 @@ class PutItems:
     async def __call__(self, items: Sequence[CatalogueItem], fields: Sequence[str] = ()) -> int:
         """Write the items, or only these fields; return the number of items.
 
-        Raises: InvalidRequest for the first invalid item, before anything is written; NotFound for an edit of an
-        unknown item; DependencyUnavailable with a retry hint if not all were acknowledged.
+        Raises: InvalidRequest before anything is written; NotFound for an edit of an unknown item;
+        DependencyUnavailable with a retry hint if not all were acknowledged.
         """
         await in_turn(_check, items, self.kinds)
         if not fields:
@@ -87,7 +84,6 @@ class PutItems:
         return replace(found.item, undeclared={**undeclared, **found.item.undeclared})
 
     async def _write(self, items: Sequence[CatalogueItem]) -> list[int]:
-        """Return each record's offset."""
         timeout_s = write_timeout_s(self.limits.append_timeout_s, "the items")
         outcomes = await side_by_side([self.log.append(item, timeout_s) for item in items])
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
@@ -104,7 +100,6 @@ class PutItems:
 
 
 def edited(present: CatalogueItem, edit: CatalogueItem, fields: Sequence[str]) -> CatalogueItem:
-    """Return the present item with these fields of the edit."""
     changes = {name: getattr(edit, name) for name in fields if name in FIELDS}
     attributes = dict(changes.get("attributes", present.attributes))
     for name in (name.removeprefix(_ONE) for name in fields if name.startswith(_ONE)):

@@ -1,7 +1,6 @@
-"""Record, stream and undo interactions, durable when the receipt is returned.
+"""Record, stream and undo interactions: durable writes, and how far the applied stream lags behind them.
 
-A rejected request has written nothing. A failed one may have written some: repeated with the same event ids, each event
-counts once.
+A failed request may have written some interactions: repeated with the same event ids, each counts once.
 """
 
 import asyncio
@@ -22,8 +21,6 @@ from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.repeats import MAX_DISCOUNTED, MAX_IMPRESSIONS, TTL_HALF_LIVES, packed_items
 from services.gateway.stages import Limits, Preferences
 from services.gateway.validation import check_interaction, check_interactions
-from services.gateway.write.lag import AcknowledgedLag
-from services.gateway.write.writes import RETRY_AFTER_MS, write_timeout_s
 from services.platform.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
@@ -32,19 +29,98 @@ from services.platform.errors import (
     PermissionDenied,
 )
 from services.platform.large_requests import in_turn, side_by_side
-from services.platform.rpc import admission
+from services.platform.rpc import admission, request_context
 from services.platform.stream.records import Position
 from services.platform.validation import validate_id
 from services.user_state.layout import IMPRESSIONS
 
 MAX_STREAM = 100_000
 MAX_IN_FLIGHT = 256
+RETRY_AFTER_MS = 500
+_ANSWER_RESERVE_S = 0.05
 # A healthy stream acknowledges in milliseconds; this wait may be its fault.
 _PATIENCE_S = 0.4
+# Marks per partition, one per `_SPACING_S`: they cover several seconds.
+_MAX_MARKS = 64
+_SPACING_S = 0.2
+# An answer is marked as not fresh if an event that was acknowledged so long ago is not applied.
+GRACE_S = 2.0
+# The share of GRACE_S after which reads, and later writes, yield to the encoder, if the watermark moved in the last
+# second.
+_READS_STAND_BACK, _WRITES_STAND_BACK, _MOVES_S = 0.25, 0.5, 1.0
+
+
+def write_timeout_s(limit_s: float, what: str) -> float:
+    """Return the time limit of a write: at most `limit_s`, and less than the caller's deadline.
+
+    Raises: DeadlineExceeded with too little time left to write `what`.
+    """
+    remaining = request_context.remaining_seconds()
+    timeout_s = limit_s if remaining is None else min(limit_s, remaining - _ANSWER_RESERVE_S)
+    if timeout_s <= 0:
+        raise DeadlineExceeded(f"too little of the deadline is left to write {what}")
+    return timeout_s
+
+
+class AcknowledgedLag:
+    """How far each partition's applied stream lags behind this gateway's writes; other producers do not count."""
+
+    def __init__(self, *, grace_seconds: float = GRACE_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._grace_seconds = grace_seconds
+        self._clock = clock
+        self._marks: dict[int, deque[tuple[int, float]]] = {}
+        # By partition: the highest watermark, and when it was found.
+        self._applied: dict[int, tuple[int, float]] = {}
+
+    def acknowledged(self, position: Position) -> None:
+        """Record that this position is durable now."""
+        marks = self._marks.setdefault(position.partition, deque())
+        now = self._clock()
+        if marks and position.offset <= marks[-1][0]:
+            return
+        if marks and now - marks[-1][1] < _SPACING_S:
+            # Events of a burst share a mark, with the last offset.
+            marks[-1] = (position.offset, marks[-1][1])
+            return
+        # The oldest marks measure the lag: beyond the limit, the newest is left out.
+        if len(marks) < _MAX_MARKS:
+            marks.append((position.offset, now))
+
+    def behind(self, partition: int, watermark: int | None) -> bool:
+        """Whether an event that was acknowledged longer ago than the grace is not applied."""
+        return self._behind_s(partition, watermark) > self._grace_seconds
+
+    def reads_yield(self, partition: int, watermark: int | None) -> bool:
+        """Record the watermark; return whether answers will soon be `behind` while events are applied."""
+        applied = -1 if watermark is None else watermark
+        if applied > self._applied.get(partition, (-1, 0.0))[0]:
+            self._applied[partition] = applied, self._clock()
+        return self._hurries(partition, _READS_STAND_BACK)
+
+    def writes_yield(self, partition: int) -> bool:
+        """As `reads_yield`, at a larger lag, by the recorded watermark."""
+        return self._hurries(partition, _WRITES_STAND_BACK)
+
+    def _hurries(self, partition: int, share: float) -> bool:
+        if partition not in self._applied:
+            return False
+        watermark, since = self._applied[partition]
+        moves = self._clock() - since < _MOVES_S
+        return moves and self._behind_s(partition, watermark) > share * self._grace_seconds
+
+    def _behind_s(self, partition: int, watermark: int | None) -> float:
+        """Return how long an acknowledged event has not been applied."""
+        marks = self._marks.get(partition)
+        if not marks:
+            return 0.0
+        applied = -1 if watermark is None else watermark
+        while marks and marks[0][0] <= applied:
+            marks.popleft()
+        return self._clock() - marks[0][1] if marks else 0.0
 
 
 class EpochCache:
-    """The stream's epoch, read at most once per `ttl_seconds`; the last known one without a store."""
+    """The stream's epoch, read at most once per `ttl_seconds`."""
 
     def __init__(
         self, states: UserStates, *, ttl_seconds: float = 0.5, clock: Callable[[], float] = time.monotonic
@@ -57,7 +133,7 @@ class EpochCache:
         self._reading: asyncio.Task[None] | None = None
 
     async def current(self) -> str:
-        """Return the epoch; empty if none was read. Never fails: writes do not need Redis."""
+        """Return the last known epoch, "" before any. Does not fail: writes do not need Redis."""
         if self._read_at is not None and self._clock() - self._read_at < self._ttl_seconds:
             return self._epoch
         if self._reading is None:
@@ -78,7 +154,7 @@ class EpochCache:
 
 
 class RecordInteractions:
-    """The handler; one per version set, called concurrently."""
+    """The handler."""
 
     def __init__(
         self,
@@ -99,16 +175,16 @@ class RecordInteractions:
         self._breaker = Breaker("interaction_log", open_seconds=limits.breaker_s)
 
     async def __call__(self, interactions: Sequence[Interaction]) -> list[Receipt]:
-        """Write the whole request; return receipts in order.
+        """Write a request's interactions; return receipts in order.
 
-        Raises: InvalidRequest, and PermissionDenied for another user's exposure, before anything is written;
-        DependencyUnavailable with a retry hint if not all was acknowledged.
+        Raises: InvalidRequest, PermissionDenied for another user's exposure, before anything is written;
+        DependencyUnavailable with a retry hint if not all were acknowledged.
         """
         await in_turn(self._check, interactions, now_ms())
         return await self.write(interactions)
 
     def takes(self, interaction: Interaction) -> bool:
-        """Whether the user took the item."""
+        """Return whether the user took the item."""
         return bool(interaction.item_id) and self._schema.weight_for(interaction.type, interaction.value) > 0
 
     async def write(self, interactions: Sequence[Interaction]) -> list[Receipt]:
@@ -121,7 +197,7 @@ class RecordInteractions:
         return receipts
 
     async def _keep_seen(self, written: Iterable[Interaction]) -> None:
-        """Store impressions for discounts of scores; a lost one has no discount."""
+        """Store impressions for discounts of scores. A lost impression gives no discount."""
         of_user: dict[str, deque[Interaction]] = {}
         for one in written if self._preferences.impression_discount else ():
             if self._schema.of(one.type).role is Role.EXPOSURE:
@@ -166,7 +242,7 @@ class RecordInteractions:
                     sent.append(_with_id(interaction))
                     pending.append(asyncio.create_task(append(sent[-1])))
                     if not self._breaker.closed:
-                        # This message shows whether the stream recovered.
+                        # Its result shows whether the stream recovered.
                         await asyncio.wait(pending[-1:])
                         if not self._breaker.closed:
                             cut_short = True
@@ -191,7 +267,7 @@ class RecordInteractions:
         return receipts
 
     async def undo(self, user_id: str, event_id: str) -> Receipt:
-        """Write the undo of a user's event; a repeated one has the same id."""
+        """Write the undo of a user's event. A repeated undo has the same id."""
         validate_id("user_id", user_id)
         validate_id("event_id", event_id)
         digest = hashlib.sha256(f"{user_id}\0{event_id}".encode()).hexdigest()[:32]

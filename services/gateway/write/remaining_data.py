@@ -1,4 +1,4 @@
-"""What remains of a forgotten user, where and until when: sentences of ForgetUser's report.
+"""Sentences of ForgetUser's report: which data of a forgotten user remain, where, and until when.
 
 Retention is that of Freshet's definition of the topic; an operator may have changed it.
 """
@@ -54,7 +54,7 @@ _DAY_MS = 24 * 3600 * 1000
 
 
 def until(topic: Topic) -> str:
-    """Return how long a record stays, by the topic's definition."""
+    """Return how long a record stays."""
     settings = topic.settings
     if settings.get("cleanup.policy") == "compact":
         if topic.name == FORGETS:

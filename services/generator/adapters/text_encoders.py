@@ -1,8 +1,6 @@
-"""Query encoders over the text bundle's graphs, with ONNX Runtime in this process.
+"""Query encoders over the text bundle's graphs, with ONNX Runtime in this process. Thread-safe.
 
-They encode word pieces and return one output of a graph. Thread-safe.
-
-Letters: B queries, L tokens of the longest of them.
+Letters: B queries.
 """
 
 import threading
@@ -23,7 +21,7 @@ INPUTS = ("input_ids", "attention_mask")
 
 
 class InProcessText:
-    """One graph on `threads` threads, loaded on first use. alone: encode texts one by one."""
+    """A graph on `threads` threads, loaded on first use. alone: encode texts one by one."""
 
     def __init__(
         self, graph: Path, word_pieces: WordPieces, *, max_tokens: int, threads: int = 1, alone: bool = False
@@ -34,7 +32,7 @@ class InProcessText:
         self._session: Any = None
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
-        """The model's output for B texts (B >= 1), (B, rows, width) float32.
+        """Return the model's output for B texts (B >= 1), (B, rows, width) float32.
 
         Raises: PreconditionFailed for a graph that cannot be loaded, or an output of another shape or with NaN.
         """
@@ -44,14 +42,10 @@ class InProcessText:
 
     @property
     def owner(self) -> str:
-        """Its name in errors."""
         return f"{self._graph.name} of the text bundle"
 
     def outputs(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Every output for B texts by name, unchecked.
-
-        Raises: PreconditionFailed if the graph cannot be loaded.
-        """
+        """Return every output for B texts by name, unchecked. Raises: PreconditionFailed for an unusable graph."""
         arrays = self._word_pieces.batch(texts, max_tokens=self._max_tokens)
         session = self._loaded()
         known = {spec.name for spec in session.get_inputs()}
@@ -79,8 +73,8 @@ class InProcessText:
 
 
 class SharedText:
-    """One graph with an output per model: the first caller encodes a text; callers for another output of it get its
-    result. remembered: texts cached for this.
+    """A graph with one output per model. The first caller encodes a text; callers for other outputs get its result.
+    remembered: how many texts are cached.
     """
 
     def __init__(self, graph: InProcessText, *, remembered: int = 64) -> None:
@@ -89,11 +83,10 @@ class SharedText:
         self._found: OrderedDict[str, Future[dict[str, Any]]] = OrderedDict()
 
     def of(self, output: str) -> "OneOutput":
-        """The encoder of this output."""
         return OneOutput(self, output)
 
     def encode(self, text: str, output: str) -> FloatArray:
-        """(1, rows, width). Raises: as `InProcessText.encode`; PreconditionFailed for an unknown output."""
+        """Return one output, (1, rows, width). Raises: as `InProcessText.encode`, also for an unknown output."""
         with self._lock:
             future = self._found.get(text)
             is_first = future is None
@@ -137,7 +130,7 @@ TextEncoder = InProcessText | OneOutput
 
 
 def checked(output: Any, num_texts: int, owner: str) -> FloatArray:
-    """The output as float32. Raises: PreconditionFailed for another shape or non-finite values."""
+    """Return the output as float32. Raises: PreconditionFailed for another shape or non-finite values."""
     found = None if output is None else output.shape
     if output is None or len(output.shape) != 3 or len(output) != num_texts:
         raise PreconditionFailed(f"{owner} answers shape {found}; expected ({num_texts}, rows, width)")

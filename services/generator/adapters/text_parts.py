@@ -1,7 +1,4 @@
-"""The text bundle's parts for the sources. Each loads separately, and reports why it cannot.
-
-Only this module reads the bundle's files.
-"""
+"""The text bundle's parts for the sources. Only this module of the process reads the bundle's files."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -33,12 +30,12 @@ from services.generator.adapters.text_encoders import TextEncoder
 
 log = structlog.get_logger()
 
-# A query of [CLS] and [SEP] only has no word.
+# The tokens of a query without a word: [CLS] and [SEP].
 _EMPTY_TOKENS = 2
 
 
 def open_text_bundle(path: Path) -> tuple[TextBundle | None, str]:
-    """The bundle; or None and the reason: absent, or damaged (logged as an error)."""
+    """Return the bundle; or None and the reason. A damaged bundle is logged as an error."""
     if not (path / MANIFEST).exists():
         return None, f"there is no text bundle at {path}; freshet train-text makes one"
     try:
@@ -49,9 +46,9 @@ def open_text_bundle(path: Path) -> tuple[TextBundle | None, str]:
 
 
 def documents_catalogue(bundle: TextBundle, categories: Categories, attributes: AttributeTable) -> Catalogue:
-    """The text model's documents as a catalogue of their text version.
+    """Return the text model's documents as a catalogue. categories, attributes: of their items, in the same order.
 
-    categories, attributes: of the documents' items, in the same order. Raises: BundleError without a text model.
+    Raises: BundleError without a text model.
     """
     return Catalogue(
         model_version=bundle.text_version,
@@ -72,7 +69,6 @@ class Queries:
     max_tokens: int
 
     def with_words(self, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Which texts have a word, (B,)."""
         return np.array([self.has_words(text) for text in texts], dtype=bool)
 
     def has_words(self, text: str) -> bool:
@@ -81,7 +77,7 @@ class Queries:
     def all_at_once(
         self, encoder: TextEncoder, stage: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]:
-        """An encoder of B texts padded together, timed by `stage`."""
+        """Return an encoder of B texts padded together, timed by `stage`."""
 
         def encode(texts: Sequence[str]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
             with stage():
@@ -91,14 +87,14 @@ class Queries:
         return encode
 
     def alone(self, encoder: TextEncoder) -> Callable[[str], FloatArray | None]:
-        """An encoder of single texts, independent of other texts. None for a text without a word."""
+        """Return an encoder of single texts; it returns None for a text without a word."""
         return lambda text: encoder.encode([text])[0] if self.has_words(text) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """alone: encode texts one by one, because an output depends on the call's other texts. output: this part's name, if
-    the graph has one output per part.
+    """A graph. alone: encode texts one by one, because outputs depend on the call's other texts. output: this part's
+    name, if the graph has one output per part.
     """
 
     path: Path
@@ -107,17 +103,17 @@ class Graph:
 
 
 def text_queries(bundle: TextBundle) -> tuple[Queries, Graph]:
-    """The text model's queries and graph. Raises: BundleError without that part."""
+    """Return the text model's queries and graph. Raises: BundleError without that part."""
     return Queries(bundle.word_pieces, bundle.text_mol.max_tokens), _graph(bundle, TEXT_MOL, TEXT_ENCODER)
 
 
 def phrase_queries(bundle: TextBundle) -> tuple[Queries, Graph]:
-    """The phrase model's queries and graph. Raises: BundleError without that part."""
+    """Return the phrase model's queries and graph. Raises: BundleError without that part."""
     return Queries(bundle.word_pieces, bundle.phrases.max_tokens), _graph(bundle, PHRASES, PHRASE_ENCODER)
 
 
 def _graph(bundle: TextBundle, part: str, whole: str) -> Graph:
-    """The int8 graph if this processor multiplies bytes (VNNI); elsewhere it saves only a seventh (decision 022)."""
+    """Return the int8 graph if this processor multiplies bytes (VNNI); others gain only a seventh (decision 022)."""
     if instruction_set() == "avx512":
         if bundle.shared_int8_graph is not None:
             return Graph(bundle.shared_int8_graph, alone=True, output=part)

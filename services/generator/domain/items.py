@@ -1,9 +1,9 @@
 """The items by row: ids, words, categories, and which are served.
 
-Rows are the text bundle's documents, then the model bundle's other items, then new items of topic `items`. A row never
-changes its item; the bundles' data stays in their columns.
+Rows are the text bundle's documents, then the model bundle's other items, then new items of topic `items`. A row's item
+does not change.
 
-Letters: R rows, n items of the model bundle.
+Letters: R rows.
 """
 
 import threading
@@ -27,7 +27,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)
 class Changes:
-    """Rows with changed words, with a changed title, and not served."""
+    """Changed words and titles by row, and rows that are not served."""
 
     words: dict[int, str] = field(default_factory=dict)
     titles: dict[int, str] = field(default_factory=dict)
@@ -55,8 +55,8 @@ class ItemTable:
         texts: Iterable[str] = (),
         attributes: AttributeTable | None = None,
     ) -> None:
-        """item_ids, titles, categories, attributes: the model bundle's. document_ids, texts: the text bundle's
-        documents, and their items. Columns are not copied.
+        """Take columns without copying them. document_ids, texts: the text bundle's items and documents. The other
+        columns are the model bundle's.
         """
         ids = item_ids if isinstance(item_ids, ItemIds) else ItemIds.of(item_ids)
         self._items = _Columns(ids, Strings.of(titles), Categories.of(categories))
@@ -80,15 +80,12 @@ class ItemTable:
 
     @property
     def kinds(self) -> Kinds:
-        """The kinds of attributes."""
         return self._attributes.kinds
 
     def words(self) -> Iterator[str]:
-        """Each row's words, R texts."""
         return (self._words(row, *self._now(row)) for row in range(len(self._is_served)))
 
     def ids(self, rows: Iterable[int]) -> list[str]:
-        """The items of these rows."""
         rows, first, end = list(rows), len(self._documents), len(self._bundled)
         documents = iter(self._documents.strings.take([row for row in rows if row < first]))
         others = iter(self._items.ids.strings.take(self._bundled[[row for row in rows if first <= row < end]]))
@@ -97,7 +94,7 @@ class ItemTable:
         ]
 
     def allowed(self, wanted: ItemFilter) -> Mask:
-        """Which rows may be answered, (R,). Unknown ids and categories match nothing."""
+        """Return which rows an answer may contain, (R,). Unknown ids and categories match nothing."""
         with self._lock:
             passes = passing(wanted, self)
             passes &= np.frombuffer(self._is_served, dtype=bool)
@@ -117,7 +114,7 @@ class ItemTable:
         return self._attributes.mask(where)
 
     def describe(self, items: Sequence[CatalogueItem]) -> Changes:
-        """Apply complete descriptions; an item's last counts."""
+        """Apply complete descriptions. An item's last description counts."""
         changes = Changes()
         with self._lock:
             for item in {item.item_id: item for item in items}.values():
@@ -157,7 +154,7 @@ class ItemTable:
         return self._described.get(row) or self._first(row)
 
     def _words(self, row: int, title: str, names: Sequence[str]) -> str:
-        """The title, or the text bundle's document if it has more; and the categories."""
+        """Return the title, or the text bundle's document if it has more, and the categories."""
         first = self._first(row)[0]
         document = self._texts[row] if row < len(self._texts) else ""
         if document in ("", first):

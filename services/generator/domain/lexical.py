@@ -32,6 +32,5 @@ class Lexical:
         return answers
 
     def change(self, changes: Changes) -> None:
-        """Apply changes of the items."""
         if changes.words or changes.hidden:
             self._index.change(changes.words, sorted(changes.hidden))

@@ -1,7 +1,6 @@
-"""The generating source: item identifiers that one parallel pass of the phrase model makes probable (PIXAR).
+"""The generating source: the most probable item identifiers of one parallel pass of the phrase model (PIXAR).
 
-Answers are in the trie, and so in the catalogue. The search skips items not served. A new title is an identifier from
-the next query on.
+Answers are in the trie, and so in the catalogue. Queries find a new title's identifier at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ log = structlog.get_logger()
 # Queries (B,) to the model's output (B, 1 + s, D), and which of them have a word (B,).
 EncodeAll = Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]
 
-# Identifiers may name one item: their number is doubled this often until there are k items.
+# Several identifiers may name one item: their number is doubled at most so often, until there are k items.
 _DOUBLINGS = 3
 
 
@@ -45,7 +44,6 @@ class Phrases:
 
     @property
     def num_documents(self) -> int:
-        """Number of identifiers."""
         return len(self._generator.trie)
 
     @property
@@ -58,7 +56,7 @@ class Phrases:
         return len(self._vocabulary)
 
     def find(self, asked: Sequence[Asked]) -> list[Generated]:
-        """The k items of the best identifiers, each with its best; nothing for a query without a word."""
+        """Return the k items of the best identifiers, each with its best; nothing for a query without a word."""
         outputs, has_words = self._encode_all([one.query for one in asked])
         return [
             self._find(one, x if words else None)
@@ -66,7 +64,7 @@ class Phrases:
         ]
 
     def change(self, changes: Changes) -> None:
-        """Apply changed titles: insert the new identifier, delete the one inserted before."""
+        """Apply changed titles: delete the identifier that was inserted before, and insert the new one."""
         for row, title in changes.titles.items():
             tokens = self._vocabulary.encode_all([title])[0]
             before = self._inserted.pop(row, None)

@@ -13,7 +13,7 @@ from services.generator.domain.text_mol import TextMol
 
 @dataclass(kw_only=True, slots=True)
 class Sources:
-    """reasons: why a source is not loaded. One thread describes items; any number read."""
+    """The sources. reasons: why a source is not loaded. One thread describes items; any number read."""
 
     items: ItemTable
     lexical: Lexical
@@ -23,7 +23,7 @@ class Sources:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
-        """Apply descriptions and withdrawals. A row is in the table before a source finds it."""
+        """Apply descriptions and withdrawals, to the table first: sources find rows of the table."""
         changes = self.items.describe(items)
         self.lexical.change(changes)
         if self.text is not None:
@@ -32,7 +32,7 @@ class Sources:
             self.phrases.change(changes)
 
     def info(self, *, next_item: int) -> GeneratorInfo:
-        """What is loaded, and the next offsets. next_item: of topic `items`."""
+        """Return what is loaded, and the next offsets. next_item: of topic `items`."""
         text, phrases = self.text, self.phrases
         return GeneratorInfo(
             text_version=self.text_version,

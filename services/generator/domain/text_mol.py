@@ -1,7 +1,7 @@
 """The text source: learned similarity over a language model's components, and feedback from clicks.
 
-A click's query moves its item (PEFA-XS) and votes for it near that query (PEFA-XL). Certificates apply to the served
-states. An item without a document is found after its first click, since the bundle has no document encoder.
+A click's query moves its item (PEFA-XS) and votes for it near that query (PEFA-XL). An item without a document is found
+after its first click, since the bundle has no document encoder.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,10 +32,8 @@ EncodeAll = Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClickPolicy:
-    """Weights of clicks, chosen on MedQuAD's held-out queries (docs/benchmarks/pefa.md).
-
-    share, new_share: lambda of PEFA-XS for items of the model, and for others. neighbours, model_share: k and lambda of
-    PEFA-XL.
+    """Weights of clicks, chosen on MedQuAD's held-out queries (docs/benchmarks/pefa.md). share, new_share: lambda of
+    PEFA-XS for items of the model, and for others. neighbours, model_share: k and lambda of PEFA-XL.
     """
 
     share: SharePolicy = PAPER
@@ -46,7 +44,7 @@ class ClickPolicy:
 
 
 class TextMol:
-    """Answers queries while one thread applies clicks and another the metadata."""
+    """Answers queries while one thread applies clicks and another descriptions."""
 
     def __init__(
         self,
@@ -80,7 +78,6 @@ class TextMol:
 
     @property
     def num_clicks(self) -> int:
-        """Number of counted clicks."""
         return len(self._feedback)
 
     @property
@@ -89,11 +86,10 @@ class TextMol:
         return self.live.served.position + 1
 
     def digest(self) -> str:
-        """A hash (32 hex digits) of the counted clicks and their effect."""
+        """Return a hash (32 hex digits) of the counted clicks and their effect."""
         return self._feedback.digest()
 
     def start(self) -> None:
-        """Start the background merges."""
         for merge in self.merges:
             merge.start()
 
@@ -103,7 +99,7 @@ class TextMol:
             merge.close()
 
     def find(self, asked: Sequence[Asked]) -> list[Scored]:
-        """The top k of each query by lambda * s + (1 - lambda) * vote; nothing for a query without a word."""
+        """Return each query's top k by lambda * s + (1 - lambda) * vote; nothing for a query without a word."""
         states, has_words = self._encode_all([one.query for one in asked])
         served = self.live.served
         version = self.live.base.model_version
@@ -135,7 +131,6 @@ class TextMol:
         return answers
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
-        """Apply withdrawals and categories."""
         self.live.describe(items)
 
     def apply(self, records: Iterable[ClickRecord], *, next_offset: int) -> None:
@@ -151,7 +146,7 @@ class TextMol:
                     undone.append(record.undoes)
                 case ForgetUpTo():
                     feedback.forget(record.user_pseudonym, record.up_to)
-        # In any order: undone and forgotten clicks are void whenever they arrive.
+        # Undone and forgotten clicks do not count, in whatever order the records arrive.
         feedback.undo(undone)
         feedback.add(clicks)
         self._serve(next_offset - 1)

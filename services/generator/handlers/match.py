@@ -1,7 +1,6 @@
-"""Batch concurrent queries in words and answer each batch with one source.
+"""Batch concurrent queries and answer each batch with one source.
 
-Each source has its own `Match`, so a slow one delays only its callers. The event loop only queues; encoding and search
-run in the source's thread. `match_all` asks several sources.
+Each source has a `Match`, whose thread encodes and searches, so a slow source delays only its callers.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from services.platform.validation import validate_query
 
 A = TypeVar("A", bound=Scored)
 
-# At most MAX_BATCH queries are computed together; at most MAX_QUEUE wait, further ones are rejected.
+# Queries computed together; queries that may wait.
 MAX_BATCH, MAX_QUEUE = 16, 256
 # A source's share of a call's time; the rest is for sending the answer.
 _SHARE = 0.9
@@ -52,9 +51,9 @@ class Match(Generic[A]):
             )
 
     async def __call__(self, asked: Asked) -> A:
-        """Answer one validated query.
+        """Answer a validated query.
 
-        Raises: PreconditionFailed if the source is not loaded, DependencyUnavailable until it is ready, Overloaded;
+        Raises: PreconditionFailed if the source is not loaded; DependencyUnavailable until it is ready; Overloaded;
         errors of the source.
         """
         if self._batcher is None:
@@ -66,7 +65,6 @@ class Match(Generic[A]):
         return answer
 
     async def close(self) -> None:
-        """Finish queued queries."""
         if self._batcher is not None:
             await self._batcher.close()
 
@@ -86,8 +84,7 @@ class SourceAnswer:
 
 
 async def match_all(matches: Sequence[Match[Any]], asked: Asked, *, within_s: float | None) -> list[SourceAnswer]:
-    """Every source's answer to a validated query, or its error, in order. More than nine tenths of `within_s` is an
-    error.
+    """Return each source's answer to a validated query, or its error, in order. A source has nine tenths of `within_s`.
 
     Raises: every error that is not a FreshetError.
     """

@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.rules.filters import ItemFilter
 from services.candidates.audit import TRUTH, Answered, Audit, Finding, examine
-from services.candidates.domain import Stage
+from services.candidates.domain import SearchQuery, SearchResult, Stage
 from services.candidates.metrics import CandidatesMetrics
 
 ITEMS = make_items(np.random.default_rng(1), 200, 2, 2, 8)
@@ -35,20 +35,25 @@ EXACT_SCORES = mol_scores_reference(QUERY, ITEMS, GATE).numpy()[0]
 BEST_FIRST = np.argsort(-EXACT_SCORES)
 
 
-def answer(places: list[int], *, certificate: Certificate | None = EXACT) -> Answered:
+def answer(
+    places: list[int], *, certificate: Certificate | None = EXACT, bound: float | None = None, **asked: Any
+) -> Answered:
     """The items at these places of the true order, as if an index had answered them."""
     rows = BEST_FIRST[places]
     return Answered(
-        algorithm="some",
-        stage=Stage.FULL,
-        query=QUERY,
-        k=len(places),
-        filter=ItemFilter(),
-        served=CATALOGUE.served,
-        item_ids=[IDS[row] for row in rows],
-        scores=EXACT_SCORES[rows],
-        bound=None,
-        certificate=certificate,
+        search=SearchQuery(
+            **{"k": len(places), "stage": Stage.FULL, "filter": ItemFilter(), **asked}, query=QUERY, model_version="m"
+        ),
+        found=SearchResult(
+            algorithm="some",
+            item_ids=[IDS[row] for row in rows],
+            scores=EXACT_SCORES[rows].tolist(),
+            bound=bound,
+            certificate=certificate,
+            search_s=0.0,
+            passes=(),
+            served=CATALOGUE.served,
+        ),
     )
 
 
@@ -77,28 +82,26 @@ def test_an_estimate_promises_nothing() -> None:
 
 
 def test_a_pool_is_held_to_its_bound() -> None:
-    pool = replace(answer([0, 1, 3]), stage=Stage.FIRST, certificate=None)
     third = float(EXACT_SCORES[BEST_FIRST[2]])
-    assert examine(CATALOGUE, replace(pool, bound=third + 1e-9)).held is True
-    assert examine(CATALOGUE, replace(pool, bound=third - 1e-9)).held is False
-    assert examine(CATALOGUE, replace(pool, bound=None)).held is None
+    for bound, held in ((third + 1e-9, True), (third - 1e-9, False), (None, None)):
+        pool = answer([0, 1, 3], certificate=None, bound=bound, stage=Stage.FIRST)
+        assert examine(CATALOGUE, pool).held is held
 
 
 def test_a_filter_is_part_of_the_question() -> None:
     wanted = ItemFilter(deny_item_ids=[IDS[row] for row in BEST_FIRST[:3]])
-    finding = examine(CATALOGUE, replace(answer([3, 4, 5]), filter=wanted))
+    finding = examine(CATALOGUE, answer([3, 4, 5], filter=wanted))
     assert (finding.recall, finding.held) == (1, True)
 
 
 def test_a_short_proven_answer_must_have_left_nothing_out() -> None:
     wanted = ItemFilter(allow_item_ids=[IDS[row] for row in BEST_FIRST[:3]])
-    whole = replace(answer([0, 1, 2]), k=10, filter=wanted)
-    assert examine(CATALOGUE, whole).held is True
-    assert examine(CATALOGUE, replace(whole, item_ids=whole.item_ids[:2], scores=whole.scores[:2])).held is False
+    assert examine(CATALOGUE, answer([0, 1, 2], k=10, filter=wanted)).held is True
+    assert examine(CATALOGUE, answer([0, 1], k=10, filter=wanted)).held is False
 
 
 def test_nothing_allowed_is_nothing_missed() -> None:
-    empty = replace(answer([]), k=5, filter=ItemFilter(allow_item_ids=["nowhere"]))
+    empty = answer([], k=5, filter=ItemFilter(allow_item_ids=["nowhere"]))
     finding = examine(CATALOGUE, empty)
     assert (finding.recall, finding.held, finding.true) == (1, True, -math.inf)
 

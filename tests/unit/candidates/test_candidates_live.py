@@ -26,7 +26,7 @@ from services.algorithms.scoring.voted_answers import joined_answer, joined_pool
 from services.candidates.audit import Answered, examine
 from services.candidates.bootstrap import host_build, load_catalogue, make_live
 from services.candidates.config import CandidatesSettings
-from services.candidates.domain import Stage
+from services.candidates.domain import SearchQuery, SearchResult, Stage
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import SERVICE, CandidatesServicer
 from services.catalogue.changes import CatalogueChanges
@@ -326,9 +326,12 @@ def test_a_joined_answer_keeps_its_certificate_against_every_item(
     finding = examine(
         CATALOGUE,
         Answered(
-            algorithm=algorithm, stage=Stage.FULL, query=QUERY, k=k, filter=wanted, served=served,
-            item_ids=joined.item_ids, scores=joined.scores, bound=None, certificate=joined.certificate, votes=votes,
-            model_share=share,
+            search=SearchQuery(query=QUERY, model_version="m", k=k, stage=Stage.FULL, filter=wanted),
+            found=SearchResult(
+                algorithm=algorithm, item_ids=joined.item_ids, scores=joined.scores.tolist(), bound=None,
+                certificate=joined.certificate, search_s=0.0, passes=(), served=served,
+            ),
+            votes=votes, model_share=share,
         ),
     )  # fmt: skip
     assert finding.held is not False or finding.true <= (finding.promised or 0) + 1e-12

@@ -51,7 +51,7 @@ from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.server import GatewayServicer
-from services.gateway.write.lag import AcknowledgedLag
+from services.gateway.write.record import AcknowledgedLag
 from services.platform.rpc import client as rpc_client
 from services.platform.rpc.server import RpcServer
 from services.platform.stream.kafka import partition_for

@@ -35,11 +35,9 @@ from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.rules import StandingRules
 from services.contracts.version_sets import VersionSet, VersionSets
 from services.gateway.domain import ServedModel, now_ms
-from services.gateway.experiments.change import ChangeExperiment
-from services.gateway.freshness import PartitionProgress
 from services.gateway.handlers import Handlers, make_handlers
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.ports import Ports
+from services.gateway.ports import PartitionProgress, Ports
 from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
@@ -47,10 +45,9 @@ from services.gateway.recommend.popular import PopularItems
 from services.gateway.search.searching import Hit
 from services.gateway.server import GatewayServicer
 from services.gateway.stages import Limits, Preferences
-from services.gateway.version_sets.change import ChangeVersionSet, Operations
 from services.gateway.version_sets.routes import Routes, ServedSet
-from services.gateway.write.lag import AcknowledgedLag
-from services.gateway.write.operations import Operate
+from services.gateway.write.operations import ChangeExperiment, ChangeVersionSet, Operate, Operations
+from services.gateway.write.record import AcknowledgedLag
 from services.platform.errors import PreconditionFailed
 from services.user_state.values import StoredState
 from services.user_state.warmth import Warmth

@@ -28,6 +28,7 @@ from structlog.testing import capture_logs
 from services.algorithms.indexes.protocol import Certificate
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
+from services.gateway.adapters.kafka_reads import KafkaStreamEnds
 from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import (
     RemoteCandidates,
@@ -36,10 +37,9 @@ from services.gateway.adapters.processes import (
     RemoteTextSources,
 )
 from services.gateway.adapters.refreshers import RemoteRefreshers
-from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.gateway.domain import HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
-from services.gateway.freshness import PartitionProgress
+from services.gateway.ports import PartitionProgress
 from services.gateway.search.searching import Hit, SourceHits
 from services.platform.config import ProcessSettings
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
@@ -275,7 +275,7 @@ async def test_an_absent_broker_says_no_ends_and_blocks_nobody() -> None:
     ends = KafkaStreamEnds(f"127.0.0.1:{_free_port()}")
     with pytest.raises((DependencyUnavailable, DeadlineExceeded), match="Kafka"):
         await ends.interactions(0.2)
-    await ends.close()
+    ends.close()
 
 
 class ScriptedHealth:

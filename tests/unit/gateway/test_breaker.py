@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.gateway.breaker import Breaker, LoopStalls
-from services.gateway.write.lag import AcknowledgedLag
+from services.gateway.write.record import AcknowledgedLag
 from services.platform.errors import (
     DeadlineExceeded,
     DependencyUnavailable,

@@ -14,8 +14,7 @@ from services.contracts.experiments import Arm, Experiment, Experiments
 from services.contracts.topics.experiments import experiment_message
 from services.contracts.topics.exposures import Exposure
 from services.contracts.version_sets import VersionSet, VersionSets
-from services.gateway.domain import RecommendQuery
-from services.gateway.experiments.arms import with_arms
+from services.gateway.domain import RecommendQuery, with_arms
 from services.gateway.server import GatewayServicer
 from services.gateway.version_sets.routes import Routes, ServedSet
 from services.platform.errors import Conflict, InvalidRequest, NotFound, PermissionDenied

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from gateway_scene import ITEMS, Scene
 
-from services.gateway.domain import HistoryEvent, RecommendQuery
-from services.gateway.recommend.explanation import ExplainQuery, Explanation
+from services.gateway.domain import ExplainQuery, HistoryEvent, RecommendQuery
+from services.gateway.recommend.explain import Explanation
 from services.platform.errors import DependencyUnavailable, InvalidRequest
 
 DOWN = DependencyUnavailable("away")

@@ -13,7 +13,8 @@ from test_server import gateway
 
 from services.contracts.topics import TOPICS
 from services.contracts.topics.forgets import Forget
-from services.gateway.write.forgetting import Contributions, ForgetReport, StoredUser
+from services.gateway.ports import Contributions, StoredUser
+from services.gateway.write.forget import ForgetReport
 from services.gateway.write.remaining_data import REMAINS, WITH_USER_DATA, WITHOUT_USER_DATA, until
 from services.platform.errors import DependencyUnavailable
 from services.platform.rpc import request_context

@@ -6,7 +6,7 @@ import pytest
 from gateway_scene import Scene
 
 from services.gateway.domain import Degradation
-from services.gateway.freshness import UNKNOWN, PartitionProgress
+from services.gateway.ports import UNKNOWN, PartitionProgress
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.topic import NUM_PARTITIONS
 

@@ -11,7 +11,7 @@ from gateway_scene import Scene
 from prometheus_client import CollectorRegistry
 
 from services.gateway.adapters.parts import ProbedParts
-from services.gateway.health.minutes import MINUTES, PARTS, Minutes
+from services.gateway.metrics import MINUTES, PARTS, Minutes
 from services.platform.config import ProcessSettings
 from services.platform.errors import DependencyUnavailable, InvalidRequest, NotFound
 from services.platform.rpc.server import HealthState, RpcServer

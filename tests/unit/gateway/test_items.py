@@ -11,7 +11,7 @@ from gateway_scene import Scene
 from services.algorithms.item_table.strings import Strings
 from services.contracts.topics.items import CatalogueItem, decode_item, encode_item
 from services.gateway.describe import items as listing
-from services.gateway.freshness import ItemProgress
+from services.gateway.ports import ItemProgress
 from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest, NotFound
 

@@ -13,7 +13,7 @@ from test_rules import Real, X, real
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
 from services.algorithms.rules.filters import ItemFilter
 from services.gateway.domain import HistoryEvent, Ranking, RecommendQuery, ScoredItem
-from services.gateway.recommend.popularity_boost import WEIGHT, boosts, with_boosts
+from services.gateway.recommend.rankings import WEIGHT, boosts, with_boosts
 from services.gateway.stages import Limits, Preferences
 
 __all__ = ["real"]  # the fixture

@@ -11,8 +11,15 @@ from gateway_scene import ITEMS, POPULAR, STORED, Scene
 
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
 from services.algorithms.rules.filters import ItemFilter
-from services.gateway.domain import Degradation, FreshnessToken, HistoryEvent, Ranking, Recommendation, RecommendQuery
-from services.gateway.recommend.explanation import ExplainQuery
+from services.gateway.domain import (
+    Degradation,
+    ExplainQuery,
+    FreshnessToken,
+    HistoryEvent,
+    Ranking,
+    Recommendation,
+    RecommendQuery,
+)
 from services.gateway.stages import COMPONENTS, Limits
 from services.platform.errors import (
     DeadlineExceeded,

@@ -32,8 +32,7 @@ from services.contracts.rule_file import parse_rules, rules_from, rules_text
 from services.contracts.topics.rules import StandingRules
 from services.contracts.wire import rules_of
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
-from services.gateway.domain import Degradation, Pool, RecommendQuery
-from services.gateway.recommend.explanation import ExplainQuery
+from services.gateway.domain import Degradation, ExplainQuery, Pool, RecommendQuery
 from services.gateway.recommend.ruled_pools import with_own_pools
 from services.gateway.recommend.standing_rules import standing_rules
 from services.gateway.stages import Limits

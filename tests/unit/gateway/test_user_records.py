@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import RemoteEncoder
 from services.gateway.adapters.refreshers import RemoteRefreshers
-from services.gateway.write.forgetting import Contributions, StoredUser
+from services.gateway.ports import Contributions, StoredUser
 from services.platform.config import ProcessSettings
 from services.platform.rpc import client as rpc_client
 from services.platform.rpc.server import RpcServer

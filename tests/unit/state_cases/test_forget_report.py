@@ -16,7 +16,7 @@ from services.contracts.topics.forgets import Forget
 from services.contracts.topics.index_deltas import INDEX_DELTAS, MemoryDelta
 from services.contracts.topics.interactions import INTERACTIONS
 from services.contracts.topics.search_clicks import SEARCH_CLICKS, SearchClick
-from services.gateway.write.forgetting import StoredUser
+from services.gateway.ports import StoredUser
 from services.platform.stream.records import pack_position
 from services.refresher.domain.partition import entry_id_of
 from services.refresher.domain.records import Forgetting

@@ -14,7 +14,7 @@ from gateway.gateway_scene import Scene
 from refresher.refresher_scene import NUM_ITEMS, World, fold_all, interaction, make_rules, readers_view
 
 from services.contracts.topics.index_deltas import IndexDelta, ItemDelta
-from services.gateway.write.forgetting import Contributions, StoredUser
+from services.gateway.ports import Contributions, StoredUser
 from services.platform.errors import PreconditionFailed
 from services.platform.rpc import request_context
 from services.platform.stream.kafka import partition_for

@@ -20,10 +20,8 @@ class Interleaved:
     async def __call__(
         self, query: RecommendQuery, mixed: Assignment, first: ServedSet, second: ServedSet
     ) -> Recommendation:
-        """Return the first set's answer with items drafted from both. It is not the ranking of one arm, so it has no
-        certificate. first, second: the arms' version sets.
-
-        Raises: as `Recommend`.
+        """Return the first set's answer with items drafted from both; it has no certificate. first, second: the arms'
+        version sets. Raises: as `Recommend`.
         """
         sides = [
             served.shadowed(_of_arm(query, mixed, arm))
