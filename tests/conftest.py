@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
@@ -38,6 +39,9 @@ OWN_STACKS = (
 STACK_WORKERS = ("gw0", "gw1")
 # Of the other processes.
 NICENESS = 5
+# Equal examples in every run, and none fails because a machine is slow.
+settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 # Tests that modules of several folders import.
 pytest.register_assert_rewrite("client_suite")
 
