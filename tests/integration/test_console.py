@@ -4,13 +4,13 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from freshet_client import Client, Filter, Interaction, Item
+from freshet_client import Client, Filter, Interaction, Item, NotFound
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect, sync_playwright
 from typer.testing import CliRunner
 
@@ -36,7 +36,8 @@ pytestmark = pytest.mark.integration
 
 CHROMIUM = "/usr/bin/chromium"
 HORIZON_S = 1.1
-WAIT_MS = 20_000
+WAIT_MS = 30_000
+expect.set_options(timeout=WAIT_MS)
 # Text that a page must not read as anything else: HTML, its own markup, and a mark that turns the line around.
 EVIL = "<img src=x onerror=alert(1)> [/x] {{7*7}} \u202eevil"
 OpenPage = Callable[..., Page]
@@ -99,7 +100,7 @@ def titles(page: Page) -> list[str]:
 
 
 def wait_for_cards(page: Page, wanted: list[str]) -> None:
-    expect(page.locator(".card .title")).to_have_text(wanted, timeout=WAIT_MS)
+    expect(page.locator(".card .title")).to_have_text(wanted)
 
 
 def wait_for_answer(page: Page, ask: Callable[[], list[str]], among: str = ".card .title") -> list[str]:
@@ -142,15 +143,24 @@ def test_what_is_done_changes_the_list_and_the_page_says_after_how_long(open_pag
     wait_for_answer(page, lambda: [one.title for one in client.recommend(user, k=12, with_details=True).items])
 
 
+def wait_for(what: str, look: Callable[[], object]) -> None:
+    """Wait until it is so; an item that is not known yet is not."""
+    deadline, found = time.monotonic() + WAIT_MS / 1000, None
+    while not found:
+        assert time.monotonic() < deadline, what
+        with suppress(NotFound):
+            found = look()
+        time.sleep(0.05)
+
+
 def wait_for_looks(client: Client, user: str, surfaces: set[str]) -> None:
     """Wait until the log has answers of these surfaces that results do not count."""
-    deadline = time.monotonic() + 30
-    while True:
+
+    def found() -> bool:
         shown = client.exposures(user, max_answers=100).answers
-        if {one.surface for one in shown if one.context.get("surface") == CONSOLE} == surfaces:
-            return
-        assert time.monotonic() < deadline, [(one.surface, one.context) for one in shown]
-        time.sleep(0.1)
+        return {one.surface for one in shown if one.context.get("surface") == CONSOLE} == surfaces
+
+    wait_for(f"answers of {surfaces} in the log", found)
 
 
 def test_pages_filters_words_and_similar_items_are_the_gateways(open_page: OpenPage, client: Client) -> None:
@@ -211,10 +221,7 @@ def test_a_users_history_is_what_was_written_and_they_can_be_forgotten(open_page
     for number, item in enumerate(items[:55]):
         session.record(item.item_id, "rating", float(number % 5 + 1))
     assert session.recommend(k=1).token_honoured
-    deadline = time.monotonic() + 30
-    while not client.exposures(user).answers:
-        assert time.monotonic() < deadline, "the answer is not in the topic exposures"
-        time.sleep(0.1)
+    wait_for("the answer is in the topic exposures", lambda: client.exposures(user).answers)
     page = open_page(f"/user?user={user}")
     rows = page.locator(".event")
     expect(rows).to_have_count(50)
@@ -313,7 +320,7 @@ def test_a_part_that_stops_is_named_with_the_next_command_until_it_is_back(open_
     expect(page.locator(".tile strong")).to_have_text(
         ["gateway", "redis", "candidates", "reranker", "generator", "kafka", "encoder", "refresher"]
     )
-    expect(verdict).to_contain_text("Every part is ready", timeout=WAIT_MS)
+    expect(verdict).to_contain_text("Every part is ready")
     running.stop("encoder")
     expect(tile).to_have_text(re.compile("not ready$"))
     expect(verdict).to_have_text(
@@ -389,13 +396,16 @@ def test_an_experiment_is_created_compared_stopped_and_its_results_are_the_comma
     field = page.get_by_label("User ids")
     field.fill(f"{people[0]}, {people[1]}")
     field.press("Enter")
-    sides = page.get_by_label(people[0]).locator("ol")
-    for place, arm in enumerate(("control", "few")):
-        items = client.recommend(
-            people[0], 5, arms={name: arm}, with_details=True, context={"surface": "console"}
-        ).items
-        expect(sides.nth(place).locator("a")).to_have_text([one.title for one in items])
+
+    def of_arms() -> list[str]:
+        asked = {"with_details": True, "context": {"surface": "console"}}
+        answers = [client.recommend(people[0], 5, arms={name: arm}, **asked) for arm in ("control", "few")]
+        return [one.title for answer in answers for one in answer.items]
+
+    wait_for_answer(page, of_arms, f'[aria-label="{people[0]}"] ol a')
     expect(page.locator(".verdict")).to_contain_text("of 2 people differ")
+    # Exposures wait in the gateway's memory before they are written.
+    wait_for("the last exposure is in the log", lambda: client.exposures(people[-1]).answers)
     # A user counts when the horizon after the first exposure is over before the end.
     time.sleep(max(0.0, last_shown_s + HORIZON_S + 0.2 - time.monotonic()))
     page.get_by_label(name, exact=True).get_by_role("button", name="Stop").click()
@@ -536,6 +546,7 @@ def test_a_model_is_tried_promoted_and_rolled_back_each_step_after_a_second_look
 def test_an_item_is_found_edited_withdrawn_and_two_tabs_lose_nothing(open_page: OpenPage, client: Client) -> None:
     new, category = f"{EVIL} {uuid4().hex}", f"c-{uuid4().hex}"
     client.put_items([Item(new, EVIL, [category, "second"])])
+    wait_for("the item is known", lambda: client.get_item(new))
     page = open_page("/items?newest=1")
     page.get_by_label("Category", exact=True).fill(category)
     page.get_by_label("Category", exact=True).press("Enter")
@@ -572,6 +583,8 @@ def test_an_item_is_found_edited_withdrawn_and_two_tabs_lose_nothing(open_page: 
 def test_markup_in_ids_titles_and_categories_is_shown_as_text(open_page: OpenPage, client: Client) -> None:
     category = f"odd </script> {uuid4().hex}"
     client.put_items([Item(item_id=f"{EVIL}", title=EVIL, categories=[category])])
+    only = Filter(allow_categories=[category])
+    wait_for("the item is answered", lambda: client.recommend("anybody", 1, filter=only).item_ids == [EVIL])
     page = open_page()
     field = page.get_by_label("User id")
     field.fill(EVIL)

@@ -33,6 +33,7 @@ from services.contracts.topics.interactions import INTERACTIONS, Interaction
 from services.encoder.config import EncoderSettings
 from services.offline.datasets.interactions import Interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate
+from services.offline.experiments.sample_ratio import p_value
 from services.platform.stream.records import SourceRecord
 from services.stack import Stack
 from services.user_state.merging import read_arrival
@@ -299,7 +300,8 @@ def test_kills_of_every_part_move_no_user_and_results_are_a_replays(stack: Stack
         for arm in ("control", "limited")
     }
     assert found["in_two_arms"] == 0
-    assert found["sample_ratio_p_value"] > 0.001
+    users = Counter(expected.values())
+    assert found["sample_ratio_p_value"] == pytest.approx(p_value(users, {"control": 0.5, "limited": 0.5}))
     assert found["unknown_exposures"] == sum(one.exposure_id in lost for one in replay.clicks())
     capped = found["capped"].get("click", {"limit": float("inf")})["limit"]
     assert {row["arm"]: row["mean"] for row in found["rows"]} == {

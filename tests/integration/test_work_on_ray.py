@@ -35,7 +35,7 @@ from services.offline.backfill.jobs import import_interactions, run_reattributio
 from services.offline.backfill.scoring import caught_up
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.platform.errors import PreconditionFailed
-from services.stack import Stack
+from services.stack import Ports, Stack
 from services.stack.folders import REPOSITORY
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -45,13 +45,6 @@ PEOPLE = SimulatorConfig(
     num_users=240, num_items=400, num_topics=16, mean_events_per_user=40, max_events_per_user=120, seed=7
 )
 NOBODY = "nobody"
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 class Cluster:
@@ -80,7 +73,9 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    client, ports = free_port(), [f"--{name}={free_port()}" for name in ("port", "dashboard-agent-listen-port")]
+    # Outside of what outgoing connections get.
+    client, port, agent, *_ = Ports.free().numbers.values()
+    ports = [f"--port={port}", f"--dashboard-agent-listen-port={agent}"]
     options = ["--num-cpus=2", "--include-dashboard=false", "--object-store-memory=100000000", "--disable-usage-stats"]
     # Sockets lie below it, whose paths may be no longer than 107 bytes.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
@@ -285,5 +280,5 @@ def test_what_a_worker_refuses_is_raised_here_with_its_name(
     ):
         run_parts(call, lambda number, _: done.append(number), bundle=small_bundle, on=cluster.address)
     with pytest.raises(PreconditionFailed, match=r"broke the connection \(.*No module named .*head node"):
-        run_parts({7: partial(free_port)}, lambda *_: None, bundle=small_bundle, on=cluster.address)
+        run_parts({7: partial(answers, 1)}, lambda *_: None, bundle=small_bundle, on=cluster.address)
     assert done == []
