@@ -20,6 +20,7 @@ STACK_FOLDERS = ("tests/integration/", "tests/e2e/")
 # Files that start stacks of their own and never the session's; the longest first.
 OWN_STACKS = (
     "tests/e2e/test_demo.py",
+    "tests/integration/test_notebooks.py",
     "tests/integration/test_models_on_a_stack.py",
     "tests/integration/test_console.py",
     "tests/integration/test_quickstart.py",

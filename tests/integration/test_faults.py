@@ -20,8 +20,8 @@ from services.stack.components.process import Process
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
-QUIET_S = 2.0
-DEAD_S = 2.5
+QUIET_S = 1.0
+DEAD_S = 2.0
 
 
 def traffic_for(stack: Stack, prefix: str) -> Traffic:

@@ -280,8 +280,9 @@ def test_answers_pools_and_certificates_always_hold(
 
 
 @every_index
-@pytest.mark.parametrize("filtered", ["all", "shared", "own"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "filtered"), [(SHAPES[1], "all"), (SHAPES[1], "shared"), *((shape, "own") for shape in SHAPES)], ids=str
+)
 def test_an_answer_does_not_depend_on_who_else_is_in_the_batch(
     builder: Builder, shape: tuple[int, ...], filtered: str
 ) -> None:
