@@ -23,6 +23,9 @@ from tests.integration.model_traffic import Load
 from tests.integration.model_walk import canary_of, judge, walk
 from tests.unit.bundle.bundle_scene import content
 
+# The walk is a dozen commands and a second model's processes: 50 s on two idle cores, five minutes on busy ones.
+pytestmark = pytest.mark.timeout(900)
+
 PEOPLE = SimulatorConfig(
     num_users=300, num_items=400, num_topics=16, mean_events_per_user=40, max_events_per_user=120, seed=7
 )
