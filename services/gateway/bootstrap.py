@@ -111,7 +111,9 @@ class _LoadedBundle:
     def of(cls, folder: Path, settings: GatewaySettings) -> "_LoadedBundle":
         """Raises: BundleError; ConfigError for rules that the attributes do not allow."""
         bundle = load_bundle(folder)
-        popular = PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes)
+        popular = PopularItems(
+            bundle.item_index, bundle.counts, bundle.categories, bundle.attributes, bundle.by_popularity
+        )
         return cls(bundle=bundle, popular=popular, rules=standing_rules(settings.rules, bundle.attributes.kinds))
 
 

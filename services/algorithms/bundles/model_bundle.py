@@ -42,7 +42,7 @@ from services.algorithms.encoding.absence import AbsenceRows
 from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.item_table.categories import Categories
-from services.algorithms.item_table.file import ItemColumns, read_items
+from services.algorithms.item_table.file import ByPopularity, ItemColumns, read_items
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Indices, Strings
 from services.algorithms.scoring.neighbours import ItemNeighbours
@@ -133,6 +133,11 @@ class Bundle:
     @property
     def counts(self) -> npt.NDArray[np.int64]:
         return self._items.counts
+
+    @property
+    def by_popularity(self) -> ByPopularity:
+        """Items by descending training count."""
+        return self._items.by_popularity
 
     @cached_property
     def untrained(self) -> frozenset[str]:

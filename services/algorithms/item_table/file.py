@@ -1,6 +1,8 @@
 """A catalogue's items as an Arrow file: a bundle's item columns except the states.
 
 item_id: string   title: string   categories: list<dictionary<string>>   count: int64
+id_hash, id_hash_row: int64, int32   the ids' xxh3 hashes in ascending order, and their rows
+popular_row, popularity_rank: int32   rows by descending count, then id; and each row's position there
 attributes.NAME: double, timestamp[ms, UTC] or dictionary<string>, one per declared attribute
 
 One batch of uncompressed columns, mapped if large, so that processes share its pages. Any Arrow library reads it:
@@ -22,18 +24,46 @@ from services.algorithms.item_table.categories import Categories, CategoryLists
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings
 
+Rows = npt.NDArray[np.int32]
+
 _CATEGORY = pa.dictionary(pa.int32(), pa.string())
 ATTRIBUTE_PREFIX = "attributes."
+_CHECKED = 1 << 20  # rows at a time, so that a check of a mapped column takes no memory for all of it
+
+
+@dataclass(frozen=True, slots=True)
+class ByPopularity:
+    """rows (n,): by descending count, then id. rank (n,): each row's position there."""
+
+    rows: Rows
+    rank: Rows
+
+    @classmethod
+    def of(cls, ids: Strings, counts: npt.NDArray[np.int64]) -> "ByPopularity":
+        by_id = ids.order()
+        rows = by_id[np.argsort(-counts[by_id], kind="stable")].astype(np.int32)
+        rank = np.empty_like(rows)
+        rank[rows] = np.arange(len(rows), dtype=np.int32)
+        return cls(rows, rank)
+
+    def check(self) -> None:
+        """Raises: ValueError unless each array is the other's inverse."""
+        for start in range(0, len(self.rows), _CHECKED):
+            rows = self.rows[start : start + _CHECKED]
+            in_range = 0 <= rows.min() <= rows.max() < len(self.rank)
+            if not in_range or (self.rank[rows] != np.arange(start, start + len(rows))).any():
+                raise ValueError("popularity_rank is not the inverse of popular_row")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemColumns:
-    """n items: ids, titles, categories, training interactions (n,), and attributes."""
+    """n items: ids, titles, categories, training interactions (n,), their order by these, and attributes."""
 
     ids: ItemIds
     titles: Strings
     categories: Categories
     counts: npt.NDArray[np.int64]
+    by_popularity: ByPopularity
     attributes: AttributeTable
 
     def __len__(self) -> int:
@@ -49,7 +79,16 @@ def read_items(path: Path, num_items: int) -> ItemColumns:
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as exc:
         raise BundleError(f"{path}: not an Arrow file of items ({exc})") from exc
-    wanted = {"item_id": _is_text, "title": _is_text, "categories": _is_categories, "count": pa.types.is_int64}
+    wanted = {
+        "item_id": _is_text,
+        "title": _is_text,
+        "categories": _is_categories,
+        "count": pa.types.is_int64,
+        "id_hash": pa.types.is_int64,
+        "id_hash_row": pa.types.is_int32,
+        "popular_row": pa.types.is_int32,
+        "popularity_rank": pa.types.is_int32,
+    }
     own, others = table.column_names[: len(wanted)], table.column_names[len(wanted) :]
     is_right = (
         own == list(wanted)
@@ -60,7 +99,8 @@ def read_items(path: Path, num_items: int) -> ItemColumns:
         found = dict(zip(table.column_names, map(str, table.schema.types), strict=True))
         raise BundleError(
             f"{path} has {len(table)} rows of {found}; expected {num_items} rows of item_id and title (string), "
-            f"categories (list of dictionary-coded strings), count (int64) and columns named {ATTRIBUTE_PREFIX}NAME"
+            "categories (list of dictionary-coded strings), count and id_hash (int64), id_hash_row, popular_row and "
+            f"popularity_rank (int32) and columns named {ATTRIBUTE_PREFIX}NAME"
         )
     columns: dict[str, Any] = {name: _single_chunk(table.column(name)) for name in wanted}
     for name, column in columns.items():
@@ -70,16 +110,22 @@ def read_items(path: Path, num_items: int) -> ItemColumns:
     codes = columns["categories"].values
     with errors_of(path):
         found_items = ItemColumns(
-            ids=ItemIds(strings_of(columns["item_id"])),
+            ids=ItemIds(
+                strings_of(columns["item_id"]),
+                by_hash=(columns["id_hash"].to_numpy(), columns["id_hash_row"].to_numpy()),
+            ),
             titles=strings_of(columns["title"]),
             categories=Categories(
                 CategoryLists(columns["categories"].offsets.to_numpy(), codes.indices.to_numpy()),
                 codes.dictionary.to_pylist(),
             ),
             counts=columns["count"].to_numpy(),
+            by_popularity=ByPopularity(columns["popular_row"].to_numpy(), columns["popularity_rank"].to_numpy()),
             attributes=AttributeTable.from_arrow(attributes_in(table)),
         )
+        found_items.ids.check_hashes("item_id")
         found_items.ids.check("item_id")
+        found_items.by_popularity.check()
     return found_items
 
 

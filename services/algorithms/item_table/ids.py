@@ -1,21 +1,26 @@
 """Item ids as a column that finds an id's row by hash (decision 087): building a dictionary of ten million ids would
-block the interpreter lock.
+block the interpreter lock. A bundle stores the hashes (xxh3, 64 bits) in order, so that processes share them.
 
 Letters: n ids, m requested ids.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
 from services.algorithms.item_table.strings import Indices, Strings
 from services.algorithms.lazy import lazy_property
 
 Hashes = npt.NDArray[np.int64]
+HashRows = npt.NDArray[np.signedinteger[Any]]
 
 MAX_ID_BYTES = 128
+_SAMPLE = 1_000
+_encoded = methodcaller("encode", "utf-8", "surrogatepass")  # a string that is not UTF-8 is unknown, no error
 _FOUND = 65_536  # ids searched at a time
 _HASH = np.dtype(np.int64)
 
@@ -23,11 +28,15 @@ _HASH = np.dtype(np.int64)
 class ItemIds(Mapping[str, int]):
     """n distinct ids and their rows."""
 
-    def __init__(self, strings: Strings, hashes: Hashes | None = None) -> None:
-        """Take distinct strings. hashes (n,): of `hash_ids`, if known."""
+    def __init__(
+        self, strings: Strings, hashes: Hashes | None = None, by_hash: tuple[Hashes, HashRows] | None = None
+    ) -> None:
+        """Take distinct strings. hashes (n,): of `hash_ids`, if known. by_hash: that attribute, if known."""
         self.strings = strings
         if hashes is not None:
             self.__dict__["hashes"] = hashes
+        if by_hash is not None:
+            self.__dict__["by_hash"] = by_hash
 
     @classmethod
     def of(cls, item_ids: Iterable[str]) -> "ItemIds":
@@ -43,13 +52,24 @@ class ItemIds(Mapping[str, int]):
         if len(wrong):
             row = int(wrong[0])
             raise ValueError(f"{name} holds {self.strings[row]!r} of {lengths[row]} bytes; allowed: 1-{MAX_ID_BYTES}")
-        hashes, order = self._by_hash
+        hashes, order = self.by_hash
         for at in np.flatnonzero(hashes[1:] == hashes[:-1]).tolist():
             end = at + 1
             while end < len(hashes) and hashes[end] == hashes[at]:
                 if self.strings[order[end]] == self.strings[order[at]]:
                     raise ValueError(f"{name} holds {self.strings[order[at]]!r} more than once")
                 end += 1
+
+    def check_hashes(self, name: str) -> None:
+        """Raises: ValueError if `by_hash` is out of order or of other ids. It compares a thousand hashes: the file's
+        checksum protects the others.
+        """
+        hashes, rows = self.by_hash
+        sample = np.linspace(0, len(self) - 1, min(len(self), _SAMPLE)).astype(np.int64)
+        if (hashes[1:] < hashes[:-1]).any() or (len(self) and not 0 <= rows.min() <= rows.max() < len(self)):
+            raise ValueError(f"{name} has hashes that do not ascend, or of rows that it lacks")
+        if (hash_ids(self.strings.take(rows[sample])) != hashes[sample]).any():
+            raise ValueError(f"{name} has hashes of other ids")
 
     def __len__(self) -> int:
         return len(self.strings)
@@ -78,29 +98,30 @@ class ItemIds(Mapping[str, int]):
 
     @lazy_property
     def hashes(self) -> Hashes:
-        if "_by_hash" not in self.__dict__:
+        if "by_hash" not in self.__dict__:
             return hash_ids(self.strings)
-        in_order, rows = self._by_hash
+        in_order, rows = self.by_hash
         hashes = np.empty_like(in_order)
         hashes[rows] = in_order
         return hashes
 
     @lazy_property
-    def _by_hash(self) -> tuple[Hashes, npt.NDArray[np.signedinteger[Any]]]:
+    def by_hash(self) -> tuple[Hashes, HashRows]:
+        """The hashes in ascending order (n,), and each one's row (n,)."""
         hashes = self.hashes if "hashes" in self.__dict__ else hash_ids(self.strings)
         order = np.argsort(hashes, kind="stable")
         return hashes[order], order.astype(_row_type(len(self)))
 
     def prepare(self) -> None:
         """Compute lazy parts."""
-        self._by_hash  # noqa: B018
+        self.by_hash  # noqa: B018
 
     def find(self, item_ids: Sequence[str], hashes: Hashes | None = None) -> Indices:
         """Rows (m,) of the ids, -1 for unknown ones. hashes (m,): theirs, if known."""
         if not len(self) or not len(item_ids):
             return np.full(len(item_ids), -1, dtype=np.int64)
         hashes = hash_ids(item_ids) if hashes is None else hashes
-        sorted_hashes, order = self._by_hash
+        sorted_hashes, order = self.by_hash
         positions = np.minimum(np.searchsorted(sorted_hashes, hashes), len(order) - 1)
         rows = np.where(sorted_hashes[positions] == hashes, order[positions], -1).astype(np.int64)
         here = np.flatnonzero(rows >= 0)
@@ -131,13 +152,13 @@ class ItemIds(Mapping[str, int]):
         return np.concatenate([np.zeros(0, np.int64), *found])
 
     def _row(self, item_id: str) -> int:
-        hashes, _ = self._by_hash
-        wanted = hash(item_id)
-        at = int(hashes.searchsorted(np.int64(wanted)))
+        hashes, _ = self.by_hash
+        wanted = hash_ids((item_id,))[0]
+        at = int(hashes.searchsorted(wanted))
         return self._among_equal(item_id, at) if at < len(hashes) and hashes[at] == wanted else -1
 
     def _among_equal(self, item_id: str, at: int) -> int:
-        hashes, order = self._by_hash
+        hashes, order = self.by_hash
         wanted = hashes[at]
         while at < len(order) and hashes[at] == wanted:
             if self.strings[order[at]] == item_id:
@@ -151,5 +172,6 @@ def _row_type(size: int) -> np.dtype[Any]:
 
 
 def hash_ids(item_ids: Iterable[str]) -> Hashes:
-    """64-bit hashes of ids, valid in this process only."""
-    return np.fromiter(map(hash, item_ids), np.int64)
+    """64-bit hashes of ids."""
+    encoded = item_ids.encoded() if isinstance(item_ids, Strings) else map(_encoded, item_ids)
+    return np.fromiter(map(xxh3_64_intdigest, encoded), np.uint64).view(np.int64)

@@ -8,7 +8,7 @@ Letters: n items of the bundle, m requested items.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import compress
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from services.algorithms.item_table.attributes import AttributeRows, AttributeTable, no_attributes
 from services.algorithms.item_table.category_rows import CategoryRows
+from services.algorithms.item_table.file import ByPopularity
 from services.algorithms.item_table.strings import Indices
 from services.algorithms.rules.attributes import Condition, Values
 from services.algorithms.rules.filters import ItemFilter, ListedItems, Mask, passing
@@ -51,15 +52,18 @@ class PopularItems:
         counts: npt.NDArray[np.int64],
         categories: Sequence[Sequence[str]],
         attributes: AttributeTable | None = None,
+        by_popularity: ByPopularity | None = None,
     ) -> None:
-        """Take a bundle's columns without copying them. counts (n,): each item's count in training."""
-        self._rows = ItemRows(item_ids, counts, categories)
+        """Take a bundle's columns without copying them. counts (n,): each item's count in training. by_popularity: the
+        order by them, if known.
+        """
+        self._rows = ItemRows(item_ids, counts, categories, by_popularity)
         self._total = TRAINING_COUNTS * int(counts.sum())
         self._attributes = AttributeRows(attributes or no_attributes(len(self._rows)), self._rows.order)
         self._by_category = CategoryRows(self._rows.categories, self._rows.rank)
         self.knows_withdrawn = True
-        # By row: the sum of _WITHDRAWN and _UNAVAILABLE; 0 if answers may contain the item.
-        self._withheld = bytearray(len(self._rows))
+        # Rows of items that no answer may contain: the sum of _WITHDRAWN and _UNAVAILABLE.
+        self._withheld: dict[int, int] = {}
         # The first description (Unix milliseconds) and the row of each item that the bundle lacks.
         self._new: list[tuple[int, int]] = []
         self.take({})
@@ -95,9 +99,7 @@ class PopularItems:
         row = rows.row(item_id)
         is_new, row = row < 0, row if row >= 0 else len(rows)
         withheld = _WITHDRAWN * withdrawn + _UNAVAILABLE * (not available)
-        if is_new:
-            self._withheld.append(withheld)
-        elif withheld:
+        if withheld:
             self._withheld[row] = withheld
         self._attributes.put(row, attributes)
         old, new = set(rows.put(row, item_id, tuple(categories))), set(categories)
@@ -105,7 +107,7 @@ class PopularItems:
             self._new.append((written_ms, row))
         self._by_category.moved(row, old - new, new - old)
         if not withheld:
-            self._withheld[row] = 0
+            self._withheld.pop(row, None)
 
     def newest(self, since_ms: int, most: int) -> list[str]:
         """Return the newest items that the bundle lacks, first described since `since_ms`, newest first."""
@@ -113,7 +115,7 @@ class PopularItems:
         for written_ms, row in reversed(self._new):
             if written_ms < since_ms or len(found) == most:
                 break
-            if not self._withheld[row]:
+            if row not in self._withheld:
                 found += self._rows.ids_of(np.array([row]))
         return found
 
@@ -150,7 +152,7 @@ class PopularItems:
         found = []
         facts = zip(rows.tolist(), self._rows.ids_of(rows), self._rows.names_of(rows), strict=True)
         for row, item_id, categories in facts:
-            withheld, number = self._withheld[row], row - self.num_trained
+            withheld, number = self._withheld.get(row, 0), row - self.num_trained
             item = CatalogueItem(
                 item_id=item_id,
                 categories=categories,
@@ -164,11 +166,11 @@ class PopularItems:
 
     @property
     def num_withdrawn(self) -> int:
-        return len(self._withheld) - self._withheld.count(0)
+        return len(self._withheld)
 
     def are_withdrawn(self, item_ids: Sequence[str]) -> list[bool]:
         """Return whether each of m items is withdrawn or unavailable; False if unknown."""
-        return [row >= 0 and bool(self._withheld[row]) for row in self._rows.rows_of(item_ids).tolist()]
+        return [row in self._withheld for row in self._rows.rows_of(item_ids).tolist()]
 
     def top(self, k: int, wanted: ItemFilter, seen: Iterable[str], max_per_category: int) -> list[ScoredItem]:
         """Return the k most popular allowed items. Scores are shares of all counts."""
@@ -317,8 +319,8 @@ class _Rows:
 
 
 class _Choice:
-    def __init__(self, k: int, denied: Set[str], withheld: bytearray, limit: int, total: float) -> None:
-        """withheld: by row. limit: per category; 0: none. total: of all counts."""
+    def __init__(self, k: int, denied: Set[str], withheld: Container[int], limit: int, total: float) -> None:
+        """withheld: rows. limit: per category; 0: none. total: of all counts."""
         self.k, self.limit, self._denied, self._withheld, self._total = k, limit, denied, withheld, total
         self._taken = Counter[str]()
         self.full: set[str] = set()
@@ -330,7 +332,7 @@ class _Choice:
 
     def take(self, entries: Iterable[Entry]) -> None:
         for negative, row, item_id, names in entries:
-            if self._withheld[row] or item_id in self._denied:
+            if row in self._withheld or item_id in self._denied:
                 continue
             if self.limit:
                 if not self.full.isdisjoint(names):

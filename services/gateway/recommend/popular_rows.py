@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.item_table.categories import Categories
+from services.algorithms.item_table.file import ByPopularity
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Indices
 from services.algorithms.rules.filters import Mask
@@ -67,16 +68,18 @@ class ItemRows:
     """Ids, categories and training counts by row."""
 
     def __init__(
-        self, item_ids: Iterable[str], counts: npt.NDArray[np.int64], categories: Sequence[Sequence[str]]
+        self,
+        item_ids: Iterable[str],
+        counts: npt.NDArray[np.int64],
+        categories: Sequence[Sequence[str]],
+        by_popularity: ByPopularity | None = None,
     ) -> None:
         self._ids = item_ids if isinstance(item_ids, ItemIds) else ItemIds.of(item_ids)
         self._counts, self.categories = counts, Categories.of(categories)
         self._codes = {name: code for code, name in enumerate(self.categories.names)}
-        by_id = self._ids.strings.order()
+        by_popularity = by_popularity or ByPopularity.of(self._ids.strings, counts)
         # order: the item index of each row. rank: the row of each item.
-        self.order: Rows = by_id[np.argsort(-counts[by_id], kind="stable")].astype(np.int32)
-        self.rank = np.empty_like(self.order)
-        self.rank[self.order] = np.arange(len(self.order), dtype=np.int32)
+        self.order, self.rank = by_popularity.rows, by_popularity.rank
         # By row: categories that differ from the bundle's, and whether a bundle item has such.
         self.described: dict[int, tuple[str, ...]] = {}
         self._is_described = np.zeros(len(self.order), dtype=bool)

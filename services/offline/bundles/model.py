@@ -31,7 +31,8 @@ from services.algorithms.bundles.sealed_files import MANIFEST, file_entry
 from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.item_table.attributes import stored
 from services.algorithms.item_table.categories import Categories
-from services.algorithms.item_table.file import ATTRIBUTE_PREFIX
+from services.algorithms.item_table.file import ATTRIBUTE_PREFIX, ByPopularity
+from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings
 from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
@@ -104,13 +105,20 @@ def write_items(
     """Write an items' file. attributes: columns of `rules.attributes.ARROW_TYPES`.
     Raises: ValueError for columns of unequal length.
     """
+    ids, counts = ItemIds(Strings.of(item_ids)), np.asarray(counts, np.int64)
+    hashes, hash_rows = ids.by_hash
+    by_popularity = ByPopularity.of(ids.strings, counts)
     lists = Categories.of(categories)
     codes = pa.DictionaryArray.from_arrays(pa.array(lists.lists.codes), pa.array(lists.names, pa.string()))
     columns = {
-        "item_id": _as_arrow(Strings.of(item_ids)),
+        "item_id": _as_arrow(ids.strings),
         "title": _as_arrow(Strings.of(titles)),
         "categories": pa.ListArray.from_arrays(pa.array(lists.lists.offsets.astype(np.int32)), codes),
-        "count": pa.array(np.asarray(counts, np.int64)),
+        "count": pa.array(counts),
+        "id_hash": pa.array(hashes),
+        "id_hash_row": pa.array(hash_rows),
+        "popular_row": pa.array(by_popularity.rows),
+        "popularity_rank": pa.array(by_popularity.rank),
     }
     if attributes is not None:
         columns |= {ATTRIBUTE_PREFIX + name: column for name, column in stored(attributes).items()}

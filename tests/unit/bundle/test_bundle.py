@@ -309,9 +309,6 @@ OTHER_COLUMNS = {
     "categories that are no lists": (
         "categories", pa.array(["x"] * 5), "'categories': 'string'.*; expected .*categories .list of dictionary-coded",
     ),
-    "an id twice": ("item_id", pa.array(["a", "b", "a", "c", "d"]), "item_id holds 'a' more than once"),
-    "an empty id": ("item_id", pa.array(["a", "b", "", "c", "d"]), "item_id holds '' of 0 bytes; allowed: 1-128"),
-    "a long id": ("item_id", pa.array(["a", "b", "c" * 129, "d", "e"]), "of 129 bytes; allowed: 1-128"),
 }  # fmt: skip
 
 

@@ -51,6 +51,22 @@ SPOILED = {
         with_column("categories", pa.array([["Drama"], None, [], [], []], LISTS)),
         "column categories holds nulls; allowed: none",
     ),
+    "hashes of other ids": (
+        with_column("id_hash", pa.array(np.arange(5))),
+        "item_id has hashes of other ids",
+    ),
+    "hashes in no order": (
+        with_column("id_hash", pa.array([3, 1, 2, 4, 5])),
+        "item_id has hashes that do not ascend, or of rows that it lacks",
+    ),
+    "hashes of rows beyond the last": (
+        with_column("id_hash_row", pa.array([0, 1, 2, 3, 5], pa.int32())),
+        "item_id has hashes that do not ascend, or of rows that it lacks",
+    ),
+    "ranks of another order": (
+        with_column("popularity_rank", pa.array([0, 1, 2, 3, 4], pa.int32())),
+        "popularity_rank is not the inverse of popular_row",
+    ),
     "cut short": (cut_short, "not an Arrow file of items"),
     "of more items": (
         lambda path: write_items(path, [*"abcdef"], ["t"] * 6, [()] * 6, np.arange(6)),

@@ -114,7 +114,7 @@ async def recommend(calls: Calls, request: gateway_pb2.RecommendRequest, folder:
         shown=MemoryShownAnswers(),
     )
     own = GatewaySettings(port=0, metrics_port=0)
-    popular = PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes)
+    popular = PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes, bundle.by_popularity)
     described = DescribedItems(Titles(), popular)
     described.caught_up()
     handlers = make_handlers(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from services.algorithms.item_table import strings as strings_module
 from services.algorithms.item_table.categories import Categories, CategoryLists
@@ -81,10 +82,13 @@ def test_ids_are_found_as_in_a_dictionary(given: list[str], asked: list[str]) ->
     assert column.find(asked).tolist() == [known.get(one, -1) for one in asked]
     with pytest.raises(KeyError):
         column["none of them, for it is too long"]
-    hashes = [hash(one) for one in given]
+    assert column.get("\ud800") is None
+    assert column.find(["\ud800"]).tolist() == [-1]
+    hashes = [xxh3_64_intdigest(one.encode()) for one in given]
+    hashes = [one - 2**64 if one >= 2**63 else one for one in hashes]
     assert column.hashes.tolist() == hashes
     assert ItemIds(column.strings).hashes.tolist() == hashes
-    parts = (column.hashes, *column._by_hash)
+    parts = (column.hashes, *column.by_hash)
     assert column.nbytes == sum(part.nbytes for part in parts) == 20 * len(given)
     again = ItemIds(column.strings, column.hashes)
     assert again.find(asked).tolist() == column.find(asked).tolist()

@@ -84,7 +84,7 @@ def _candidates(path: Path, shard: Shard) -> Loaded:
 
 def _gateway(path: Path, shard: Shard) -> Loaded:
     bundle = load_bundle(path)
-    popular = PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes)
+    popular = PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes, bundle.by_popularity)
     return (popular, Titles(bundle.item_index, bundle.titles)), {}
 
 
