@@ -1,7 +1,7 @@
 """The meaning of each event type: `events.yaml` of a bundle.
 
-A type's role decides whether the item counts as seen, whether the history has the event, and its weight in PEFA; the
-file may override each.
+A type's role decides whether the item counts as seen, whether the history has the event, and its PEFA weight, unless
+the file overrides it.
 """
 
 import math

@@ -1,7 +1,6 @@
 """The model bundle: one directory that training writes and every process loads.
 
-It needs only NumPy, Arrow and safetensors. Arrays are read on first use; large ones are memory-mapped
-(`tensor_file.py`).
+It needs only NumPy, Arrow and safetensors. Arrays are read on first use; large ones are memory-mapped.
 
 Letters: X items, P_x item components, P pairs, d component width.
 """
@@ -247,9 +246,9 @@ class Bundle:
 
 
 def load_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
-    """Open a bundle; check format, every listed file's size and SHA-256, the content hash, and all shapes.
+    """Open a bundle; check format, content hash, shapes, and every listed file's size and, with `verify`, SHA-256.
 
-    verify=False: skip the checksums. Raises: BundleError with file, found and expected value.
+    Raises: BundleError with file, found and expected value.
     """
     root = Path(path)
     manifest = Manifest.read(root / MANIFEST)

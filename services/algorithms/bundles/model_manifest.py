@@ -1,6 +1,6 @@
 """The manifest of a model bundle: the model's shapes and its files.
 
-An unknown, missing, mistyped or out-of-range field is an error that names it.
+An unknown, missing, mistyped or out-of-range field is an error with its name.
 """
 
 import json
@@ -59,8 +59,8 @@ class EncoderShape:
 
     norm_epsilon: added to a variance inside a block (the authors': 1e-6 in HSTU, 1e-8 in SASRec). output_norm: "length"
     divides states by their length, "layer" (the authors', with a mixture) applies layer normalisation.
-    residual_of_norm: the SASRec authors' blocks, which normalise only the query and add the attention to it. actions:
-    names of the action embedding's rows, from row 1 (`encoding.actions`).
+    residual_of_norm: the SASRec authors' blocks normalise only the query and add the attention to it. actions: names of
+    the action embedding's rows, from row 1.
     """
 
     kind: str
@@ -179,10 +179,9 @@ class FileEntry:
 class Manifest:
     """`manifest.json`.
 
-    data: what the model was trained on. metrics: its quality. model_version does not depend on data, metrics or
-    new_item_length. new_item_length: length of a new item's components (trained: 1), None if not measured. None
-    otherwise: encoder for imported embeddings, neighbours if the model scores alone, absence if it ignores the time
-    since the last event.
+    data: what the model was trained on. metrics: its quality. new_item_length: length of a new item's components
+    (trained: 1), None if not measured. model_version does not depend on these. None: encoder for imported embeddings,
+    neighbours if the model scores alone, absence if it ignores the time since the last event.
     """
 
     model_version: str

@@ -1,8 +1,7 @@
 """Read safetensors files (with NumPy alone) and Arrow files.
 
 Mapped pages are shared, but writing to the file changes this process's arrays, and truncating it kills the process.
-`changed_in_place` reports a modified file; replacing by rename is safe. Safetensors: 8 bytes of header length, a JSON
-header, the arrays.
+`changed_in_place` reports a modified file; replacing by rename is safe.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The text bundle: one directory with everything for text queries.
 
-Parts: the documents (item ids and texts), the word list, `text_mol/` (text encoder, document states, pair gate),
-`phrases/` (phrase encoder, vocabulary, output layer, shortlist, trie, identifiers, read by their own modules).
+Parts: documents (item ids and texts), word list, `text_mol/` (text encoder, document states, pair gate), `phrases/`
+(phrase encoder, vocabulary, output layer, shortlist, trie, identifiers).
 
 Letters: X documents, P_x item components, P pairs, d component width.
 """
@@ -164,9 +164,9 @@ class TextBundle:
 
 
 def load_text_bundle(path: Path | str, *, verify: bool = True) -> TextBundle:
-    """Open a text bundle; check format, every file's size and SHA-256, the content hash, shapes and fingerprints.
+    """Open a text bundle; check as `load_bundle` does, and fingerprints.
 
-    verify=False: skip the checksums. Raises: BundleError with file, found and expected value.
+    Raises: BundleError with file, found and expected value.
     """
     root = Path(path)
     manifest = TextManifest.read(root / MANIFEST)

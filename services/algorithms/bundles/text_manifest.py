@@ -26,7 +26,7 @@ FORMAT = 1
 class TextMolPart:
     """A text encoder with its documents' states.
 
-    tokenizer: fingerprint of its word list. max_tokens: a query's most tokens, with [CLS] and [SEP].
+    tokenizer: its word list's fingerprint. max_tokens: a query's most tokens, with [CLS] and [SEP].
     """
 
     head: HeadShape
@@ -41,8 +41,8 @@ class TextMolPart:
 class PhrasesPart:
     """A phrase model and its data for generation.
 
-    tokenizer: fingerprint of the query's word list. vocabulary, vocabulary_size: fingerprint and size V of the phrase
-    vocabulary. positions: number s of scored positions. width: D.
+    tokenizer, vocabulary: fingerprints of the query's word list and the phrase vocabulary, of size V = vocabulary_size.
+    positions: number s of scored positions. width: D.
     """
 
     tokenizer: str

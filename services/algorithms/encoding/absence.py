@@ -3,6 +3,8 @@
 The seconds from this event to the request fall into B buckets. Bucket 0 is below the floor and changes no bit, so
 states stay equal within a session. Bucket 1 begins at the floor, each further one at twice the previous start; each
 adds a learned row to components and gate of a finished state (decision 076).
+
+Letters: B buckets, n states, P_q query components, P pairs, d component width.
 """
 
 from dataclasses import dataclass
@@ -66,8 +68,8 @@ class AbsenceRows:
     def apply(self, states: QueryStates, bucket: int | IntArray) -> QueryStates:
         """The n states for a request in this bucket, or in these buckets (n,), in half precision like stored states.
 
-        A component c becomes (c + row) / |c + row|, zero stays zero; a gate becomes gate + row. Bucket 0 returns states
-        unchanged. Cost: 17 microseconds for one state of 4 x 50 on one Xeon core.
+        A component c becomes (c + row) / |c + row|, zero stays zero; a gate becomes gate + row. Bucket 0 changes
+        nothing. Cost: 17 microseconds for one state of 4 x 50 on one Xeon core.
         """
         if bucket == 0 if isinstance(bucket, int) else not bucket.any():
             return states

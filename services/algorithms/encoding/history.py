@@ -55,11 +55,10 @@ def trim(events: Sequence[Event], max_history: int) -> Sequence[Event]:
 
 
 def windows(num_events: int, max_history: int, *, first_state: int = 0) -> Iterator[Window]:
-    """Yield the fewest windows that give the states after events j, first_state <= j < num_events, as serving computes
-    them.
+    """Yield the fewest windows that give the states after events j, first_state <= j < num_events.
 
     For m events appended to a window of w events, `windows(w + m, L, first_state=w - 1)` gives the state before each
-    new event and the state after the last one.
+    new event and after the last one.
     """
     check_max_history(max_history)
     following = max(0, first_state)

@@ -53,7 +53,7 @@ class CacheCounts:
 
 
 class _Cached:
-    """The events under one cache key, their attention keys and values per block, and the states after the last event.
+    """The events under one cache key, their attention keys and values, and the states after the last event.
 
     Only the first `length` of the C places are used.
     """
@@ -108,8 +108,8 @@ class _Cached:
 class IncrementalEncoder:
     """Encodes sequences of one model, cached by key, with a step graph of `offline.training.step_export`. Thread-safe.
 
-    session: an ONNX Runtime session over the graph (or an object with its get_inputs, get_outputs and run). max_bytes:
-    limit of the cache; the least recently used entries are evicted first.
+    session: an ONNX Runtime session over the graph, or an equivalent object. max_bytes: limit of the cache; the least
+    recently used entries are evicted first.
     """
 
     def __init__(self, session: Any, *, max_bytes: int) -> None:

@@ -1,5 +1,5 @@
 """Array files for generation: safetensors with format number and checksum inside, so that a truncated file or another
-version is rejected without a manifest.
+version is rejected.
 """
 
 import hashlib

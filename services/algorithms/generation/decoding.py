@@ -27,7 +27,7 @@ MODES: tuple[Mode, ...] = ("permutation", "fixed")
 class Decoded:
     """Best first, ties by identifier: identifiers (n,) int32, scores (n,) float64 natural logarithms, n at most K.
 
-    No identifier that the beam omitted scores above `bound` (-inf: it omitted none).
+    No omitted identifier scores above `bound` (-inf: none was omitted).
     """
 
     identifiers: npt.NDArray[np.int32]
@@ -61,7 +61,7 @@ def decode(
     """The `results` best identifiers whose tokens are all among `tokens`.
 
     Shapes: scores (s, U) float32, tokens (U,) ascending, the first of them [PAD]; allowed (X,) over the rows of
-    `items`: an identifier needs at least one allowed item.
+    `items`: an identifier needs one allowed item.
     Raises: ValueError if shapes differ, a score is not finite, or the trie has identifiers longer than s.
     Cost:   per position, the children of at most `beams` nodes.
     """

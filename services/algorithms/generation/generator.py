@@ -167,8 +167,8 @@ class Generator:
     ) -> Generated:
         """The `k` best identifiers with an allowed item. Shapes: x (1 + s, D), x_0 first; allowed (X,) over item rows.
 
-        While a filter leaves fewer than k and nodes were omitted, the beam widens. Raises: ValueError for another
-        shape, k below 1, or a non-finite value.
+        While a filter leaves fewer than k, the beam widens. Raises: ValueError for another shape, k below 1, or a
+        non-finite value.
         """
         if x.ndim != 2 or len(x) < 2:
             raise ValueError(f"x has shape {x.shape}; allowed: (1 + s, {self.output_layer.width})")

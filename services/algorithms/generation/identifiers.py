@@ -1,6 +1,6 @@
 """Identifiers' texts and their items: titles, keywords, pseudo-queries.
 
-Text and item rows are flat memory-mapped arrays with boundaries; identifiers added while serving are in separate lists.
+Texts and item rows are flat memory-mapped arrays with boundaries, and lists for identifiers added while serving.
 
 Letters: I identifiers.
 """

@@ -1,7 +1,7 @@
 """The output layer: a row per phrase, in int8 or half precision, memory-mapped.
 
 log P~_t(v | q) = <x_t, w_v>: training drives the partition sum to 1 (loss l3), so nothing is summed over the
-vocabulary. Five million int8 rows of width 384 take 1.9 GB; a shortlist reads 25,000.
+vocabulary. Of five million int8 rows of width 384, 1.9 GB, a shortlist reads 25,000.
 
 Letters: V vocabulary size, D width, s positions, U requested tokens.
 """
@@ -31,8 +31,8 @@ class OutputLayer:
 
     @classmethod
     def from_weights(cls, weights: Floats, *, precision: Literal["int8", "float16"] = "int8") -> Self:
-        """Build from float32 (V, D). int8: each row has its own step, so a score's error is at most ||x||_1 step / 2
-        plus the query's rounding.
+        """Build from float32 (V, D). int8: each row has its own step, so a score errs by at most ||x||_1 step / 2 plus
+        the query's rounding.
 
         Raises: ValueError for no rows, other precisions, or a non-finite weight.
         """

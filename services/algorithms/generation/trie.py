@@ -1,7 +1,7 @@
 """The trie of all document identifiers: mapped from a file, changed while it serves.
 
-The file's trie is immutable; inserted identifiers are in small tries, merged as they grow. An array that searches check
-marks deleted ones. The next query sees changes; they are not saved: the caller replays them.
+The file's trie is immutable; inserted identifiers are in small tries, merged as they grow. An array marks deleted ones.
+The next query sees changes; the caller replays them after a restart.
 
 Letters: I identifiers, n tokens of an identifier.
 """
@@ -138,8 +138,8 @@ class IdentifierTrie:
     def insert(self, sequence: Sequence[int], identifier: int) -> None:
         """Insert an identifier for the next query. Cost: a merge of small tries, 0.2 ms in the mean.
 
-        Raises: ValueError as `build`, or for an identifier that exists or was deleted: a reused id could appear in a
-        running query's answer.
+        Raises: ValueError as `build`, or for an identifier that exists or was deleted, because a running query could
+        answer it.
         """
         self.check(sequence)
         if not 0 <= identifier < 2**31 - 1:

@@ -1,7 +1,7 @@
 """The phrase vocabulary: an identifier's text as the fewest phrases of a fixed list (PIXAR, section 4.1).
 
-A token is a phrase of whole words, a word, a piece of a word or a character; bytes encode other characters. A token's
-flag marks unusual spacing before it, like "##" in word pieces (`vocabulary_text.py`).
+A token is a phrase of whole words, a word, a piece of a word or a character; bytes encode other characters. Its flag
+marks unusual spacing before it, like "##" in word pieces (`vocabulary_text.py`).
 offline/training/phrases/vocabulary_fit chooses the tokens.
 
 Letters: V tokens, T texts.
@@ -55,8 +55,8 @@ class PhraseVocabulary:
     """V tokens: [PAD], bytes, then `pieces` in order. Immutable."""
 
     def __init__(self, pieces: Sequence[Piece], counts: Sequence[int]) -> None:
-        """Take normalised texts with flags, `ascii_pieces()` first. counts: each one's occurrences in the fitted texts;
-        they decide between equally short encodings.
+        """Take normalised texts with flags, `ascii_pieces()` first, and each one's occurrences in the fitted texts,
+        which decide between equally short encodings.
 
         Raises: ValueError for other first pieces, and if a piece repeats, is not normalised, or has a flag and several
         words.

@@ -74,8 +74,7 @@ def fewest(matches: Matches, unit_costs: Integers, unit_gains: Integers, counts:
     """The cheapest way over every sequence: symbols taken at once from each position (N,) int32, 0 without a stop.
 
     A step over one symbol costs `unit_costs` (N,) and gains `unit_gains` (N,); over n > 1 it needs a piece in `matches`
-    (N, L), costs 1 and gains the piece's count. Ties: the larger gain, then the longer step. A piece of `matches` must
-    not cross its sequence's end.
+    (N, L), within its sequence, costs 1 and gains the piece's count. Ties: the larger gain, then the longer step.
     """
     size, longest = matches.shape
     take = np.zeros(size, dtype=np.int32)

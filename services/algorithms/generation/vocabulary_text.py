@@ -1,7 +1,7 @@
 """Texts for the phrase vocabulary: one normal form, cut into words, digits and marks with the joints between them.
 
-A joint is a space or nothing. The usual one follows from the adjacent characters (no space before a comma); an unusual
-one is a flag of the word after it.
+A joint is a space or nothing. The usual one follows from the adjacent characters (no space before a comma); a flag
+marks the word after an unusual one.
 
 Letters: T texts, N words of all texts.
 """

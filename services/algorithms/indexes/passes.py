@@ -89,7 +89,7 @@ class Passes(Protocol):
         """`then(request, steps(request))` for checked queries.
 
         A GPU may run `steps` again, or replay a recorded run for an equal `key` that is not None. So `steps` must
-        depend only on request and key, and must not wait for results, which are valid only inside `then`.
+        depend only on request and key, and not wait for results, which are valid only inside `then`.
         """
 
     def pairs(self, request: Request, size: int) -> Lists:

@@ -1,6 +1,5 @@
-"""The common part of the pool heuristics: one pass over the items makes lists; the answer is the top K of a pool.
-
-Pools of any size up to the lists' depth can be cut from one scan's lists.
+"""The common part of the pool heuristics: one pass over the items makes lists; the answer is the top K of a pool, of
+any size up to the lists' depth.
 
 Letters: B queries, K results, N pool size (items per list of the scan).
 """

@@ -56,7 +56,7 @@ class TopKPerEmbedding(PooledIndex):
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """A pool of `size` items: all of the lists to a common depth, then the best of the next by cosine.
 
-        A score is the best cosine among the pairs that list the item.
+        A score is the item's best listed cosine.
         """
         self.check(queries, size, allowed)
         return self._first_stage(queries, size, allowed, -(-2 * size // self.scorer.num_pairs))

@@ -96,29 +96,25 @@ def catalogue_from_bundle(bundle: Bundle, rows: Indices | None = None) -> Catalo
     encoder = bundle.manifest.encoder
     has_users = encoder is not None and encoder.uses_user_index
     with errors_of(bundle.path):
-        return _catalogue(bundle, bundle.num_query_components - 1 if has_users else None, rows)
-
-
-def _catalogue(bundle: Bundle, user_component: int | None, rows: Indices | None) -> Catalogue:
-    ids, titles, categories, attributes = bundle.item_index, bundle.titles, bundle.categories, bundle.attributes
-    if rows is not None:
-        ids, titles = ItemIds(ids.strings.taken(rows), ids.hashes[rows]), titles.taken(rows)
-        categories, attributes = categories.take(rows), attributes.take(rows)
-    return Catalogue(
-        model_version=bundle.model_version,
-        version=f"{bundle.model_version}.{bundle.items_digest}",
-        item_ids=ids,
-        titles=titles,
-        categories=categories,
-        states=bundle.item_states if rows is None else bundle.item_states_of(rows),
-        pair_gate=bundle.pair_gate,
-        user_component=user_component,
-        is_normalised=bundle.manifest.encoder is not None,
-        neighbours=bundle.neighbours,
-        voting=ids if bundle.neighbours is None else bundle.item_index,
-        codebooks=bundle.codebooks,
-        attributes=attributes,
-    )
+        ids, titles, categories, attributes = bundle.item_index, bundle.titles, bundle.categories, bundle.attributes
+        if rows is not None:
+            ids, titles = ItemIds(ids.strings.taken(rows), ids.hashes[rows]), titles.taken(rows)
+            categories, attributes = categories.take(rows), attributes.take(rows)
+        return Catalogue(
+            model_version=bundle.model_version,
+            version=f"{bundle.model_version}.{bundle.items_digest}",
+            item_ids=ids,
+            titles=titles,
+            categories=categories,
+            states=bundle.item_states if rows is None else bundle.item_states_of(rows),
+            pair_gate=bundle.pair_gate,
+            user_component=bundle.num_query_components - 1 if has_users else None,
+            is_normalised=encoder is not None,
+            neighbours=bundle.neighbours,
+            voting=ids if bundle.neighbours is None else bundle.item_index,
+            codebooks=bundle.codebooks,
+            attributes=attributes,
+        )
 
 
 def required_bytes(manifest: Manifest, *, parts: int = 1) -> int:

@@ -5,7 +5,6 @@ Unsupported fields are rejected by name. Pickled weights are not read.
 Letters: n, B texts, L tokens of the longest, D width.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from services.algorithms.bundles.model_manifest import read_fields
 from services.algorithms.models.text_bodies import BertBody, BodyShape
 from services.algorithms.scoring.states import FloatArray
 from services.algorithms.text.word_pieces import Tokens, WordPieces
@@ -30,7 +30,7 @@ def load_body(folder: Path) -> BertBody:
 
     Raises: ValueError with the folder and the field, file, or tensor that is missing, unknown, or of another shape.
     """
-    config = _json(folder / "config.json")
+    config = read_fields(folder / "config.json", "a model folder")
     for field, allowed in _ALLOWED.items():
         if config.get(field, allowed) != allowed:
             raise ValueError(f"{folder / 'config.json'}: {field}={config[field]!r}; allowed: {allowed!r}")
@@ -150,15 +150,3 @@ def _count(folder: Path, config: Mapping[str, Any], name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{folder / 'config.json'}: {name}={value!r}; allowed: a whole number from 1")
     return value
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as exc:
-        raise ValueError(f"{path} is missing; a model folder holds one") from exc
-    except (ValueError, RecursionError) as exc:
-        raise ValueError(f"{path} is not JSON: {exc}") from exc
-    if not isinstance(raw, dict):
-        raise ValueError(f"{path} holds a JSON {type(raw).__name__}; expected an object")
-    return raw

@@ -1,6 +1,6 @@
 """The compiled CPU kernels, built at installation: one library per op and instruction set.
 
-An op's `cpu.cpp` exports plain C functions; ctypes releases the interpreter lock.
+ctypes releases the interpreter lock.
 """
 
 import ctypes

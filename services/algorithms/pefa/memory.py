@@ -1,8 +1,8 @@
 """The interactions that PEFA-XL remembers: the survivors (not removed) with the smallest hashes of ids (decision 013).
 
-A reserve besides the `capacity` visible entries replaces removed ones; rejected entries are not stored. When the
-reserve is used up, survivors are missing: `wants_refill` is true, and a second memory must be filled from all
-survivors. Until then all survivors with a hash below a bound, and no others, are here.
+A reserve besides the `capacity` visible entries replaces removed ones. When it is used up, survivors are missing:
+`wants_refill` is true, and a second memory must be filled from all survivors. Until then all survivors with a hash
+below a bound, and no others, are here.
 
 Letters: P_q query components, d component width.
 """
@@ -104,7 +104,7 @@ class QueryMemory:
     def admits(self, entry_id: str) -> bool:
         """Whether `add` would store this entry. Ask before building it, since most are rejected.
 
-        As in `add`, a rejection for lack of room lowers the bound, so that `wants_refill` counts it.
+        A rejection for lack of room lowers the bound, as in `add`.
         """
         if entry_id in self._entries:
             return False

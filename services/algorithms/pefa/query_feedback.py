@@ -3,7 +3,7 @@
 A click's query state moves the item's state towards such queries, and votes for the item in later queries nearby.
 Clicks arrive in any order and repeatedly; they may be undone and forgotten before or after they arrive. The result is
 bit-identical to that of the surviving clicks alone. Removing a click encodes its query again, so `encode` must depend
-on the text alone (one text at a time: matrix products of a padded batch may round otherwise).
+on the text alone (a padded batch may round otherwise).
 
 Letters: P_x item components, d component width, n requested items.
 """

@@ -1,7 +1,7 @@
 """Each item's sum of contributions, in integers: any order of additions and removals gives the same bits.
 
-So incremental sums equal the batch computation, a forgotten user leaves no trace, and two processes can compare 16
-bytes. The caller rejects interactions that arrive after their removal.
+So a forgotten user leaves no trace, and two processes can compare 16 bytes. The caller rejects interactions that arrive
+after their removal.
 
 Letters: n interactions or requested items, P_x item components, d component width.
 """
@@ -135,10 +135,10 @@ class ItemSums:
         self._unhashed.update(item_ids)
 
     def remove(self, item_ids: Sequence[str], contributions: FixedPoint, weights: npt.NDArray[np.float64]) -> None:
-        """Remove n interactions, exactly as added; all or none.
+        """Remove n interactions, exactly as added; all or none. The caller ensures that they were added.
 
         Raises: ValueError for shapes that disagree, for more interactions of an item than are here, and if the last
-        ones leave a remainder. The caller ensures the rest.
+        ones leave a remainder.
         """
         fixed = self._checked(item_ids, contributions, weights)
         unknown = next((item_id for item_id in item_ids if item_id not in self._items), None)

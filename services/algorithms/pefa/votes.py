@@ -1,7 +1,7 @@
 """PEFA-XL: the remembered interactions nearest to a query vote for their items, while the memory changes.
 
-Two query states' similarity is the mean of their components' cosines without the user-id component: a dot product of
-the concatenated components. So the memory is a mutable index of plain vectors.
+Two query states' similarity is their components' mean cosine without the user-id component: a dot product of
+concatenated components. So the memory is a mutable index of plain vectors.
 
 Letters: B queries, k neighbours, P_q query components, d component width, n entries.
 """

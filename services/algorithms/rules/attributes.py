@@ -3,8 +3,6 @@
 The bundle declares attributes and kinds; values of another kind are rejected. A value's Python type gives its kind:
 float a number, int a time in Unix milliseconds, str a tag. Columns are float64, int64 and, for tags' codes, int32; NaN
 or the type's least number marks a missing value.
-
-Letters: n items.
 """
 
 import math

@@ -2,10 +2,10 @@
 
 The baseline finds an item by its exact words, and a new item first, since it needs no model. Rows are items.
 
-A put or withdrawn row is masked out in the index; a put row is added to the delta. The delta uses the index's
-statistics (mean length, document frequencies), so that scores are comparable; a word unknown to the index has its
-frequency in the delta. When the delta's slots exceed 256 and half the index's rows, one new index replaces both. So
-adding n rows costs three builds of an index of n rows, for any batch sizes.
+A put or withdrawn row is masked out in the index; a put row is added to the delta. The delta uses the index's mean
+length and document frequencies, so that scores are comparable; a word unknown to the index has its frequency in the
+delta. When the delta's slots exceed 256 and half the index's rows, one new index replaces both: adding n rows costs
+three builds of an index of n rows, for any batch sizes.
 
 Letters: R rows, n slots of the delta.
 """

@@ -1,7 +1,5 @@
-"""Reciprocal rank fusion: combine several rankings by ranks alone.
-
-Scores of different sources (log probabilities, cosines, BM25) are incomparable; ranks are not, and a source may be
-missing.
+"""Reciprocal rank fusion combines rankings by ranks alone, because scores of different sources (log probabilities,
+cosines, BM25) are incomparable, and a source may be missing.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,7 @@
 """Exact top-K by the cheapest strategy, measured on the searches themselves.
 
-All strategies give the same proven answer. Requests are grouped by batch size, K and allowed gap. A group's first
-searches try each strategy in turn; then the cheapest per query is used. Bounds win with sharp gates, scoring all items
-in a small catalogue.
+Requests are grouped by batch size, K and allowed gap. A group's first searches try each strategy in turn; then the
+cheapest per query is used. Bounds win with sharp gates, scoring all items in a small catalogue.
 """
 
 import threading

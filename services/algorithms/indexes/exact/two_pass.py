@@ -54,10 +54,9 @@ class ExactLowPrecision(ScoredIndex):
         tie_ranks: npt.NDArray[np.integer] | None = None,
         pool_size: int | None = None,
     ) -> None:
-        """As `ScoredIndex`.
+        """As `ScoredIndex`. Raises: ValueError also for a pool_size below 1.
 
-        pool_size: items scored for a threshold, at least 4 k; None: 1,000, at most a sixteenth of the items. Raises:
-        ValueError also for a pool_size below 1.
+        pool_size: items scored for a threshold, at least 4 k; None: 1,000, at most a sixteenth of the items.
         """
         if pool_size is not None:
             check_pool_size("pool_size", pool_size)

@@ -1,6 +1,6 @@
 """A thread that merges a mutable index on demand.
 
-Its low priority and single compute thread limit the delay of searches on the same cores. The merge takes longer.
+Its low priority and single compute thread limit the delay of searches on the same cores.
 """
 
 import os

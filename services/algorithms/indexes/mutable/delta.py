@@ -1,8 +1,8 @@
 """The delta of a mutable index: changes since the main segment was built, scored exactly, item by item.
 
 New rows are appended to the tail, a fixed buffer; a full one becomes a block in id order. A block is joined with its
-older neighbour while that is less than 8 times as large. So n rows make at most log8(n / 256) + 2 blocks, each row is
-copied about 8 times per level, and a search rebuilds at most 256 changed rows.
+older neighbour while that is less than 8 times as large. So n rows make at most log8(n / 256) + 2 blocks, and each row
+is copied about 8 times per level.
 
 Letters: B queries, n rows.
 """

@@ -1,7 +1,7 @@
 """An index over item ids that changes while it answers (decision 008).
 
-A batch of changes makes the next version, published by one assignment. An update appends to the delta and a death log.
-`merge` builds a new main segment while searches and changes continue, then applies the deaths since.
+A batch of changes makes the next version, published by one assignment. `merge` builds a new main segment while searches
+and changes continue, then applies the deaths since.
 
 Letters: K results, P_x item components, P pairs, d component width.
 """
@@ -46,8 +46,8 @@ _ROW_OVERHEAD = 64  # bytes per row besides states: an id of 12, hashes, two cat
 
 
 class Build(Protocol):
-    """Makes the main segment's algorithms by name, the default one first. Rows are in order of ids, so a row number is
-    its tie rank.
+    """Makes the main segment's algorithms by name, the default one first. A row number is its tie rank, because rows
+    are in order of ids.
     """
 
     def __call__(self, items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]: ...
@@ -156,9 +156,8 @@ class MutableIndex:
     ) -> Answer:
         """The top `k` of s among the items that pass. filters: one for all queries, one per query, or None.
 
-        algorithm: a name of the build's, default the first. version: default the newest. max_gap: an algorithm may omit
-        items that score at most this much above the K-th. Without items, answers are empty and exact. Raises:
-        ValueError with the reason for invalid arguments.
+        algorithm: a name of the build's, default the first. version: default the newest. max_gap: as in `Index.search`.
+        Without items, answers are empty and exact. Raises: ValueError with the reason for invalid arguments.
         """
         return (version or self._version).search(queries, k, filters, algorithm, max_gap)
 
@@ -201,7 +200,7 @@ class MutableIndex:
         """Make one main segment of everything; one merge at a time.
 
         pause: called between slices that block the interpreter lock. Content and version name stay. Cost: one copy of
-        the living rows and one build. Raises: the errors of `build`; the index is then unchanged.
+        the living rows and one build. Raises: the errors of `build`; then nothing has changed.
         """
         with self._one_merge:
             self._merge(pause, with_main=True)

@@ -1,6 +1,6 @@
 """A batch of items for a mutable index, validated before any change.
 
-Errors name the item and the value, since one bad row rejects the batch. A zero component is allowed: the item lacks it.
+Errors name the item and the value, since one bad row rejects the batch. A zero component means that the item lacks it.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,8 +16,8 @@ from services.algorithms.scoring.states import ItemStates
 class ItemBatch:
     """n items. `ItemIds` and `Categories` are not copied.
 
-    categories: one list per item; None: known items keep theirs and new items have none, since a stream of refreshed
-    states has none. attributes: likewise.
+    categories, attributes: one per item; None, as in a stream of refreshed states: known items keep theirs, new ones
+    have none.
     """
 
     item_ids: Collection[str]

@@ -1,6 +1,4 @@
-"""Items of one version by id: states, and exact scores for one query.
-
-The cost grows with the requested items only.
+"""Items of one version by id: states, and exact scores for one query, at a cost per requested item.
 
 Letters: n found ids, P_x item components, P pairs, d component width.
 """

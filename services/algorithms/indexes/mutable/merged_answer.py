@@ -1,7 +1,6 @@
 """Merge the answers of main segment and delta: exact top K of their union, one certificate per query.
 
-Only the main segment can have a gap. Items omitted there score at most its K-th score plus its gap, which is compared
-with the union's K-th score.
+Only the main segment can have a gap: items omitted there score at most its K-th score plus its gap.
 
 Letters: B queries, K results, n candidates of one segment.
 """
@@ -27,10 +26,9 @@ from services.algorithms.indexes.ranking import order_by_score_then_id
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """Answers to B queries in item ids, best first, ties by id.
+    """Answers to B queries in item ids, best first, ties by id, from one index version.
 
     item_ids[b]: up to K ids. scores (B, K') with K' = min(K, items of the version), -inf beyond a shorter answer.
-    version: the index version of all answers. passes: the time of each pass.
     """
 
     item_ids: tuple[tuple[str, ...], ...]

@@ -1,7 +1,7 @@
 """Make one segment of the living rows of several, without delaying searches.
 
-Work that grows with the catalogue is a NumPy call, which releases the interpreter lock, or a short slice and a pause: a
-thread that needs the lock waits 5 ms, so each native call of a concurrent search would take that longer.
+Work that grows with the catalogue is a NumPy call, which releases the interpreter lock, or a short slice and a pause.
+Without pauses, each native call of a concurrent search would wait 5 ms for the lock.
 
 Letters: n rows of the result.
 """

@@ -4,8 +4,8 @@
                                               codes.safetensors, if the main segment has codes
 
 A directory is written under a temporary name, flushed to disk, then renamed. A crash leaves the older snapshots, and a
-temporary directory that the next write removes. The pair gate is in the bundle; attributes come from the bundle and the
-topic `items`. Items are in order of ids; with codes, the main segment's come first, then the delta's.
+temporary directory that the next write removes. Items are in order of ids; with codes, the main segment's come first,
+then the delta's. The bundle has the pair gate; attributes come from it and the topic `items`.
 
 Letters: P_x item components, P pairs, d component width.
 """
@@ -98,7 +98,7 @@ def write_snapshot(
     """Write a version of an index (None: the newest) below `root`, keep the newest `KEPT`, return the path.
 
     said: JSON values, and columns: arrays in the order of the written ids; both are loaded unchanged. Searches and
-    changes continue. Only one process at a time may write below a root.
+    changes continue; only one process at a time may write below a root.
     """
     version, shape = version or index.version, index.shape
     root.mkdir(parents=True, exist_ok=True)

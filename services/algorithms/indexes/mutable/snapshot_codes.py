@@ -33,10 +33,10 @@ def code_arrays(codes: Mapping[str, RowCodes], num_rows: int) -> dict[str, npt.N
 
 @dataclass(kw_only=True, slots=True)
 class HeldCodes:
-    """Returns the stored codes of a snapshot's first `num_rows` rows, or computes missing ones.
+    """Returns the stored codes of a snapshot's first `num_rows` rows, or computes them if missing or of another method,
+    size or width.
 
-    made: whether it computed codes. report: called with an event, `path`, `part` and a rejection's reason. Stored codes
-    of another method, number of rows or width are rejected.
+    made: whether it computed codes. report: called with an event, `path`, `part` and a rejection's reason.
     """
 
     path: Path | None = None

@@ -36,8 +36,7 @@ Wanted = tuple[ItemFilter | None, ...]  # one for all queries, or one per query;
 class Version:
     """An immutable version. name: the index version in its answers (model version, number and digest of all changes).
 
-    codes: the code of each category. tags: the codes of each attribute's tags. The index owns both and only adds
-    entries. kinds: of each attribute.
+    codes, tags: the codes of categories and of each attribute's tags; the index owns both and only adds entries.
     """
 
     shape: ItemShape

@@ -27,11 +27,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
 
 
 class Anisotropic(TangentIndex):
-    """The N / M best items by product code for each of a query's M tangents, at least k each; their union is reordered
-    by s.
-
-    Certificate: an estimate.
-    """
+    """See `TangentIndex`, over product codes."""
 
     name = "anisotropic"
 

@@ -125,7 +125,7 @@ def encoded(
     """Codes (n, m) of residuals (n, w) of vectors with these unit directions (n, w), by coordinate descent.
 
     It starts from `start` (n, m), or the nearest codewords by l2, and never increases the loss. A present codeword that
-    ties with the best stays; among better ones that tie, the smallest number wins.
+    ties with the best stays; of better ones that tie, the smallest number wins.
     """
     num_subspaces, num_codewords, _ = codebooks.shape
     codes = np.empty((len(residuals), num_subspaces), dtype=np.uint8)

@@ -4,8 +4,8 @@ For two-tower models and imported embeddings (P = 1, of any norm). One native ca
 a pool and evaluates it in float64 (ops/quantized_scan).
 
 With `visit`, only some cells are scanned: fast, but the certificate's gap depends on the omitted cells' radii and is
-usually far above 0, or there is no proof. Without `visit`, the bound ||q|| times a cell's largest residual error, plus
-the error of the query's own code, excludes items. The answer is proven exact, with a pool of about 2 K for 8-bit codes.
+usually far above 0, or there is no proof. Without it, a bound excludes items: ||q|| times a cell's largest residual
+error plus the error of the query's own code. The answer is proven exact, with a pool of about 2 K for 8-bit codes.
 
 Letters: B queries, K results, N pool size.
 """

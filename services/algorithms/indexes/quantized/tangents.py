@@ -1,10 +1,9 @@
 """Tangents of a Mixture of Logits as its first stage: plain dot products that equal the mixture where it is largest.
 
 s(q, x) = sum_p pi_p c_p is a function of the item's components g (the cosines c are linear in them) and its gate. Its
-tangent at one item is <v, (g, gate)> plus a constant: a dot product with a vector computed from the query and that
-item. A query has one vector per group of its best items with the same pair of largest weight; each adds its best items
-by code to the pool (decision 046). The method is our own; TopKAvg (arXiv:2407.15462, section 3.2) is the same with
-equal weights.
+tangent at one item is <v, (g, gate)> plus a constant, with v computed from the query and that item. A query has one
+vector per group of its best items with the same pair of largest weight; each adds its best items by code to the pool
+(decision 046). The method is our own; TopKAvg (arXiv:2407.15462, section 3.2) is the same with equal weights.
 
 Nothing bounds the difference of s and a tangent: the certificate is "estimate" unless the pool has all allowed items.
 Measurements: docs/benchmarks/large-catalogues.md.

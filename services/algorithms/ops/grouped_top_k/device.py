@@ -97,8 +97,8 @@ def at_least(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The columns of each row's values at or above its threshold: values (B, n), thresholds (B,).
 
-    Returns: columns (B, capacity) int64, unordered, padded with -1; counts (B,), above `capacity` if columns were lost.
-    -inf is never collected.
+    Returns: columns (B, capacity) int64, unordered, padded with -1, never of -inf; counts (B,), above `capacity` if
+    columns were lost.
     """
     if fused:
         from services.algorithms.ops.grouped_top_k import collect

@@ -2,8 +2,8 @@
 
 `tile_maxima_kernel` stores only the best of every W items per (query vector, component). The (N + 1)-th largest of
 these is the threshold: at least N + 1 items reach it, and few more with four times as many tiles as N. `collect_kernel`
-computes the dot products again, which is cheaper than writing and reading them, and stores those that reach the
-threshold. `collect_values_kernel` does this for given values. The order of results depends on the run; callers sort.
+computes the products again, which is cheaper than writing and reading them, and stores those that reach the threshold;
+`collect_values_kernel` does this for given values. The order of results depends on the run; callers sort.
 
 Letters: R query vectors (B queries times Q each), X items, S item components, d width, W items per maximum.
 """

@@ -1,9 +1,8 @@
 """The last step of every algorithm on a device: the exact top K of a pool, or of all items, from certified bounds.
 
 The K-th largest lower bound is the threshold, because K items score at least as much. Items whose upper bound reaches
-it are evaluated in float64. Equal scores are ordered by item id. Nothing here waits for the device, so that a CUDA
-graph can capture the step; therefore `capacity` limits the evaluated items in advance, and the caller repeats the step
-if it was too low.
+it are evaluated in float64; equal scores are ordered by item id. Nothing waits for the device, so that a CUDA graph can
+capture the step. So `capacity` limits the evaluated items in advance; if it was too low, the caller repeats the step.
 
 Letters: B queries, X items, n pool size, K results.
 """

@@ -3,8 +3,7 @@
 A program takes `M` items and loops over queries. Tensor cores compute the cosines, then both layers of the pair gate,
 whose left operands are the accumulators of the previous product; SiLU, softmax and the weighted mean follow. The
 program writes an upper bound on the exact score of each query and item, and the lower bounds that a threshold needs.
-Except for PRECOMPUTED cosines, no (B, X, P) array exists. Operands are float16 or bfloat16, sums float32
-(`kernel_error.py` bounds the error). `freshet bench gpu` measures the kernel (decision 010).
+Operands are float16 or bfloat16, sums float32 (`kernel_error.py` bounds the error; decision 010).
 
 Letters: B queries, X items, n scored items per query (X, or a pool's size), P_q, P_x query and item components, d
 component width, G gate hidden width. In this file a pair is p_x * Q + p_q, and P_q, P_x, d, G are rounded up to powers

@@ -98,11 +98,10 @@ def encode(
 ) -> CellCodes:
     """Code the residuals of X vectors (X, d) from the centres (C, d) of their cells (X,), without empty cells.
 
-    projection (d, h): the coded directions (`principal_directions`); None: all coordinates.
-
-    8 bits: a cell's step is its largest residual coordinate / 127. 4 bits: 0.335 of the coordinates' root mean square,
-    the step of least error for normally distributed values and 16 levels (Max 1960); larger values are clipped. Memory:
-    chunks of 16 MB. Raises: ValueError for bits other than 4 and 8.
+    projection (d, h): the coded directions (`principal_directions`); None: all coordinates. 8 bits: a cell's step is
+    its largest residual coordinate / 127. 4 bits: 0.335 of the coordinates' root mean square, the step of least error
+    for normally distributed values and 16 levels (Max 1960); larger values are clipped. Memory: chunks of 16 MB.
+    Raises: ValueError for bits other than 4 and 8.
     """
     if bits not in (4, 8):
         raise ValueError(f"bits={bits} allowed: 4, 8")

@@ -30,9 +30,11 @@ class Visit:
 
 @dataclass(slots=True)
 class CellQuestion:
-    """B queries (B, d); allowed (X,) or (B, X), None for all, and their counts (B,); products within tolerances (B,) of
-    each other are equal. prove: bounds, not `visit`, decide which cells are scanned; rescore: the pool gets exact
-    products. Arrays are C-contiguous. Not frozen, to save one microsecond of a query's hundred.
+    """B queries (B, d); allowed (X,) or (B, X), None for all, and their counts (B,); products within tolerances (B,)
+    are equal.
+
+    prove: bounds, not `visit`, decide which cells are scanned; rescore: the pool gets exact products. Arrays are
+    C-contiguous. Not frozen, to save one microsecond of a query's hundred.
     """
 
     queries: npt.NDArray[np.float32]

@@ -1,7 +1,7 @@
 """A trie as four integer arrays: built in one vectorised pass, mapped from a file.
 
 Nodes are numbered level by level, so a node's children are a range, sorted by token, and neighbours' ranges adjoin: one
-boundary per node. Identifiers are attached likewise. 12 bytes per node and 4 per identifier.
+boundary per node, likewise for identifiers. 12 bytes per node and 4 per identifier.
 
 Letters: N nodes (the root included), I identifiers.
 """
