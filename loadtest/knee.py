@@ -91,8 +91,6 @@ class Knee:
 
 
 class _Calls:
-    """Makes requests for rates, and reads answers."""
-
     def __init__(self, options: argparse.Namespace) -> None:
         item_ids, weights = read_items(options.items)
         population = Population(user_ids=made_up_users(options.num_users), item_ids=item_ids, item_weights=weights)
@@ -342,7 +340,6 @@ def _lost(kafka: str, acknowledged: Sequence[tuple[int, int, str]]) -> int:
 
 
 def _marked(asked: Any, answers: Answers) -> Any:
-    """Return which calls are Recommend's with a degraded answer."""
     return np.array(
         [
             bool(is_ask and raw and gateway_pb2.RecommendResponse.FromString(raw).degradations)
@@ -352,7 +349,6 @@ def _marked(asked: Any, answers: Answers) -> Any:
 
 
 def _percentile_ms(latency_s: FloatArray, percent: float) -> float:
-    """Return a percentile by nearest rank, possibly infinite."""
     if not len(latency_s):
         return float("nan")
     return float(1e3 * np.percentile(latency_s, percent, method="higher"))

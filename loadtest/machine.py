@@ -24,7 +24,6 @@ def processes(state: Path) -> dict[str, int]:
 
 
 def _family(pid: int) -> list[int]:
-    """Return a process and all its descendants."""
     found = [pid]
     for member in found:
         for thread in Path(f"/proc/{member}/task").glob("*/children"):

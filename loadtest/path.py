@@ -226,7 +226,6 @@ def _median(turns: Sequence[Turn], value: Callable[[Turn], float]) -> float:
 
 
 def _parts(group: Sequence[Turn]) -> dict[str, float]:
-    """Return each process's milliseconds."""
     return {name: statistics.median(turn.processor_ms[name] for turn in group) for name in group[0].processor_ms}
 
 

@@ -90,7 +90,7 @@ def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator)
 
 @dataclass(kw_only=True, slots=True)
 class _Trial:
-    """One new item: its writers, the users who should find it, and when they did (seconds after its third event)."""
+    """One new item: its writers, and when the users who should find it did (seconds after its third event)."""
 
     item_id: str
     near: list[str]

@@ -228,7 +228,6 @@ class _Searchers:
         return " ".join(words[start : start + 4]).encode()[:512].decode(errors="ignore")
 
     def _ranks(self, query: str) -> dict[str, int]:
-        """Return ranks in the source that learns."""
         request = gateway_pb2.GatewayServiceSearchRequest(query=query, k=_DEPTH)
         answer = self._gateway.Search(request, timeout=max(self._timeout_s, 2.0))
         return {

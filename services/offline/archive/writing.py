@@ -178,7 +178,6 @@ class ArchiveInteractions:
     # -- copying -------------------------------------------------------------------------------------------------------
 
     def _copy(self, archive: Archive, partition: int, end: int, done: int, total: int) -> Archive:
-        """Archive up to `end`, or up to the first record of before_ms or later."""
         part = archive.partitions[partition]
         begin = part.end
         for found, reached in self._chunks(partition, begin, end):
@@ -223,7 +222,7 @@ class ArchiveInteractions:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One run at a time. Raises: PreconditionFailed, also if it cannot be written."""
+    """Allow one run at a time. Raises: PreconditionFailed, also if the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / _LOCK).open("w") as lock:

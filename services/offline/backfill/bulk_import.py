@@ -204,7 +204,6 @@ class BulkImport:
         return filled
 
     def _count(self, past: Interactions, rows: npt.NDArray[np.int64], partition: int, first: int) -> dict[str, int]:
-        """Count rows from offset `first` on, by outcome."""
         known = np.array([item_id in self._vocabulary.item_index for item_id in past.item_ids], dtype=bool)
         up_to = [self._forgotten.up_to(user_id).get(partition, -1) for user_id in past.user_ids]
         void = np.arange(first, len(rows)) <= np.array(up_to, dtype=np.int64)[past.users[rows[first:]]]
@@ -320,7 +319,6 @@ class BulkImport:
         return replace(work.update, state=state, state_change="set")
 
     def _in_history(self, past: Interactions) -> npt.NDArray[np.bool_]:
-        """(T,)"""
         return np.array([self._vocabulary.schema.of(name).history for name in past.type_names], dtype=bool)
 
     def _event(self, past: Interactions, layout: Layout, user: _Rows, row: int, id_hash: int) -> StoredEvent:
@@ -335,7 +333,7 @@ class BulkImport:
         )
 
     def _recent(self, past: Interactions, layout: Layout, user: _Rows, row: int, id_hash: int) -> RecentId:
-        """The same recent id as `merge`, for a row that counts."""
+        """Return the same recent id as `merge`, for a row that counts."""
         kind = self._vocabulary.schema.of(past.type_names[past.types[row]])
         outcome = Outcome.KEPT_OUT if kind.seen else Outcome.KEPT_OUT_UNSEEN
         item_id = past.item_ids[past.items[row]] if kind.seen or kind.is_attributed else ""

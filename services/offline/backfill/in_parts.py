@@ -96,7 +96,6 @@ def _result(ray: Any, ready: Any, number: int) -> Any:
 
 
 def _detail(exc: Exception) -> str:
-    """A gRPC error's details, or the last line of a traceback."""
     lines = [line.strip() for line in str(exc).splitlines() if len(line.strip()) > 2] or [repr(exc)]
     return next((line for line in lines if line.startswith("details = ")), lines[-1])
 
@@ -123,7 +122,7 @@ def _connected(address: str) -> Any:
 
 
 def _init(ray: Any, address: str) -> None:
-    """With retries: a busy head node may not start a client's process in time."""
+    """Retry: a busy head node may not start a client's process in time."""
     for tries_left in reversed(range(_TRIES)):
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)

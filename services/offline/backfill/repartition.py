@@ -252,7 +252,6 @@ class _Repartition:
         return forgotten
 
     def _whole(self) -> dict[str, Any] | None:
-        """None without a complete copy."""
         if not self._exists(WHOLE):
             return None
         records = [record.value for record in self._records(WHOLE, "looking")]
@@ -294,7 +293,7 @@ class _Repartition:
             self._until(lambda: not self._exists(name), name)
 
     def _until(self, condition: Callable[[], bool], name: str) -> None:
-        """Brokers make and delete topics in the background."""
+        """Wait: brokers make and delete topics in the background."""
         deadline = time.monotonic() + _SILENCE_S
         while not condition():
             if time.monotonic() > deadline:

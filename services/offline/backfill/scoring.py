@@ -119,7 +119,6 @@ def score_partition(job: Scoring, partition: int, users: Sequence[str] | None = 
 
 
 def _folded(job: Scoring, partition: int, vocabulary: Vocabulary, encoder: SequenceEncoder) -> tuple[MemoryStore, str]:
-    """Fold the partition's present records; a store with all histories, and its epoch."""
     mine = job.encoder.model_copy(update={"group_id": "freshet-score", "max_poll_records": POLL_RECORDS})
     stream = kafka_stream(mine, [partition])
     every, forgets = kafka_stream(mine), forget_log(mine)
@@ -184,7 +183,6 @@ def caught_up(settings: CandidatesSettings) -> Live:
 
 
 def _newest_first(seen: Mapping[str, int]) -> tuple[str, ...]:
-    """By time, then by id, as in the state store."""
     return tuple(sorted(seen, key=lambda item_id: (seen[item_id], item_id), reverse=True))
 
 

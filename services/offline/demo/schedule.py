@@ -86,7 +86,7 @@ def _rows_by_user(users: npt.NDArray[np.integer]) -> deque[deque[int]]:
 
 
 def _predicted(num_events: int, *, num_active: int, every: int) -> npt.NDArray[np.bool_]:
-    """One of every `every`; the choice shifts with each turn, so that no user is left out."""
+    """Choose one of every `every`; the choice shifts with each turn, so that no user is left out."""
     position = np.arange(num_events)
     turn = position // every // max(1, num_active // every)
     return np.equal(position % every, turn % every)

@@ -100,13 +100,12 @@ def expected_seconds(options: DemoOptions, past: Interactions) -> dict[str, floa
 
 
 def _default_epochs(past: Interactions) -> int | None:
-    """As many epochs as fit in some minutes; None: the preset's own number, for a small past."""
+    """Return as many epochs as fit in some minutes; None: the preset's own number, for a small past."""
     allowed = max(1, _MAX_POSITIONS // max(1, len(past)))
     return allowed if allowed <= _MAX_EPOCHS else None
 
 
 def _trained_on(past: Interactions, path: Path) -> Bundle | None:
-    """The exported bundle, if trained on `past` and nothing later."""
     try:
         bundle = load_bundle(path)
     except BundleError:

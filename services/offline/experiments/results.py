@@ -190,7 +190,6 @@ def attributed(columns: str) -> str:
 
 
 def _unknown_exposures(log: duckdb.DuckDBPyConnection) -> int:
-    """How many interactions name an exposure that the log does not have."""
     log.execute(
         "CREATE OR REPLACE TEMP TABLE named AS SELECT i.exposure_id, count(*) AS n FROM interactions i "
         "JOIN units USING (user_key) WHERE i.exposure_id <> '' GROUP BY i.exposure_id"
@@ -201,7 +200,6 @@ def _unknown_exposures(log: duckdb.DuckDBPyConnection) -> int:
 
 
 def _breaks(one: Difference, margin: float) -> bool:
-    """The whole interval is beyond the margin."""
     bound = margin * abs(one.control)
     return one.estimate.high < bound if margin < 0 else one.estimate.low > bound
 

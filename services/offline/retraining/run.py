@@ -144,7 +144,6 @@ def _lineage(
 
 
 def _noted(path: Path, lineage: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Metrics of a run with this lineage, if any; they have `gate` after the evaluation."""
     try:
         noted = Manifest.read(path / MANIFEST).metrics.get("retraining")
     except BundleError:

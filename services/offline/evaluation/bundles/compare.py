@@ -92,7 +92,6 @@ def _require_one_catalogue(a: Bundle, b: Bundle) -> None:
 
 
 def _people(bundle: Bundle, data: Any, ranked: dict[str, RankedEvents]) -> list[dict[str, Any]]:
-    """The last predicted event of evenly spread users."""
     histories, users = Histories.of(data), ranked["a"].users
     last = np.flatnonzero(np.append(np.diff(users) != 0, True))
     chosen = last[np.linspace(0, len(last) - 1, min(PEOPLE, len(last))).astype(np.int64)]

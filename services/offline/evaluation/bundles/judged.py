@@ -94,7 +94,6 @@ def judged_by(
 
 
 def _part(bundle: Bundle, given: Interactions) -> tuple[IntArray, IntArray, str]:
-    """Rows that the bundle may have been trained on, rows to predict, and a sentence about them."""
     trained_on = bundle.manifest.data
     read = _rows_read(bundle, given)
     divided = _as_trained(trained_on, given.select(read))

@@ -135,7 +135,7 @@ def average_items(shape: Shape, count: int, *, seed: int) -> FloatArray:
 
 
 def _make_chunk(world: World, number: int, components: FloatArray, gate: FloatArray | None) -> None:
-    """components (n, P_x, d), gate (n, P); every chunk has its own random stream."""
+    """Fill components (n, P_x, d) and gate (n, P); every chunk has its own random stream."""
     fitted = world.fitted
     rng = np.random.default_rng([world.seed, _ITEMS, number])
     size = len(components)
@@ -205,7 +205,7 @@ def make_pair_gate(world: World) -> PairGate:
 
 
 def _views(rng: np.random.Generator, count: int, latent: int, fitted: Fitted) -> npt.NDArray[np.float64]:
-    """(n, r, r): a I + sqrt(1 - a^2) times random rotations of the leading and the other axes."""
+    """Return (n, r, r): a I + sqrt(1 - a^2) times random rotations of the leading and the other axes."""
     leading = max(1, min(latent - 1, round(fitted.leading_share * latent)))
     views = np.empty((count, latent, latent))
     for view in views:
@@ -223,7 +223,7 @@ def _correlated(rng: np.random.Generator, values: npt.NDArray[np.float64], share
 
 
 def _gate_map(rng: np.random.Generator, latent: int, pairs: int, axes: int) -> FloatArray:
-    """Random (r, P), from the first latent axes to gate inputs of unit variance."""
+    """Return random weights (r, P) of the first latent axes, for gate inputs of unit variance."""
     weights = np.zeros((latent, pairs))
     used = min(axes, latent)
     weights[:used] = rng.standard_normal((used, pairs))
@@ -231,7 +231,7 @@ def _gate_map(rng: np.random.Generator, latent: int, pairs: int, axes: int) -> F
 
 
 def _project(vectors: FloatArray, views: FloatArray, *, out: FloatArray) -> None:
-    """vectors (n, r), views (P, r, d) -> unit components in `out` (n, P, d)."""
+    """Write unit components (n, P, d) of vectors (n, r) by views (P, r, d) to `out`."""
     latent = vectors.shape[1]
     stacked = np.ascontiguousarray(views.transpose(1, 0, 2)).reshape(latent, -1)
     np.matmul(vectors, stacked, out=out.reshape(len(vectors), -1))

@@ -343,7 +343,7 @@ class _Lists:
 
 
 def _user_items(train: Interactions) -> Any:
-    """(U, X), 1 if the user took the item, any number of times."""
+    """Return (U, X): 1 if the user took the item."""
     from scipy import sparse
 
     pairs = np.unique(train.users.astype(np.int64) * train.num_items + train.items)
@@ -361,7 +361,7 @@ def _history_matrix(
     recency: float = 1.0,
     distinct: bool = False,
 ) -> Any:
-    """(B, X): an item r places back adds recency^r; if `distinct`, every item has 1."""
+    """Return (B, X): an item r positions back adds recency^r; if `distinct`, every item has 1."""
     from scipy import sparse
 
     begins = histories.offsets[users]

@@ -169,7 +169,7 @@ def _centers(
     offsets: npt.NDArray[np.int64],
     shape: WorldShape,
 ) -> Floats:
-    """Spherical k-means of x_0, with 16 queries per vector."""
+    """Return spherical k-means centres of x_0, from 16 queries per vector."""
     asked = rng.integers(0, shape.num_identifiers, size=16 * shape.vectors)
     lengths = (offsets[asked + 1] - offsets[asked]).astype(np.int64)
     begins = np.cumsum(lengths) - lengths
@@ -224,7 +224,7 @@ def _product(vectors: torch.Tensor, rows: CodedRows, which: npt.NDArray[np.int64
 
 
 def _move(rows: CodedRows, places: Tokens) -> None:
-    """A few columns at a time, to avoid a second copy of gigabytes."""
+    """Move a few columns at a time, to avoid a second copy of gigabytes."""
     for begin in range(0, rows.weights.shape[1], 48):
         rows.weights[places, begin : begin + 48] = rows.weights[:, begin : begin + 48].copy()
     rows.scales[places] = rows.scales.copy()

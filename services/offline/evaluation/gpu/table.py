@@ -257,7 +257,7 @@ class _Run:
         return list(range(0, len(self._scene.queries) - batch + 1, batch))[:8]
 
     def _timed_plain(self, plain: DeviceScorer, batch: int) -> float:
-        """The obvious implementation: PyTorch scores in float32, a chunk at a time, and their top K."""
+        """Time PyTorch in float32: scores a chunk at a time, and their top K."""
         prepared = plain.prepare(take_queries(self._scene.queries, 0, batch))
 
         def call(_: int) -> object:
@@ -266,7 +266,6 @@ class _Run:
         return statistics.median(self._card.clock(call, max(3, self._repeats // 8)))
 
     def _faiss(self) -> Iterator[Row]:
-        """faiss-gpu's flat index as TopKAvg's first stage, if installed."""
         try:
             import faiss
 
@@ -310,7 +309,7 @@ class _Run:
 def _compiled_best(
     scene: Scene, queries: QueryStates, *, device: torch.device, dtype: torch.dtype, backend: str
 ) -> Callable[[int], torch.Tensor]:
-    """A call that finds the top K rows (B, K) by the formula in `dtype`, chunk by chunk."""
+    """Return a call that finds the top K rows (B, K) by the formula in `dtype`, chunk by chunk."""
 
     def moved(array: npt.NDArray[np.float32] | None) -> torch.Tensor | None:
         return None if array is None else torch.from_numpy(np.array(array)).to(device, dtype)
@@ -356,7 +355,6 @@ def _in_groups(index: CardIndex, scene: Scene, size: int) -> TopK:
 
 
 def _wrong_proofs(answers: TopK, exact: TopK) -> int:
-    """Answers certified as exact whose rows or scores are wrong; must be 0."""
     same_rows: npt.NDArray[np.bool_] = (answers.item_indices == exact.item_indices).all(axis=1)
     same_scores = np.isclose(answers.scores, exact.scores, rtol=0, atol=1e-9).all(axis=1)
     proven = np.array([one.kind == "exact" for one in answers.certificates])

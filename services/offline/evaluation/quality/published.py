@@ -160,7 +160,6 @@ def run(request: Request) -> Report:
 
 
 def _planned(*, quick: bool) -> Iterator[tuple[Protocol, str, int]]:
-    """For each arm, every protocol with seed 0, then those with further seeds."""
     for number, arm in enumerate(_ARMS):
         for seed in range(1 if quick else 3):
             yield from ((one, arm, seed) for one in PROTOCOLS if seed < one.seeds[number])
@@ -190,7 +189,6 @@ def _trained(request: Request, data: MeasuredData, protocol: Protocol, arm: str,
 
 
 def _rows(runs: Sequence[Row]) -> Iterator[Row]:
-    """Means over seeds of the test metrics: at the epoch with the best validation, and at the best test epoch."""
     for arm in _ARMS:
         ours: list[float] = []
         for protocol in PROTOCOLS:

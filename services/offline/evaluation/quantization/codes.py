@@ -184,7 +184,6 @@ class _Truth:
 
 
 def _trained(method: str, items: FloatArray, rate: Rate, threshold: float, seed: int) -> Encoder:
-    """Return a function from vectors to their decoded codes."""
     if method not in METHODS:
         raise ValueError(f"method is {method!r}; it must be one of {METHODS}")
     if method in (OURS, UNROTATED):

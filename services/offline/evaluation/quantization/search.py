@@ -256,7 +256,6 @@ def _scann(items: FloatArray, seed: int) -> Built:
 
 
 def _faiss_anisotropic(items: FloatArray, seed: int) -> Built:
-    """This library's anisotropic codes of 4 bits per 2 dimensions, for FAISS's fast scan."""
     num_cells = round(len(items) ** 0.5)
     codebooks = train_inverted_file(
         items, num_cells=num_cells, num_subspaces=items.shape[1] // 2, code_bits=4, seed=seed
@@ -266,7 +265,6 @@ def _faiss_anisotropic(items: FloatArray, seed: int) -> Built:
 
 
 def _faiss_plain(items: FloatArray, seed: int) -> Built:
-    """FAISS's own codes, also of 4 bits per 2 dimensions."""
     import faiss
 
     faiss.omp_set_num_threads(1)

@@ -106,8 +106,6 @@ def rows(
 
 
 class _Run:
-    """One shape's catalogue and exact answers, and the rows measured against them."""
-
     def __init__(self, plan: Plan, scene: Scene, rates: Rates, *, is_synthetic: bool, quick: bool, say: Say) -> None:
         self._plan, self._scene, self._rates = plan, scene, rates
         self._say: Say = lambda line: say(f"{plan.shape.name}: {line}")
@@ -233,7 +231,7 @@ def _passes(answers: list[TopK]) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _hits(found: IntArray, labels: npt.NDArray[np.int64]) -> float:
-    """The share of labels (Q, D) in their query's answer (Q, K)."""
+    """Return the share of labels (Q, D) in their answer (Q, K)."""
     return float(np.mean([np.isin(wanted, row).mean() for wanted, row in zip(labels, found, strict=True)]))
 
 

@@ -34,7 +34,7 @@ class Transcription:
 
     @torch.inference_mode()
     def scores(self, queries: QueryStates) -> Tensor:
-        """s of every pair, (B, X)."""
+        """Return s of every pair, (B, X)."""
         components, gate = _tensors(queries)
         num_items = len(self._components)
         widest = max(len(self._w1), len(self._w2))
@@ -53,19 +53,19 @@ class Transcription:
 
     @torch.inference_mode()
     def top_k_per_embedding(self, queries: QueryStates, k: int, *, pool_size: int) -> Tensor:
-        """The N best of every pair by dot product, then the best of their union."""
+        """Take the N best of every pair by dot product, then the best of their union."""
         components, _ = _tensors(queries)
         return self._best_of(queries, k, self._per_embedding(components, pool_size))
 
     @torch.inference_mode()
     def top_k_avg(self, queries: QueryStates, k: int, *, pool_size: int) -> Tensor:
-        """The N best by the averaged components (equation 6), then the best of them."""
+        """Take the N best by the averaged components (equation 6), then the best of them."""
         components, _ = _tensors(queries)
         return self._best_of(queries, k, self._average(components, pool_size), distinct=True)
 
     @torch.inference_mode()
     def combined_top_k(self, queries: QueryStates, k: int, *, pair_pool_size: int, average_pool_size: int) -> Tensor:
-        """The best of both pools' union."""
+        """Take the best of both pools' union."""
         components, _ = _tensors(queries)
         pools = [self._per_embedding(components, pair_pool_size), self._average(components, average_pool_size)]
         return self._best_of(queries, k, torch.cat(pools, dim=1))
@@ -76,7 +76,7 @@ class Transcription:
             self._means = self._components.mean(dim=1)
 
     def _per_embedding(self, components: Tensor, size: int) -> Tensor:
-        """Rows of the N best of each pair: (B, P N), with repetitions."""
+        """Return rows of the N best of each pair, with repetitions: (B, P N)."""
         size = min(size, len(self._components))
         pools = []
         for p_x in range(self._components.shape[1]):
@@ -92,7 +92,7 @@ class Transcription:
         return (components.sum(dim=1) @ self._means.T).topk(size, dim=1, sorted=False).indices
 
     def _best_of(self, queries: QueryStates, k: int, pools: Tensor, *, distinct: bool = False) -> Tensor:
-        """The best of each query's pool (B, n) by s; repetitions count once."""
+        """Return the best of each query's pool (B, n) by s; repetitions count once."""
         components, gate = _tensors(queries)
         if not distinct:
             pools = pools.sort(dim=1).values
