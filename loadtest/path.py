@@ -44,8 +44,7 @@ class Turn:
     """One subject, one number of callers, one turn.
 
     units: calls, or events if these are counted. Of a unit: processor time by process (ms), bytes on the loopback
-    device,
-    waits of threads. Latencies are of calls.
+    device, waits of threads. Latencies are of calls.
     """
 
     stack: str

@@ -3,8 +3,7 @@
 Three parts follow each other, under the same stream of interactions:
 
 1. lag and new items: interactions with the probes' own items are observed in other users' answers; new items, from
-their
-   third interaction to the top 50 of users who like similar items;
+   their third interaction to the top 50 of users who like similar items;
 2. tokens: a Recommend with its token follows every write at once, and the answer's claim is checked;
 3. windows: Recommend with a running and with a stopped refresher (SIGSTOP), in turns.
 

@@ -43,8 +43,7 @@ class ArchiveReport:
     """Counts of a run.
 
     copied: records in new files. forgotten: records of forgotten users, omitted or removed. records, bytes: of the
-    whole
-    archive. partitions: first and end offset of each. exposures: copied records of `exposures`.
+    whole archive. partitions: first and end offset of each. exposures: copied records of `exposures`.
     """
 
     copied: int

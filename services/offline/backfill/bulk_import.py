@@ -65,10 +65,8 @@ class _Pending:
     """A user's rows and encoder jobs.
 
     kept: the rows that no forget covers. first: index in `kept` of the first row to attribute. history: the rows of
-    `kept`
-    in the history. before (len(kept) + 1,): number of history rows before each row of `kept`, and of all. state_at:
-    index
-    of a history row -> (job, row of the job's output) of the state after it.
+    `kept` in the history. before (len(kept) + 1,): number of history rows before each row of `kept`, and of all.
+    state_at: index of a history row -> (job, row of the job's output) of the state after it.
     """
 
     user: _Rows
@@ -128,8 +126,7 @@ class BulkImport:
         """Write the records and fill the state store, or continue an interrupted run of the same data.
 
         Raises: InvalidRequest naming a row that breaks a limit (nothing is written); PreconditionFailed if the topic
-        begins
-        with other records, or another process consumes it meanwhile; DependencyUnavailable.
+        begins with other records, or another process consumes it meanwhile; DependencyUnavailable.
         """
         check(past)
         self._encoder.check()

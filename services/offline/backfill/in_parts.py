@@ -29,11 +29,9 @@ def run_parts(
     """Make every call, and pass its number and result to `done`, in the order of completion.
 
     calls: picklable, of functions that a worker can import. bundle: absolute path of the bundle that they read. on:
-    address
-    of a Ray cluster for `ray.init`; None: this process.
+    address of a Ray cluster for `ray.init`; None: this process.
     Raises: the first exception of a call, with its worker's machine; PreconditionFailed for an unusable worker or
-    cluster,
-    a missing package ray, or a part whose workers died repeatedly.
+    cluster, a missing package ray, or a part whose workers died repeatedly.
     """
     wanted = freshet_version(), load_bundle(bundle, verify=False).model_version
     if on is None or not calls:

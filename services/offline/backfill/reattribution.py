@@ -67,8 +67,7 @@ class Reattribution:
     """One run.
 
     open_stream: a reader of one partition of `interactions`, with the new model's own consumer group. new_store: an
-    empty
-    store for one partition's users. progress: records done, in total.
+    empty store for one partition's users. progress: records done, in total.
     """
 
     def __init__(
@@ -106,8 +105,7 @@ class Reattribution:
         """Attribute every interaction in the topic that no earlier run of this model attributed.
 
         Raises: PreconditionFailed if the model is unusable; DependencyUnavailable. Another run is possible after
-        either:
-        readers recognise duplicates by position.
+        either: readers recognise duplicates by position.
         """
         self._encoder.check()
         forgotten = Forgotten()

@@ -81,8 +81,7 @@ def repartition(
 
     Raises: InvalidRequest for a number out of range; PreconditionFailed if `interactions` has this number already, was
     written since an interrupted attempt, or if an attempt with another number is unfinished; DependencyUnavailable,
-    also
-    if a copy differs from the written records (the other copy still exists then).
+    also if a copy differs from the written records (the other copy still exists then).
     """
     if not 1 <= num_partitions <= MAX_PARTITIONS:
         raise InvalidRequest.of("partitions", num_partitions, f"1 to {MAX_PARTITIONS}")

@@ -70,8 +70,7 @@ def baseline_ranks(
     """Return the 0-based ranks (M,) of the predicted events' items by baseline; X if it cannot rank the item.
 
     train: all events before the split, with the whole data's vocabularies; events: in sending order; frozen: states at
-    the
-    split. Cost: about 2 s for 24,000 events on 3,706 items.
+    the split. Cost: about 2 s for 24,000 events on 3,706 items.
     """
     setting = replayed(train, events)
     predicted = np.array([event.predicted for event in events], dtype=np.bool_)

@@ -98,8 +98,7 @@ class ReplayResult:
     """What the replay observed.
 
     acknowledged: event id -> [partition, offset]. last_offsets: partition -> the newest acknowledged offset, repeated
-    and
-    broken records included.
+    and broken records included.
     """
 
     predictions: list[Prediction] = field(default_factory=list)

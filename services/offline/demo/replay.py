@@ -248,8 +248,7 @@ def timeline(plan: ReplayPlan) -> list[tuple[float, Action]]:
     """Return (due in seconds, (action, event)): predictions `lead_ms` before their event.
 
     The request with the token comes half the mean interval between predictions later, at most `lead_ms` / 2, so that
-    the
-    two form no burst.
+    the two form no burst.
     """
     lead_s = plan.lead_ms / 1000
     predicted = sum(event.predicted for event in plan.events)

@@ -44,8 +44,7 @@ def ips(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.inte
 
     Shapes: rewards, logged and target are (N, K), users (N,); K = 1 for single items. In the item-position model a
     position's reward depends on its item and position alone. logged, target: the probability with which the log's and
-    the
-    other policy put this item there. Exposures of one user are one observation.
+    the other policy put this item there. Exposures of one user are one observation.
     Raises: NoSupport; ValueError for shapes that differ or probabilities outside [0, 1].
     """
     weights = _weights(rewards, logged, target, users)

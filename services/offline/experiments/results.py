@@ -76,10 +76,8 @@ class Results:
     """Results as of `until` (Unix milliseconds).
 
     differences: (metric, arm) -> difference from the control; empty if the sample ratio is broken. broken: (metric,
-    arm) of
-    guardrails whose whole interval is beyond the margin. preferred: for an interleaved experiment, in [-1, 1]; above
-    zero,
-    users prefer the second team.
+    arm) of guardrails whose whole interval is beyond the margin. preferred: for an interleaved experiment, in [-1, 1];
+    above zero, users prefer the second team.
     """
 
     experiment: str

@@ -133,8 +133,7 @@ def beyond_accuracy(split: MeasuredSplit, ranked: RankedEvents) -> dict[str, flo
     """Return measures of the first ten items of every event.
 
     `coverage`: their share of the catalogue. `novelty`: the mean of -log2 of an item's share of the training events
-    plus
-    one. `popularity_bias`: their mean training events over those of the taken items; None if that is 0.
+    plus one. `popularity_bias`: their mean training events over those of the taken items; None if that is 0.
     """
     counts = split.train.item_counts().astype(np.float64)
     assert ranked.first is not None

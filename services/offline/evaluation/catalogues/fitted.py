@@ -22,18 +22,13 @@ class Fitted:
     shared_share: the part of a view that all views share; leading_share: the part of the latent axes that the rest of a
     view rotates among themselves. item_level, query_level: coordinate on the axis that all queries share.
     popularity_share: popularity's part of an item's energy; popularity_quantiles: its standardised distribution at
-    equal
-    steps of probability. *_spectrum_*: taste axis i has the variance (i + offset)^-exponent, normalised. cluster_share:
-    the
-    cluster's part of an item's taste; there are clusters_per_root_item sqrt(X) clusters. *_gate_mean_sd: sd of the
-    gate's
-    means over pairs; *_gate_sd: its sd over items or queries; *_gate_axes: latent axes that it depends on. hidden_*: sd
-    of
-    the pair network's first layer on cosines, and of its bias. pair_mean_sd, pair_slope_sd: sd over pairs of the
-    outputs'
-    means, and of their slopes over the standardised mean cosine. pair_slope_to_cosine: correlation of slopes with
-    cosines
-    of good items; pair_mean_to_slope: of means with slopes; pair_residual_sd: sd of the residual.
+    equal steps of probability. *_spectrum_*: taste axis i has the variance (i + offset)^-exponent, normalised.
+    cluster_share: the cluster's part of an item's taste; there are clusters_per_root_item sqrt(X) clusters.
+    *_gate_mean_sd: sd of the gate's means over pairs; *_gate_sd: its sd over items or queries; *_gate_axes: latent axes
+    that it depends on. hidden_*: sd of the pair network's first layer on cosines, and of its bias. pair_mean_sd,
+    pair_slope_sd: sd over pairs of the outputs' means, and of their slopes over the standardised mean cosine.
+    pair_slope_to_cosine: correlation of slopes with cosines of good items; pair_mean_to_slope: of means with slopes;
+    pair_residual_sd: sd of the residual.
     """
 
     shared_share: float

@@ -63,8 +63,7 @@ class World:
     """The shared part of a scene's items and queries.
 
     Shapes: item_views (P_x, r, d), query_views (P_q, r, d); item_scales, query_scales (r,) standard deviations per
-    latent
-    axis; centres (clusters, r); item_gate_map, query_gate_map (r, P).
+    latent axis; centres (clusters, r); item_gate_map, query_gate_map (r, P).
     """
 
     shape: Shape

@@ -34,9 +34,8 @@ def cell(value: Any, spec: str = "") -> str:
     """Return a value as a page shows it: None as "–", lists joined, else by Python's format specification.
 
     More specifications: `short`, three digits; `share`, four digits without a leading zero; `interval` and `+interval`
-    (with
-    signs), of [mean, low, high]. `M` and `G` before one divide by a million or a billion; `±` gives " ± x", and "" for
-    None.
+    (with signs), of [mean, low, high]. `M` and `G` before one divide by a million or a billion; `±` gives " ± x", and
+    "" for None.
     """
     if spec.startswith("±"):
         return "" if value is None else f" ± {cell(value, spec[1:])}"

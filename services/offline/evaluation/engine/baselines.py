@@ -114,8 +114,7 @@ class ItemKnn:
     """The sum of an item's similarities to the history's items.
 
     Similarities are `implicit`'s ("cosine", "tf-idf" or "bm25"), of each item's nearest `neighbours`. The item r
-    positions
-    back has the weight recency^r. Items without a neighbour follow by popularity.
+    positions back has the weight recency^r. Items without a neighbour follow by popularity.
     """
 
     weights: str = "tf-idf"

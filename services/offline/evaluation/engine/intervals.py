@@ -49,8 +49,7 @@ def paired_difference(
     """Return how much higher `one` is than `other` on the same events.
 
     Shapes: one (S, E), other (S', E): a value per seed and event, such as a hit. users (E,): events of one user are
-    drawn
-    together; None: each event by itself.
+    drawn together; None: each event by itself.
     Raises: ValueError if the numbers of events differ or are 0.
     """
     if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1] or not one.size or not other.size:
@@ -103,8 +102,7 @@ def estimates(
     """Return [mean, low, high] over E events by name and metric; {} without events.
 
     groups (E,): events of one group are drawn together. minus: subtract this name's values, on the same draws. Ranks
-    (E,)
-    are 0-based.
+    (E,) are 0-based.
     """
     if not len(groups):
         return {}

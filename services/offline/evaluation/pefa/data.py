@@ -50,8 +50,7 @@ class TextSet:
     """One corpus.
 
     unseen (B,): no training query has this text. tested_are_trained: every tested document has training queries, also
-    in
-    folds. decided_by: recalls that choose lambda and k.
+    in folds. decided_by: recalls that choose lambda and k.
     """
 
     name: str

@@ -66,8 +66,7 @@ def rows(
     """Return one row per index and method, as in the paper's Table 6, with recall.
 
     Times are processor time of all threads. Builds use up to two threads; queries run one at a time, alternating
-    between
-    indexes, on one thread, which PyTorch then keeps.
+    between indexes, on one thread, which PyTorch then keeps.
     """
     built: dict[tuple[str, str], Retriever] = {}
     building = Times()

@@ -100,8 +100,7 @@ def tune(changes: Changes, seconds: float, tried: Callable[[Trial, float], tuple
     """Return the best setting on validation among those that fit into `seconds` of processor time.
 
     Each change is made to the best setting so far; EVERY_ARM is always tried. `tried(trial, left)` returns a trial's
-    score
-    and seconds, or None if it would take more than `left`.
+    score and seconds, or None if it would take more than `left`.
     """
     scores: dict[Trial, float] = {}
     for number, change in enumerate(changes):

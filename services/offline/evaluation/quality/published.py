@@ -47,8 +47,7 @@ class Protocol:
     """The published differences; defaults are this repository's protocol.
 
     knows_absence: the model gets the time since the last event in buckets, the first up to 1,024 s. seeds: trainings of
-    the
-    dot product and of the mixture.
+    the dot product and of the mixture.
     """
 
     title: str

@@ -78,10 +78,8 @@ def compare(
     """Return one row per method at one bit rate.
 
     This library trains and encodes with `threshold`. Every method's loss has `loss_threshold`, and is divided by the
-    loss of
-    decoding every item to zero. LSQ has 8-bit codes only; its m is the rate's bits / 8. Raises: ValueError for an
-    unknown
-    method.
+    loss of decoding every item to zero. LSQ has 8-bit codes only; its m is the rate's bits / 8. Raises: ValueError for
+    an unknown method.
     """
     items = embeddings.items
     unit = float(np.sqrt(np.mean(np.sum(items.astype(np.float64) ** 2, axis=1))))
@@ -120,8 +118,7 @@ def rows(
     """Return rows of `kind` "rate" (several bit rates), "lsq" and "threshold" (a sweep of T).
 
     quick: one seed and 4,000 to 10,000 items; else three seeds and up to 20,000 items. LSQ is slow: one seed, at most
-    10,000
-    items, two other methods.
+    10,000 items, two other methods.
     Raises: ValueError if a set's file or the embedding model is missing.
     """
     source = source or EmbeddingSource()

@@ -31,10 +31,8 @@ class EventColumns:
     """Properties of each predicted event that use no later event; arrays are (N,).
 
     places: positions in the stream. nth: the item's streamed interactions, this one included. age_seconds: since the
-    item's
-    first interaction. past_events, past_of_user: the item's and the user's events before the split. predictable: the
-    user
-    has a state; other events are not counted.
+    item's first interaction. past_events, past_of_user: the item's and the user's events before the split. predictable:
+    the user has a state; other events are not counted.
     """
 
     items: IntArray

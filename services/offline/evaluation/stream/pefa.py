@@ -235,9 +235,7 @@ def _joined(parts: Sequence[SumsOf]) -> SumsOf:
 class WithVotes:
     """Scores of other rankers, each also with the votes of remembered interactions (PEFA-XL, equation 6).
 
-    An item that a ranker does not score gets s = 0 once it has `min_users` contributors. A full memory evicts entries
-    at
-    the end of a batch.
+    An item that a ranker does not score gets s = 0 once it has `min_users` contributors.
     """
 
     def __init__(
