@@ -1,4 +1,4 @@
-"""`freshet archive`: past interactions as Parquet files, so that retention may delete them from Kafka."""
+"""`freshet archive`: copy past interactions to Parquet files."""
 
 import time
 from dataclasses import asdict
@@ -44,7 +44,7 @@ def archive(
     from services.stack import Stack
 
     if before is not None and older_than is not None:
-        raise usage_error("--before and --older-than are two ways to say one thing", "give one of them")
+        raise usage_error("--before and --older-than exclude each other", "give one of them")
     before_ms = None if before is None else int(before.replace(tzinfo=UTC).timestamp() * 1000)
     if older_than is not None:
         before_ms = int(time.time() * 1000 - older_than * _DAY_MS)
@@ -60,7 +60,7 @@ def archive(
         return
     answer(
         report,
-        f"{report['copied']:,} records copied, {report['forgotten']:,} of forgotten users left out or taken out. "
+        f"{report['copied']:,} records copied, {report['forgotten']:,} of forgotten users left out or removed. "
         f"{folder} holds {report['records']:,} in {report['files']:,} files, {report['bytes'] / 1e6:,.1f} MB; "
         f"{report['exposures']:,} exposures copied",
     )

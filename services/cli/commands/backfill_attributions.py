@@ -1,4 +1,4 @@
-"""`freshet backfill-attributions`: write attributions for all past interactions, while the live system runs."""
+"""`freshet backfill-attributions`."""
 
 from dataclasses import asdict
 from functools import partial

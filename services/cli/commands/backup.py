@@ -70,11 +70,11 @@ def backup(
             topic.close()
     except (BackupError, BundleError) as error:
         raise CommandError(str(error)) from error
-    notes = [] if epoch is not None else ["Redis did not answer: the set says nothing of `interactions`"]
+    notes = [] if epoch is not None else ["Redis did not answer: the set has no positions of `interactions`"]
     if ends is None:
-        notes.append("Kafka did not answer: the set holds none of the checkpoints in its topic")
+        notes.append("Kafka did not answer: the set has none of the checkpoints in its topic")
     if not made.positions.attributions:
-        notes.append("there is no checkpoint of this model: the set holds the bundle alone")
+        notes.append("there is no checkpoint of this model: the set has only the bundle")
     _show(made, notes, done="backed up")
 
 

@@ -1,4 +1,4 @@
-"""`freshet certs`: certificates, and the variables that name them."""
+"""`freshet certs`."""
 
 from pathlib import Path
 from typing import Annotated

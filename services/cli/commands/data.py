@@ -1,4 +1,4 @@
-"""`freshet data validate`: find the usual problems of interaction data before they cost a training run."""
+"""`freshet data validate`."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`freshet dead-letters list | show | replay | forget`: dead letters, their reasons, and their replay."""
+"""`freshet dead-letters list | show | replay | forget`."""
 
 import base64
 import sys
@@ -85,7 +85,7 @@ def show(
             rows.add_row(name, "it cannot be decoded" if name == "value" and value is None else str(value))
         console().print(rows)
         if not found.is_whole:
-            console().print("the letter is cut, and its topic has the record no longer", style="yellow")
+            console().print("the dead letter is truncated, and its topic no longer has the record", style="yellow")
 
     answer(facts, shown)
 

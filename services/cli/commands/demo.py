@@ -1,4 +1,4 @@
-"""`freshet demo`: the whole system on real interactions, in minutes."""
+"""`freshet demo`."""
 
 import signal
 from collections.abc import Iterator

@@ -105,9 +105,9 @@ def _print_comparison(report: dict[str, Any]) -> None:
         means = [report["metrics"][name][metric][0] for name in ("a", "b")]
         shown.add_row(metric, *(f"{mean:.4f}" for mean in means), _interval(report["b_minus_a"][metric]))
     console().print(shown)
-    _segments(report["segments"], "b", "a", "HR@10 of B and A by kind of event (*: beyond doubt)")
+    _segments(report["segments"], "b", "a", "HR@10 of B and A by kind of event (*: significant)")
     people = output.table(
-        "user", "had", "took", "rank A", "rank B", "first of A", "first of B", right=("rank A", "rank B")
+        "user", "history", "next item", "rank A", "rank B", "first of A", "first of B", right=("rank A", "rank B")
     )
     for one in report["people"]:
         ranks = (f"{one[name]['rank']:,}" for name in ("a", "b"))

@@ -1,4 +1,4 @@
-"""`freshet explain USER ITEM`: show the parts of a score, in words, bars and a table."""
+"""`freshet explain USER ITEM`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,18 +86,18 @@ def _print(facts: dict[str, Any]) -> None:
     out = console()
     title = f"{facts['title']} ({facts['item_id']})" if facts["title"] else facts["item_id"]
     score = (f"{facts['score']:.4f}", "bold")
-    out.print(Text.assemble(score, f"  {title}, for user {facts['user_id']}"), soft_wrap=True)
+    out.print(Text.assemble(score, f"  {title}, for user {facts['user_id']}"))
     similarity, votes = facts["similarity"], facts["votes"]
     of_s = votes["model_share"]
     parts = Table.grid(padding=(0, 2))
     for name, value, share, style, says in (
-        ("model", of_s * similarity["from_model"], facts["shares"]["model"], "cyan", "as it was trained"),
+        ("model", of_s * similarity["from_model"], facts["shares"]["model"], "cyan", "the trained score"),
         (
             "refreshed",
             of_s * similarity["from_interactions"],
             facts["shares"]["refreshed"],
             "green",
-            f"{similarity['num_interactions']} interactions reshaped the item; λ {similarity['model_share']:.2f}",
+            f"{similarity['num_interactions']} interactions changed the item state; λ {similarity['model_share']:.2f}",
         ),
         (
             "votes",
@@ -106,13 +106,13 @@ def _print(facts: dict[str, Any]) -> None:
             "magenta",
             f"of {votes['num_neighbours']} nearest remembered and of item neighbours; λ {of_s:.2f}"
             if of_s < 1 or votes["num_neighbours"]
-            else "nothing votes",
+            else "no votes",
         ),
     ):
         parts.add_row(name, f"{value:+.4f}", f"{share:4.0%}", Text("█" * round(_BAR * share), style), Text(says, "dim"))
     out.print(parts)
     for rule in facts["rules"]:
-        out.print(f"rule {rule['name']}: {_effect(rule)}", soft_wrap=True)
+        out.print(f"rule {rule['name']}: {_effect(rule)}")
     if any(rule["adds"] for rule in facts["rules"]):
         out.print(Text.assemble("with rules ", (f"{facts['score_with_rules']:.4f}", "bold")))
     if similarity["pairs"]:
@@ -129,15 +129,13 @@ def _print(facts: dict[str, Any]) -> None:
         out.print(
             f"voted: {voters['count']} x {voters['type']}, {duration(voters['newest_age_seconds'])} to "
             f"{duration(voters['oldest_age_seconds'])} old, {voters['vote']:+.4f}",
-            soft_wrap=True,
         )
     if facts["history"]:
         past = ", ".join(
             f"{event['title'] or event['item_id']} ({duration(event['age_seconds'])})" for event in facts["history"]
         )
-        out.print(f"the state rests on: {past}", soft_wrap=True)
+        out.print(f"the state is computed from: {past}")
     out.print(
         f"model {facts['model_version']} · index {facts['index_version']} · state {facts['state_source']}",
         style="dim",
-        soft_wrap=True,
     )

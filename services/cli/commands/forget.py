@@ -1,4 +1,4 @@
-"""`freshet forget USER`: remove a user's events and their effects, and report what was removed."""
+"""`freshet forget USER`."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated, Any

@@ -1,4 +1,4 @@
-"""`freshet import`: write past interactions into the stream and the state store, before going live."""
+"""`freshet import`."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated

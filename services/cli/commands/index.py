@@ -1,4 +1,4 @@
-"""`freshet index`: a bundle of external embeddings that candidates and reranker serve without training."""
+"""`freshet index`: a bundle of external embeddings."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

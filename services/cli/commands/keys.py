@@ -1,4 +1,4 @@
-"""`freshet keys create | list | revoke`: the gateway's API keys."""
+"""`freshet keys create | list | revoke`."""
 
 from pathlib import Path
 from typing import Annotated

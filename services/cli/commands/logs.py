@@ -1,4 +1,4 @@
-"""`freshet logs`: the logs of the local stack's parts."""
+"""`freshet logs`."""
 
 import time
 from collections.abc import Iterator

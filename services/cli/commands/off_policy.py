@@ -1,4 +1,4 @@
-"""`freshet off-policy`: the reward of another policy, estimated from the log of the one that ran."""
+"""`freshet off-policy`."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated

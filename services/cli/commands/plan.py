@@ -1,4 +1,4 @@
-"""`freshet plan`: estimate processes, cores, bytes and machines for given users, items and rates."""
+"""`freshet plan`."""
 
 from typing import Annotated, Any
 
@@ -57,6 +57,6 @@ def _print(found: dict[str, Any]) -> None:
     if found["extrapolated"]:
         out.print("extrapolated: more items in a shard than were measured")
     if any(one["obstacle"] for one in found["processes"]):
-        out.print("this cannot be built as it is: see the lines with a reason (docs/operate/scale.md)", style="yellow")
+        out.print("this cannot be built: see the lines with a reason (docs/operate/scale.md)", style="yellow")
     off = f"{found['largest_error']:.0%}"
-    out.print(f"estimates, off by at most {off} where sizes were measured that no cost was taken from", style="dim")
+    out.print(f"estimates, off by at most {off} at sizes that were measured but not used for the costs", style="dim")

@@ -100,7 +100,7 @@ def _model(state: Path, say: "Say") -> Iterator[Path]:
 
 
 def _last_line(log: Path) -> str:
-    return next(reversed(log.read_text(errors="replace").split("\n")[:-1]), "it said nothing")
+    return next(reversed(log.read_text(errors="replace").split("\n")[:-1]), "its log is empty")
 
 
 def _ask(stack: "Stack", began: float) -> dict[str, Any]:

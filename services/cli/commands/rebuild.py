@@ -1,4 +1,4 @@
-"""`freshet rebuild`: fold every attribution again, then compare with the running refresher or write checkpoints."""
+"""`freshet rebuild`."""
 
 from functools import partial
 from pathlib import Path
@@ -124,4 +124,4 @@ def _show(report: "RebuildReport", rows: list[dict[str, Any]], *, kept: bool) ->
     counted = ", ".join(f"{name} {count:,}" for name, count in sorted(report.counts.items()) if count)
     console().print(f"model {report.model_version}: {report.records:,} records in {report.seconds:.1f} s ({counted})")
     if kept:
-        console().print("kept as checkpoints: a refresher of this bundle goes on from here")
+        console().print("written as checkpoints: a refresher of this bundle continues from them")

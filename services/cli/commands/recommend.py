@@ -176,7 +176,7 @@ def _print_answer(facts: dict[str, Any], *, subject: str) -> None:
     out = console()
     out.print(shown)
     if not facts["items"]:
-        out.print("nothing is left after the filters", style="yellow")
+        out.print("no item passes the filters", style="yellow")
     out.print(provenance_line(facts), style="dim")
     if facts["next_page_token"]:
         out.print(f"next page: --page-token {facts['next_page_token']}")

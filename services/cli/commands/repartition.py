@@ -1,4 +1,4 @@
-"""`freshet repartition`: change the number of partitions of `interactions`."""
+"""`freshet repartition`."""
 
 import shutil
 from typing import Annotated
@@ -46,5 +46,5 @@ def repartition(
     answer(
         {"partitions": report.num_partitions, "records": report.records, "forgotten": report.forgotten},
         f"{report.records:,} interactions in {report.num_partitions} partitions; {report.forgotten:,} of forgotten "
-        "users left out. `freshet up`: histories and states are made again from them",
+        "users left out. `freshet up`: histories and states are computed from them",
     )

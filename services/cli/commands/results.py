@@ -1,4 +1,4 @@
-"""`freshet results`: compare the arms of an experiment from the log, with an interval for each difference."""
+"""`freshet results`."""
 
 import json
 import signal
@@ -248,7 +248,7 @@ def _print_results(found: "Results", experiment: "Experiment", rows: list[dict[s
 def _print_preference(found: "Results", experiment: "Experiment") -> None:
     one, (first, second) = found.preferred, experiment.arms
     if one is None:
-        console().print("Too few users took something to say whose items they prefer (100 are needed)")
+        console().print("Too few users chose an item to compare the arms (100 are needed)")
         return
     better = f"{second.name} is preferred" if one.low > 0 else f"{first.name} is preferred" if one.high < 0 else "open"
     console().print(f"preference for {second.name} over {first.name}: {one} (p {one.p_value:.2g}): {better}")

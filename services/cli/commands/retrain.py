@@ -1,4 +1,4 @@
-"""`freshet retrain`: train a new model, and write it to the output folder only if it passes the comparison."""
+"""`freshet retrain`."""
 
 import shutil
 from pathlib import Path
@@ -79,7 +79,7 @@ def _staged(report: dict[str, Any], serving: Path, state: Path) -> str:
 def _print(report: dict[str, Any]) -> None:
     gate = report["gate"]
     columns = ("", "", "events", "serving", "new", "difference [95 %]")
-    shown = table(*columns, right=columns[2:], title="hit rate at 10 of what people took next, as served")
+    shown = table(*columns, right=columns[2:], title="hit rate at 10 of the items that users chose next, as served")
     for one in gate["compared"]:
         mean, low, high = one["difference"]
         shown.add_row(

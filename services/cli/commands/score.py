@@ -1,4 +1,4 @@
-"""`freshet score`: compute the top K of all users from the log, while the live system runs."""
+"""`freshet score`."""
 
 import hashlib
 import secrets

@@ -1,4 +1,4 @@
-"""`freshet search-vectors`: the top K for a query vector, directly from a candidates process."""
+"""`freshet search-vectors`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

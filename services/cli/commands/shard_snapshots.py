@@ -1,4 +1,4 @@
-"""`freshet shard-snapshots`: write snapshots of a catalogue's shards before their processes start."""
+"""`freshet shard-snapshots`."""
 
 from dataclasses import asdict
 from functools import partial

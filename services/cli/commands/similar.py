@@ -1,4 +1,4 @@
-"""`freshet similar ITEM`: the items most like one item, by item states."""
+"""`freshet similar ITEM`."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 

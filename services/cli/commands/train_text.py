@@ -1,4 +1,4 @@
-"""`freshet train-text`: train a text bundle for a catalogue; with it the generator answers queries."""
+"""`freshet train-text`."""
 
 import math
 from pathlib import Path

@@ -106,7 +106,7 @@ def view(facts: dict[str, Any]) -> "RenderableType":
     head = Text()
     head.append(f"model {facts['model_version']}   index {facts['index_version'] or 'not known'}", style="bold")
     if facts["degradations"]:
-        head.append(f"\naway: {', '.join(facts['degradations'])}", style="yellow")
+        head.append(f"\nunavailable: {', '.join(facts['degradations'])}", style="yellow")
     columns = ("from the broker's acknowledgement to", "p50", "p99", "events")
     lag = table(*columns, right=columns[1:])
     for name, found in facts["lag_ms"].items():
@@ -140,7 +140,7 @@ def _positions(facts: dict[str, Any]) -> "RenderableType":
         for topic in topics:
             row = by_topic[topic].get(partition)
             if row is None:
-                cells += [Text("nobody", style="yellow"), ""]
+                cells += [Text("no reader", style="yellow"), ""]
                 continue
             behind = row["behind"]
             style = "dim" if behind == 0 else "yellow"

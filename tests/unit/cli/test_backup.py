@@ -205,8 +205,8 @@ def test_the_commands_back_up_check_and_restore_a_stack_that_is_down(site: Site,
     facts = json.loads(made.stdout)
     assert facts["positions"]["attributions"] == {"0": 7, "3": 2}
     assert facts["notes"] == [
-        "Redis did not answer: the set says nothing of `interactions`",
-        "Kafka did not answer: the set holds none of the checkpoints in its topic",
+        "Redis did not answer: the set has no positions of `interactions`",
+        "Kafka did not answer: the set has none of the checkpoints in its topic",
     ]
     checked = run("restore", str(tmp_path / "set"), "--check")
     assert (checked.exit_code, "whole" in checked.stdout) == (0, True)
