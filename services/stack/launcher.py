@@ -1,4 +1,5 @@
 """`Stack`: start the parts in docker-compose.yml's order, wait until they are healthy, stop them.
+
 The state folder records parts, ports and bundle for later `Stack` objects, until `down`. Parts are detached processes.
 """
 
@@ -70,6 +71,7 @@ class Stack:
         say: Say | None = None,
     ) -> None:
         """Open a stack. Parameters that are not given have the recorded values, else the defaults.
+
         Defaults: bundle: that of the last `replace_bundle`, else `<state>/bundle`; text: `<state>/text` (may be
         absent); ports: the documented ones; profile: "split"; workers (gateway processes of a compact stack): 1.
         shards: their number, each with `replicas` stacks (`shard_stacks`); 1: no shards. settings: in addition to
@@ -166,16 +168,9 @@ class Stack:
         """Use another bundle for later starts."""
         self.place = replace(self.place, bundle=Path(bundle).resolve())
 
-    def use_text(self, text: Path | str) -> None:
-        """Use another text bundle for the generator's next start."""
-        self.place = replace(self.place, text=Path(text).resolve())
-
-    def use_settings(self, settings: Mapping[str, str]) -> None:
-        """Use these additional settings for later starts."""
-        self.place = replace(self.place, settings=settings)
-
     def replace_bundle(self, bundle: Path | str, parts: Iterable[str]) -> None:
         """Restart these parts with another bundle, one after the other; others use it from their next start.
+
         It stays the stack's bundle after `down`.
         """
         self.use_bundle(bundle)
@@ -198,6 +193,7 @@ class Stack:
 
     def up(self, only: Iterable[str] | None = None, *, timeout_s: float = 120.0) -> None:
         """Start the stopped parts of `only` (default all) and wait until all are healthy.
+
         Raises: StackError with the part, if it cannot be prepared, its port is taken, memory does not suffice, it
         ended, or was not healthy in time. Started parts continue to run.
         """

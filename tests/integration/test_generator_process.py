@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,7 @@ def generator(_session_stack: Stack, tmp_path: Path) -> Iterator[Generator]:
     ensure_topics(stack.kafka_bootstrap)
     stack.stop("generator")
     write_text(tmp_path / "text", tmp_path)
-    stack.use_text(tmp_path / "text")
-    stack.use_bundle(write_catalogue(tmp_path / "bundle"))
+    stack.place = replace(before, text=tmp_path / "text", bundle=Path(write_catalogue(tmp_path / "bundle")))
     stack.start("generator")
     running = Generator(stack)
     try:
@@ -105,8 +105,7 @@ def generator(_session_stack: Stack, tmp_path: Path) -> Iterator[Generator]:
     finally:
         running.producer.close(1.0)
         stack.stop("generator")
-        stack.use_bundle(before.bundle)
-        stack.use_text(before.text)
+        stack.place = before
 
 
 def test_a_click_is_in_the_next_answers_and_an_undo_takes_it_out(generator: Generator) -> None:

@@ -6,6 +6,7 @@ something out; then replicas are killed under load.
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def test_algorithms_that_leave_something_out_keep_their_promises(
         ):
             for one in asked:
                 one.stop("candidates")
-                one.use_settings({**one.place.settings, ALGORITHMS: algorithm})
+                one.place = replace(one.place, settings={**one.place.settings, ALGORITHMS: algorithm})
             up_together(asked, ["candidates"], timeout_s=300.0)
 
             async def pools(algorithm: str = algorithm) -> Promises:

@@ -1,6 +1,8 @@
 """The training loss of one batch: a ranking loss, mutual information over the positives, size of user components.
+
 A group of positions drawn from the whole batch shares negatives, so scoring is matrix products over tiles that stay in
 the cache.
+
 Letters: N positions, R positions per group, K negatives, M distinct items in the step, P component pairs.
 """
 
@@ -13,9 +15,15 @@ from torch.nn import functional
 
 from services.offline.training.models.mol import DotHead, MolHead
 from services.offline.training.models.sequential import SequentialModel
-from services.offline.training.mol_sampled_softmax import GateWeights, Negatives, States, mol_sampled_softmax
+from services.offline.training.mol_sampled_softmax import (
+    GateWeights,
+    Negatives,
+    States,
+    log_q_correction,
+    mol_sampled_softmax,
+    sampled_softmax,
+)
 from services.offline.training.presets import TrainConfig
-from services.offline.training.sampled_objectives import log_q_correction, sampled_softmax
 
 # Positions times negatives of a tile, which is one group unless the configuration divides it. Measured on two EPYC
 # cores, P = 8, G = 64: 8k pairs 11.4, 16k 10.2, 4k 13.4 microseconds per position; larger tiles exceed the cache. The
@@ -42,6 +50,7 @@ def batch_loss(
     buckets: Tensor | None = None,
 ) -> Loss:
     """Return the loss of encoded (N, D) states in random order, users (N,) or None, targets (N,) dense items.
+
     `generator` draws items. buckets (N,): bucket of the absence between each state's last event and its target; None:
     the model has none.
     """
@@ -108,6 +117,7 @@ def _mixture_loss(
 
 def mutual_information(weights: Tensor) -> Tensor:
     """Return -H(p) + H(p | q, x) of pair weights (N, P), equation 3.
+
     It is low if all pairs are used equally and each row uses few.
     """
     mean = weights.mean(dim=0)
@@ -151,6 +161,7 @@ class _SampledSoftmax(torch.autograd.Function):
 
 class _FullSoftmax(torch.autograd.Function):
     """Sum of -log softmax of each target over all X items, loss and gradients in one pass over tiles of positions.
+
     Memory: one tile. A tile of 2^20 logits is the fastest on one Xeon core at X = 12,101, D = 50: 135 microseconds per
     position, 2^22 (out of the cache) 173.
     """

@@ -1,11 +1,14 @@
 """A loss over sampled negatives' mixture-of-logits scores, with its gradients, in one pass over groups of positions.
+
 A position's loss needs only its own K + 1 logits, so nothing of size N * K * G is stored. On a CPU, in float32, a
 kernel computes it (`mol_gradients`). Elsewhere PyTorch does, over tiles, with component pairs along the slow axis: the
 softmax over these is a few long vector operations. Gradients are those of a sum of losses with equal weight.
+
 Letters: N positions, R positions per group, g groups of one tile, K negatives, M items, n = g * R * K pairs, P_q, P_x
 components, P = P_q * P_x, d component width, G gate hidden width.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,7 +17,6 @@ import torch
 from torch import Tensor
 
 from services.offline.training.mol_gradients import INPUTS, SampledSoftmax
-from services.offline.training.sampled_objectives import sampled_softmax
 
 # Groups per pass on a GPU, where launches are slow. One group per pass needs some 6,000 launches for a batch of ML-1M;
 # with 32 per pass the host still took 4 times the GPU's time (H200). At R K = 16,384 and G = 128 a tile takes 6 GB.
@@ -41,6 +43,7 @@ class GateWeights(NamedTuple):
 
 class Negatives(NamedTuple):
     """Positions j * R to (j + 1) * R - 1 share the K negatives rows[j], which are row numbers of the item states.
+
     Shapes: rows (ceil(N / R), K), target_rows (N,): a negative equal to the position's target doesn't count.
     """
 
@@ -63,6 +66,7 @@ def mol_sampled_softmax(
     backward_negatives: int = 0,
 ) -> Tensor:
     """Return the sum over positions of -log softmax of the positive's logit, among it and the group's negatives.
+
     Shapes: positive (N,) similarities of each position with its target; queries (N, P_q, d) and (N, P); items (M, P_x,
     d) and (M, P); returns a scalar. Differentiable in all of them and in the gate's weights. `correction` is added to
     the negatives' logits.
@@ -323,3 +327,23 @@ def _pair_up(query: Tensor, item: Tensor, num_groups: int) -> tuple[Tensor, Tens
     items = item.unsqueeze(0).expand(num_query, -1, -1, -1)
     batches = num_query * num_item * num_groups
     return queries.reshape(batches, -1, width), items.reshape(batches, -1, width)
+
+
+def sampled_softmax(positive: Tensor, negatives: Tensor, correction: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sum of -log softmax of the positive among itself and the negatives, each plus `correction`, and its
+    gradients.
+
+    Shapes: positive (R,), negatives (R, K), overwritten -> (), (R,), (R, K). A negative of minus infinity (the
+    position's own target) adds nothing. Source: arXiv:2407.15462, section 2.
+    """
+    negatives += correction
+    total = torch.logaddexp(negatives.logsumexp(1), positive)
+    return (total - positive).sum(), (positive - total).exp() - 1, (negatives - total.unsqueeze(1)).exp_()
+
+
+def log_q_correction(num_items: int, num_negatives: int) -> float:
+    """Return the correction with which K uniform negatives estimate the softmax over all X items.
+
+    Each negative represents (X - 1) / K items (Bengio and Senecal, 2008, with a constant proposal distribution).
+    """
+    return math.log(max(num_items - 1, 1) / num_negatives)

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from services.offline.training.loss import _FullSoftmax
-from services.offline.training.sampled_objectives import log_q_correction, sampled_softmax
+from services.offline.training.mol_sampled_softmax import log_q_correction, sampled_softmax
 
 X, K = 900, 5
 
