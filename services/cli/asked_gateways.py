@@ -24,6 +24,7 @@ def wait_for_gateways(
     gateways: Sequence[str], revision: int, is_done: Callable[[gateway_pb2.GetVersionSetsResponse], str], wait_s: float
 ) -> None:
     """Wait until every gateway applies `revision` or a later one and `is_done` returns no problem for it.
+
     Raises: CommandError with the problems after `wait_s`.
     """
     until = time.monotonic() + wait_s

@@ -1,4 +1,5 @@
 """A backup: a model's bundle, the refresher's checkpoints and the stream's positions as one checksummed set.
+
 A set is a folder with `bundle/`, `checkpoints/` and `manifest.json`, which is written last. The manifest has every
 file's size and SHA-256 and its own checksum. Incomplete copies, changed bytes and files of two backups are therefore
 rejected. A checkpoint file has position and content, so it is complete even while its refresher runs. The set does not
@@ -35,6 +36,7 @@ class BackupError(ValueError):
 @dataclass(frozen=True, kw_only=True)
 class Positions:
     """The stream's positions. attributions: each checkpoint's offset, by partition.
+
     interactions, epoch: Redis' values at the time of the backup; empty and None if Redis did not answer.
     """
 
@@ -91,6 +93,7 @@ def make_backup(
     epoch: str | None,
 ) -> Backup:
     """Copy `bundle` and its model's checkpoints into `folder`, which must not exist.
+
     `checkpoints` returns a partition's checkpoints, newest first; `partitions` are those of `attributions`.
     interactions, epoch: see `Positions`. The folder is renamed into place, and a failed copy leaves nothing.
     Raises: BackupError for an existing folder, a damaged bundle, or a partition whose checkpoints are all damaged.
@@ -158,6 +161,7 @@ def restore_backup(
     backup: Backup, *, bundle: Path, checkpoints: Path, ends: Mapping[int, int] | None, replace: bool = False
 ) -> list[str]:
     """Install a verified set; return sentences about data that was renamed.
+
     `ends`: the present end of each partition of `attributions` (None: Kafka did not answer). With `replace` existing
     data is renamed to `<name>.before-<when>`; otherwise it is an error.
     Raises: BackupError if the log ends before a checkpoint's position, or if files are in the way.

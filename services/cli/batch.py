@@ -1,4 +1,5 @@
 """Send one request per user and write the answers to a Parquet table; an interrupted run can be continued.
+
 The gateway treats each request like one of the user. All answers of a batch are from one model. The index may change,
 so each row names its index version. Calls are background work, a few at a time, and are repeated if the gateway is
 busy.
@@ -30,6 +31,7 @@ _BUSY_WAIT_S, _PATIENCE_S = 0.05, 60.0
 
 def read_users(path: Path, out: Path) -> list[str]:
     """Return the distinct ids of the column `user_id`, in order of appearance.
+
     Raises: ValueError naming the defect, also if `out` is this table or a folder.
     """
     if out.is_dir() or out.resolve() == path.resolve():
@@ -59,6 +61,7 @@ def run(
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
     """Send `request`, which names no user, for every user; write `out`; return a summary.
+
     `progress` gets the number of users done.
     Raises: CommandError if `out` has the parts of another batch, if the model changed, or if the gateway was busy for a
     minute. The same command continues.
@@ -83,6 +86,7 @@ def _ask(
     client: "Client", user: str, request: "gateway_pb2.RecommendRequest", *, timeout_s: float
 ) -> "gateway_pb2.RecommendResponse":
     """Return the answer for one user; repeat while the gateway is busy, which it also shows by answering popular items.
+
     Raises: FreshetError; CommandError if the gateway was busy for a minute.
     """
     from freshet.v1 import gateway_pb2

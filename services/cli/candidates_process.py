@@ -22,6 +22,7 @@ _PATIENCE_S = 600.0
 @contextmanager
 def serving(bundle: Path, algorithms: Sequence[str], *, port: int) -> Iterator[Served]:
     """Start the process, wait until it is ready, and stop it after the block. Its log is next to the bundle.
+
     Raises: RuntimeError with the log's end if the process ends, or is not ready in ten minutes.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FRESHET_")} | {

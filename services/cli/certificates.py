@@ -1,4 +1,5 @@
 """A certificate authority (CA) with a certificate for each process and each operator.
+
 A certificate names its process, `localhost`, the loopback addresses and the given hosts. Only this module needs the
 CA's key; store it where no process runs.
 """
@@ -69,6 +70,7 @@ class Authority:
         self, name: str, hosts: Collection[str] = (), *, days: int = 365, now: datetime | None = None
     ) -> tuple[bytes, bytes]:
         """Return a certificate and its key in PEM, which expire no later than the CA.
+
         The certificate is for clients and, except the operator's, for servers.
         """
         key = ec.generate_private_key(ec.SECP256R1())
@@ -92,6 +94,7 @@ class Authority:
 
 def make_certificates(folder: Path, *, hosts: Collection[str] = (), days: int = 365, renew: bool = False) -> datetime:
     """Write the CA and all certificates into `folder`; return the earliest expiry.
+
     renew: make new certificates and keys under the existing CA, for the previous and the given hosts.
     Raises: CertificatesError if the folder has certificates and renew is not set, or if it has no CA to renew from.
     """

@@ -1,4 +1,5 @@
 """Blocking calls to a process, mostly the gateway, with errors as sentences; parsers of option values.
+
 gRPC is imported only for a call.
 """
 
@@ -25,6 +26,7 @@ _FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
 @contextmanager
 def gateway(target: str, *, is_background: bool = False) -> "Iterator[Client]":
     """Yield a client of the gateway at `target` ("host:port"), with the API key of FRESHET_API_KEY.
+
     Failures in the block become a `CommandError` with advice.
     """
     from freshet_client import FreshetError
@@ -65,6 +67,7 @@ def call(
     method: Callable[..., Response], request: Any, *, target: str, timeout_s: float, process: str = "gateway"
 ) -> Response:
     """Call `method(request)` of a process. Calls to the gateway carry the API key of FRESHET_API_KEY, if set.
+
     Raises: CommandError with advice for a failed status.
     """
     import grpc

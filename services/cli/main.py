@@ -1,4 +1,5 @@
 """The entry point `freshet`: it collects the commands of `services/cli/commands`.
+
 Importing this module must not load PyTorch, gRPC or NumPy, because `freshet --help` has to be immediate.
 """
 

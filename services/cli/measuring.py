@@ -35,6 +35,7 @@ def benchmark(
     app: typer.Typer, name: str, *, less_memory: str = "--quick", wrong: Callable[[dict[str, Any]], str] | None = None
 ) -> Callable[[Callable[..., dict[str, Any]]], Callable[..., None]]:
     """Register `measure(request, **options) -> report` as the command `name` with --quick, --out, --seed and --json.
+
     `less_memory`: advice if memory is short. `wrong` returns a sentence about the invariant that a shown report
     violates, or "".
     """

@@ -1,4 +1,5 @@
 """Options that commands share, each with one name, one environment variable and one help text.
+
 This module does not import services/stack, because that would make `freshet --help` slow.
 """
 

@@ -1,4 +1,5 @@
 """The output of commands: exit statuses, errors in one sentence, tables or JSON.
+
 A command raises `CommandError` for a failure. `reports_errors` prints it and sets the exit status. This module does not
 import gRPC.
 """

@@ -1,6 +1,8 @@
 """The arithmetic of `freshet plan`: processes, cores, memory, partitions, shards and bytes a second.
+
 The unit costs were measured once: processor times in docs/benchmarks/path.md, the others in docs/benchmarks/scale.md.
 docs/operate/scale.md has the errors of the predictions.
+
 Letters: X items in all, n shards of candidates, U users, E events a second, R recommendations a second.
 """
 

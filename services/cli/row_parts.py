@@ -1,4 +1,5 @@
 """A Parquet table of answers in parts, so that an interrupted command can continue.
+
 A part is written under another name and renamed. At the end the parts are joined into the table and deleted.
 """
 

@@ -28,6 +28,7 @@ def stage_bundle(
     wait_s: float = 120,
 ) -> "VersionSets":
     """Do the work of `freshet model stage`; return the sets afterwards.
+
     addresses: the address fields of `VersionSet`, if the set's processes run already.
     """
     from services.cli.asked_gateways import problem_of, wait_for_gateways
@@ -133,6 +134,7 @@ def _serving_now(bundle: Path) -> "VersionSet":
 
 def _checked(bundle: Path, serving: Path) -> str:
     """Return the model version of a bundle that may replace the serving one.
+
     Raises: BundleError if shapes or checksums disagree; CommandError if the bundle has less than half of the serving
     model's items, or another max_history or event schema.
     """

@@ -1,4 +1,5 @@
 """Detached processes, found by pid files.
+
 A pid file has the creation time too, so that a recycled id is never signalled. Each child leads its process group.
 """
 
@@ -43,6 +44,7 @@ class Children:
 
     def spawn(self, name: str, launch: Launch, log: Path) -> psutil.Process:
         """Start `name` detached; output goes to `log`.
+
         Raises: StackError if it is running, or the program cannot be executed.
         """
         running = self.find(name)

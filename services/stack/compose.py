@@ -1,4 +1,5 @@
 """docker-compose.yml as the launcher reads it: commands, settings and order.
+
 `localize` turns a container's address such as "kafka:19094" into this stack's.
 """
 
@@ -37,6 +38,7 @@ class Service:
 
 def read_compose(path: Path = COMPOSE_FILE, environ: Mapping[str, str] | None = None) -> dict[str, Service]:
     """Return the services by name, without those that run once.
+
     Raises: FileNotFoundError without the repository's file, ValueError for a variable without value and default.
     """
     environ = os.environ if environ is None else environ

@@ -1,4 +1,5 @@
 """The stack's folders: state per checkout (.freshet), recipes' results in the user's cache.
+
 A recipe (Kafka's jars, an environment, a Redis binary) is built once per content and shared by clones.
 """
 
@@ -71,6 +72,7 @@ def recipe_key(*recipes: Path) -> str:
 
 def build_once(folder: Path, build: Callable[[Path], None], *, in_place: bool = False) -> Path:
     """Return `folder`, filled by `build(aside)` if absent; a failed build leaves nothing.
+
     in_place: build at the final path, which a virtual environment contains.
     """
     complete = folder / ".complete"

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 @contextmanager
 def held_for_servers(host: str, ports: Iterable[int]) -> Iterator[None]:
     """Keep the system from giving these free ports to outgoing connections.
+
     Servers can bind them with SO_REUSEADDR or SO_REUSEPORT, as gRPC, Kafka, Redis and Triton do.
     """
     with ExitStack() as sockets:

@@ -37,6 +37,7 @@ def read_histogram(address: str, name: str, labels: Mapping[str, str]) -> Bucket
 
 def quantile_ms(before: Buckets, after: Buckets, share: float) -> float | None:
     """Return a quantile (ms) of the values between two reads, linear inside a bucket.
+
     None without values, or above the last finite bound.
     """
     bounds = sorted(after)

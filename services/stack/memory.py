@@ -1,4 +1,5 @@
 """Check whether the bundle fits into memory before a start.
+
 The estimate, a measured amount per part plus the bundle's files, is generous.
 """
 
@@ -20,6 +21,7 @@ def needed_bytes(
     bundle: Path, parts: Iterable[str], *, text: Path | None = None, settings: Mapping[str, str] = os.environ
 ) -> dict[str, int]:
     """Return the bytes that each part needs for the bundle, the text bundle and set options.
+
     Raises: StackError if a manifest can't be read.
     """
     sizes = _file_sizes(bundle)

@@ -1,4 +1,5 @@
 """A stack's ports: docker-compose.yml's, shifted ones, or a free block for tests.
+
 Names are the services; a further port is `<service>-<what>`.
 """
 
@@ -120,6 +121,7 @@ class Ports:
     @classmethod
     def free(cls) -> "Ports":
         """Return a block of ports without listeners.
+
         Its guard port stays bound, so that concurrent tests do not take ports of stopped parts.
         """
         blocks = list(_FREE_BLOCKS)

@@ -1,4 +1,5 @@
 """Probe parts with one short request in their own protocol.
+
 A probe returns None if ready, else the reason.
 """
 
@@ -11,6 +12,7 @@ _METADATA_KEY, _METADATA_VERSION = 3, 1
 
 def probe_kafka(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
     """Kafka is ready when its metadata has a broker.
+
     The request is written by hand: kafka-python's clients retry and block for too long.
     """
     client_id = b"freshet-probe"

@@ -1,4 +1,5 @@
 """Further version sets of a local stack, each a small stack in `STATE/sets/NAME`.
+
 A set has candidates, a reranker, a refresher (and a generator for own texts), and uses the stack's other parts.
 """
 

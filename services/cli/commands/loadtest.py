@@ -1,4 +1,5 @@
 """`freshet loadtest SCENARIO`: run a load test.
+
 It is a separate process (`python -m loadtest`), because its engine patches the standard library.
 """
 

@@ -1,4 +1,5 @@
 """`freshet quickstart`: show a first answer within a minute, and the effect of one event on it.
+
 It starts the compact profile without refresher and generator, in its own state folder. The model is trained once and
 stored in the user's cache.
 """
@@ -66,6 +67,7 @@ def quickstart(
 @contextmanager
 def _model(state: Path, say: "Say") -> Iterator[Path]:
     """Yield the folder of the trained bundle, which exists after the block.
+
     Training is a separate process: Kafka can start meanwhile, and PyTorch's memory is freed at the end.
     """
     from services.algorithms.bundles import model_manifest

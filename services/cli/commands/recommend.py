@@ -1,4 +1,5 @@
 """`freshet recommend`: the top K for a user, for a sequence of items, or for many users, with provenance.
+
 Titles are shown if the bundle is on this machine.
 """
 

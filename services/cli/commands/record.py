@@ -1,4 +1,5 @@
 """`freshet record` and `freshet undo`: write one interaction through the gateway, or undo one.
+
 Both print the event id, with which a command can be repeated safely, and the freshness token for `recommend --token`.
 """
 

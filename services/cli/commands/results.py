@@ -106,6 +106,7 @@ def until_stopped(
     compare: "Callable[[], tuple[Experiment, Results]]", *, stop_broken: bool
 ) -> "tuple[Experiment, Results]":
     """Compare until the experiment is stopped, or should be; return the last results.
+
     Failures are printed, and the next attempt follows soon.
     """
     interrupted = threading.Event()

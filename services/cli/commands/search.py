@@ -1,4 +1,5 @@
 """`freshet search`: the top K for words, with the sources of each item.
+
 Search learns from chosen results, which `freshet record --query` records.
 """
 

@@ -1,4 +1,5 @@
 """`freshet watch`: the freshness of all parts, live in the terminal.
+
 The data come from the gateway's GetFreshness and from the lag histograms on the processes' metrics ports. Quantiles
 cover the time since the watch began; with --once, since the processes started.
 """

@@ -1,4 +1,5 @@
 """Find what prevents the stack from running, or from running well.
+
 Order: settings, parts, ports, the machine, the bundle; for running parts versions, topics, Redis and lag; then expiry.
 The checks change nothing and leave no process behind.
 """

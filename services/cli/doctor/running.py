@@ -1,4 +1,5 @@
 """The checks of `freshet doctor` on running parts: models, lag, Kafka's topics and Redis' memory.
+
 A part counts as running if it answers at the stack's address: containers publish the same ports.
 """
 

@@ -1,4 +1,5 @@
 """The checks of `freshet doctor` on settings, certificates and API keys.
+
 They read the environment as a process does at its start; error texts mask secrets.
 """
 

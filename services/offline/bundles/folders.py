@@ -58,6 +58,7 @@ def put_file(root: Path, name: str, source: Path) -> FileEntry:
 
 def save_tensors(arrays: dict[str, Any], path: Path) -> None:
     """Write a safetensors file that everyone who may enter its folder can read.
+
     The library's is readable by its owner only, and a container runs as another user.
     """
     save_file(arrays, path)

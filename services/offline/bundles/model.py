@@ -44,6 +44,7 @@ _LONG = 2**31 - 1  # more bytes need 64-bit offsets
 @dataclass(frozen=True, kw_only=True)
 class BundleContent:
     """Shapes, arrays and columns of a bundle, in dense-index order.
+
     encoder is None and weights is empty for imported embeddings. events_yaml: the event schema, None for the default.
     attributes: columns of `attributes.ARROW_TYPES`.
     """
@@ -70,6 +71,7 @@ class BundleContent:
 
 def write_bundle(path: Path | str, content: BundleContent) -> Bundle:
     """Write a bundle, rename it into place, and return it loaded.
+
     Raises: BundleError if `path` exists and is not a bundle, or if the content's shapes disagree.
     """
     target = Path(path)
@@ -103,6 +105,7 @@ def write_items(
     attributes: pa.Table | None = None,
 ) -> None:
     """Write an items' file. attributes: columns of `rules.attributes.ARROW_TYPES`.
+
     Raises: ValueError for columns of unequal length.
     """
     ids, counts = ItemIds(Strings.of(item_ids)), np.asarray(counts, np.int64)

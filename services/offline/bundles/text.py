@@ -37,6 +37,7 @@ from services.offline.bundles.folders import folder_aside, put_file, save_pair_g
 
 class TextBundleWriter:
     """Collects parts in a temporary folder; `seal` renames it into place.
+
     Parts of an existing bundle of the same documents and word list are copied, so that the two models may be trained
     one after the other. Other documents replace it.
     """
@@ -45,6 +46,7 @@ class TextBundleWriter:
         self, path: Path | str, *, item_ids: Sequence[str], texts: Sequence[str], words: Sequence[str]
     ) -> None:
         """Begin a bundle of these documents; words: the word list of queries.
+
         Raises: ValueError for no documents, unequal columns, or a repeated item id; BundleError if `path` exists and is
         not a text bundle.
         """
@@ -98,6 +100,7 @@ class TextBundleWriter:
         max_tokens: int,
     ) -> None:
         """Add the phrase model. files: by name below `phrases/`, with `encoder.onnx`. The rest: see PhrasesPart.
+
         Raises: ValueError if `encoder.onnx` is missing.
         """
         if Path(PHRASE_ENCODER).name not in files:
@@ -117,6 +120,7 @@ class TextBundleWriter:
 
     def seal(self, *, data: Mapping[str, Any] | None = None, metrics: Mapping[str, Any] | None = None) -> TextBundle:
         """Write the manifest, check the bundle, rename it into place; return it loaded.
+
         data, metrics: added to the existing parts'. Raises: BundleError if parts disagree.
         """
         files = {
@@ -158,6 +162,7 @@ def add_text_files(
     path: Path | str, sources: Mapping[str, Path], *, metrics: Mapping[str, Any] | None = None
 ) -> TextBundle:
     """Add derived files (int8 graphs, the inference server's folders); the version stays. metrics: added.
+
     Raises: BundleError for a file that is not derived.
     """
     root = Path(path)
@@ -174,6 +179,7 @@ def add_text_files(
 
 def save_phrases(folder: Path, parts: PhraseParts, encoder: Path) -> dict[str, Path]:
     """Write all files except the encoder; return all paths by name, for `add_phrases`.
+
     Raises: ValueError for a trie or identifiers that changed after they were built.
     """
     names = [*parts.generator.save(folder), VOCABULARY]

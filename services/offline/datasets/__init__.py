@@ -1,4 +1,5 @@
 """Data sets (MovieLens, sequences without times, tables, the simulator) as `Interactions`.
+
 This package imports no other offline package.
 """
 

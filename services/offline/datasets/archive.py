@@ -1,4 +1,5 @@
 """Read an archive of `interactions` (`freshet archive`) as training data, by the rules of the stream's readers.
+
 Unreadable records, undos, undone events and repeated event ids are omitted.
 """
 
@@ -18,6 +19,7 @@ _MAX_VALUE = float(np.finfo(np.float32).max)
 
 def read_archive(folder: str | Path, *, name: str = "") -> Interactions:
     """Read a whole archive after verifying every file's checksum.
+
     Raises: PreconditionFailed if a file was altered; ValueError if no interaction is left.
     """
     folder = Path(folder)

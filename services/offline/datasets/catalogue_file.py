@@ -1,6 +1,8 @@
 """Read a file of items: ids, titles, categories, and typed attributes for filters.
+
 Columns of ids, titles and categories are found by name. Every other column with values is an attribute, except columns
 of long texts or URLs, which are reported. A value that filters cannot use is an error.
+
 Letters: X items.
 """
 
@@ -49,6 +51,7 @@ class Catalogue:
 
 def read_catalogue(path: Path, separator: str = "|") -> Catalogue:
     """Read a file of items: .csv, .tsv, .txt, .jsonl, .ndjson or .json (each also as .gz), or Parquet.
+
     separator: of categories in a cell. Raises: ValueError naming file, column or row, the value, and what is allowed.
     """
     table = _read(path)

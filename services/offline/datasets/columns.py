@@ -1,4 +1,5 @@
 """The role of each column of a table, by the caller's name or a usual one.
+
 Case, blanks and underscores are ignored: `User_ID` is `user_id`.
 """
 
@@ -39,6 +40,7 @@ class TableOptions:
 
 def choose_columns(path: Path, present: Sequence[str], wanted: Mapping[str, str]) -> dict[str, str]:
     """Return column names by role.
+
     Raises: ValueError if a named or required column is missing, or two have a chosen name.
     """
     chosen: dict[str, str] = {}

@@ -1,5 +1,7 @@
 """Interactions as columns: user, item, type, value and time, in order of time.
+
 Users and items are dense int32 codes into vocabularies. Rows are sorted by timestamp, then by original order.
+
 Letters: N events, U users, X items.
 """
 
@@ -24,6 +26,7 @@ RowArray = npt.NDArray[np.int64]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interactions:
     """N events, oldest first.
+
     Shapes: users (N,) codes into user_ids; items (N,) codes into item_ids; timestamps (N,) unix seconds; values (N,);
     types (N,) codes into type_names; item_ids, titles ("" unknown) and categories (() unknown) (X,). Without
     `has_times` a timestamp is the position in its user's sequence (0, 1, 2, ...). After `with_actions`: actions (N,),
@@ -125,6 +128,7 @@ class Interactions:
 
     def with_actions(self, schema: EventSchema, names: Sequence[str] | None = None) -> tuple["Interactions", list[str]]:
         """Return the events that an encoder with actions reads, with their actions, and the actions' names.
+
         names: default: those with at least MIN_EVENTS events. Raises: ValueError as `encoded`.
         """
         self.encoded(schema)  # raises if there is nothing to train on
@@ -160,6 +164,7 @@ class Interactions:
 
     def keep_frequent(self, *, min_per_item: int = 1, min_per_user: int = 1) -> "Interactions":
         """Drop rare items once, then users with too few events left, and ids without events.
+
         `min_per_item=5` on ml-1m gives the usual version (999,611 events, 3,416 films).
         """
         kept = self.select(self.item_counts()[self.items] >= min_per_item)
@@ -208,6 +213,7 @@ def from_columns(
     has_times: bool = True,
 ) -> Interactions:
     """Return interactions sorted by time (ties keep their order), with vocabularies by `order_ids`.
+
     `users`, `items`, `types`: codes (N,) and vocabulary; ids without an event are dropped. Default type: "interaction";
     default value: 1. `has_times`: see `Interactions`.
     """

@@ -32,6 +32,7 @@ class ItemVectors:
 
 def read_item_vectors(path: Path, *, normalize: bool = False) -> ItemVectors:
     """Read columns `item_id` and `vector`, optional `title` and `categories`, and all others as attributes.
+
     normalize: scale to length 1; otherwise a vector is at most MAX_OWN_LENGTH long.
     Raises: ValueError naming column or row, the value, and what is allowed.
     """

@@ -1,4 +1,5 @@
 """Load data by name, "auto", or path as Interactions.
+
 All commands use `read_data`, so all reject the same files. "auto" prefers MovieLens-1M, then smaller MovieLens sets,
 then a download, last the simulator. A named set is never replaced by another.
 """
@@ -35,6 +36,7 @@ def load_dataset(
     environ: Mapping[str, str] | None = None,
 ) -> Interactions:
     """Load a data set.
+
     `name`: "auto", "simulator", a MovieLens name (ml-1m, ml-latest-small, ml-100k, ml-10m, ml-20m, ml-25m, ml-32m), one
     of SEQUENCE_NAMES (events without times), or the path of a table (`read_table`), sequences (`read_sequences`), an
     archive (`read_archive`), or a MovieLens folder or zip. `root`: the only folder to search. `environ`: os.environ by
@@ -55,6 +57,7 @@ def read_data(
     now_s: float | None = None,
 ) -> Reading:
     """Load like `load_dataset`, with the findings in the caller's own file (named sets are not checked).
+
     `schema`, `now_s`: see `check`. `table`: how to read a table; its items file applies to all data.
     Raises: as `load_dataset`, but errors in a file become findings; ValueError if columns are named and the data is not
     a table.

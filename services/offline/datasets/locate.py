@@ -1,4 +1,5 @@
 """Find a named data set on this machine, or download MovieLens from its publisher.
+
 Order: FRESHET_DATA, ../shared/data of the working folder or the repository, the local cache, then a download into it.
 """
 

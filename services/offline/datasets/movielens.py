@@ -1,4 +1,5 @@
 """MovieLens, from GroupLens' files or Parquet tables.
+
 Reads ratings.parquet (+ movies.parquet), ratings.dat (1M, 10M), u.data (100K) and ratings.csv (latest-small, 20M, 25M,
 32M), from a folder or the publisher's zip. Films without ratings are omitted.
 """
@@ -58,6 +59,7 @@ def is_movielens(path: Path) -> bool:
 
 def read_movielens(path: Path, *, name: str, found: str = "") -> Interactions:
     """Read one MovieLens set from a folder or zip.
+
     `found` completes the source sentence ("in ../shared/data/ml-1m").
     Raises: ValueError naming the path if the rating file is missing or cannot be parsed.
     """

@@ -1,6 +1,8 @@
 """Test whether the order of the events carries information, by shuffling each user's events.
+
 The previous item predicts the next one by how often it followed in other users' sequences. If the order means nothing,
 this is as good after shuffling.
+
 Letters: N events, X items.
 """
 
@@ -42,6 +44,7 @@ class OrderTest:
 
 def order_test(interactions: Interactions, *, num_shuffles: int = 20, seed: int = 0, ties: str = "file") -> OrderTest:
     """Compare the hit rate of first-order predictions before and after shuffling each user's events.
+
     A fifth of the users is held out; the others' counts predict their steps, with ties in random order.
     `ties="shuffled"` also shuffles the original's events of one second. "ordered" needs z of at least 4 and a higher
     rate than every shuffle; "sorted by item": nine of ten steps go to a higher (or a lower) item code.
@@ -93,6 +96,7 @@ def _verdict(z: float, above_all: bool, rising: float) -> Verdict:
 
 def _hit_rate(items: IntArray, learnt: BoolArray, tested: BoolArray, num_items: int) -> float:
     """Expected share of tested steps whose item is among the ten that most often follow the previous one.
+
     items (N,); learnt, tested (N - 1,): whether the step from event i to i + 1 is counted, or predicted.
     """
     steps = items[:-1] * num_items + items[1:]

@@ -1,7 +1,9 @@
 """Sequences without timestamps: one row per user with item ids, oldest first.
+
 Reads `sequences.parquet` (columns user_id and items) from a folder, or any such Parquet file. Windows of a split
 (columns user_id, history, target of valid.parquet and test.parquet) are joined by user. The timestamp is the position
 in the sequence, and `has_times` is False.
+
 Letters: N events, U users.
 """
 
@@ -52,6 +54,7 @@ def is_sequences(path: Path) -> bool:
 
 def read_sequences(path: str | Path, *, name: str = "", found: str = "") -> Interactions:
     """Read a table of sequences, from its folder or the file itself.
+
     Titles come from items.parquet, categories from attributes.parquet of the same folder. `found` completes the source
     sentence ("in ../shared/data").
     Raises: ValueError naming file, column, row (from 1) and value.
@@ -116,6 +119,7 @@ def _has_windows(folder: Path) -> bool:
 
 def _from_windows(folder: Path) -> pa.Table:
     """Join each user's first history with all targets.
+
     Raises: ValueError naming file and row if a window's history does not end with the previous target.
     """
     found: dict[object, list[object]] = {}

@@ -1,7 +1,9 @@
 """Simulated interactions: a substitute for missing real data, and a source of any size.
+
 Each user has a few topics that drift between sessions. Within a session an item follows the previous one on the topic's
 shelf (its items by release), or is drawn by Zipf popularity, or is one of the newest. No user takes an item twice or
 before its release.
+
 Letters: U users, X items, T topics, S items per topic, L most events of one user.
 """
 

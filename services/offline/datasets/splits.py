@@ -1,6 +1,8 @@
 """Splits into events to train on and events to predict.
+
 Leave-one-out holds out each user's last events; a time split holds out all events from a moment on. Codes mean the same
 in each part.
+
 Letters: N events.
 """
 
@@ -29,6 +31,7 @@ class GlobalTimeSplit:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredSplit:
     """Rows of `interactions`, each array increasing; train, validation and test share no row.
+
     train_rows: training data of any model. valid_rows, test_rows: the events to predict, from all earlier events of the
     user. refit_rows: all rows outside the test part, on which the tested model is trained.
     """
@@ -47,6 +50,7 @@ class MeasuredSplit:
 
 def leave_one_out_split(interactions: Interactions, *, tie_order: TieOrder = "file") -> MeasuredSplit:
     """Test on each user's last event, validate on the one before; users with fewer than three events only train.
+
     `tie_order` of a user's events of the same second: "file" or "reversed", in which published tables of ML-1M differ.
     "reversed" reorders the result's `interactions`, to which the rows refer.
     Raises: ValueError for "reversed" without times.
@@ -72,6 +76,7 @@ def leave_one_out_split(interactions: Interactions, *, tie_order: TieOrder = "fi
 
 def global_time_split(interactions: Interactions, fraction: float = 0.8) -> GlobalTimeSplit:
     """Split at the moment by which `fraction` of the events have happened; events of that second are held out.
+
     Raises: ValueError if `fraction` is not inside (0, 1), the data have no timestamps, or all events have one time.
     """
     _require_times(interactions)
@@ -101,6 +106,7 @@ def time_split(
     max_events: int = MAX_PREDICTED_EVENTS,
 ) -> MeasuredSplit:
     """Train before t1, validate in [t1, t2), test from t2 on; t1 and t2 cut the events 80 : 10 : 10.
+
     Events of one second stay together. Of validation and test, up to `max_events` events each are predicted: evenly
     spread ones whose user has an earlier event.
     Raises: ValueError if a share or `max_events` is out of range, if there are no timestamps, or if a part has no event

@@ -1,6 +1,8 @@
 """Any interactions: a CSV or Parquet file with a user, an item and a time per row becomes Interactions.
+
 Optional columns are type, value, title and categories. `freshet data validate`, `train` and `import` share this reader.
 It reports every problem of the cells; validation.py checks the data as a whole.
+
 Letters: N rows.
 """
 
@@ -42,6 +44,7 @@ def read_table(
     now_s: float | None = None,
 ) -> Reading:
     """Read a CSV (.csv, .tsv, .txt), JSON lines (.jsonl; also .gz) or Parquet file, and report its findings.
+
     A CSV's separator is the most frequent one of its header: comma, semicolon, tab or bar. A missing value is 1. A
     missing type is "interaction", or "rating" if the values are from a column of ratings and the schema has that type.
     `schema`, `now_s`: see `check`.
@@ -286,6 +289,7 @@ class _Cells:
 
 def id_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a column as text; whole floats and decimals lose their ".0".
+
     Raises: ValueError for lists and structs; pa.ArrowInvalid for bytes that are not UTF-8.
     """
     column = _plain(column)

@@ -1,6 +1,8 @@
 """Convert event times to unix seconds; reject ambiguous units and formats.
+
 Numbers, also as text, are seconds, milliseconds, microseconds or nanoseconds: the unit in which every row is between
 1973 and 2100. Other text must be ISO 8601, UTC by default. Fractions of a second only order events.
+
 Letters: N rows.
 """
 

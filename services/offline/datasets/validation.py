@@ -1,6 +1,8 @@
 """Find the usual problems of interaction data before a training run: what, where, how many, what to do.
+
 An "error" makes the data unusable, or unusable for training alone (`only_training`); a "warning" makes results
 misleading. The checks change nothing.
+
 Letters: N rows.
 """
 
@@ -59,6 +61,7 @@ class Finding:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
     """The findings in data, and the usable `interactions`; None if an error rejects all.
+
     read_as: the columns' roles, in words.
     """
 
@@ -90,6 +93,7 @@ class Reading:
 
     def account(self, used: Interactions | None, *, given: Interactions | None = None) -> dict[str, Any]:
         """Return the numbers of rows read, used (None: no row), and left out by reason; rows = used + left out.
+
         `used` is a selection of `given`, and that of `interactions` (default: all).
         """
         left_out = Counter({"blank": self.num_blank})
@@ -164,6 +168,7 @@ def check(
     has_value: MaskArray | None = None,
 ) -> list[Finding]:
     """Return the findings in the data.
+
     Without `schema` types are not checked. `now_s`: unix seconds, default: now. `rows`: the events' row numbers in the
     file. has_value (N,): which events have a value; default: all.
     """

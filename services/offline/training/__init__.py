@@ -1,4 +1,5 @@
 """Training: from interactions to a model bundle.
+
 `train` fits a model, `run.run_training` runs the whole job, `export.export_bundle` writes the encoder as ONNX.
 """
 

@@ -1,4 +1,5 @@
 """Training state on disk: tensors in safetensors, everything else in JSON.
+
 A checkpoint is one directory, written under another name and renamed. A training with another configuration or other
 data rejects it.
 """
@@ -50,6 +51,7 @@ def save(
     best_weights: Mapping[str, Tensor],
 ) -> None:
     """Write a checkpoint and remove older ones.
+
     `identity`: configuration and data fingerprint. `best_weights`: of the epoch with the best validation score, if any.
     """
     tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
@@ -88,6 +90,7 @@ def load(
     optimizer: torch.optim.Optimizer,
 ) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor]] | None:
     """Restore the newest checkpoint, if any; return progress, the generators' states and the best weights so far.
+
     Raises: ValueError for another format, or another configuration or data (naming the first differing field).
     """
     found = sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []

@@ -1,7 +1,9 @@
 """Choose the head to train: short trainings of each candidate, evaluated on each user's last training event.
+
 Candidates get equal processor time, because a position costs a mixture several times as much as a dot product. Item
 neighbours are included, so that a head gets no credit for hits that they find anyway. The cheapest head to serve is
 chosen of those that the best one does not beat significantly.
+
 Letters: E validation events.
 """
 
@@ -35,6 +37,7 @@ _MEASURED_POSITIONS, _WARM_UP_BATCHES = 30_000, 4
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
     """The chosen candidate; `config` has the epochs that fill the mixture's processor time.
+
     `ndcg_at_10`: of every candidate, on validation. `lead`: NDCG@10 of the best mixture minus that of the best dot
     product, with an interval over users.
     """
@@ -84,6 +87,7 @@ def choose(
     cost: Callable[[TrainConfig, Interactions, str], float] = microseconds_per_position,
 ) -> Choice:
     """Train every option on all but each user's last event, and rank those events as served.
+
     The mixture that costs most trains for a third of its epochs, every other option in the same processor time, by
     `cost` (microseconds per position).
     Raises: ValueError if no user has three events of which the last counts.

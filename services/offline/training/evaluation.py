@@ -1,4 +1,5 @@
 """A model's scores of held-out events, each from the state just before it.
+
 Letters: B events at a time, X items.
 """
 
@@ -15,6 +16,7 @@ from services.offline.training.sequences import Histories, IntArray, windows_bef
 
 class ModelScorer:
     """Scores events with a model, which it puts into evaluation mode.
+
     `user_index` (U,): a user's dense index in the model, or -1.
     """
 

@@ -1,7 +1,9 @@
 """Export the encoder as ONNX, checked against PyTorch, to the folder that the inference server loads.
+
 Inputs: item_index (B, L), event_time (B, L), user_index (B,) only for a model with a user-id component, position (B,
 M). Outputs: components (B, M, P_q, d) and, for a mixture, gate (B, M, P). B, L and M are dynamic. The largest allowed
 difference is 1e-4. HSTU also gets the step graph of `step_export`.
+
 Letters: B batch, L history length, M positions wanted, P_q query components, P component pairs, d component width.
 """
 
@@ -55,6 +57,7 @@ def export_bundle(
     bundle_dir: Path | str, *, interactions: Interactions | None = None, template: Path = _SERVER_TEMPLATE
 ) -> ExportReport:
     """Export a bundle's encoder into it, with the inference server's model folder.
+
     The check uses the longest and 63 other histories of `interactions`, or random ones.
     Raises: ExportError if an output differs by more than 1e-4, or if the server's folder template is missing.
     """

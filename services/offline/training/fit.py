@@ -81,6 +81,7 @@ class FitSplit:
 
 def fit_split(interactions: Interactions, split: str, schema: EventSchema, *, max_events: int = 6000) -> FitSplit:
     """Split data for training.
+
     "leave-one-out" predicts each user's last event; "time" trains on the first .8 of the events and predicts up to
     `max_events` of the rest, evenly spread; "none" trains on everything. Only events that the schema counts as positive
     are predicted.
@@ -173,6 +174,7 @@ def _neighbours(
     say: Callable[[str], None],
 ) -> ItemNeighbours | None:
     """Neighbours learnt from `taken`; None if `kept` is empty or the model's share is 1.
+
     The share is the best one on the events in `kept`, for neighbours learnt from `learnt`, which excludes them.
     """
     if not len(kept):

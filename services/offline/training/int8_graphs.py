@@ -1,4 +1,5 @@
 """Both encoders of a text bundle in int8, for processors that multiply bytes (VNNI; decision 022).
+
 Dynamic quantization takes the activations' range from each call, so a query is encoded alone. Weights have 7 bits, so
 that the sum of two byte products fits into 16 and every processor computes the same graph. A graph whose outputs differ
 from the float32 one's is omitted.
@@ -37,6 +38,7 @@ _COMPARED, _COMPARED_LAYERS = 64, 8
 
 def add_int8_graphs(path: Path | str) -> TextBundle:
     """Add int8 graphs to a sealed text bundle; its version does not change.
+
     They are `int8/shared.onnx` if the two encoders have layers in common, else `int8/<part>.onnx`. The metric
     "int8_cosine" is each part's cosine to float32; a part below `LEAST_COSINE` is omitted.
     Raises: BundleError if `path` is no text bundle; ExportError if a package is missing or a graph cannot be read.
@@ -73,6 +75,7 @@ def _shared(bundle: TextBundle, folder: Path) -> tuple[Path, dict[str, float]] |
 
 def write_int8(graph: Path, path: Path) -> None:
     """Write `graph` with weight matrices in int8, except the first that narrows, behind the first layer's GELU.
+
     Raises: ExportError if a package is missing or the graph cannot be read.
     """
     try:
@@ -141,6 +144,7 @@ _PREFIX = "narrow/"
 def write_shared(wide: tuple[str, Path], narrow: tuple[str, Path], path: Path, batches: Sequence[Feeds]) -> bool:
     """Write one graph with an output for each of two: (output's name, graph). Return False if they have no layer in
     common, or if its outputs would differ from theirs.
+
     `wide` pads queries inside, `narrow` reads their T tokens alone. Both have inputs input_ids and attention_mask (B,
     T) int64. batches: queries to compare them on. Raises: ExportError if onnx is missing.
     """

@@ -1,6 +1,8 @@
 """The training loop: seeded, resumable to the bit, and timed by part.
+
 The backward pass is cut at the encoder's output, to time encoder and head apart. All randomness comes from the
 configuration's seed and is in checkpoints.
+
 Letters: N positions of a batch, D encoder width.
 """
 
@@ -87,6 +89,7 @@ def train(
     build: Callable[..., SequentialModel] = SequentialModel,
 ) -> TrainReport:
     """Train on every event of `interactions`, whose vocabularies may be larger.
+
     Checkpoints go to `out`. `resume` continues from the newest one, with the same bits as without interruption (same
     threads and machine). `stop_after_batches` ends early, with a checkpoint. `validate` evaluates every epoch, outside
     the counted seconds, and the report's model is the best one. `build` makes the model, from the arguments of
@@ -310,6 +313,7 @@ class _Run:
 
 class WholeBatches(torch.nn.Module):
     """The encoder as two CUDA graphs, forward and backward, for full batches padded to the longest history.
+
     Without graphs, the operations of an ML-1M step took 40 ms on a host and 10 ms on its H200.
     """
 

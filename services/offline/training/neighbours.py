@@ -1,5 +1,7 @@
 """Item neighbours from training sequences, and their share of a score: 0 if they do not help (decision 039).
+
 The cost is linear in events: seconds, compared with minutes for a model.
+
 Letters: X items, N neighbours of an item, B events.
 """
 
@@ -37,6 +39,7 @@ _BLOCK_PAIRS = 1 << 23
 def learn_neighbours(interactions: Interactions) -> ItemNeighbours:
     """Return each item's N nearest. The weight is a sum over pairs of events of one user, g <= 30 positions apart, of
     g^-1/2, halved for the earlier item as the neighbour, over (n_x n_y)^1/4 of the items' numbers of events.
+
     `model_share` is 1. Cost: O(60 events) time, and 24 bytes a pair for 2^23 pairs, or one item's, at a time.
     """
     histories = Histories.of(interactions)
@@ -125,6 +128,7 @@ def ranks_by_share(
     model: EventScorer, learnt: ItemNeighbours, interactions: Interactions, rows: IntArray
 ) -> dict[float, Ranks]:
     """Return 0-based ranks (E,) by model's share.
+
     rows: of events outside the training data of model and neighbours. Raises: as `held_out_batches`.
     """
     found: dict[float, list[Ranks]] = {share: [] for share in MODEL_SHARES}

@@ -1,6 +1,8 @@
 """Measure the largest length of a new item's state (decision 015), on items in the training data.
+
 The sum of three users' query states gives the direction. It is compared with the trained state on the queries of other
 users who took the item.
+
 Letters: B users, M positions of a history, n interactions, k items, q queries, P_q query components, P pairs, d width.
 """
 
@@ -34,6 +36,7 @@ _LEAST = 0.5
 def measure_new_item_length(model: SequentialModel, interactions: Interactions) -> float | None:
     """Return the length in [.5, 1] of a new item's components at which it scores like a trained item; None with too few
     data, or if users with the same items are no more similar than others.
+
     It uses 24 interactions of each of 1,000 users, and items that at least four of them took, so items count about as
     often as they are taken. A uniform draw gives .36 instead of .53 at 8x4x64, too short to be found. The user-id
     component is omitted, as for unknown users.

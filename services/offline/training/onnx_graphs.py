@@ -34,6 +34,7 @@ def write_graph(
     outputs: list[str],
 ) -> None:
     """Export with the dynamo exporter, weights included.
+
     sample, dynamic: example arguments by name, and their dynamic axes; inputs, outputs: names in the graph's order.
     Raises: ExportError if a package is missing.
     """
@@ -74,6 +75,7 @@ def refuse_difference(name: str, difference: float) -> None:
 
 def write_text_graph(encoder: nn.Module, path: Path, *, output: str, max_tokens: int) -> None:
     """Write a text encoder's graph with one output.
+
     Inputs: TEXT_INPUTS (B, T) int64, B and T dynamic, T at most `max_tokens`.
     """
     batch, columns = torch.export.Dim("batch"), torch.export.Dim("columns", max=max_tokens)
@@ -101,6 +103,7 @@ def export_text_encoder(
     encoder: nn.Module, path: Path, *, output: str, max_tokens: int, pieces: WordPieces, queries: Sequence[str]
 ) -> float:
     """Write a text encoder's graph; compare it on all queries, one alone, empty ones, and one that is cut.
+
     Returns the largest difference. Raises: ValueError without queries; ExportError if they differ.
     """
     if not queries:

@@ -78,6 +78,7 @@ def configure(
     alpha: float | None = None,
 ) -> TrainConfig:
     """Return a preset with the requested encoder, head or loss; `alpha` weighs the mutual information.
+
     Head "auto" gives the mixture's configuration. Raises: ValueError naming what is allowed.
     """
     if encoder not in ENCODERS:
@@ -127,6 +128,7 @@ def run_training(
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Train a preset and write its bundle to `out`; return a report of plain values.
+
     `interactions` and `catalogue` replace `dataset` and its file of items. `events`: a file with the meaning of event
     types; None: the default, adapted to the scales of the data's values. `table`: how to read a table or the file of
     items. `actions`: the encoder reads each event's action. Checkpoints are next to `out` until the bundle is written.

@@ -10,6 +10,7 @@ import torch
 @contextmanager
 def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
     """Seed PyTorch's generators for a block, and restore the caller's.
+
     On the CPU it also fixes the order of additions: otherwise two threads add gradients of embeddings in the order of
     arrival. On CUDA some operators have no such form.
     """

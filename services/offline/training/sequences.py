@@ -1,7 +1,9 @@
 """Histories as training batches, with little padding.
+
 Each epoch cuts histories into windows on the grid of the window rule (multiples of L/4, at a new offset per epoch);
 each event but a user's first is predicted once. (seed, epoch) determines everything, so an epoch can be resumed at any
 batch. A tenth of the inputs' actions is replaced by row 0, for unknown ones.
+
 Letters: B windows in a batch, L longest window in it, N positions to predict.
 """
 
@@ -27,6 +29,7 @@ _BATCHES_PER_POOL = 16
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Histories:
     """Every user's events, oldest first: user u's are [offsets[u], offsets[u + 1]).
+
     actions, outcomes (N,): as in `Interactions`, or None.
     """
 
@@ -91,6 +94,7 @@ class PaddedWindows:
 
 def windows_before(histories: Histories, events: IntArray, users: IntArray, max_history: int) -> PaddedWindows:
     """Return the encoder's input before the positions `events` of users' histories, by the window rule.
+
     Every position must have an event before it; a user's end, offsets[u + 1], is one.
     """
     num_before = events - histories.offsets[users]
@@ -150,6 +154,7 @@ class EpochBatches:
 
 def _windows(offsets: IntArray, max_history: int, rng: np.random.Generator) -> tuple[IntArray, IntArray, IntArray]:
     """Starts (rows of `Histories`), numbers of inputs, and users of one epoch's windows.
+
     Inputs [s, s + m) predict [s + 1, s + m].
     """
     predicted = (np.diff(offsets) - 1).clip(min=0)

@@ -1,8 +1,10 @@
 """The encoder's step graph in ONNX: it encodes one history's new events, given cached keys and values (decision 014).
+
 Inputs: item_index, event_time, place (S,), position (M,) counted from the first new event, past_time and past_place
 (C,), per block keys_i (H, C, d_qk) and values_i (H, C, d_v), and user_index (1,) if the model has it. Outputs:
 components (M, P_q, d), gate (M, P) for a mixture, and of all blocks new_keys (N H, S, d_qk) and new_values (N H, S,
 d_v). S, C and M are dynamic.
+
 Letters: S new events, C cached events, M positions wanted, H heads, N blocks, d_qk and d_v widths per head.
 """
 
@@ -91,6 +93,7 @@ def _signature(model: SequentialModel) -> tuple[dict[str, Any], dict[str, Any], 
 @torch.no_grad()
 def max_step_difference(model: SequentialModel, session: Any, *, seed: int = 0, histories: int = 4) -> float:
     """Return the largest absolute difference of the incremental computation to PyTorch's full one.
+
     Random histories grow to 2.5 windows by 1 to 7 events; sometimes one in the middle is inserted or replaced.
     """
     shape, rng = model.encoder_shape, np.random.default_rng(seed)

@@ -1,4 +1,5 @@
 """A text bundle for a model bundle's catalogue (`freshet train-text`).
+
 Both models are trained on titles, categories and pseudo queries. Each step preserves the other's part of the folder.
 For data with real queries use `train_phrases` and `train_text_mol`.
 """
@@ -32,6 +33,7 @@ def write_text_mol(
     path: Path | str, fit: TextFit, *, item_ids: Sequence[str], texts: Sequence[str], queries: Sequence[str]
 ) -> TextBundle:
     """Write a text bundle with this fit as its text MoL.
+
     An existing bundle's phrases are preserved if its documents are the same. `item_ids`, `texts`: the fit's documents.
     Raises: ExportError if the graph's answers to `queries` differ by more than 1e-4; ValueError if the body reads no
     word pieces, or `queries` is empty.
@@ -82,6 +84,7 @@ def write_phrases(
     data: Mapping[str, Any],
 ) -> TextBundle:
     """Write a text bundle with this model as its phrases.
+
     An existing bundle's text MoL is preserved if its documents are the same. `item_ids`, `texts`: the training's
     documents; `data`: origin of its queries.
     Raises: ExportError if the graph's answers to `queries` differ by more than 1e-4; ValueError if `queries` is empty.
@@ -119,6 +122,7 @@ def train_phrases_part(
     bundle: Path, out: Path, *, vocabulary: int, settings: PhraseSettings, seed: int, progress: Progress
 ) -> dict[str, Any]:
     """Train a catalogue's phrase vocabulary, phrase model and shortlist into the text bundle `out`; return a report.
+
     Raises: BundleError, ValueError and ExportError of the steps.
     """
     require_target(out)

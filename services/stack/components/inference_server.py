@@ -1,4 +1,5 @@
 """Triton Inference Server from the nvidia-pytriton wheel, in its own environment (NumPy 1.x).
+
 The wheel has no ONNX Runtime backend, so config.pbtxt runs ONNX Runtime inside a Python-backend model.
 """
 

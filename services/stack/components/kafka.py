@@ -1,4 +1,5 @@
 """Apache Kafka, one KRaft node: pinned in deploy/kafka, settings from docker-compose.yml.
+
 Java and the jars come through Python packages. The image's rule KAFKA_A_B -> a.b makes server.properties; only
 addresses and data folder differ.
 """

@@ -23,6 +23,7 @@ def solve_codebooks(
     targets: Targets, codes: Tensor, codebooks: Tensor, *, max_steps: int = 3, tolerance: float = 1e-3
 ) -> Tensor:
     """Return codebooks (m, k, d / m) float32 of least loss for codes (X, m), starting from `codebooks`.
+
     It stops after `max_steps`, or when the preconditioned gradient is `tolerance` times its first length. A codeword
     without weighted points does not change.
     """

@@ -1,6 +1,8 @@
 """Coarse cells with product-quantized residuals: the codebooks of an IVF index.
+
 A point is coded as its cell's centre plus a decoded residual. The loss weighs errors along and across the whole point
 differently, because only the whole score, <q, centre> + <q, residual>, shows whether it is high.
+
 Letters: X points, d width, C cells, m subspaces, k codewords each.
 """
 
@@ -98,6 +100,7 @@ def train_inverted_file(
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Limit PyTorch to one thread: its threads wait for one another after each small tensor.
+
     On two busy cores, 3,706 items take two threads 57 s, and one thread 4 s.
     """
     before = torch.get_num_threads()

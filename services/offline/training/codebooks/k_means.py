@@ -1,5 +1,7 @@
 """Plain k-means in all subspaces at once, the start of anisotropic training.
+
 k-means++ seeds on a sample, then Lloyd's steps with batched matrix products. Equal seeds give equal results.
+
 Letters: X points, m subspaces, k codewords each.
 """
 

@@ -1,7 +1,9 @@
 """Product quantization under the score-aware loss: training, encoding, decoding.
+
 A point is m small numbers, and its score for a query is a sum of m table entries. Training starts from plain k-means
 and then alternates coordinate-descent encoding with the joint codebook solve; neither step can raise the loss
 (arXiv:1908.10396, section 4.1).
+
 Letters: X points, d width, m subspaces, k codewords each, C coarse cells.
 """
 
@@ -77,6 +79,7 @@ class ProductQuantizer:
         centres: FloatArray | None = None,
     ) -> CodeArray:
         """Return codes (X, m) of points (X, d), one uint8 per subspace for 4-bit codes too.
+
         centres (X, d), if given: the codes then encode point - centre, while errors are still weighted along the
         point's own direction. Zero vectors and points no longer than T are encoded by l2.
         Raises: ValueError for another width, non-finite values, or centres of another length.
@@ -112,6 +115,7 @@ def train_product_quantizer(
     on_step: Callable[[str, float], None] | None = None,
 ) -> ProductQuantizer:
     """Learn codebooks for points (X, d).
+
     threshold: T as a share of the points' root mean square norm; 0: plain l2. centres (X, d): as in `encode`. `rotate`
     first rotates the points so that subspaces share the variance (MiniLM at 192 bits: recall 1@10 .95 instead of .91);
     it costs d^2 multiplications per query. `on_step` gets the mean loss after each step ("encode", "solve"). Equal

@@ -56,6 +56,7 @@ class ErrorWeights:
 
 def threshold_weights(norms: FloatsArray, width: int, threshold: float) -> ErrorWeights:
     """Return exact weights for w(t) = 1[t >= T].
+
     Shapes: norms (X,) are |x_i|; `width` is d, `threshold` T is in units of <q, x> with |q| = 1.
     Raises: ValueError for norms that are negative or not finite, d < 2, or T < 0 (w is then positive below zero, which
     Theorem 3.3 does not cover).
@@ -82,6 +83,7 @@ def eta(threshold: float, width: int) -> float:
 
 def residual_parts(points: FloatsArray, decoded: FloatsArray) -> tuple[Float64Array, Float64Array]:
     """Return squared lengths (X,), (X,) of each residual x - x~ along x and across it.
+
     Shapes: points, decoded (X, d). For x = 0 all is across.
     """
     if points.shape != decoded.shape:
@@ -145,6 +147,7 @@ def _log_sine_integral(cosine: Float64Array, width: int) -> tuple[Float64Array, 
 
 def _beta_fraction(a: float, b: float, x: Float64Array) -> Float64Array:
     """Continued fraction of the incomplete beta function (DLMF 8.17.22), by Lentz's rule.
+
     B(x; a, b) = x^a (1 - x)^b / a * fraction. Converges in O(sqrt(max(a, b))) steps for x < (a + 1) / (a + b + 2).
     """
     c = np.ones_like(x)

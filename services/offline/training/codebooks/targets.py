@@ -1,8 +1,10 @@
 """A codebook's targets: vectors, and per point the weight of errors along its own direction.
+
 The loss of a code is, up to constants, sum_i w_i (|r_i|^2 + s_i <r_i, u_i>^2) with r_i the residual of vector i, u_i
 the unit direction of the *datapoint*, s_i = eta_i - 1 and w_i = h_across,i. The vectors are the datapoints, or their
 residuals after a coarse centre. The directions are the datapoints' in both cases, because a query's score is an inner
 product with the whole point.
+
 Letters: X points, d width.
 """
 
@@ -23,6 +25,7 @@ _MAX_STIFFNESS = 1e4
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Targets:
     """Vectors to reproduce, float32 on the CPU.
+
     Shapes: vectors (X, d); directions (X, d), unit rows, or zero; stiffness (X,) = eta - 1; weights (X,), at most 1.
     """
 
@@ -77,6 +80,7 @@ def root_mean_square_norm(points: FloatArray) -> float:
 
 def score_aware_targets(points: FloatArray, weights: ErrorWeights, *, centres: FloatArray | None = None) -> Targets:
     """Return targets of the score-aware loss for points (X, d) with these weights.
+
     centres (X, d): coarse centres, if any. A point with empty weights (|x| <= T) has weight 0 in training, and plain l2
     chooses its code (stiffness 0), so that its score is not overestimated.
     """

@@ -1,8 +1,10 @@
 """HSTU: a causal sequence encoder with pointwise SiLU attention, gated by u (arXiv:2402.17152).
+
 Attention weights are SiLU(q k^T + position bias + time bias) / L with L the constant `max_history`, not a softmax, so
 the number of matching events affects the state. Unlike the authors' code, the time of position i is its own event's
 (serving does not know the next one), and there are no absolute positions, so that appending is exact. `step` encodes
 new events from the keys and values of earlier ones.
+
 Letters: B batch, L history length, C cached events, S new events, T = C + S, D model width, H heads, N blocks, d_qk and
 d_v widths per head.
 """
@@ -24,6 +26,7 @@ _LOG_SECONDS_PER_BUCKET = 0.301
 def time_buckets(event_time: Tensor, num_buckets: int) -> Tensor:
     """Return the bucket of |t_i - t_j| for every pair: event_time (B, L) int64 seconds -> (B, L, L) int64 in [0,
     num_buckets).
+
     Logarithms are in float64: in float32 PyTorch and ONNX Runtime differ in the last place, which can change a bucket.
     """
     return elapsed_buckets(event_time.unsqueeze(2) - event_time.unsqueeze(1), num_buckets)
@@ -66,6 +69,7 @@ class HstuBlock(nn.Module):
 
     def forward(self, x: Tensor, distance: Tensor, buckets: Tensor, causal: Tensor) -> Tensor:
         """Encode x (B, L, D) -> (B, L, D).
+
         Shapes: distance (L, L) = max(i - j, 0), buckets (B, L, L), causal (L, L) = (j <= i) / max_history.
         """
         batch, length, width = x.shape
@@ -85,6 +89,7 @@ class HstuBlock(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Encode new events alone: x (S, D), past keys (H, C, d_qk) and values (H, C, d_v), bias and visible (1, S, T)
         -> x (S, D), their keys (H, S, d_qk) and values (H, S, d_v).
+
         With one new event the overhead of operations dominates, so it saves those (240 in the exported graph; 310 when
         written like `forward`).
         """
@@ -125,6 +130,7 @@ class HstuEncoder(nn.Module):
 
     def forward(self, embedded: Tensor, event_time: Tensor) -> Tensor:
         """Encode embedded (B, L, D), with zero rows for padding, and event_time (B, L) int64 seconds -> (B, L, D).
+
         States have unit root mean square: the scoring heads use only their direction.
         """
         positions = torch.arange(embedded.shape[1], device=embedded.device)
@@ -177,6 +183,7 @@ def normalized_states(x: Tensor, output_norm: str) -> Tensor:
 
 def unit_rows(x: Tensor) -> Tensor:
     """Divide x (..., d) by its rows' lengths, at least 1e-6.
+
     The closed-form backward pass is 3 times as fast as that of `functional.normalize`.
     """
     if torch.is_grad_enabled() and x.requires_grad:
@@ -203,6 +210,7 @@ class _UnitRows(torch.autograd.Function):
 
 def _lookup(table: Tensor, buckets: Tensor) -> Tensor:
     """table[buckets]; the backward pass sums with `bincount` on a CPU (10 times as fast) and scatters by row on a GPU.
+
     PyTorch's own took half of a training step on ML-1M (H200): it added 200 x 200 gradients one after the other.
     """
     if torch.is_grad_enabled() and table.requires_grad:

@@ -48,6 +48,7 @@ def _projection(width_in: int, hidden: int, width_out: int, *, activation: str =
 def _align(query: nn.Module, item: nn.Module, component_width: int, noise: float = 0.0) -> None:
     """Initialise query component p and item component p mod P_x as one orthogonal map with rows of length 1, if both
     projections are linear. With `noise` all components start as one such map plus Gaussian noise.
+
     An untrained dot product of the encoder's output with the item's embedding already ranks similar items first, which
     random projections have to learn: most of the gap between a mixture and a dot product on Amazon Beauty
     (docs/decisions/026).
@@ -79,6 +80,7 @@ class GateMlp(nn.Sequential):
 
 class PairGateMlp(nn.Module):
     """W2 SiLU(W1 c / tau + b1) + b2 of a pair's P cosines c, whose logits are c / tau.
+
     The trained weight is `logit_weight` W1 (G, P), which reads logits. All other code reads cosines: `hidden_weight` =
     W1 / tau; the other names are those of `states.PairGate`.
     """
@@ -187,6 +189,7 @@ class MolHead(nn.Module):
 
 class DotHead(nn.Module):
     """The cosine of one query and one item component: P_q = P_x = 1, no gate.
+
     At the encoder's width (d = D) components are the encoder's output and the item's embedding. At any other width a
     query network like the mixture's and a linear map of the embedding project them.
     """

@@ -1,7 +1,9 @@
 """PIXAR's model: a transformer encoder that predicts a whole identifier in one pass (arXiv:2406.06739, section 4.2).
+
 It has BERT's layers with MiniLM's weights, without a head: the output layer W (V, D) is separate, since serving never
 multiplies by all of it. The input is [CLS] pieces [SEP] [PAD] ..., padded to at least 1+s columns. Position 0 ([CLS])
 gives x_0, the shortlist embedding; x_1..x_s are the output positions. Padding is never attended to.
+
 Letters: B queries, T input columns, s output positions, D width, V vocabulary.
 """
 
@@ -116,6 +118,7 @@ class _Layer(nn.Module):
 
 def from_minilm(folder: Path, *, positions: int, max_tokens: int = 64) -> PhraseEncoder:
     """Return an encoder with the weights of MiniLM (or another six-layer BERT of its width) from a model folder.
+
     Raises: ValueError if a weight is missing or has another shape.
     """
     weights = load_file(folder / "model.safetensors")

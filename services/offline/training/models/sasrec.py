@@ -1,8 +1,10 @@
 """SASRec: a causal Transformer over the items of a history (arXiv:1808.09781), the baseline encoder.
+
 By default the block is pre-normalised, with trained norms and a residual around each half. In the authors' form
 (`residual_of_norm`) only the query is normalised, attention is added to it, the feed-forward layer's normalised input
 is its residual, and norms have no weights. Positions are absolute, from the start of the window. Event times are not
 used.
+
 Letters: B batch, L history length, D model width, H heads.
 """
 

@@ -152,6 +152,7 @@ class SequentialModel(nn.Module):
     ) -> tuple[tuple[Tensor, Tensor | None], Tensor, Tensor]:
         """Do what `states_at` does for only the S events after `past` of one history; also return their keys and
         values.
+
         item_index, event_time, place (S,), without padding; user_index (1,); position (M,) counts from the first of
         them -> components (M, P_q, d), gate (M, P) or None.
         Raises: ValueError for an encoder that cannot continue from a past (SASRec).

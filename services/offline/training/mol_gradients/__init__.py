@@ -46,6 +46,7 @@ class _Gradients(ctypes.Structure):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledSoftmax:
     """The arguments of `mol_sampled_softmax`, C-contiguous.
+
     float32: positive (N,), query (N, P_q, d), query_gate (N, P), items (M, P_x, d), item_gate (M, P), hidden_weight (G,
     P), hidden_bias (G,), out_weight (P, G), out_bias (P,); int64: rows (groups, K), targets (N,). About
     `backward_negatives` of a position's negatives (0: all) have a gradient, chosen by uniforms (N,) in [0, 1). Dropouts

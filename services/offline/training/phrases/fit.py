@@ -1,9 +1,11 @@
 """Train a phrase model: from questions with documents to an encoder, an output layer and a shortlist.
+
 As in arXiv:2406.06739, A.3 (Adam, linear warm-up, linear decay), scaled down: on a CPU the last two layers are trained
 over cached activations of the others, on a GPU all. The new output layer has its own learning rate, because tens of
 steps of 5e-5 would hardly move it. It starts at the tokens' frequencies along the mean output, so that the partition
 sum is 1; from zero, the first hundred steps would only reduce log^2 V of l3. Equal seeds train equal models on one
 machine and number of threads.
+
 Letters: N questions, B of a batch, s positions, D width, V vocabulary.
 """
 
@@ -141,6 +143,7 @@ def train_phrases(
     progress: Callable[[PhraseStep], None] | None = None,
 ) -> TrainedPhrases:
     """Train on (query text, document row) pairs; documents[row]: its identifiers, which are questions as well.
+
     encoder: s -> a fresh encoder and its word pieces; MiniLM by default.
     Raises: ValueError naming field, value and what is allowed; if MiniLM's weights are not installed.
     """

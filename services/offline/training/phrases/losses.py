@@ -21,6 +21,7 @@ CHUNK = 1024  # vocabulary rows at a time; 2,304 x 1,024 logits stay near the co
 
 def log_partition(x: Tensor, weights: Tensor, *, chunk: int = CHUNK, half: bool = False) -> Tensor:
     """Return log sum over v of exp(x_i . w_v): x (N, D), weights (V, D) -> (N,), differentiable once in both.
+
     half: products in bfloat16, faster on vector units for it. Raises: ValueError for different widths or no weights.
     """
     if x.ndim != 2 or weights.ndim != 2 or x.shape[1] != weights.shape[1] or not len(weights):
@@ -134,6 +135,7 @@ def log_sampled_partition(
 ) -> Tensor:
     """Return the log of an unbiased estimate of each row's partition sum: x (N, D), targets, target_logits (N,) ->
     (N,).
+
     The target's own term is exact; every other drawn token v counts exp(x . w_v) / (S chance_v).
     """
     drawn = sampling.tokens

@@ -39,6 +39,7 @@ def catalogue_texts(
     item_ids: Sequence[str], titles: Sequence[str], categories: Sequence[Sequence[str]], *, seed: int = 0
 ) -> CatalogueTexts:
     """Return a catalogue's documents, identifiers and pseudo queries; an item's id replaces a missing title.
+
     Raises: ValueError if the columns' lengths differ.
     """
     if not len(item_ids) == len(titles) == len(categories):

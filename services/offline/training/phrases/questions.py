@@ -1,7 +1,9 @@
 """Questions with their documents, and each one's target identifier in an epoch.
+
 A target is one of the document's identifiers, drawn again every epoch; the question's own text only if there is no
 other (arXiv:2406.06739, A.2). Up to 20 identifiers of a document are questions too. The lower layers' activations are
 cached in float16.
+
 Letters: N questions, T columns, s positions, D width.
 """
 
@@ -49,6 +51,7 @@ def training_questions(
     seed: int,
 ) -> tuple[Questions, Questions]:
     """Return (training questions, `held_out` drawn ones); training has none of their texts.
+
     own_row: a text's identifier, or -1. Raises: ValueError if a pair names no row of `documents`.
     """
     wrong = next(((text, row) for text, row in pairs if not 0 <= row < len(documents)), None)

@@ -1,9 +1,11 @@
 """The shortlist's vectors c_1 .. c_m and token sets W_1 .. W_m, fitted to a trained model (arXiv:2406.06739, 4.2).
+
 e_i = argmax_j <x_0(q_i), c_j>; minimise -sum_i sum_t log P_c(e_i)(d_i^t) with P_c = softmax(c^T w) over the whole
 vocabulary; W_j is the r most probable tokens of P_c_j. For fixed e_i the sum needs only each question's summed output
 rows of its tokens, so a step costs m V D; e_i and c_j are improved in turns. Vectors start at the means of x_0's
 clusters; one that no question chooses moves to the x_0 of a question that gains most by it. Lengths are not bounded, so
 a turn may make the choice worse: the turn whose sets contain the most tokens is used.
+
 Letters: N questions, m vectors, r tokens of a set, V vocabulary, D width.
 """
 
@@ -56,6 +58,7 @@ def fit_shortlist(
 ) -> tuple[Tensor, Tensor]:
     """Return centers (m, D) float32 and sets (m, r) int32, most probable first, from x0 (N, D) and N lists of real
     tokens.
+
     m is at most N, r at most V. Raises: ValueError if the lengths differ or there is no question.
     """
     if not len(x0) or len(x0) != len(targets):

@@ -1,8 +1,10 @@
 """Candidates of tokens: a set of texts' frequent phrases of whole words, words, and parts of words.
+
 The first stage of PIXAR's section 4.1 (TokenMonster): all substrings up to a length that respect word boundaries and
 character classes and occur often enough. It counts one length at a time over sorted keys of (number of the shorter
 substring, next symbol), and extends only frequent ones. Memory: about 80 bytes per word of the distinct texts, and per
 letter of the distinct words.
+
 Letters: T distinct texts, N words (or letters) of all of them, C candidates.
 """
 
@@ -77,6 +79,7 @@ class Corpus:
 
 def candidates(corpus: Corpus, *, min_count: int) -> dict[Piece, int]:
     """Return phrases, words and parts of words with at least `min_count` occurrences, with counts, sorted.
+
     Of phrases that differ only in number, marks or spaces, only the one with the most characters in all is returned.
     """
     forms, often = corpus.forms()
@@ -97,6 +100,7 @@ def frequent(
     """For n = 1, 2, …: yield (n, positions, counts), one position for each sequence of n symbols with `min_count`
     occurrences at positions that are `allowed(n, positions)`. A longer one starts only where the shorter one is
     frequent, allowed or not.
+
     Shapes: symbols, weights (N,).
     """
     room = np.repeat(starts[1:], np.diff(starts)) - np.arange(len(symbols))

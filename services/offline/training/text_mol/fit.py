@@ -110,6 +110,7 @@ class Prepared:
         listener: Listener | None = None,
     ) -> None:
         """Read the body from `folder` (None: MiniLM's) and cache its lower layers' output.
+
         Raises: ValueError without pairs or documents, for a pair's unknown document, or as `load_body`.
         """
         if not pairs or not documents:

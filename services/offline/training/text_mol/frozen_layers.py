@@ -1,5 +1,7 @@
 """The frozen lower layers' output for a set of texts, computed once and cached in half precision.
+
 Training the last two of MiniLM's six layers reads each text many times; the four below would be two thirds of a step.
+
 Letters: n texts, B of a batch, L tokens of the longest of them, T tokens of all, D width.
 """
 
