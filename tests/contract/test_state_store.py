@@ -29,7 +29,6 @@ from services.user_state.reader import StateReader
 from services.user_state.values import (
     AdvanceStep,
     ModelState,
-    Popularity,
     PopularityStep,
     StoredState,
     UserKeys,
@@ -96,12 +95,6 @@ def test_an_epoch_is_made_once(store: Store) -> None:
     assert made
     assert store.ensure_epoch(NUM_PARTITIONS) == (epoch, False)
     assert store.epoch() == epoch
-
-
-def test_an_unknown_user_is_empty(store: Store, epoch: str) -> None:
-    found = store.load_users(["nobody"], epoch)["nobody"]
-    assert (found.events, found.recent, found.positions, found.expected) == ([], [], {}, b"")
-    assert store.load_users([], epoch) == {}
 
 
 @pytest.mark.parametrize("user_id", ["ann", "{}", "a}b{c", "100%", "日本語", "x" * 128])
@@ -219,12 +212,6 @@ def test_a_writer_that_missed_a_step_writes_nothing(store: Store, epoch: str) ->
     assert store.load_users(["ann"], epoch)["ann"].positions == {home: 9}
 
 
-def test_a_writer_of_another_epoch_writes_nothing_on_a_store_that_was_emptied(store: Store) -> None:
-    with pytest.raises(Conflict, match="1 of 1"):
-        store.apply([update("ann")], EARLIER, {ANN_HOME.partition: -1})
-    assert store.load_users(["ann"], EARLIER)["ann"].positions == {}
-
-
 def test_a_watermark_moves_only_over_all_users_that_were_written(store: Store, epoch: str) -> None:
     home = ANN_HOME.partition
     store.begin([home], epoch)
@@ -262,11 +249,6 @@ def test_a_dump_is_all_of_a_user_but_states_and_progress_as_of_then(store: Store
     assert stored_history.seen_of(ann.seen_item_ids, ann.seen_times_ms) == seen
     assert (found.progress[0].watermark, found.progress[1].watermark, found.progress[1].counts["applied"]) == (-1, 9, 8)
     assert store.dump([], [1], epoch).progress == {1: found.progress[1]}
-
-
-def test_a_user_without_events_is_dumped_without_events(store: Store, epoch: str) -> None:
-    store.apply([update(events=[], recent=[], seen_times={}, state=None, state_change="keep")], epoch, {})
-    assert store.dump(["ann"], [], epoch).histories["ann"] == stored_history.pack_history({3: 42}, {}, [], [], {})
 
 
 def lost(store: Store, epoch: str) -> list[str]:
@@ -501,11 +483,6 @@ def test_what_comes_after_a_forget_is_kept_beside_it(store: Store, epoch: str) -
     assert store.load_users(["ann"], epoch)["ann"].forgotten == {3: 42, 5: 9}
 
 
-def test_forgetting_who_was_never_there_leaves_no_trace(store: Store, epoch: str) -> None:
-    store.rewrite([forgotten(store, "nobody", epoch, positions={})], epoch)
-    assert store.load_users(["nobody"], epoch)["nobody"].expected == b""
-
-
 def test_what_an_earlier_epoch_left_of_a_user_is_erased(store: Store) -> None:
     store.apply([update("ann")], EARLIER, {})
     store.rewrite([forgotten(store, "ann", NOW, positions={})], NOW)
@@ -622,13 +599,6 @@ async def test_what_all_goes_is_gone_and_what_was_never_there_goes_without_a_tra
     assert list(await user_reader.read_popular()) == []
 
 
-async def test_another_half_life_begins_anew(store: Store, user_reader: UserReader, epoch: str) -> None:
-    store.begin([1], epoch)
-    store.advance([advanced(0, PopularityStep(half_life_s=60.0, joins={"a": 1.0}))], epoch)
-    store.advance([advanced(1, PopularityStep(half_life_s=30.0, joins={"b": 2.0}))], epoch)
-    assert list(await user_reader.read_popular()) == [Popularity(half_life_s=30.0, levels={"b": 2.0})]
-
-
 async def test_so_many_of_a_partition_stay_popular(
     store: Store, user_reader: UserReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -639,19 +609,6 @@ async def test_so_many_of_a_partition_stay_popular(
     store.advance([advanced(0, PopularityStep(half_life_s=60.0, joins=levels))], epoch)
     (found,) = await user_reader.read_popular()
     assert found.levels == {"item-4": 4.0, "item-3": 3.0, "item-2": 2.0}
-
-
-async def test_popularity_of_an_earlier_epoch_counts_for_nothing(store: Store, user_reader: UserReader) -> None:
-    earlier, _ = store.ensure_epoch(NUM_PARTITIONS)
-    store.begin([1], earlier)
-    store.advance([advanced(0, PopularityStep(half_life_s=60.0, joins={"a": 1.0}))], earlier)
-    lose_epoch(store)
-    now, _ = store.ensure_epoch(NUM_PARTITIONS)
-    assert list(await user_reader.read_popular()) == []
-    store.begin([1], now)
-    assert list(await user_reader.read_popular()) == []
-    store.advance([advanced(0, PopularityStep(half_life_s=60.0, joins={"b": 1.0}))], now)
-    assert [one.levels for one in await user_reader.read_popular()] == [{"b": 1.0}]
 
 
 @pytest.fixture

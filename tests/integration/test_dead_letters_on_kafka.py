@@ -153,20 +153,6 @@ def test_what_would_undo_something_later_is_left_out(letters: Letters) -> None:
     ]
 
 
-def test_all_of_one_reason_are_replayed_together(letters: Letters) -> None:
-    reason = f"internal error: {secrets.token_hex(6)}"
-    for number in range(7):
-        user = new_user()
-        event = Interaction(user_id=user, item_id="7", event_id=f"e{number}", event_time_ms=1_000)
-        letters.put(INTERACTIONS, user.encode(), encode_interaction(event), reason=reason)
-    arguments = ("replay", "--all", "--topic", INTERACTIONS, "--reason", reason)
-    assert letters.json(*arguments, "--dry-run")["written"] == 0
-    result = letters.run(*arguments, "--yes")
-    assert (result.exit_code, "7 records written" in result.stdout) == (0, True), result.output
-    assert letters.json(*arguments, "--yes")["written"] == 0
-    assert letters.run("replay").exit_code == 2
-
-
 def test_what_a_forgotten_user_left_is_taken_out_and_nothing_else(letters: Letters) -> None:
     # It writes letters of these records, too, where an earlier test started it; the next one that needs it starts it.
     letters.stack.stop("encoder")

@@ -99,14 +99,6 @@ def test_words_find_titles_for_everybody_and_for_a_user(outside: Outside) -> Non
     assert [found.item_id for found in stranger.results] == [found.item_id for found in answer.results]
 
 
-def test_a_bad_search_names_its_field(outside: Outside) -> None:
-    for query, told in (("", "query="), ("x" * 1025, "1-1024 bytes"), ("a\x00b", "control characters")):
-        with pytest.raises(grpc.RpcError) as caught:
-            search(outside, query)
-        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert told in caught.value.details()
-
-
 def test_a_killed_generator_makes_search_unavailable_and_leaves_recommend_alone(stack: Stack, outside: Outside) -> None:
     user = outside.new_user()
     # Enough for what is popular, which changes, to say nothing of them.
@@ -167,13 +159,4 @@ def test_a_click_is_published_once_taken_back_and_forgotten(stack: Stack, outsid
     assert {record.user_pseudonym for record in records} == {void.user_pseudonym}
     assert user not in void.user_pseudonym
     assert all(void.up_to[record.partition] >= record.offset for record in clicks)
-    assert outside.history(user) == []
-
-
-def test_a_search_click_without_words_is_a_dead_letter(outside: Outside) -> None:
-    user = outside.new_user()
-    before = outside.counts().get("dead_lettered", 0)
-    place = outside.put(user, {"user_id": user, "item_id": outside.items[0], "type": "search_click"})
-    outside.applied(place)
-    assert outside.counts()["dead_lettered"] == before + 1
     assert outside.history(user) == []

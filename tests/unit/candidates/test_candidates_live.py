@@ -155,12 +155,6 @@ async def test_a_withdrawn_item_is_not_answered_and_does_not_starve_the_answer(r
     assert (await running.stub.Search(running.request())).item_ids[0] == best[0]
 
 
-async def test_categories_follow_the_items_topic(running: Running) -> None:
-    running.changes.describe([CatalogueItem(item_id="item-7", categories=("Noir",))])
-    only = common_pb2.Filter(allow_categories=["Noir"])
-    assert list((await running.stub.Search(running.request(filter=only))).item_ids) == ["item-7"]
-
-
 async def test_without_a_memory_there_are_no_votes_and_remembering_costs_nothing(running: Running) -> None:
     running.apply(1, running.remembered(0, "item-3", "e1"))
     answer = await running.stub.Search(running.request())
@@ -245,12 +239,6 @@ async def test_explaining_votes_refuses_what_a_search_refuses(voting: Running) -
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await voting.stub.ExplainVotes(request)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-
-
-async def test_memory_of_another_models_shape_is_counted_and_not_taken(voting: Running) -> None:
-    wrong = MemoryDelta(entry_id="e1", item_id="item-3", components=np.zeros((1, D), dtype=np.float32))
-    voting.apply(3, wrong)
-    assert voting.registry.get_sample_value("freshet_candidates_changes_total", {"kind": "misfit"}) == 1
 
 
 async def test_searches_go_on_while_batches_are_applied(running: Running) -> None:

@@ -198,39 +198,6 @@ async def test_a_bare_name_that_two_loaded_algorithms_share_is_refused(tmp_path:
         assert "empty or one of ['top_k_avg(15)', 'top_k_avg(30)']" in details
 
 
-async def test_filters_act_inside_the_scan(running: Running) -> None:
-    filtered = common_pb2.Filter(
-        exclude_seen=True,
-        deny_item_ids=["item-0", "no-such-item"],
-        allow_categories=["Action", "Comedy"],
-        deny_categories=["Comedy"],
-    )
-    seen = running.best(k=60)[:5]
-    answer = await running.stub.Search(running.request(filter=filtered, seen_item_ids=seen, k=12))
-    rows = [row for row in range(4, 60, 4) if f"item-{row}" not in seen]
-    assert list(answer.item_ids) == running.best(k=12, rows=rows)
-
-
-async def test_seen_items_stay_when_not_excluded(running: Running) -> None:
-    answer = await running.stub.Search(running.request(seen_item_ids=running.best(k=5)))
-    assert list(answer.item_ids) == running.best(k=10)
-
-
-async def test_an_allow_list_shorter_than_k_makes_a_shorter_exact_answer(running: Running) -> None:
-    allow = common_pb2.Filter(allow_item_ids=["item-3", "item-40", "nowhere"])
-    answer = await running.stub.Search(running.request(filter=allow))
-    assert list(answer.item_ids) == running.best(k=10, rows=[3, 40])
-    assert answer.certificate.kind == common_pb2.Certificate.KIND_EXACT
-
-
-@pytest.mark.parametrize("stage", [FIRST, FULL])
-async def test_all_filtered_is_an_empty_answer_not_an_error(running: Running, stage: int) -> None:
-    nothing = common_pb2.Filter(allow_item_ids=["nowhere"])
-    answer = await running.stub.Search(running.request(filter=nothing, stage=stage))
-    assert list(answer.item_ids) == []
-    assert answer.bound == -np.inf if stage == FIRST else answer.certificate.kind == common_pb2.Certificate.KIND_EXACT
-
-
 async def test_concurrent_searches_each_get_their_own_answer(running: Running) -> None:
     deny = common_pb2.Filter(deny_categories=["Drama"])
     requests = [
@@ -332,13 +299,6 @@ async def test_a_state_of_another_model_fails_the_precondition_naming_both(runni
     assert running.bundle.model_version in details
 
 
-async def test_a_dot_product_model_is_served_as_well(tmp_path: Path) -> None:
-    async for scene in serving(tmp_path / "bundle", (1, 1), algorithms="top_k_avg(15)"):
-        answer = await scene.stub.Search(scene.request())
-        assert list(answer.item_ids) == scene.best(k=10)
-        assert answer.certificate.kind == common_pb2.Certificate.KIND_EXACT
-
-
 def test_a_model_beyond_the_memory_limit_is_refused_naming_both_values(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle", count=12000)
     settings = CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path, max_memory_mb=1)
@@ -423,11 +383,3 @@ def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"item_states\.safetensors has sha256"):
         load_catalogue(CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path))
-
-
-def test_the_index_version_changes_with_the_content(tmp_path: Path) -> None:
-    versions = set()
-    for seed in range(2):
-        bundle = make_bundle(tmp_path / str(seed), seed=seed)
-        versions.add(load_catalogue(CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path)).index_version)
-    assert len(versions) == 2

@@ -11,8 +11,7 @@ from retrieval_scene import make_bundle
 from services.algorithms.items.catalogue import required_bytes
 from services.candidates.config import CandidatesSettings
 from services.platform.config import ConfigError, load_settings
-from services.platform.memory import available_bytes, require_memory
-from services.reranker.config import RerankerSettings
+from services.platform.memory import require_memory
 
 
 @pytest.mark.parametrize(
@@ -34,13 +33,6 @@ def test_a_bad_setting_is_named_with_its_value(variable: str, value: str, monkey
         load_settings(CandidatesSettings)
 
 
-def test_ports_follow_the_design(monkeypatch: pytest.MonkeyPatch) -> None:
-    for process in ("CANDIDATES", "RERANKER"):
-        monkeypatch.delenv(f"FRESHET_{process}_PORT", raising=False)
-    assert (CandidatesSettings().port, CandidatesSettings().resolved_metrics_port) == (50052, 51052)
-    assert (RerankerSettings().port, RerankerSettings().resolved_metrics_port) == (50053, 51053)
-
-
 def test_no_memory_for_the_model_ends_the_process_with_one_line(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle", count=12000)
     environment = {**os.environ, "FRESHET_BUNDLE": str(bundle.path), "FRESHET_CANDIDATES_MAX_MEMORY_MB": "1"}
@@ -52,15 +44,6 @@ def test_no_memory_for_the_model_ends_the_process_with_one_line(tmp_path: Path) 
     assert f"not enough memory for the bundle at {bundle.path}" in line
     assert f"12000 items needs {required_bytes(bundle.manifest) / (1 << 20):.1f} MiB" in line
     assert "allowed: 1.0 MiB (FRESHET_CANDIDATES_MAX_MEMORY_MB=1)" in line
-
-
-def test_without_a_limit_the_control_group_counts(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("1048576\n")
-    (tmp_path / "memory.current").write_text("1000000\n")
-    assert available_bytes(tmp_path) == 48_576
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available_bytes(tmp_path) > 48_576
-    assert available_bytes(tmp_path / "absent") > 48_576
 
 
 def test_what_fits_passes_and_what_does_not_names_its_source() -> None:

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from freshet.v1 import candidates_pb2, common_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
-from retrieval_scene import make_items, make_neighbours, make_pair_gate, make_queries, state_fields
+from retrieval_scene import make_items, make_neighbours, make_pair_gate, make_queries
 
 from services.algorithms.indexes.by_name import Algorithm, known_algorithms, parse_algorithm
 from services.algorithms.items.catalogue import Catalogue
@@ -23,7 +22,6 @@ from services.candidates.bootstrap import host_build
 from services.candidates.domain import SearchQuery, SearchResult, Stage, VotesQuery
 from services.candidates.handlers import Search
 from services.candidates.metrics import CandidatesMetrics
-from services.candidates.server import CandidatesServicer
 from services.candidates.votes import Voting
 from services.contracts.explanations import ItemVotes
 from services.contracts.shards import Shard
@@ -230,25 +228,6 @@ def test_an_explanation_has_the_vote_of_the_answer(remembered: float | None) -> 
     near = scene.base.neighbours
     assert near is not None
     assert explained.model_share == pytest.approx(near.shape.model_share * (remembered or 1.0))
-
-
-async def test_over_the_wire_a_search_and_an_explanation_see_the_same_items() -> None:
-    scene, seen = Scene(2, 2), ["i03", "i17"]
-    servicer = CandidatesServicer(scene.search)
-    state = common_pb2.QueryState(**state_fields(scene.query, "m"))
-    answer = await servicer.Search(
-        candidates_pb2.SearchRequest(
-            query_state=state, k=5, stage=candidates_pb2.STAGE_FULL, filter=common_pb2.Filter(exclude_seen=True),
-            seen_item_ids=seen, algorithm="exact", turned_down_item_ids=seen[1:],
-        ),
-        None,
-    )  # fmt: skip
-    assert max(answer.votes) > 0
-    asked = candidates_pb2.ExplainVotesRequest(
-        query_state=state, item_id=answer.item_ids[0], seen_item_ids=seen, turned_down_item_ids=seen[1:]
-    )
-    explained = await servicer.ExplainVotes(asked, None)
-    assert (explained.vote, explained.model_share) == (answer.votes[0], answer.model_share)
 
 
 def test_votes_are_the_strongest_of_the_last_items_and_counted_in_bytes_per_item() -> None:

@@ -17,7 +17,7 @@ from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.catalogue import follower as catalogue_follower
 from services.catalogue.changes import CatalogueChanges
-from services.catalogue.follower import CatalogueFollower, age_seconds
+from services.catalogue.follower import CatalogueFollower
 from services.catalogue.metrics import CatalogueMetrics
 from services.contracts.topics.index_deltas import INDEX_DELTAS, Batch, IndexDelta, ItemDelta, MemoryDelta, encode
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
@@ -198,13 +198,6 @@ def test_before_it_is_ready_many_polls_are_one_batch_and_later_each_poll_is(monk
         scene.delta(f"b{number}")
     scene.steps(2)
     assert scene.items.calls[2:] == [(10, ["b0", "b1", "b2"]), (13, ["b3", "b4", "b5"])]
-
-
-def test_nothing_of_an_unfinished_batch_is_served(scene: Scene) -> None:
-    scene.delta("a", last=False)
-    scene.steps()
-    assert scene.items.calls == []
-    assert scene.ready == 1
 
 
 def test_without_kafka_it_is_not_ready_however_long_that_takes(scene: Scene) -> None:
@@ -400,24 +393,6 @@ def test_items_made_anew_are_read_again_and_states_stay(refilled: str, monkeypat
     assert not live.follower.is_behind
 
 
-def test_a_topic_at_rest_is_not_asked_whether_it_is_another_one(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
-    asked: list[str] = []
-    records_at = scene.topics.records_at
-    scene.topics.records_at = lambda at, topic="": asked.append(topic) or records_at(at, topic)  # type: ignore[func-returns-value, method-assign]
-    monkeypatch.setattr(topic_follower, "_LOOK_EVERY_S", 0.0)
-    scene.delta("a")
-    scene.steps(5)
-    assert asked == []
-    scene.delta("b")
-    scene.steps(5)
-    assert asked == [INDEX_DELTAS]
-    monkeypatch.setattr(topic_follower, "_LOOK_EVERY_S", 1_000.0)
-    for _ in range(3):
-        scene.delta("c")
-        scene.steps()
-    assert asked == [INDEX_DELTAS] * 2
-
-
 @pytest.mark.parametrize("reconnects", [False, True])
 def test_deltas_made_anew_leave_what_items_say(reconnects: bool, scene: Scene) -> None:
     scene.describe("b")
@@ -479,11 +454,6 @@ def test_the_age_of_the_followers_last_good_turn_is_the_clocks_whether_it_fails_
     assert registry.get_sample_value("freshet_test_turn_age_seconds") == 20
     follower.step()
     assert registry.get_sample_value("freshet_test_turn_age_seconds") == 0
-
-
-def test_a_clock_behind_the_brokers_makes_no_negative_lag() -> None:
-    assert age_seconds(round(time.time() * 1000) + 60_000) == 0
-    assert age_seconds(None) is None
 
 
 def test_a_failed_merge_is_reported_once_and_so_is_its_recovery_whether_changes_come_or_not() -> None:

@@ -223,8 +223,3 @@ def test_a_table_without_the_column_or_none_at_all_is_refused(tmp_path: Path) ->
         result = CliRunner().invoke(app, command(tmp_path / f"{name}.parquet", tmp_path / "out", "127.0.0.1:1"))
         assert result.exit_code == 2, result.output
         assert "allowed: a Parquet table with a column user_id" in json.loads(result.stdout)["error"]
-
-
-def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
-    for options in (["--batch", "users.parquet"], ["--batch", "u", "--out", "o", "--user", "42"]):
-        assert CliRunner().invoke(app, ["recommend", *options]).exit_code == 2

@@ -31,10 +31,6 @@ def test_every_folder_of_the_evaluation_has_a_subject() -> None:
     assert folders - SHARED <= set(SUBJECTS)
 
 
-def test_no_module_of_the_evaluation_is_a_program() -> None:
-    assert [path.name for path in EVALUATION.rglob("*.py") if "__main__" in path.read_text(encoding="utf-8")] == []
-
-
 def test_the_figure_of_universality_stands_beside_its_page_and_report(tmp_path: Path) -> None:
     result = RUNNER.invoke(app, ["bench", "universality", "--out", str(tmp_path), "--json"])
     assert result.exit_code == 0, result.output

@@ -73,24 +73,6 @@ def test_similar_shows_titles_and_similarities(gateway: tuple[str, MemoryGateway
     assert "item_id='unknown'" in unknown.output
 
 
-def test_explain_in_json_is_one_object_with_every_part(gateway: tuple[str, MemoryGateway]) -> None:
-    target, server = gateway
-    result = run("explain", "42", "1193", "--items", "1,2", "--gateway", target, "--json")
-    answer = json.loads(result.stdout)
-    assert answer["score"] == pytest.approx(0.35)
-    assert sum(answer["shares"].values()) == pytest.approx(1)
-    assert answer["similarity"]["pairs"][0]["from_model"] == 0.25
-    assert answer["votes"]["voters"][0]["type"] == "rating"
-    assert [event.item_id for event in server.explained[0].history] == ["1", "2"]
-
-
-def test_a_stranger_has_no_score_to_explain(gateway: tuple[str, MemoryGateway]) -> None:
-    target, _ = gateway
-    result = run("explain", "stranger", "1193", "--gateway", target)
-    assert result.exit_code == 1
-    assert "nothing is known of user stranger" in result.stderr
-
-
 def test_a_preview_removes_nothing(gateway: tuple[str, MemoryGateway]) -> None:
     target, server = gateway
     result = run("forget", "42", "--preview", "--gateway", target)
@@ -151,11 +133,6 @@ def test_withdrawn_items_are_sent_as_withdrawn(gateway: tuple[str, MemoryGateway
     target, server = gateway
     assert run("items", "withdraw", "a", "b", "--gateway", target).exit_code == 0
     assert [(item.item_id, item.withdrawn) for item in server.items] == [("a", True), ("b", True)]
-
-
-@pytest.mark.parametrize("arguments", [("items", "put"), ("items", "put", "a", "--file", "b"), ("items", "withdraw")])
-def test_items_without_an_item_is_wrong_use(arguments: tuple[str, ...]) -> None:
-    assert run(*arguments).exit_code == 2
 
 
 def test_watch_shows_positions_versions_and_what_waits(gateway: tuple[str, MemoryGateway], tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """`freshet keys`, and how the other commands show a key."""
 
-import json
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -42,12 +41,6 @@ def test_create_prints_the_secret_once_and_alone(file: Path) -> None:
         assert "ingest" in shown.stdout
         assert made.stdout.strip() not in shown.stdout
         assert key.sha256 not in shown.stdout
-
-
-def test_create_in_json_is_one_object(file: Path) -> None:
-    made = json.loads(run("create", "shop", "--role", "eraser", "--file", file, "--json").stdout)
-    assert made["id"] == "shop"
-    assert read_keys(file)[0].sha256 == digest(made["secret"].encode()).hex()
 
 
 def test_revoke_takes_the_key_out_and_says_when_there_is_none(file: Path) -> None:

@@ -3,10 +3,7 @@
 import json
 import os
 import signal
-import socketserver
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -239,41 +236,6 @@ def test_the_demo_leaves_a_running_stack_and_its_log_alone(tmp_path: Path) -> No
     result = run("demo", "--state", str(tmp_path))
     assert f"{tmp_path} has {log.parent}; a demo deletes" in result.stderr
     assert log.read_text() == "everything"
-
-
-def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
-    gateway: tuple[str, MemoryGateway], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, _ = gateway
-    for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    for name, value in (("NO_PROXY", "127.0.0.1"), ("no_grpc_proxy", "example.com"), ("no_proxy", "example.com")):
-        monkeypatch.setenv(name, value)
-        assert run("recommend", "--user", "1", "--gateway", target, "--bundle", "nowhere").exit_code == 0
-
-
-def test_a_health_check_asks_no_proxy(gateway: tuple[str, MemoryGateway], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    target, _ = gateway
-    command = [sys.executable, "-m", "services.platform.rpc.health_check", target]
-    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
-    assert "UNIMPLEMENTED" in said  # this gateway has no health service, and it answered
-
-
-def test_the_json_port_is_named_as_such() -> None:
-    class Refuses(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            self.request.recv(1)
-            self.request.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Refuses) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        port = server.server_address[1]
-        result = run("recommend", "--user", "1", "--gateway", f"127.0.0.1:{port}")
-        server.shutdown()
-    assert result.exit_code == 2
-    assert f"127.0.0.1:{port} speaks HTTP/1.1, not gRPC" in result.stderr
-    assert "gRPC's port is the JSON port's less 30" in result.stderr
 
 
 def test_the_past_is_encoded_where_the_stack_has_what_encodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
 
 import grpc
 import pytest
@@ -16,7 +15,6 @@ from freshet_client import (
     AsyncClient,
     Client,
     DeadlineExceeded,
-    Filter,
     FreshetError,
     Interaction,
     InvalidArgument,
@@ -191,17 +189,6 @@ def test_batches_split_at_both_limits() -> None:
     assert max(request.ByteSize() for request in servicer.requests) <= 4 * 1024 * 1024
 
 
-def test_a_request_above_the_limit_is_not_sent() -> None:
-    servicer = Scripted(ANSWER)
-    with (
-        serving(servicer) as target,
-        Client(target) as client,
-        pytest.raises(TooLarge, match=f"^the request is too large for {target}: "),
-    ):
-        client.recommend("ann", filter=Filter(deny_item_ids=["i" * 120] * 40_000))
-    assert servicer.requests == []
-
-
 def test_this_machine_is_reached_past_a_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, f"http://{NOBODY}")
@@ -325,13 +312,6 @@ def test_http_is_not_grpc() -> None:
     assert failed.value.message.startswith(f"127.0.0.1:{port} speaks HTTP/1.1, not gRPC")
 
 
-def test_a_closed_client_says_so() -> None:
-    client = Client(NOBODY)
-    client.close()
-    with pytest.raises(FreshetError, match=f"^the client of {NOBODY} is closed$"):
-        client.recommend("ann")
-
-
 def test_a_session_of_two_threads_ends_with_the_newest_token() -> None:
     servicer = Scripted(ANSWER)
     with serving(servicer) as target, Client(target) as client, ThreadPoolExecutor(2) as pool:
@@ -341,16 +321,6 @@ def test_a_session_of_two_threads_ends_with_the_newest_token() -> None:
         assert session.token.offset == max(one.token.offset for one in receipts if one) == 40
         session.recommend()
     assert servicer.requests[-1].freshness_token.offset == 40
-
-
-def test_a_write_without_a_time_leaves_it_to_the_gateways_clock() -> None:
-    servicer = Scripted(ANSWER)
-    late = datetime.now(UTC) - timedelta(hours=1)
-    with serving(servicer) as target, Client(target) as client:
-        client.record(Interaction("ann", "1"), Interaction("ann", "2", event_time=late))
-    first, second = servicer.requests[0].interactions
-    assert not first.HasField("event_time")
-    assert second.event_time.ToDatetime(tzinfo=UTC) == late
 
 
 def test_an_answer_that_cannot_be_read_is_an_error_of_the_tree() -> None:

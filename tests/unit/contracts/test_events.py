@@ -69,11 +69,6 @@ def test_any_words_are_refused_by_name_or_kept_to_the_byte(query: str) -> None:
     assert found.query == read_json(type="search_click", query=query).query == query
 
 
-def test_taking_a_search_click_back_needs_no_words() -> None:
-    undo = Interaction(user_id="ann", undoes_event_id="e1", type="search_click", event_time_ms=NOW_MS)
-    assert read(encode_interaction(undo)) == undo
-
-
 @pytest.mark.parametrize(
     ("event_time", "expected_ms"),
     [
@@ -88,20 +83,6 @@ def test_json_takes_times_as_text_or_seconds_and_a_missing_one_is_the_records_ow
     event_time: Any, expected_ms: int
 ) -> None:
     assert read_json(event_time=event_time).event_time_ms == expected_ms
-
-
-def test_json_may_name_the_exposure_that_an_event_answers() -> None:
-    assert read_json(exposure_id="shown-1").exposure_id == "shown-1"
-
-
-def test_json_takes_whole_numbers_as_ids() -> None:
-    assert read_json(item_id=1193).item_id == "1193"
-
-
-@pytest.mark.parametrize("content_type", [None, b"", b"application/x-protobuf", b"Application/Protobuf; v=1"])
-def test_protobuf_is_the_default_whatever_its_header(content_type: bytes | None) -> None:
-    value = encode_interaction(Interaction(user_id="ann", item_id="i1", event_time_ms=5))
-    assert read(value, [("Content-Type", content_type), ("trace", None)]).item_id == "i1"
 
 
 @pytest.mark.parametrize(
@@ -170,11 +151,6 @@ def test_a_record_that_cannot_be_read_is_refused_by_name(
     value: bytes | None, headers: Any, key: bytes | None, told: str
 ) -> None:
     assert told in refusal(value, headers, key)
-
-
-def test_truncated_protobuf_is_refused() -> None:
-    whole = encode_interaction(Interaction(user_id="ann", item_id="i1", event_id="e1", event_time_ms=NOW_MS))
-    assert "unreadable bytes' allowed: a whole Interaction message" in refusal(whole[:-3])
 
 
 def test_a_day_in_the_future_is_the_limit() -> None:

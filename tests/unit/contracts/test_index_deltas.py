@@ -185,18 +185,6 @@ def test_memory_of_a_weight_that_no_policy_gives_is_refused(weight: float) -> No
         MemoryDelta(entry_id="e", item_id="a", components=np.full((1, 2), 0.5, dtype=np.float32), weight=weight)
 
 
-def test_memory_longer_than_a_query_state_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"^components='one of length 65504' allowed: lengths of at most 1.001$"):
-        MemoryDelta(entry_id="e", item_id="a", components=np.array([[0, 65_504]], dtype=np.float32))
-
-
-@pytest.mark.parametrize("components", [[[0.6, 0.8]], [[0, 0]], [[0.1, 0.2]], [[np.float16(0.57735)] * 3]])
-def test_components_of_length_1_shorter_or_absent_are_taken(components: list[list[float]]) -> None:
-    array = np.array(components, dtype=np.float32)
-    assert ItemDelta(item_id="a", components=array).components is array
-    assert MemoryDelta(entry_id="e", item_id="a", components=array).components is array
-
-
 def feed(batches: Batches, records: list[tuple[int, IndexDelta]]) -> list[tuple[int, list[bytes]]]:
     closed = [batch for offset, delta in records for batch in batches.add(offset, delta)]
     return [(batch.offset, [delta.key for delta in batch.deltas]) for batch in closed]

@@ -27,17 +27,6 @@ def test_a_state_comes_back_from_its_message_byte_for_byte(num_pairs: int) -> No
     assert from_message(common_pb2.QueryState.FromString(to_message(state).SerializeToString())) == state
 
 
-def test_the_message_is_the_one_that_the_field_numbers_say() -> None:
-    state = PackedQueryState(model_version="m", components=b"\1\2", gate=b"\3\4", num_components=1, component_width=1)
-    assert to_message(state).SerializeToString() == b"\x0a\x01m\x12\x02\x01\x02\x1a\x02\x03\x04\x20\x01\x28\x01"
-
-
-def test_a_message_is_unpacked_to_the_arrays_that_were_packed() -> None:
-    state = packed(6)
-    found = unpacked(to_message(state), unpack_query_state)
-    assert (*pack_query_state(found),) == (state.components, state.gate)
-
-
 def test_bytes_that_do_not_fit_are_an_invalid_request() -> None:
     message = to_message(packed(6))
     message.component_width = 5

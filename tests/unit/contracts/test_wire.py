@@ -80,10 +80,6 @@ def test_a_certificate_comes_back_with_its_gap(certificate: Certificate, kind: s
     assert wire.certificate_of(message) == certificate
 
 
-def test_a_certificate_that_says_nothing_proves_nothing() -> None:
-    assert wire.certificate_of(common_pb2.Certificate(gap=0.0)) == ESTIMATE
-
-
 def test_freshness_says_only_what_is_known() -> None:
     empty = wire.index_freshness_message(-1, None, None)
     assert (empty.deltas_offset, empty.HasField("newest_recorded_time"), empty.HasField("lag_seconds")) == (

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from documentation import ROOT, Shown, anchors, broken_links, commands, links, parses
+from documentation import ROOT, Shown, broken_links, commands, parses
 
 FRONT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
 PAGES = [
@@ -60,39 +60,3 @@ def test_the_everyday_commands_are_found_in_the_pages() -> None:
     shown = {command.words[0] for _, command in COMMANDS}
     assert {"up", "down", "status", "doctor", "record", "recommend", "forget", "train", "import"} <= shown
     assert len(COMMANDS) > 50
-
-
-def test_commands_are_taken_from_blocks_and_sentences_and_from_nothing_else() -> None:
-    page = """Text with `freshet up` and `freshet_encoder_lag_records` and freshet down.
-
-```
-A=1 .venv/bin/freshet train --out x  # a comment
-freshet down && freshet restore backups/monday > log
-```
-"""
-    found = [(str(shown), shown.whole) for shown in commands(page)]
-    assert found == [("train --out x", True), ("down", True), ("restore backups/monday", True), ("up", False)]
-
-
-def test_a_link_without_its_file_or_heading_is_found(tmp_path: Path) -> None:
-    (tmp_path / "other.md").write_text("# A `title`, twice\n\n## Again\n\n## Again\n", encoding="utf-8")
-    page = tmp_path / "page.md"
-    page.write_text(
-        "[a](other.md#a-title-twice) [b](other.md#again-1) [c](other.md#again-2) [d](absent.md) [e](https://x.y/z)\n"
-        "`[f](absent.md)`\n\n```\n[g](absent.md)\n```\n",
-        encoding="utf-8",
-    )
-    assert broken_links(page) == ["absent.md", "other.md#again-2"]
-    assert "https://x.y/z" not in links(page.read_text(encoding="utf-8"))
-    assert anchors("## PEFA: feedback without a gradient") == {"pefa-feedback-without-a-gradient"}
-
-
-def test_a_command_that_does_not_exist_is_found() -> None:
-    with pytest.raises(Exception, match="No such option: --no-such-option"):
-        parses(["bench", "retrieval", "--no-such-option"])
-    with pytest.raises(AssertionError, match="no-such-benchmark"):
-        parses(["bench", "no-such-benchmark"])
-    with pytest.raises(AssertionError, match="needs a command"):
-        parses(["bench"])
-    parses(["bench"], whole=False)
-    parses(["--version"])

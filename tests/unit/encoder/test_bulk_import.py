@@ -265,11 +265,6 @@ def test_what_breaks_a_limit_is_refused_before_anything_is_written(change: dict[
     assert not any(stream.log)
 
 
-def test_an_empty_import_does_nothing() -> None:
-    empty = past(0)
-    assert run(MemoryStream(PARTITIONS), MemoryStore(), empty).written == 0
-
-
 def test_an_import_goes_on_from_what_was_written_before_there_was_a_model() -> None:
     data, stream, store = past(), MemoryStream(PARTITIONS), MemoryStore()
     log = PastLog(stream=stream, writer=MemoryWriter(stream), pause=lambda: None)

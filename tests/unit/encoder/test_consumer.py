@@ -172,31 +172,6 @@ def test_forgets_are_applied_while_it_runs_and_before_what_comes_after(scene: Sc
         eventually(lambda: scene.items() == ["item-3"])
 
 
-def test_forgets_go_on_while_the_model_is_away(scene: Scene) -> None:
-    with scene.running():
-        append(scene.stream, interaction(0, 1))
-        eventually(lambda: scene.items() == ["item-1"])
-        scene.model.trouble = DependencyUnavailable("away")
-        append(scene.stream, interaction(0, 13))
-        scene.forget_log.append(forget(0, p0=0))
-        eventually(lambda: scene.items() == [])
-        scene.model.trouble = None
-        eventually(lambda: scene.items() == ["item-13"])
-
-
-def test_an_import_is_not_disturbed_by_a_forget_which_follows_it(scene: Scene) -> None:
-    append(scene.stream, interaction(0, 1))
-    with scene.running():
-        eventually(lambda: scene.items() == ["item-1"])
-        scene.store.pause_consumer(60)
-        threading.Event().wait(0.05)
-        scene.forget_log.append(forget(0, p0=0))
-        threading.Event().wait(0.1)
-        assert scene.items() == ["item-1"]
-        scene.store.release()
-        eventually(lambda: scene.items() == [])
-
-
 def test_a_store_that_is_ahead_of_the_topic_stops_the_stream_until_it_is_emptied(scene: Scene) -> None:
     with scene.running():
         for item in range(3):

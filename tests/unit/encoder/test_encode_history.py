@@ -4,7 +4,6 @@ import math
 from collections.abc import AsyncIterator
 
 import grpc
-import numpy as np
 import pytest
 from fakes.encoder import HashEncoder
 from freshet.v1 import encoder_pb2, encoder_pb2_grpc
@@ -17,7 +16,7 @@ from services.contracts.stored_history import StoredEvent
 from services.encoder.config import EncoderSettings
 from services.encoder.domain import encode_job, pack_state
 from services.encoder.handlers.describe_user import DescribeUser
-from services.encoder.handlers.encode_history import MAX_EVENTS, EncodeHistory
+from services.encoder.handlers.encode_history import EncodeHistory
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.server import SERVICE, EncoderServicer
 from services.offline.backfill.memory_store import MemoryStore
@@ -118,16 +117,6 @@ async def test_what_was_shown_or_turned_down_is_not_taken_for_liking(
         assert (await stub.Encode(asked)).query_state != wanted.query_state, kind
 
 
-async def test_only_the_newest_window_of_an_oversized_history_counts(
-    stub: encoder_pb2_grpc.EncoderServiceStub,
-) -> None:
-    items = [f"item-{number % 50}" for number in range(1_000)]
-    whole = await stub.Encode(request(*items))
-    assert np.frombuffer(whole.query_state.components, "<f2").shape == (4,)
-    too_many = request(*items * (MAX_EVENTS // 1_000 + 1))
-    assert await code_of(stub.Encode(too_many)) is grpc.StatusCode.INVALID_ARGUMENT
-
-
 @pytest.mark.parametrize(
     "bad",
     [
@@ -147,15 +136,6 @@ async def test_bad_histories_are_refused(
     stub: encoder_pb2_grpc.EncoderServiceStub, bad: encoder_pb2.EncodeRequest
 ) -> None:
     assert await code_of(stub.Encode(bad)) is grpc.StatusCode.INVALID_ARGUMENT
-
-
-async def test_an_absent_model_is_unavailable_and_comes_back(
-    stub: encoder_pb2_grpc.EncoderServiceStub, model: Model
-) -> None:
-    model.away = True
-    assert await code_of(stub.Encode(request("item-1"))) is grpc.StatusCode.UNAVAILABLE
-    model.away = False
-    assert (await stub.Encode(request("item-1"))).HasField("query_state")
 
 
 async def test_a_description_of_a_user_crosses_the_wire(stub: encoder_pb2_grpc.EncoderServiceStub) -> None:

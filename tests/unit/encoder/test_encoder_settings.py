@@ -4,19 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from services.algorithms.rules.filters import MAX_IDS
 from services.contracts.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
 from services.encoder.bootstrap import pseudonym_keys
-from services.encoder.config import MAX_SEEN, EncoderSettings
-from services.gateway.validation import MAX_HISTORY
+from services.encoder.config import EncoderSettings
 from services.platform.config import ConfigError, load_settings
-
-
-def test_seen_items_and_a_requests_history_fit_into_one_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert MAX_SEEN + MAX_HISTORY <= MAX_IDS
-    monkeypatch.setenv("FRESHET_ENCODER_MAX_SEEN_ITEMS", str(MAX_SEEN + 1))
-    with pytest.raises(ConfigError, match=r"FRESHET_ENCODER_MAX_SEEN_ITEMS='19001' allowed: .* 19000"):
-        load_settings(EncoderSettings)
 
 
 def test_outside_loopback_the_public_key_of_development_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from services.contracts.topics.search_clicks import ClickRecord
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import Conflict
 from services.platform.stream.records import DeadLetter
-from services.user_state.merging import MAX_RECORDS_PER_USER
 
 PARTITIONS = 2
 
@@ -297,18 +296,3 @@ def test_a_batch_goes_out_in_source_order_and_undos_name_what_counted(
             assert (undone.user_id, undone.item_id) == (undo.user_id, message.item_id)
             assert (undone.event_id, message.event_id) == (undo.undoes_event_id, undo.event_id or message.event_id)
             assert message.recorded_ms == NOW_MS
-
-
-def test_one_users_burst_does_not_hold_up_another_partition() -> None:
-    stream, store = MemoryStream(PARTITIONS), MemoryStore()
-    for number in range(5 * MAX_RECORDS_PER_USER):
-        append(stream, interaction(0, number % 48))
-    append(stream, interaction(1, 7), partition=1)
-    turns = iter(["no", "before"])
-    handler = handler_on(store, MemoryOutbox(), plan=lambda name: next(turns) if name == "apply" else "no")
-    handler.resync(stream)
-    with pytest.raises(Crash):
-        handler.apply(stream.poll(0, 10_000))
-    epoch = store.epoch() or ""
-    assert [at.watermark for at in store.progress([0, 1], epoch).values()] == [MAX_RECORDS_PER_USER - 1, 0]
-    assert [event.item_id for event in store.load_users(["user-1"], epoch)["user-1"].events] == ["item-7"]

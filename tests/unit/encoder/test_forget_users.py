@@ -222,21 +222,6 @@ def three_events(world: World, user: int = 0) -> None:
     write(world, [interaction(user, n, event_id=f"e{user}{n}", event_time_ms=NOW_MS + n) for n in range(3)])
 
 
-def test_positions_stay_and_a_second_delivery_or_a_retry_brings_nothing_back(world: World) -> None:
-    three_events(world)
-    world.settle()
-    world.forgets.append(forget(0, p0=2, p1=-1))
-    process = world.process()
-    process.turn()
-    user = world.users()["user-0"]
-    assert (user.events, user.positions, user.forgotten) == ([], {0: 2}, {0: 2, 1: -1})
-    # Of the recent ids a hash is left, no item.
-    assert [entry.item_id for entry in user.recent] == ["", "", ""]
-    append(world.stream, interaction(0, 1, event_id="e01", event_time_ms=NOW_MS + 1))
-    process.turn()
-    assert world.users()["user-0"].events == []
-
-
 def test_a_forget_takes_what_was_turned_down_but_what_came_after_it(world: World) -> None:
     for number, kind in enumerate(["click", "dislike", "hide"]):
         append(world.stream, interaction(0, number, type=kind, event_id=f"e{number}"))
@@ -265,34 +250,6 @@ def test_a_forget_far_ahead_of_the_log_voids_nothing_that_comes_later(world: Wor
     world.forgets.append(forget(0, "all", p0=4))
     process.turn()
     assert world.users()["user-0"].events == []
-
-
-def test_a_lost_state_store_stays_without_the_forgotten(world: World) -> None:
-    three_events(world)
-    three_events(world, user=2)
-    world.settle()
-    world.forgets.append(forget(0, p0=2))
-    world.settle()
-    before = world.readable()
-    world.store.wipe()
-    world.settle()
-    assert world.readable() == before
-    assert world.users()["user-0"].events == []
-    progress = world.store.progress([0], world.store.epoch() or "")[0]
-    assert (progress.counts["applied"], progress.counts["forgotten"]) == (6, 3)
-
-
-def test_a_state_store_that_comes_back_older_is_cleaned_again(world: World) -> None:
-    three_events(world)
-    world.settle()
-    older = dict(world.store.__dict__)
-    older = {name: dict(value) if isinstance(value, dict) else value for name, value in older.items()}
-    world.forgets.append(forget(0, p0=2))
-    world.settle()
-    world.store.__dict__.update(older)
-    assert len(world.users()["user-0"].events) == 3
-    world.settle()
-    assert world.readable() == ({user: [] for user in USERS}, {}, {})
 
 
 def test_states_of_every_model_version_go_and_caches_are_dropped(world: World) -> None:
@@ -374,26 +331,6 @@ def test_a_writer_that_read_before_the_forget_cannot_bring_the_user_back(world: 
     assert world.users()["user-0"].events == []
     world.settle()
     assert [event.item_id for event in world.users()["user-0"].events] == ["item-5"]
-
-
-def test_a_process_that_starts_later_knows_what_was_forgotten_before(world: World) -> None:
-    three_events(world)
-    world.forgets.append(forget(0, p0=2))
-    world.settle()
-    assert world.process().forgets.applied_up_to("user-0") == {0: 2}
-
-
-def test_two_processes_that_have_the_same_partitions_both_forget(world: World) -> None:
-    three_events(world)
-    world.settle()
-    first, second = world.process(), world.process()
-    world.forgets.append(forget(0, p0=2))
-    first.turn()
-    with pytest.raises(Conflict, match="another writer"):
-        second.turn()
-    second.resync()
-    assert first.forgets.applied_up_to("user-0") == second.forgets.applied_up_to("user-0") == {0: 2}
-    assert {message.forget_id for message in world.outbox.attributions if isinstance(message, ForgetUpTo)} == {"f1"}
 
 
 def test_of_two_processes_that_share_the_partitions_the_one_where_the_user_is_at_home_forgets(world: World) -> None:

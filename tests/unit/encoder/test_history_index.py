@@ -17,12 +17,3 @@ def test_the_newest_place_of_each_key_is_found(monkeypatch: pytest.MonkeyPatch) 
         newest[key] = max(offset, newest.get(key, -1))
     assert {key: index.get(key) for key in newest} == {key: (len(key) % 8, offset) for key, offset in newest.items()}
     assert index.get(b"nobody") is None
-
-
-def test_a_user_takes_sixteen_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_topic, "_FEW", 1_000)
-    index = HistoryIndex()
-    for number in range(20_000):
-        index.put(b"%d" % number, 0, number)
-    index._merge()
-    assert index._hashes.nbytes + index._places.nbytes == 16 * 20_000

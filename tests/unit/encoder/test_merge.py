@@ -58,11 +58,6 @@ def test_events_append_in_time_order_and_each_names_what_preceded_it() -> None:
     assert len(result.sequences) == 1
 
 
-def test_events_of_one_moment_keep_the_order_of_the_stream() -> None:
-    result = merge(UserHistory(), arrivals({"event_time_ms": NOW_MS}, {"event_time_ms": NOW_MS}), L)
-    assert items(result) == ["0", "1"]
-
-
 def test_the_window_slides_by_a_quarter_when_it_is_full() -> None:
     result = merge(UserHistory(), arrivals(*[{}] * 9), L)
     assert items(result) == ["2", "3", "4", "5", "6", "7", "8"]
@@ -125,12 +120,6 @@ def test_an_undo_leaves_an_item_seen_that_another_event_holds() -> None:
     assert items(result) == ["5"]
 
 
-def test_an_undo_of_an_unknown_event_is_applied_without_effect() -> None:
-    result = merge(UserHistory(), arrivals({"item_id": "", "undoes_event_id": "never"}), L)
-    assert result.outcomes == [Outcome.UNDO_WITHOUT_EVENT]
-    assert not result.changed
-
-
 def test_an_undone_event_that_is_sent_again_stays_undone() -> None:
     history = after(merge(UserHistory(), arrivals({}, {"item_id": "", "undoes_event_id": "e0"}), L))
     result = merge(history, arrivals({"event_id": "e0"}, first_offset=2), L)
@@ -148,13 +137,6 @@ def test_an_event_id_is_forgotten_after_as_many_records_as_the_window_holds() ->
     forgotten = merge(history, arrivals({"event_id": "e0"}, first_offset=RECENT_IDS + 1), L)
     assert forgotten.outcomes == [Outcome.APPLIED]
     assert len(forgotten.recent) == RECENT_IDS
-
-
-def test_partitions_keep_positions_of_their_own() -> None:
-    history = after(merge(UserHistory(), arrivals({}, {}, partition=1, first_offset=50), L))
-    result = merge(history, arrivals({"event_id": "other"}, partition=0, first_offset=3), L)
-    assert result.outcomes == [Outcome.APPLIED]
-    assert result.positions == {0: 3, 1: 51}
 
 
 def test_records_are_cut_so_that_no_part_holds_too_many_of_one_user() -> None:
@@ -195,21 +177,6 @@ def test_an_event_whose_id_is_no_longer_recent_cannot_be_undone() -> None:
     offset = history.positions[0] + 1
     result = merge(history, arrivals({"item_id": "", "undoes_event_id": "e0"}, first_offset=offset), L)
     assert (result.outcomes, result.undone) == ([Outcome.UNDO_WITHOUT_EVENT], {})
-
-
-def test_what_is_forgotten_moves_the_position_and_nothing_else() -> None:
-    result = merge(UserHistory(), arrivals({}, {}, {}), L, {0: 1, 5: 99})
-    assert result.outcomes == [Outcome.FORGOTTEN, Outcome.FORGOTTEN, Outcome.APPLIED]
-    assert (items(result), list(result.preceding), result.positions) == (["2"], [2], {0: 2})
-    assert [entry.item_id for entry in result.recent] == ["", "", "item-2"]
-    # A retry of a forgotten event does not count either.
-    retry = merge(after(result), arrivals({"event_id": "e0"}, first_offset=3), L, {0: 1})
-    assert retry.outcomes == [Outcome.DUPLICATE]
-
-
-def test_type_value_and_exposure_stay_with_the_event() -> None:
-    (event,) = merge(UserHistory(), arrivals({"type": "rating", "value": 4.5, "exposure_id": "shown-1"}), 8).events
-    assert event[5:] == ("rating", 4.5, "shown-1")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from streams import NOW_MS, VOCABULARY, append, drain, forget, forgets_on, handler_on, interaction
 
 from services.contracts.pseudonyms import pseudonym_of
-from services.contracts.topics.attributions import Attribution, ForgetUpTo, Undo
+from services.contracts.topics.attributions import ForgetUpTo, Undo
 from services.contracts.topics.interactions import Interaction
 from services.contracts.topics.search_clicks import ClickRecord, SearchClick, decode_click, encode_click, key_of
 from services.offline.backfill.memory_store import MemoryStore
@@ -48,12 +48,6 @@ def test_a_search_click_goes_out_with_its_words_even_as_a_users_first_event() ->
     assert outbox.attributions == []  # nothing precedes it
 
 
-def test_a_search_click_is_an_interaction_like_any_other_too() -> None:
-    outbox = published(interaction(0, 1, event_id="e1"), click(item=3))
-    assert [a.item_id for a in outbox.attributions if isinstance(a, Attribution)] == ["item-3"]
-    assert len(outbox.clicks) == 1
-
-
 def test_words_that_break_a_limit_make_a_dead_letter_and_no_click() -> None:
     stream, outbox = MemoryStream(1), MemoryOutbox()
     append(stream, click(query=""))
@@ -73,12 +67,6 @@ def test_an_undo_names_the_click_that_it_takes_back() -> None:
     assert isinstance(taken_back, Undo)
     assert (taken_back.undoes, taken_back.offset, taken_back.item_id) == ((0, 1), 2, "item-3")
     assert any(isinstance(a, Undo) for a in outbox.attributions)
-
-
-def test_a_click_too_late_for_the_history_is_left_out() -> None:
-    full = [interaction(0, n, event_id=f"e{n}", event_time_ms=NOW_MS + n) for n in range(7)]
-    assert published(*full, click(event_time_ms=NOW_MS - 1)).clicks == []
-    assert len(published(*full, click(event_time_ms=NOW_MS + 1)).clicks) == 1
 
 
 def test_a_forgotten_user_is_named_once_whatever_the_number_of_partitions_and_void_clicks_never_go_out() -> None:

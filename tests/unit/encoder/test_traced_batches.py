@@ -46,13 +46,3 @@ def test_only_the_states_of_traced_events_say_which_span_made_them() -> None:
     told = {update.user_id: update.state.traceparent for update in store.updates if update.state is not None}
     made = f"00-{batch.context.trace_id:032x}-{batch.context.span_id:016x}-{batch.context.trace_flags:02x}"
     assert told == {"user-0": "", "user-1": made}
-
-
-def test_without_tracing_a_traced_event_is_like_any_other() -> None:
-    states = []
-    for write in (append, append_traced):
-        stream, store = MemoryStream(1), NotingStore()
-        write(stream, interaction(1, 2))
-        drain(handler_on(store, MemoryOutbox()), stream)
-        states.append([update.state for update in store.updates])
-    assert states[0] == states[1]

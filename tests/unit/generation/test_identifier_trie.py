@@ -67,12 +67,6 @@ def test_an_empty_trie_answers_nothing_and_takes_inserts() -> None:
     assert found_in(trie) == wanted_for({3: [5, 4]})
 
 
-def test_nodes_take_12_bytes_and_identifiers_4() -> None:
-    trie = build([[1], [1, 2], [1, 3], [2, 3]])
-    assert sum(part.num_nodes for part in trie.view().parts) == 6
-    assert trie.nbytes == 12 * 6 + 4 * 4 + 2 * 4  # and each list of boundaries ends with one more
-
-
 def test_inserts_while_others_search_are_never_half_seen() -> None:
     trie = build([[1]])
     stop = threading.Event()

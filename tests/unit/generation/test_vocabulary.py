@@ -1,7 +1,6 @@
 """The phrase vocabulary: every text has an encoding, which gives the text back, and nothing shorter would."""
 
 import random
-from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -165,29 +164,6 @@ def test_any_order_of_the_texts_makes_the_same_vocabulary() -> None:
 def test_the_size_asked_for_is_reached_and_every_learnt_token_came_often_enough() -> None:
     assert len(VOCABULARY) == SIZE
     assert all(VOCABULARY.count(token) >= 2 for token in range(FIXED_TOKENS, SIZE))
-
-
-def test_a_larger_vocabulary_has_shorter_identifiers() -> None:
-    totals = [
-        sum(map(len, build_vocabulary(TEXTS, size=FIXED_TOKENS + more, min_count=2).encode_all(TEXTS)))
-        for more in (0, 4, 60)
-    ]
-
-    assert totals[0] > totals[1] > totals[2]
-
-
-def test_one_document_is_a_vocabulary() -> None:
-    vocabulary = build_vocabulary(["The only title"], size=1_000, min_count=1)
-
-    assert len(vocabulary.encode("the ONLY title")) == 1
-    assert len(vocabulary) < 1_000
-
-
-def test_very_many_equal_titles_are_one_token() -> None:
-    vocabulary = build_vocabulary(repeat("Same title", 50_000), size=FIXED_TOKENS + 1, min_count=20)
-
-    assert vocabulary.phrase(FIXED_TOKENS) == "same title"
-    assert vocabulary.count(FIXED_TOKENS) == 50_000
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["\x00", "  "]])

@@ -58,29 +58,12 @@ def test_scores_are_those_of_the_formula(texts: list[str], query: str) -> None:
     assert (np.diff(scores) <= 0).all()
 
 
-def test_a_title_is_found_by_its_words_whatever_their_case_and_accents() -> None:
-    index = LexicalIndex(TITLES)
-    assert found(index, "SPACE odyssey")[0] == 2
-    assert found(index, "amelie") == [3]
-    assert found(index, "千尋") == [5]
-
-
-@pytest.mark.parametrize("query", ["", " \t", "😀", "\x00", "zzzz", "!!!"])
-def test_a_query_without_known_words_finds_nothing(query: str) -> None:
-    assert found(LexicalIndex(TITLES), query) == []
-
-
 def test_an_index_of_nothing_or_of_no_words_answers_nothing_and_takes_rows() -> None:
     for texts in ([], ["", "!"]):
         index = LexicalIndex(texts)
         assert found(index, "space") == []
         index.change({len(texts): "Space Jam"})
         assert found(index, "space") == [len(texts)]
-
-
-def test_equal_titles_are_answered_in_the_order_of_their_rows() -> None:
-    index = LexicalIndex(["same words"] * 1_000)
-    assert found(index, "words", k=5) == [0, 1, 2, 3, 4]
 
 
 def test_only_allowed_rows_are_answered_and_new_ones_beyond_the_mask_are_not() -> None:
@@ -102,14 +85,6 @@ def test_a_put_row_is_found_by_the_next_search_and_a_withdrawn_one_is_not() -> N
     index.change({3: "Amelie again"}, withdrawn=[7])
     assert found(index, "amelie") == [3]
     assert found(index, "saga") == []
-
-
-def test_a_put_text_scores_as_its_equal_in_the_index_does() -> None:
-    index = LexicalIndex(TITLES)
-    index.change({7: "Space Jam"})
-    rows, scores = index.search("space jam", 2)
-    assert rows.tolist() == [1, 7]
-    assert scores[0] == pytest.approx(scores[1], rel=1e-6)
 
 
 CHANGES = st.lists(st.tuples(st.integers(0, 14), st.one_of(st.none(), WORDS)), max_size=20)
@@ -151,14 +126,6 @@ def test_a_change_counts_the_words_of_its_own_texts_alone(monkeypatch: pytest.Mo
         index.change({row: f"film {row}"}, withdrawn=[row + 1000])
     assert counted == [["film", str(row)] for row in range(100)]
     assert found(index, "film", k=200) == list(range(100))
-
-
-def test_bytes_grow_with_what_is_held() -> None:
-    small, large = LexicalIndex(TITLES), LexicalIndex([f"{title} {row}" for row in range(50) for title in TITLES])
-    assert 0 < small.nbytes < large.nbytes
-    before = small.nbytes
-    small.change({9: "entirely other words"})
-    assert small.nbytes > before
 
 
 def test_wrong_arguments_are_refused_by_name() -> None:

@@ -10,22 +10,6 @@ SCORES = np.array([0.9, 0.8, 0.7, 0.6, 0.5])
 COMPONENTS = np.array([[[1, 0, 0]], [[1, 0, 0]], [[1, 0, 0]], [[0, 1, 0]], [[0, 0, 1]]], dtype=np.float32)
 
 
-def test_without_diversity_the_order_is_the_scores() -> None:
-    assert select(SCORES, 3).tolist() == [0, 1, 2]
-
-
-def test_diversity_prefers_the_unlike() -> None:
-    assert select(SCORES, 3, components=COMPONENTS, diversity=0.5).tolist() == [0, 3, 4]
-
-
-def test_a_little_diversity_changes_little() -> None:
-    assert select(SCORES, 5, components=COMPONENTS, diversity=0.01).tolist() == [0, 1, 2, 3, 4]
-
-
-def test_full_diversity_still_starts_with_the_best() -> None:
-    assert select(SCORES, 2, components=COMPONENTS, diversity=1.0).tolist() == [0, 3]
-
-
 def test_it_equals_the_plain_greedy_rule_on_random_pools() -> None:
     rng = np.random.default_rng(0)
     for weight in (0.1, 0.5, 0.9):

@@ -104,17 +104,6 @@ def check_pool(pool: Pool, exact: np.ndarray, size: int, allowed: np.ndarray | N
 
 
 @every_index
-def test_dot_products_in_a_known_order(builder: Builder) -> None:
-    angles = np.linspace(0, np.pi, 9)
-    items = ItemStates(components=np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)[:, None, :])
-    queries = QueryStates(components=np.array([[[1.0, 0.0]], [[-1.0, 0.0]]], dtype=np.float32))
-    answer = builder.build(items, None).search(queries, 3)
-    assert answer.item_indices.tolist() == [[0, 1, 2], [8, 7, 6]]
-    if builder.exact:
-        assert [found.kind for found in answer.certificates] == ["exact", "exact"]
-
-
-@every_index
 def test_equal_items_come_in_order_of_their_ids(builder: Builder) -> None:
     rng = np.random.default_rng(1)
     few = make_items(rng, 3, 4, 2, 8)

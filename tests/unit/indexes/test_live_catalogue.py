@@ -14,7 +14,6 @@ from retrieval_scene import make_items, make_pair_gate, make_queries, unit
 
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.mutable.index import IndexFullError, only
-from services.algorithms.indexes.mutable.lookup import find_items
 from services.algorithms.indexes.mutable.snapshot import SnapshotError, load_snapshot
 from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.items.catalogue import Catalogue
@@ -306,31 +305,6 @@ def test_a_change_beyond_the_memory_limit_changes_nothing_and_withdrawals_still_
     catalogue.index.max_bytes = None
     catalogue.describe([Description(item_id="i1")])
     assert answer(catalogue)["i1"] == pytest.approx(base_score("i1"))
-
-
-def test_reset_is_the_bundle_again_but_for_what_is_withdrawn() -> None:
-    catalogue = live(max_versions=4)
-    catalogue.apply(1, [refreshed("i1", 1), refreshed("new", 2), refreshed("i2", 3)])
-    catalogue.describe([Description(item_id="i2", is_served=False)])
-    catalogue.reset()
-    assert catalogue.served.name == catalogue.base.index_version
-    assert answer(catalogue) == pytest.approx({item_id: base_score(item_id) for item_id in IDS if item_id != "i2"})
-    catalogue.describe([Description(item_id="i2")])
-    assert answer(catalogue)["i2"] == pytest.approx(base_score("i2"))
-
-
-def test_items_are_found_by_id_wherever_they_live(catalogue: LiveCatalogue) -> None:
-    catalogue.apply(1, [refreshed("i1", 1), refreshed("new", 2)])
-    asked = ["new", "nowhere", "i7", "i1", "i0"]
-    found = find_items(catalogue.served.version, asked)
-    assert found.item_ids == ("new", "i7", "i1", "i0")
-    whole = answer(catalogue)
-    assert found.scores(QUERY, 0).tolist() == pytest.approx([whole[item_id] for item_id in found.item_ids])
-    states = found.states()
-    np.testing.assert_array_equal(states.components[1], STATES.components[7])
-    assert states.gate is not None
-    assert found.error(QUERY, 0) < 1e-10
-    assert len(find_items(catalogue.served.version, [])) == 0
 
 
 steps = st.one_of(

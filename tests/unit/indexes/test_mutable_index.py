@@ -72,17 +72,6 @@ def test_what_changes_nothing_keeps_the_version(states: States) -> None:
     assert index.version.name == name
 
 
-def test_each_query_may_bring_its_own_filter(states: States) -> None:
-    index = make_index(states, 4)
-    index.apply(upserts=batch(states, ["z"]))
-    index.apply(removals=["i00001"])
-    answer = index.search(states.query([0, 1]), 9, [ItemFilter(deny_item_ids=["z"]), ItemFilter()])
-    assert sorted(answer.item_ids[0]) == ["i00000", "i00002", "i00003"]
-    assert sorted(answer.item_ids[1]) == ["i00000", "i00002", "i00003", "z"]
-    with pytest.raises(ValueError, match=r"len\(filters\)=1 allowed: one for all queries or one for each of 2"):
-        index.search(states.query([0, 1]), 9, [ItemFilter()])
-
-
 def test_a_merge_that_fails_leaves_the_index_as_it_was(states: States) -> None:
     def refuse_two(scorer, pair_gate):
         if scorer.num_items == 2:
@@ -166,14 +155,6 @@ def test_algorithms_by_name_share_one_changing_catalogue(states: States) -> None
     for call in (index.search, index.first_stage):
         with pytest.raises(ValueError, match="algorithm='most' allowed: all, few"):
             call(query, 5, algorithm="most")
-
-
-def test_a_search_that_makes_no_sense_is_refused_by_name(states: States) -> None:
-    for index in (make_index(states), make_index(states, 3)):
-        with pytest.raises(ValueError, match="k=0 allowed: at least 1"):
-            index.search(states.query([0]), 0)
-        with pytest.raises(ValueError, match="query components have width 7 but item components have width 6"):
-            index.search(QueryStates(components=np.ones((1, 2, 7), np.float32), gate=np.ones((1, 4), np.float32)), 1)
 
 
 def test_a_memory_limit_refuses_growth_but_lets_updates_go_on_forever(states: States) -> None:

@@ -25,11 +25,6 @@ def test_the_pairs_add_up_to_the_score() -> None:
     assert parts.weights.sum() == pytest.approx(1)
 
 
-def test_an_untouched_item_is_the_models_alone() -> None:
-    parts = score_parts(QUERY, BASE, GATE, base=BASE, model_share=1.0)
-    np.testing.assert_allclose(parts.from_model, parts.contributions, atol=1e-15)
-
-
 def test_a_component_that_no_interaction_moved_is_the_models_whatever_lambda() -> None:
     half_moved = refreshed(0.3)
     half_moved.components[0, 1] = BASE.components[0, 1]
@@ -49,13 +44,6 @@ def test_the_rest_is_what_interactions_say_weighted_by_one_minus_lambda() -> Non
     parts = score_parts(QUERY, refreshed(share), GATE, base=BASE, model_share=share)
     said = (QUERY.components[0].astype(np.float64) @ LEARNT[0].astype(np.float64).T).reshape(-1)
     np.testing.assert_allclose(parts.contributions - parts.from_model, parts.weights * (1 - share) * said, atol=1e-7)
-
-
-def test_the_largest_pairs_come_first() -> None:
-    parts = score_parts(QUERY, BASE, GATE, base=BASE, model_share=1.0)
-    sizes = np.abs(parts.contributions)
-    assert parts.largest(3) == np.argsort(-sizes)[:3].tolist()
-    assert sorted(parts.largest(0)) == list(range(8))
 
 
 def test_a_share_outside_its_range_is_refused_by_name() -> None:

@@ -14,7 +14,6 @@ from loadtest import knee
 from loadtest.compiled import OK, PlannedCall, SenderError, build, send
 from loadtest.knee import Knee
 
-PAGES = Path(__file__).resolve().parents[3] / "docs" / "benchmarks"
 RECOMMEND = "/freshet.v1.GatewayService/Recommend"
 
 
@@ -94,12 +93,6 @@ def test_what_is_over_time_is_told_for_each_part(
     with pytest.raises(ValueError, match=r"--before=.*items\.txt"):
         knee.read_knee(tmp_path / "items.txt")
     assert "never" in knee.table(found)
-
-
-@pytest.mark.parametrize("name", ["knee", "knee-before"])
-def test_the_published_tables_are_their_json(name: str) -> None:
-    page = (PAGES / "overload.md").read_text(encoding="utf-8")
-    assert knee.table(knee.read_knee(PAGES / f"{name}.json")) in page
 
 
 def test_it_is_usual_again_where_a_seconds_answers_are_good() -> None:

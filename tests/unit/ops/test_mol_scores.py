@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_builds import native_builds
-from retrieval_scene import make_items, make_pair_gate, make_queries, unit
+from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.native import INSTRUCTION_SETS
 from services.algorithms.native.threads import compute_threads, set_compute_threads
@@ -75,18 +75,6 @@ def test_scores_of_chosen_items_are_the_same_in_any_order_and_number(name: str, 
         assert np.abs(found[query] - exact[query, chosen]).max(initial=0) < 1e-6
         # The reference rounds as well.
         assert np.abs(precise[query] - exact[query, chosen]).max(initial=0) <= 2 * bounds[query]
-
-
-@every_build
-@pytest.mark.parametrize("shape", [*SHAPES, (1, 10_000, 2, 3, 5, 1)])
-def test_the_largest_norms_are_those_of_the_items(name: str, shape: tuple[int, ...]) -> None:
-    _, count, p_q, p_x, d, hidden = shape
-    rng = np.random.default_rng(count)
-    components = (np.exp(rng.normal(size=(count, 1, 1))) * rng.normal(size=(count, p_x, d))).astype(np.float32)
-    gate = make_pair_gate(rng, p_q * p_x, hidden)
-    wanted = np.linalg.norm(components.astype(np.float64), axis=-1).max(axis=0)
-    found = build(name, ItemStates(components=components), gate).largest_norms()
-    assert np.abs(found / wanted - 1).max() < 1e-14
 
 
 @every_build
@@ -280,10 +268,3 @@ def test_rows_beyond_the_catalogue_are_refused(rows: list[int]) -> None:
             call(queries, [np.array(rows)])
         with pytest.raises(ValueError, match="rows has 2 entries; expected one per query: 1"):
             call(queries, [np.array([0])] * 2)
-
-
-def test_normalised_components_keep_scores_within_one() -> None:
-    rng = np.random.default_rng(10)
-    queries = make_queries(rng, 5, 4, 2, 8)
-    items = ItemStates(components=unit(rng.normal(size=(500, 2, 8))), gate=rng.normal(size=(500, 8)).astype(np.float32))
-    assert np.abs(mol_scores(queries, items, make_pair_gate(rng, 8, 16))).max() <= 1 + 1e-6

@@ -186,12 +186,6 @@ async def test_a_withdrawn_item_is_dropped_whatever_version_the_pool_is_of(runni
     assert answer.dropped_items == 1
 
 
-async def test_categories_of_the_items_topic_count(running: Running) -> None:
-    running.changes.describe([CatalogueItem(item_id=f"item-{row}", categories=("same",)) for row in range(0, 60, 2)])
-    answer = await running.stub.Rerank(running.request(max_per_category=2))
-    assert len(answer.items) == 2
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -1,6 +1,5 @@
 """The reranker over real gRPC on loopback, from a real bundle on disk."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -105,12 +104,6 @@ async def test_a_pool_smaller_than_k_is_exact_only_when_nothing_was_left_out(run
     assert partial.certificate.kind == KINDS.KIND_ESTIMATE
 
 
-async def test_an_empty_pool_makes_an_empty_answer(running: Running) -> None:
-    answer = await running.stub.Rerank(running.request(candidate_item_ids=[], bound=-np.inf))
-    assert ids(answer) == []
-    assert answer.certificate.kind == KINDS.KIND_EXACT
-
-
 async def test_unknown_and_repeated_items_are_dropped_and_counted(running: Running) -> None:
     pool = ["item-4", "nowhere", "item-8", "item-4", ""]
     answer = await running.stub.Rerank(running.request(candidate_item_ids=pool))
@@ -144,12 +137,6 @@ async def test_diversity_changes_the_choice_but_not_the_certificate(running: Run
     assert diverse.certificate == plain.certificate
 
 
-async def test_concurrent_pools_each_get_their_own_answer(running: Running) -> None:
-    answers = await asyncio.gather(*(running.stub.Rerank(running.request(query % 6)) for query in range(30)))
-    for query, answer in enumerate(answers):
-        assert ids(answer) == running.best(query % 6, k=5)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -168,14 +155,6 @@ async def test_a_bad_request_is_refused_by_name(running: Running, fields: dict, 
     code, details = await refused(running.stub.Rerank(running.request(**fields)))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert message in details
-
-
-async def test_a_query_state_of_other_dimensions_is_refused(running: Running) -> None:
-    fields = state_fields(running.queries, running.bundle.model_version)
-    state = common_pb2.QueryState(**{**fields, "num_components": 8, "component_width": 4})
-    code, details = await refused(running.stub.Rerank(running.request(query_state=state)))
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "width 4" in details
 
 
 async def test_a_state_of_another_model_fails_the_precondition_naming_both(running: Running) -> None:

@@ -52,49 +52,6 @@ def kept_scene(items: str = "abcde") -> tuple[MemoryStream, FragileStore]:
     return stream, store
 
 
-def test_a_record_holds_all_that_is_stored_of_a_user() -> None:
-    stream, store = kept_scene()
-    found, stored = kept(stream), store.load_users([ANN], store.epoch() or "")[ANN]
-    assert (found.events, found.recent, found.positions) == (stored.events, stored.recent, stored.positions)
-    assert found.seen == store.seen[ANN]
-    assert {event[5:] for event in found.events} == {("click", 1.0, "")}
-
-
-@pytest.mark.parametrize("restarts", [True, False])
-def test_lost_users_come_back_without_the_log(restarts: bool) -> None:
-    stream, store = MemoryStream(1), FragileStore()
-    append_all(stream, "abcde")
-    append_all(stream, "ed", user=BOB)
-    process = EncoderProcess(stream, store).settle()
-    wanted = replay(stream, (ANN, BOB))
-    stream.expire(INTERACTIONS, 0, 7)
-    store.evict([ANN, BOB])
-    with capture_logs() as logs:
-        (EncoderProcess(stream, store) if restarts else process).settle()
-    assert store.contents((ANN, BOB)) == wanted
-    assert from_log(logs) == [0]
-
-
-@pytest.mark.parametrize("compacts", [True, False])
-def test_an_emptied_store_is_filled_without_the_log_and_counts_on(compacts: bool) -> None:
-    stream, store = kept_scene()
-    stream.append(0, ANN.encode(), b"\x0a\xff", NOW_MS)
-    append_all(stream, "f", first=5)
-    EncoderProcess(stream, store).settle()
-    wanted, progress = replay(stream, (ANN, BOB)), store.progress([0], store.epoch() or "")[0]
-    stream.expire(INTERACTIONS, 0, 11)  # all but what tells the log from another one
-    if compacts:
-        stream.histories.compact(HISTORIES)
-    store.wipe()
-    process = EncoderProcess(stream, store).settle()
-    assert store.contents((ANN, BOB)) == wanted
-    found = store.progress([0], store.epoch() or "")[0]
-    assert (found.watermark, found.counts) == (progress.watermark, progress.counts)
-    append_all(stream, "a", first=6)
-    process.settle()
-    assert store.history() == "abcdefa"
-
-
 def test_while_an_emptied_store_is_filled_its_users_are_lost_and_not_new() -> None:
     stream, store = kept_scene()
     store.wipe()

@@ -125,32 +125,6 @@ def test_a_topic_made_anew_under_a_running_process_is_refused_by_name() -> None:
     assert store.contents() == replay(stream)
 
 
-def test_a_topic_made_anew_between_two_looks_is_noticed_at_the_next_one() -> None:
-    """A batch of the new topic is applied before anybody looks: what is remembered is still of the old one."""
-    stream, store = MemoryStream(1), FragileStore()
-    append_all(stream, "abc")
-    process = EncoderProcess(stream, store).settle()
-    stream.log[0].clear()
-    append_all(stream, "fedcb", first=10)
-    process.consumer._next_log_check[0] = float("inf")
-    process.settle()
-    append_all(stream, "a", first=20)
-    with pytest.raises(PreconditionFailed, match="recreated"):
-        EncoderProcess(stream, store).consumer.step()
-
-
-def test_a_store_of_an_earlier_version_goes_on_and_remembers_from_then_on() -> None:
-    stream, store = MemoryStream(1), FragileStore()
-    append_all(stream, "abc")
-    EncoderProcess(stream, store).settle()
-    epoch, progress = store._progress[0]
-    store._progress[0] = (epoch, type(progress)(watermark=progress.watermark, counts=progress.counts))
-    append_all(stream, "d", first=3)
-    EncoderProcess(stream, store).settle()
-    assert store.history() == "abcd"
-    assert anchors(store) == Anchors(*(Anchor.of(stream.log[0][n]) for n in (0, 2, 3)))
-
-
 class Trimmed(MemoryStream):
     """Retention took what lies before `first`."""
 

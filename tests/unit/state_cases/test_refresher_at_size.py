@@ -72,21 +72,6 @@ def sums(state: Partition) -> dict[str, list[float]]:
     return dict(zip(items, state.sums.of(items).sums.tolist(), strict=True))
 
 
-def test_a_takeover_on_another_host_loses_nothing() -> None:
-    """The log begins after what was folded long ago. The checkpoints port has no folder to share; the same on a broker:
-    `tests/contract/test_refresher_checkpoints.py`."""
-    world = World(RULES)
-    filled(world)
-    whole = sums(fold_all(RULES, world.log))
-    first = world.refresher("first", checkpoints=world.checkpoints.opened())
-    first.settle()
-    first.refresher.finish()
-    world.log.expire(0, 100)
-    second = world.refresher("second", checkpoints=world.checkpoints.opened())
-    second.settle()
-    assert sums(second.held.partitions[0]) == whole
-
-
 def test_a_forget_of_what_retention_removed_leaves_the_others_sums() -> None:
     world = World(RULES)
     filled(world)

@@ -18,7 +18,6 @@ from structlog.testing import capture_logs
 from services.contracts.topics.attributions import Attribution
 from services.contracts.topics.forgets import Forget
 from services.encoder.domain import EncodedStates, EncodeJob
-from services.platform.errors import Conflict
 from services.user_state.layout import home_of
 
 PARTITIONS = 4
@@ -103,27 +102,6 @@ class World:
         return [len(log) - 1 for log in self.stream.log]
 
 
-def test_one_alone_holds_all_at_once() -> None:
-    world = World()
-    world.write()
-    world.join().settle()
-    assert (world.held(), world.applied_up_to()) == ([[0, 1, 2, 3]], world.ends())
-
-
-def test_a_second_one_gets_its_share_and_everybody_is_applied() -> None:
-    world = World()
-    for _ in range(3):
-        world.join()
-        world.write()
-        world.settle()
-        assert sorted(chain(*world.held())) == [0, 1, 2, 3]
-        assert world.applied_up_to() == world.ends()
-    assert sorted(map(len, world.held())) == [0, 2, 2]
-    assert world.store.contents(USERS) == world.wanted()
-    # The one that holds nothing is ready all the same: it takes over, and encodes on demand.
-    assert all(process.consumer._is_ready for process in world.processes)
-
-
 @pytest.mark.parametrize("ends", [True, False])
 def test_the_others_take_over_from_one_that_ends_at_once_and_from_one_that_dies_after_its_lease(ends: bool) -> None:
     world = World()
@@ -141,34 +119,6 @@ def test_the_others_take_over_from_one_that_ends_at_once_and_from_one_that_dies_
     assert (world.now_ms - began_ms < LEASE_MS // 2) == ends
     assert world.held() == [[0, 1, 2, 3]]
     assert world.store.contents(USERS) == world.wanted()
-
-
-def test_two_that_apply_the_same_partition_at_once_have_the_effect_of_one() -> None:
-    """A process is paused in the middle of a batch for longer than its lease; the other applies everything."""
-    world = World()
-    slow, other = world.join(), world.join()
-    world.settle()
-    world.write(40)
-    seen: list[list[int]] = []
-
-    def pause() -> None:
-        world.now_ms += 2 * LEASE_MS
-        other.settle()
-        seen.append(sorted(other.consumer._handler.progress.watermarks))
-        assert world.applied_up_to() == world.ends()
-
-    slow.model.meanwhile = pause
-    mine = set(slow.consumer._handler.progress.watermarks)
-    with pytest.raises(Conflict):
-        slow.consumer.step()
-    assert seen == [[0, 1, 2, 3]]
-    # What it published before it met the conflict went out a second time, word for word.
-    places = [(one.partition, one.offset) for one in world.outbox.attributions if isinstance(one, Attribution)]
-    assert {place[0] for place in places if places.count(place) > 1} == mine
-    world.settle()
-    assert sorted(map(len, world.held())) == [2, 2]
-    assert world.store.contents(USERS) == world.wanted()
-    assert_attributed_once(world)
 
 
 def test_what_one_knows_of_its_own_partitions_survives_a_change_of_others() -> None:

@@ -104,10 +104,6 @@ def test_the_version_follows_content_and_not_derived_files(path: Path, tmp_path:
         add_text_files(path, {"inference_server/../../x": some_file(tmp_path, "other")})
 
 
-def test_the_same_content_has_the_same_version(path: Path, tmp_path: Path) -> None:
-    assert write_both(tmp_path / "again", tmp_path).text_version == load_text_bundle(path).text_version
-
-
 def test_a_flipped_byte_a_cut_file_and_a_missing_file_are_refused(path: Path) -> None:
     trie = path / "phrases" / "trie.bin"
     trie.write_bytes(b"tri3")

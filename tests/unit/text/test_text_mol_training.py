@@ -4,7 +4,6 @@ import copy
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from services.offline.training import int8_graphs, onnx_graphs
 from services.offline.training.int8_graphs import LEAST_COSINE
 from services.offline.training.onnx_graphs import ExportError, session
 from services.offline.training.text_catalogue import write_text_mol
-from services.offline.training.text_mol import Step, TextFit, TextMolSettings, train_text_mol
+from services.offline.training.text_mol import TextFit, TextMolSettings, train_text_mol
 from services.offline.training.text_mol.fit import Prepared, encoded
 from tests.unit.text.model_folder_scene import bert_folder
 
@@ -116,16 +115,6 @@ def test_the_mutual_information_loss_is_part_of_it(folder: Path) -> None:
     assert heavy.losses[-1] < 0 < without.losses[-1]
 
 
-def test_progress_is_told_from_beginning_to_end(folder: Path) -> None:
-    told: list[Step] = []
-    train_text_mol(PAIRS, DOCUMENTS, replace(SMALL, steps=3), 0, folder=folder, listener=told.append)
-    assert list(dict.fromkeys(step.part for step in told)) == ["lower layers", "training", "documents"]
-    for part in ("lower layers", "training", "documents"):
-        steps = [step for step in told if step.part == part]
-        assert [step.done for step in steps] == sorted(step.done for step in steps)
-        assert steps[-1].done == steps[-1].total
-
-
 @pytest.mark.parametrize(
     ("pairs", "documents", "message"),
     [
@@ -169,15 +158,6 @@ def test_settings_out_of_range_are_refused(changes: dict[str, object], message: 
 def test_more_trained_layers_than_the_body_has_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="trained_layers=9; allowed: at most 2, one layer less than the body in "):
         train_text_mol(PAIRS, DOCUMENTS, replace(SMALL, trained_layers=9), 0, folder=folder)
-
-
-def test_the_rate_warms_up_over_a_tenth_and_falls_to_nearly_nothing() -> None:
-    settings = replace(SMALL, steps=100)
-    rates = [settings.rate_factor(step) for step in range(100)]
-    assert rates.index(max(rates)) == 9
-    assert rates[:10] == pytest.approx(np.arange(1, 11) / 10)
-    assert all(before > after for before, after in pairwise(rates[9:]))
-    assert rates[-1] == pytest.approx(0.01)
 
 
 IDS = [f"item-{row}" for row in range(len(DOCUMENTS))]

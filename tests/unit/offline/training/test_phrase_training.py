@@ -66,12 +66,6 @@ def test_equal_seeds_train_equal_models_and_leave_the_callers_random_state_alone
     assert not np.array_equal(one.weights, other.weights)
 
 
-def test_sampled_losses_learn_too():
-    sampled = replace(SETTINGS, exact_limit=1, drawn_tokens=8, drawn_rows=16)
-    trained = train_phrases(*corpus(), WordTokens(), sampled, 0, encoder=tiny_encoder)
-    assert np.mean(reciprocal_ranks(trained, trained.generator(GeneratorSettings(sets=3)))) > 0.8
-
-
 def test_a_padded_batch_answers_as_each_query_alone(trained):
     texts = ["", "red", "show me a red house", "show me a green stone a red ship", "unknown words 🙂"]
     together = trained.encode(texts)
@@ -191,30 +185,3 @@ def test_the_shortlist_finds_the_tokens_of_clusters():
     assert covered(x0, targets, centers, sets, 2) > 0.95
     drawn_sets = torch.stack([torch.randperm(60, generator=generator)[:8] for _ in range(16)])
     assert covered(x0, targets, centers, drawn_sets, 2) < 0.6
-
-
-def test_the_sets_hold_the_most_probable_tokens_of_their_vectors():
-    generator = torch.Generator().manual_seed(1)
-    weights, x0 = torch.randn(30, 8, generator=generator), torch.randn(20, 8, generator=generator)
-    centers, sets = fit_shortlist(x0, [[row] for row in range(20)], weights, ShortlistSize(vectors=4, tokens=5))
-    expected = (centers @ weights.T).argsort(dim=1, descending=True)[:, :5]
-    assert torch.equal(sets.long(), expected)
-
-
-def test_fitted_vectors_hold_more_tokens_than_the_ones_they_began_at():
-    generator = torch.Generator().manual_seed(2)
-    weights, x0 = torch.randn(200, 16, generator=generator), torch.randn(400, 16, generator=generator)
-    # What a question wants is not what its x_0 says: the means of clusters cannot know.
-    targets = [[int(row)] for row in (x0[:, :8] @ weights[:, 8:].T).argmax(dim=1)]
-    size = ShortlistSize(vectors=8, tokens=10, joined=2)
-    begun = covered(x0, targets, *fit_shortlist(x0, targets, weights, size, turns=0), 2)
-    assert covered(x0, targets, *fit_shortlist(x0, targets, weights, size, turns=8), 2) > begun + 0.05
-
-
-def test_a_shortlist_is_never_larger_than_questions_and_vocabulary():
-    size = ShortlistSize.of(1_000_000, 5_000_000)
-    assert (size.vectors, size.tokens, size.joined) == (4096, 20_000, 5)
-    centers, sets = fit_shortlist(torch.ones(2, 4), [[1], [2]], torch.rand(3, 4), ShortlistSize.of(2, 3))
-    assert (len(centers), sets.shape[1]) == (2, 3)
-    with pytest.raises(ValueError, match="x0 has 2 rows, targets 1"):
-        fit_shortlist(torch.ones(2, 4), [[1]], torch.rand(3, 4), size)

@@ -23,7 +23,7 @@ from services.offline.training.export import export_bundle, max_difference
 from services.offline.training.fit import fit_split
 from services.offline.training.onnx_graphs import ExportError, session
 from services.offline.training.presets import default_epochs, with_dot_head, with_sasrec
-from services.offline.training.run import configure, run_training
+from services.offline.training.run import run_training
 from services.refresher.bootstrap import fold_rules
 from services.refresher.config import RefresherSettings
 
@@ -171,24 +171,6 @@ def test_leave_one_out_trains_on_all_but_the_last_event_and_time_on_the_past() -
     assert not len(fit_split(interactions, "none", default_schema()).test_rows)
     with pytest.raises(ValueError, match="split='random'; allowed: leave-one-out, time, none"):
         fit_split(interactions, "random", default_schema())
-
-
-def test_presets_are_the_issues_and_unknown_names_are_refused_with_the_known() -> None:
-    paper = preset("ml-1m", epochs=1, seed=3)
-    assert (paper.encoder.num_blocks, paper.encoder.num_heads, paper.encoder.max_history) == (8, 2, 200)
-    assert (paper.head.num_query_components, paper.head.num_item_components, paper.head.component_width) == (8, 4, 64)
-    assert (paper.epochs, paper.seed, paper.num_negatives, paper.batch_sequences) == (1, 3, 128, 128)
-    quick = preset("quick")
-    assert quick.encoder.num_blocks >= 2
-    assert (quick.encoder.width, quick.encoder.max_history, quick.num_negatives) == (50, 100, 256)
-    assert (quick.head.num_pairs, quick.head.component_width, quick.head.gate_hidden) == (8, 50, 64)
-    assert not quick.encoder.uses_user_index
-    with pytest.raises(ValueError, match="preset='slow'; allowed: quick, ml-1m, ml-20m, books"):
-        preset("slow")
-    with pytest.raises(ValueError, match="encoder='rnn'; allowed: hstu, sasrec"):
-        configure("quick", encoder="rnn")
-    with pytest.raises(ValueError, match="epochs=0; allowed: at least 1"):
-        preset("quick", epochs=0)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -24,22 +24,6 @@ QUICK_MOMENTS = Moments(
     largest_weight=0.253,
     average_recall=(0.979, 0.992, 0.996),
 )
-# Of the trained ml-1m model, for what PAPER's components are fitted to.
-ML_1M_MOMENTS = Moments(
-    cosine_mean=-0.052,
-    cosine_sd=0.140,
-    pair_correlation=0.533,
-    average_sd=0.103,
-    popularity_share=0.396,
-    score_mean=-0.061,
-    score_sd=0.119,
-    score_heights=(3.18, 2.83, 2.09),
-    average_correlation=0.963,
-    spread=0.075,
-    entropy=0.905,
-    largest_weight=0.120,
-    average_recall=(0.998, 1.0, 1.0),
-)
 # The shape of the model that QUICK was fitted to.
 FITTED_SHAPE = Shape(
     name="quick",
@@ -84,40 +68,6 @@ def test_generated_statistics_are_the_fitted_ones(moments: list[Moments], name: 
     found = np.mean([getattr(each, name) for each in moments], axis=0)
     wanted = np.asarray(getattr(QUICK_MOMENTS, name))
     assert np.abs(found - wanted).max() <= tolerance, f"{name}: generated {found}, trained {wanted}"
-
-
-@pytest.mark.parametrize(
-    ("name", "tolerance"),
-    [
-        ("cosine_mean", 0.04),
-        # Half the width makes cosines vary more: .21 in the trained 32-wide model, .14 in this 64-wide one.
-        ("cosine_sd", 0.07),
-        ("pair_correlation", 0.08),
-        ("average_sd", 0.06),
-        ("popularity_share", 0.12),
-        ("score_sd", 0.05),
-        ("score_heights", 0.7),
-        ("average_correlation", 0.04),
-        ("average_recall", 0.03),
-    ],
-)
-def test_the_papers_shapes_have_the_eight_by_four_models_statistics(
-    books: list[Moments], name: str, tolerance: float
-) -> None:
-    found = np.mean([getattr(each, name) for each in books], axis=0)
-    wanted = np.asarray(getattr(ML_1M_MOMENTS, name))
-    assert np.abs(found - wanted).max() <= tolerance, f"{name}: generated {found}, trained {wanted}"
-
-
-def test_isotropic_noise_would_fail_these_tolerances() -> None:
-    scene = generate(FITTED_SHAPE, num_queries=8, seed=0, fitted=QUICK)
-    rng = np.random.default_rng(0)
-    for components in (scene.items.components, scene.queries.components):
-        noise = rng.standard_normal(components.shape, dtype=np.float32)
-        components[:] = noise / np.linalg.norm(noise, axis=-1, keepdims=True)
-    found = measure(scene)
-    assert abs(found.pair_correlation - QUICK_MOMENTS.pair_correlation) > 0.08
-    assert QUICK_MOMENTS.popularity_share - found.popularity_share > 0.12
 
 
 def test_equal_seeds_make_equal_scenes_and_others_do_not() -> None:

@@ -5,12 +5,12 @@ from dataclasses import asdict
 
 import pytest
 
-from services.offline.evaluation.catalogues.scene import SHAPES, SYNTHETIC, Shape
+from services.offline.evaluation.catalogues.scene import SYNTHETIC, Shape
 from services.offline.evaluation.common.roofline import Rates
 from services.offline.evaluation.retrieval.algorithms import TRANSCRIPTION, algorithms
 from services.offline.evaluation.retrieval.page import _is_shown
 from services.offline.evaluation.retrieval.page import page as retrieval_page
-from services.offline.evaluation.retrieval.rows import Plan, Row, plans, rows, wrong_proofs
+from services.offline.evaluation.retrieval.rows import Plan, Row, rows, wrong_proofs
 
 TINY = Shape(
     name="tiny",
@@ -74,18 +74,6 @@ def test_a_false_proof_is_named() -> None:
     assert wrong_proofs([row]) == ["liar at tiny, batch 1: recall 0.9900"]
 
 
-def test_larger_pools_find_more(measured: list[Row]) -> None:
-    found = {row["algorithm"]: row["recall_100"] for row in measured if row["batch"] == 4}
-    assert 0.5 <= found["top_k_per_embedding(50)"] <= found["top_k_per_embedding(100)"]
-    assert found["top_k_avg(200)"] <= found["top_k_avg(500)"]
-
-
-def test_the_transcriptions_brute_force_is_the_unit_of_speed(measured: list[Row]) -> None:
-    baseline = [row for row in measured if row["algorithm"] == f"{TRANSCRIPTION}brute_force"]
-    assert [row["speedup"] for row in baseline] == [1.0, 1.0]
-    assert all(row["recall_100"] > 0.99 for row in baseline)
-
-
 def report_of(rows: list[Row], **more: object) -> dict[str, object]:
     return {
         "command": "freshet bench retrieval",
@@ -115,15 +103,3 @@ def test_trained_bundles_stand_first_with_recall_and_hit_rate(measured: list[Row
     assert page.index("### mine as trained: 1,200 items, batch 1") < page.index("## Synthetic catalogues")
     assert "recall@100 | relative HR@100" in page
     assert "| 0.500 | 0.250 |" in page
-
-
-def test_quick_keeps_every_shape_at_full_size() -> None:
-    found = plans(list(SHAPES), batches=None, quick=True)
-    assert [plan.shape for plan in found] == list(SHAPES.values())
-    books = next(plan for plan in found if plan.shape.name == "books")
-    assert books.batches == (1, 8)
-
-
-def test_queries_suffice_for_the_largest_batch() -> None:
-    (plan,) = plans(["ml-1m"], batches=(1, 500), quick=True)
-    assert plan.num_queries == 500

@@ -15,7 +15,6 @@ from services.offline.training.codebooks.k_means import product_k_means
 from services.offline.training.codebooks.product_quantizer import (
     ProductQuantizer,
     balancing_rotation,
-    dealt,
     decode,
     encode,
     train_product_quantizer,
@@ -178,14 +177,6 @@ def test_equal_seeds_give_equal_codebooks_and_other_seeds_others() -> None:
     assert not np.array_equal(first.codebooks, other.codebooks)
 
 
-def test_the_unit_of_length_does_not_matter() -> None:
-    points = clustered(500, 8, 12)
-    small = train_product_quantizer(points, num_subspaces=4, code_bits=4, seed=0)
-    large = train_product_quantizer(1024 * points, num_subspaces=4, code_bits=4, seed=0)
-    np.testing.assert_allclose(large.codebooks, 1024 * small.codebooks, rtol=1e-5)
-    np.testing.assert_array_equal(large.encode(1024 * points), small.encode(points))
-
-
 def test_short_and_zero_points_are_encoded_by_plain_l2() -> None:
     points = clustered(600, 8, 13)
     quantizer = train_product_quantizer(points, num_subspaces=4, code_bits=4, threshold=0.4, seed=0)
@@ -205,13 +196,6 @@ def test_a_catalogue_with_zero_vectors_trains_as_if_they_were_absent() -> None:
     loss = score_aware_loss(kept, quantizer.decode(quantizer.encode(kept)), 0.2 * quantizer.scale)
     zero = score_aware_loss(kept, np.zeros_like(kept), 0.2 * quantizer.scale)
     assert loss.sum() < 0.3 * zero.sum()
-
-
-def test_fewer_distinct_points_than_codewords_are_reproduced_exactly() -> None:
-    distinct = clustered(10, 8, 15)
-    points = np.repeat(distinct, 5, axis=0)
-    quantizer = train_product_quantizer(points, num_subspaces=4, code_bits=4, seed=0)
-    np.testing.assert_allclose(quantizer.decode(quantizer.encode(distinct)), distinct, atol=1e-5)
 
 
 def test_the_parallel_direction_of_a_residual_is_the_datapoints_own() -> None:
@@ -248,17 +232,6 @@ def test_a_rotation_shares_the_variance_and_changes_no_inner_product() -> None:
         return float(score_aware_loss(points, quantizer.decode(quantizer.encode(points)), 0.2 * quantizer.scale).sum())
 
     assert loss(turned) < 0.7 * loss(plain)
-
-
-@given(sizes=st.lists(st.floats(0, 100), min_size=12, max_size=12), num_groups=st.sampled_from([1, 2, 3, 4, 6, 12]))
-def test_every_direction_is_dealt_once(sizes: list[float], num_groups: int) -> None:
-    assert sorted(dealt(sizes, num_groups)) == list(range(12))
-
-
-def test_no_points_have_no_codes() -> None:
-    quantizer = train_product_quantizer(clustered(100, 8, 18), num_subspaces=4, code_bits=4)
-    assert quantizer.encode(np.empty((0, 8), dtype=np.float32)).shape == (0, 4)
-    assert quantizer.decode(np.empty((0, 4), dtype=np.uint8)).shape == (0, 8)
 
 
 @pytest.mark.parametrize(
