@@ -94,7 +94,6 @@ class AsyncGrpcTransport:
             raise FreshetError(f"the client of {endpoint.target} is closed") from error
 
     async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
-        """As `GrpcTransport.stream`."""
         self._connect()
         call = getattr(self._stub, method)(request, metadata=tuple(self._endpoint.metadata))
         try:
@@ -121,7 +120,7 @@ class AsyncGrpcTransport:
 
 
 class AsyncClient:
-    """As `Client`, for asyncio: `async with AsyncClient("127.0.0.1:50050") as client`."""
+    """As `Client`, with the same methods, for asyncio: `async with AsyncClient("127.0.0.1:50050") as client`."""
 
     def __init__(
         self,
@@ -138,7 +137,6 @@ class AsyncClient:
 
     @classmethod
     def over(cls, transport: Any, timeout_s: float = TIMEOUT_S) -> Self:
-        """As `Client.over`."""
         made = cls.__new__(cls)
         made._transport, made._timeout_s = transport, timeout_s
         return made
@@ -156,7 +154,6 @@ class AsyncClient:
         await self._transport.close()
 
     def session(self, user_id: str = "", *, not_again: NotAgain | None = None) -> AsyncSession:
-        """As `Client.session`."""
         from freshet_client.session import AsyncSession
 
         return AsyncSession(self, user_id, not_again=not_again)
@@ -164,7 +161,6 @@ class AsyncClient:
     async def recommend(
         self, user_id: str = "", k: int = 10, *, timeout_s: float | None = None, **options: Unpack[RecommendOptions]
     ) -> Recommendation:
-        """As `Client.recommend`."""
         return await self._run(calls.recommend(user_id, k, options), timeout_s)
 
     async def search(
@@ -177,7 +173,6 @@ class AsyncClient:
         context: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> SearchAnswer:
-        """As `Client.search`."""
         return await self._run(calls.search(query, k, user_id, filter, context), timeout_s)
 
     async def similar(
@@ -190,7 +185,6 @@ class AsyncClient:
         context: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> SimilarAnswer:
-        """As `Client.similar`."""
         return await self._run(calls.similar(item_id, k, user_id, filter, context), timeout_s)
 
     async def explain(
@@ -203,70 +197,56 @@ class AsyncClient:
         rules: Sequence[Rule] = (),
         timeout_s: float | None = None,
     ) -> Explanation:
-        """As `Client.explain`."""
         return await self._run(calls.explain(user_id, item_id, history, max_pairs, rules), timeout_s)
 
     async def record(self, *interactions: Interaction, timeout_s: float | None = None) -> list[Receipt]:
-        """As `Client.record`."""
         return await self._run_all(calls.record(interactions), timeout_s)
 
     async def record_impressions(
         self, user_id: str, exposure_id: str, impressions: Sequence[Impression], *, timeout_s: float | None = None
     ) -> list[Receipt]:
-        """As `Client.record_impressions`."""
         return await self._run_all(calls.record_impressions(user_id, exposure_id, impressions), timeout_s)
 
     async def undo(self, user_id: str, event_id: str, *, timeout_s: float | None = None) -> Receipt:
-        """As `Client.undo`."""
         return await self._run(calls.undo(user_id, event_id), timeout_s)
 
     async def put_items(
         self, items: Iterable[Item], *, fields: Sequence[str] = (), timeout_s: float | None = None
     ) -> int:
-        """As `Client.put_items`."""
         written = 0
         for one in calls.put_items(list(items), fields):
             written += await self._run(one, timeout_s)
         return written
 
     async def forget_user(self, user_id: str, *, preview: bool = False, timeout_s: float | None = None) -> ForgetReport:
-        """As `Client.forget_user`."""
         return await self._run(calls.forget_user(user_id, preview), timeout_s)
 
     async def freshness(self, *, timeout_s: float | None = None) -> FreshnessReport:
-        """As `Client.freshness`."""
         return await self._run(calls.freshness(), timeout_s)
 
     async def catalogue(self, *, max_categories: int = 0, timeout_s: float | None = None) -> CatalogueDescription:
-        """As `Client.catalogue`."""
         return await self._run(calls.catalogue(max_categories), timeout_s)
 
     async def exposures(self, user_id: str, *, max_answers: int = 0, timeout_s: float | None = None) -> ShownAnswers:
-        """As `Client.exposures`."""
         return await self._run(calls.exposures(user_id, max_answers), timeout_s)
 
     async def exposure(self, user_id: str, exposure_id: str, *, timeout_s: float | None = None) -> ShownAnswer:
-        """As `Client.exposure`."""
         return await self._run(calls.exposure(user_id, exposure_id), timeout_s)
 
     async def health(self, *, minutes: int = 0, timeout_s: float | None = None) -> HealthReport:
-        """As `Client.health`."""
         return await self._run(calls.health(minutes), timeout_s)
 
     async def dead_letters(
         self, topic: str = "", *, max_letters: int = 0, timeout_s: float | None = None
     ) -> DeadLetterList:
-        """As `Client.dead_letters`."""
         return await self._run(calls.dead_letters(topic, max_letters), timeout_s)
 
     async def replay_dead_letter(
         self, topic: str, position: StreamPosition, *, preview: bool = False, timeout_s: float | None = None
     ) -> ReplayedLetter:
-        """As `Client.replay_dead_letter`."""
         return await self._run(calls.replay_dead_letter(topic, position, preview), timeout_s)
 
     async def get_item(self, item_id: str, *, timeout_s: float | None = None) -> ItemReport:
-        """As `Client.get_item`."""
         return await self._run(calls.get_item(item_id), timeout_s)
 
     async def list_items(
@@ -279,24 +259,20 @@ class AsyncClient:
         page_token: str = "",
         timeout_s: float | None = None,
     ) -> ItemPage:
-        """As `Client.list_items`."""
         return await self._run(calls.list_items(prefix, category, newest_first, page_size, page_token), timeout_s)
 
     async def user(
         self, user_id: str, *, max_events: int = 0, skip_events: int = 0, timeout_s: float | None = None
     ) -> UserReport:
-        """As `Client.user`."""
         return await self._run(calls.user(user_id, max_events, skip_events), timeout_s)
 
     async def tail(self) -> AsyncIterator[TailedInteractions]:
-        """As `Client.tail`."""
         one = calls.tail()
         async with aclosing(self._transport.stream(one.method, one.request)) as messages:
             async for message in messages:
                 yield one.read(message)
 
     async def version_sets(self, *, timeout_s: float | None = None) -> VersionSets:
-        """As `Client.version_sets`."""
         return await self._run(calls.version_sets(), timeout_s)
 
     async def change_version_set(
@@ -308,21 +284,17 @@ class AsyncClient:
         share: float = 0.0,
         timeout_s: float | None = None,
     ) -> Changed:
-        """As `Client.change_version_set`."""
         return await self._run(calls.change_version_set(change, name, share, expected_revision), timeout_s)
 
     async def rules(self, *, timeout_s: float | None = None) -> StandingRules:
-        """As `Client.rules`."""
         return await self._run(calls.rules(), timeout_s)
 
     async def put_rules(
         self, rules: Sequence[Rule], *, expected_revision: int, timeout_s: float | None = None
     ) -> Changed:
-        """As `Client.put_rules`."""
         return await self._run(calls.put_rules(rules, expected_revision), timeout_s)
 
     async def call(self, method: str, request: Any, *, timeout_s: float | None = None) -> Any:
-        """As `Client.call`."""
         return await self._transport.call(method, request, self._timeout_s if timeout_s is None else timeout_s)
 
     async def _run(self, one: calls.Call[T], timeout_s: float | None) -> T:

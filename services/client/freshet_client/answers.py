@@ -55,9 +55,8 @@ class Certificate:
     """How far an answer may be from the exact top k.
 
     `kind` is "exact", "bounded" (no left-out item scores more than `gap` above the k-th) or "estimate" (no proof; `gap`
-    is None). `gap` is in similarity units, 0 to 2. `asked_gap`: the request's `max_gap`. `items_touched`: how many
-    items the searches read. `interleaved`: the answer is drafted from the rankings of an experiment's two arms, the top
-    k of neither.
+    is None). `gap` is in similarity units, 0 to 2. `asked_gap`: the request's `max_gap`. `items_touched`: items that
+    the searches read. `interleaved`: the answer mixes the rankings of an experiment's two arms.
     """
 
     kind: str
@@ -72,8 +71,8 @@ class Certificate:
 
 @dataclass(frozen=True)
 class ScoredItem:
-    """`source` proposed and scored the item: "mol", "first_stage", "popular", or "new" in a reserved position. `rules`
-    changed its score or its position. `title` and `categories` are empty unless the call set `with_details`.
+    """`source` found the item: "mol", "first_stage", "popular", or "new" in a reserved position. `rules` changed its
+    score or position. `title` and `categories` are empty without `with_details`.
     """
 
     item_id: str
@@ -87,8 +86,8 @@ class ScoredItem:
 @dataclass(frozen=True)
 class IndexFreshness:
     """`deltas_offset`: the last applied offset of `index-deltas`, -1 before any. `newest_recorded_time`: when the
-    broker received the newest reflected interaction. `lag_seconds`: from then until the index served it. Both are None
-    before any interaction.
+    broker received the newest reflected interaction. `lag_seconds`: from then until the index served it. None before
+    any.
     """
 
     deltas_offset: int

@@ -1,4 +1,7 @@
-"""The gateway's calls, for both clients; nothing is sent here."""
+"""The calls of `Client`'s methods, for both clients; nothing is sent here.
+
+A call with many entries becomes as many requests as the limits require.
+"""
 
 from __future__ import annotations
 
@@ -71,14 +74,12 @@ def _call(method: str, request: Any, field: str = "", **fields: Any) -> Call[Any
 
 
 def recommend(user_id: str, k: int, options: Any) -> Call[Recommendation]:
-    """The top k items for a user."""
     return _call("Recommend", gateway_pb2.RecommendRequest(), user_id=user_id, k=k, **options)
 
 
 def search(
     query: str, k: int, user_id: str, wanted: Filter | None, context: Mapping[str, str] | None
 ) -> Call[SearchAnswer]:
-    """The best items for a query."""
     request = gateway_pb2.GatewayServiceSearchRequest()
     return _call("Search", request, query=query, k=k, user_id=user_id, filter=wanted, context=context)
 
@@ -86,7 +87,6 @@ def search(
 def similar(
     item_id: str, k: int, user_id: str, wanted: Filter | None, context: Mapping[str, str] | None
 ) -> Call[SimilarAnswer]:
-    """The items most similar to one."""
     request = gateway_pb2.GatewayServiceSimilarRequest()
     return _call("Similar", request, item_id=item_id, k=k, user_id=user_id, filter=wanted, context=context)
 
@@ -94,13 +94,11 @@ def similar(
 def explain(
     user_id: str, item_id: str, history: Sequence[HistoryEvent], max_pairs: int, rules: Sequence[Rule]
 ) -> Call[Explanation]:
-    """Why an item has its score."""
     fields: dict[str, Any] = {"history": history, "max_pairs": max_pairs, "rules": rules}
     return _call("Explain", gateway_pb2.ExplainRequest(), user_id=user_id, item_id=item_id, **fields)
 
 
 def record(interactions: Sequence[Interaction]) -> Iterator[Call[list[Receipt]]]:
-    """Write interactions, in as many calls as the request limits require."""
     for part in _parts(gateway_pb2.RecordInteractionsRequest, "interactions", interactions):
         yield Call("RecordInteractions", part, "receipts")
 
@@ -108,107 +106,88 @@ def record(interactions: Sequence[Interaction]) -> Iterator[Call[list[Receipt]]]
 def record_impressions(
     user_id: str, exposure_id: str, impressions: Sequence[Impression]
 ) -> Iterator[Call[list[Receipt]]]:
-    """Write impressions, in as many calls as the request limits require."""
     for part in _parts(gateway_pb2.RecordImpressionsRequest, "impressions", impressions):
         part.user_id, part.exposure_id = user_id, exposure_id
         yield Call("RecordImpressions", part, "receipts")
 
 
 def put_items(items: Sequence[Item], fields: Sequence[str]) -> Iterator[Call[int]]:
-    """Write items, in as many calls as the request limits require."""
     for part in _parts(gateway_pb2.PutItemsRequest, "items", items):
         write(part, {"fields": fields})
         yield Call("PutItems", part, "num_written")
 
 
 def undo(user_id: str, event_id: str) -> Call[Receipt]:
-    """Take one event back."""
     return _call("UndoInteraction", gateway_pb2.UndoInteractionRequest(), "receipt", user_id=user_id, event_id=event_id)
 
 
 def forget_user(user_id: str, preview: bool) -> Call[ForgetReport]:
-    """Remove all that is known of a user."""
     return _call("ForgetUser", gateway_pb2.ForgetUserRequest(), user_id=user_id, preview=preview)
 
 
 def freshness() -> Call[FreshnessReport]:
-    """How far each part has read."""
     return _call("GetFreshness", gateway_pb2.GetFreshnessRequest())
 
 
 def catalogue(max_categories: int) -> Call[CatalogueDescription]:
-    """What the catalogue holds."""
     request = gateway_pb2.DescribeCatalogueRequest()
     return _call("DescribeCatalogue", request, max_categories=max_categories)
 
 
 def get_item(item_id: str) -> Call[ItemReport]:
-    """What the catalogue says of an item."""
     return _call("GetItem", gateway_pb2.GetItemRequest(), item_id=item_id)
 
 
 def list_items(prefix: str, category: str, newest_first: bool, page_size: int, page_token: str) -> Call[ItemPage]:
-    """A page of the catalogue."""
     fields: dict[str, Any] = {"newest_first": newest_first, "page_size": page_size, "page_token": page_token}
     return _call("ListItems", gateway_pb2.ListItemsRequest(), prefix=prefix, category=category, **fields)
 
 
 def user(user_id: str, max_events: int, skip_events: int) -> Call[UserReport]:
-    """What is stored of a user."""
     request = gateway_pb2.GetUserRequest()
     return _call("GetUser", request, user_id=user_id, max_events=max_events, skip_events=skip_events)
 
 
 def exposures(user_id: str, max_answers: int) -> Call[ShownAnswers]:
-    """The newest answers of a user."""
     return _call("ListExposures", gateway_pb2.ListExposuresRequest(), user_id=user_id, max_answers=max_answers)
 
 
 def exposure(user_id: str, exposure_id: str) -> Call[ShownAnswer]:
-    """One answer of a user."""
     request = gateway_pb2.GetExposureRequest()
     return _call("GetExposure", request, "answer", user_id=user_id, exposure_id=exposure_id)
 
 
 def health(minutes: int) -> Call[HealthReport]:
-    """The state of each part."""
     return _call("GetHealth", gateway_pb2.GetHealthRequest(), minutes=minutes)
 
 
 def dead_letters(topic: str, max_letters: int) -> Call[DeadLetterList]:
-    """The newest dead letters."""
     return _call("ListDeadLetters", gateway_pb2.ListDeadLettersRequest(), topic=topic, max_letters=max_letters)
 
 
 def replay_dead_letter(topic: str, position: StreamPosition, preview: bool) -> Call[ReplayedLetter]:
-    """Write a dead letter's record again."""
     request = gateway_pb2.ReplayDeadLetterRequest()
     return _call("ReplayDeadLetter", request, topic=topic, position=position, preview=preview)
 
 
 def tail() -> Call[TailedInteractions]:
-    """The newest interactions, as a stream."""
     return _call("TailInteractions", gateway_pb2.TailInteractionsRequest())
 
 
 def version_sets() -> Call[VersionSets]:
-    """The version sets of the gateway."""
     return _call("GetVersionSets", gateway_pb2.GetVersionSetsRequest())
 
 
 def change_version_set(change: str, name: str, share: float, expected_revision: int) -> Call[Changed]:
-    """An operator's step with a version set."""
     fields: dict[str, Any] = {"name": name, "share": share, "expected_revision": expected_revision}
     return _call("ChangeVersionSet", gateway_pb2.ChangeVersionSetRequest(), change=change, **fields)
 
 
 def rules() -> Call[StandingRules]:
-    """The standing rules."""
     return _call("ListRules", gateway_pb2.ListRulesRequest())
 
 
 def put_rules(wanted: Sequence[Rule], expected_revision: int) -> Call[Changed]:
-    """Replace the standing rules."""
     return _call("PutRules", gateway_pb2.PutRulesRequest(), rules=wanted, expected_revision=expected_revision)
 
 

@@ -124,10 +124,10 @@ class Client:
     """A connection to one gateway, or to several of one installation.
 
     `target`: "host:port", an IPv6 address in brackets, or "dns:///name:port" for all addresses of a name. `tls`: None
-    is plaintext. `timeout_s`: the default deadline. `is_background`: nobody waits for the answers; they get at most
-    half of the capacity.
+    is plaintext. `timeout_s`: the default deadline. `is_background`: nobody waits; these calls get at most half of the
+    capacity.
 
-    Retriable calls are retried within the deadline (the gateway's service config). Every method raises a FreshetError.
+    Retriable calls are retried within the deadline. Every method raises a FreshetError.
     Raises: InvalidArgument for a target, key or certificate that cannot be used.
     """
 

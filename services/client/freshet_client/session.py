@@ -273,7 +273,7 @@ class Session(_Session):
 
 
 class AsyncSession(_Session):
-    """As `Session`, awaited."""
+    """As `Session`, with the same methods, awaited."""
 
     def __init__(self, client: AsyncClient, user_id: str = "", *, not_again: NotAgain | None = None) -> None:
         super().__init__(user_id, not_again)
@@ -282,7 +282,6 @@ class AsyncSession(_Session):
     async def recommend(
         self, k: int = 10, *, timeout_s: float | None = None, **options: Unpack[RecommendOptions]
     ) -> Recommendation:
-        """As `Session.recommend`."""
         async with self._lock:
             filled = self._state.recommend_options(options)
             answer = await self._client.recommend(self.user_id, k, timeout_s=timeout_s, **filled)
@@ -290,7 +289,6 @@ class AsyncSession(_Session):
             return answer
 
     async def next_page(self, k: int | None = None, *, timeout_s: float | None = None) -> Recommendation | None:
-        """As `Session.next_page`."""
         async with self._lock:
             if not self.has_next_page:
                 return None
@@ -314,7 +312,6 @@ class AsyncSession(_Session):
         context: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Receipt | None:
-        """As `Session.record`."""
         async with self._lock:
             fields = {"type": type, "value": value, "event_time": event_time, "event_id": event_id, "query": query}
             done = self._state.interaction(item_id, context=context, **fields)
@@ -324,13 +321,11 @@ class AsyncSession(_Session):
             return self._state.recorded((await self._client.record(done, timeout_s=timeout_s))[0])
 
     async def undo(self, event_id: str, *, timeout_s: float | None = None) -> Receipt:
-        """As `Session.undo`."""
         async with self._lock:
             _refuse_visitor(self)
             return self._state.recorded(await self._client.undo(self.user_id, event_id, timeout_s=timeout_s))
 
     async def seen(self, *item_ids: str, timeout_s: float | None = None) -> list[Receipt]:
-        """As `Session.seen`."""
         async with self._lock:
             receipts: list[Receipt] = []
             for exposure_id, seen in self._state.impressions(item_ids).items():
@@ -340,7 +335,6 @@ class AsyncSession(_Session):
             return receipts
 
     async def explain(self, item_id: str, *, max_pairs: int = 0, timeout_s: float | None = None) -> Explanation:
-        """As `Session.explain`."""
         async with self._lock:
             history = self._state.history
             return await self._client.explain(
