@@ -1,6 +1,6 @@
 """Take the console's pictures for docs/guide/console.md from a running one: `python deploy/site/screenshots.py`.
 
-It needs chromium and the demo's data (`make demo ARGS=--keep`). What it does, it does as a user of its own.
+It needs chromium, the demo's data (`make demo ARGS=--keep`) and events that arrive. It acts as a new user.
 """
 
 import sys
@@ -47,6 +47,10 @@ def main(base: str) -> None:
         page.goto(f"{base}/items?item={item}")
         expect(page.get_by_label("Who is like it").locator("a")).to_have_count(8)
         shot(page, "items")
+        page.goto(f"{base}/live")
+        expect(page.get_by_label("As they come").locator("li").first).to_be_visible(timeout=60_000)
+        page.wait_for_timeout(20_000)  # The plots need samples.
+        shot(page, "live")
         page.goto(f"{base}/health")
         expect(page.locator(".verdict")).to_contain_text("Every part is ready")
         expect(page.locator(".plot canvas")).to_have_count(4)
