@@ -1,7 +1,6 @@
 """Access of browsers to the gateway: an API key per browser, in memory only, and a client per key.
 
-The cookie has a random id of the browser. The key leaves this process only in calls to the gateway. A restart signs
-everybody out.
+The cookie has a random id of the browser. A restart signs everybody out.
 """
 
 from collections import OrderedDict
@@ -18,23 +17,18 @@ MAX_BROWSERS, MAX_CLIENTS, TIMEOUT_S = 10_000, 64, 5.0
 
 
 class Access:
-    """The keys of all browsers."""
-
     def __init__(self, settings: ConsoleSettings) -> None:
         self.settings = settings
         tls = settings.tls
         self._tls = None if tls is None else Tls(ca=tls.ca, certificate=tls.certificate, key=tls.key)
-        self._keys: OrderedDict[str, str] = OrderedDict()
-        self._clients: OrderedDict[str, AsyncClient] = OrderedDict()
+        self._keys, self._clients = OrderedDict[str, str](), OrderedDict[str, AsyncClient]()
 
     @property
     def is_signed_in(self) -> bool:
-        """Whether this browser has signed in with a key."""
         return bool(self._key)
 
     @property
     def client(self) -> AsyncClient:
-        """The client of the gateway with this browser's key."""
         return self._client_of(self._key)
 
     async def admit(self, key: str | None = None) -> tuple[str, frozenset[str] | None]:
@@ -56,13 +50,11 @@ class Access:
         return "", frozenset(found.roles)
 
     def sign_in(self, key: str) -> None:
-        """Set this browser's key."""
         self._keys[app.storage.browser["id"]] = key
         while len(self._keys) > MAX_BROWSERS:
             self._keys.popitem(last=False)
 
     def sign_out(self) -> None:
-        """Remove this browser's key."""
         self._keys.pop(app.storage.browser["id"], None)
 
     @property

@@ -1,4 +1,4 @@
-"""Items as cards in a grid. A card stays the same element while its item is shown, so the browser can move it."""
+"""Items as cards in a grid. A shown item keeps its element, so the browser can move it."""
 
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,6 +10,9 @@ from nicegui.element import Element
 from nicegui.elements.mixins.text_element import TextElement
 
 from services.console.frame import box, button, text
+
+# Type of event -> icon of its button.
+ICONS = {"like": "thumb_up", "dislike": "thumb_down", "hide": "visibility_off"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +28,31 @@ class Shown:
 
 @dataclass(slots=True)
 class _Card:
-    item: Shown
     element: Element
     rank: TextElement
     move: TextElement
     score: TextElement
     place: int = 0
 
+    def put(self, item: Shown, place: int) -> None:
+        self.place = place
+        self.rank.set_text(str(place))
+        self.score.set_text(f"{item.score:.3f}")
+
 
 class Cards:
-    """The grid. act: called with an item and a button's event type. similar: shows items similar to an item id."""
+    """The grid. `actions`: event types with a button. act, similar: called with an item's button. why: returns the
+    address that explains an item.
+    """
 
-    def __init__(self, act: Callable[[Shown, str], Awaitable[None]], similar: Callable[[str], Awaitable[None]]) -> None:
-        self._act, self._similar = act, similar
-        # Type of event and icon of each button.
-        self.actions: Sequence[tuple[str, str]] = ()
-        # Returns the address of the page that explains why an item is in the grid.
-        self.why: Callable[[str], str] = lambda item_id: ""
+    def __init__(
+        self,
+        act: Callable[[Shown, str], Awaitable[None]],
+        similar: Callable[[str], Awaitable[None]],
+        why: Callable[[str], str],
+    ) -> None:
+        self._act, self._similar, self._why = act, similar, why
+        self.actions: Sequence[str] = ()
         self._grid = box("ol", "cards", aria_label="Items, best first")
         self._empty = text("p", "Nothing is left to answer: take a filter away.", "hint")
         self._empty.set_visibility(False)
@@ -52,26 +63,33 @@ class Cards:
         return len(self._cards)
 
     def title_of(self, item_id: str) -> str:
-        """Return the item's title on a card, of now or before; the id if it has none."""
+        """Return the title of an item that is or was on a card; else the id."""
         return self._titles.get(item_id) or item_id
+
+    def clear(self) -> None:
+        """Remove all cards: their links are a user's."""
+        self._cards.clear()
+        self._grid.clear()
 
     def set_read_only(self, is_read_only: bool) -> None:
         """Hide or show the buttons that write events."""
         self._grid.classes(**{"add" if is_read_only else "remove": "read-only"})
 
     def show(self, items: Sequence[Shown], *, moves: bool) -> None:
-        """Show these items in this order. moves: show on each card how far it moved."""
-        wanted = {item.item_id for item in items}
-        for item_id in [one for one in self._cards if one not in wanted]:
+        """Show these items in this order. moves: show how far each card moved."""
+        for item_id in self._cards.keys() - {item.item_id for item in items}:
             self._cards.pop(item_id).element.delete()
-        before = len(self._cards)
+        before = dict(self._cards)
         for place, item in enumerate(items, 1):
-            card = self._cards.get(item.item_id)
-            is_new = card is None
-            if card is None:
-                card = self._cards[item.item_id] = self._make(item)
-            self._say_move(card, place, is_new=is_new and before > 0, moves=moves)
-            self._place(card, item, place)
+            card = before.get(item.item_id) or self._make(item)
+            up, label, kind = card.place - place if card.place else 0, "", ""
+            if moves and before and item.item_id not in before:
+                label, kind = "new", "new"
+            elif moves and up:
+                label, kind = (f"▲ {up}", "up") if up > 0 else (f"▼ {-up}", "down")
+            card.move.set_text(label)
+            card.move.classes(replace=f"move {kind}")
+            card.put(item, place)
         self._grid.default_slot.children[:] = [self._cards[item.item_id].element for item in items]
         self._grid.update()
         self._empty.set_visibility(not items)
@@ -80,35 +98,15 @@ class Cards:
         """Add these items after the shown ones."""
         for item in items:
             if item.item_id not in self._cards:
-                card = self._cards[item.item_id] = self._make(item)
-                self._place(card, item, len(self._cards))
-
-    def _place(self, card: _Card, item: Shown, place: int) -> None:
-        card.place = place
-        card.rank.set_text(str(place))
-        card.score.set_text(f"{item.score:.3f}")
-
-    def _say_move(self, card: _Card, place: int, *, is_new: bool, moves: bool) -> None:
-        up = card.place - place
-        label, kind = "", ""
-        if moves and is_new:
-            label, kind = "new", "new"
-        elif moves and card.place and up:
-            label, kind = (f"▲ {up}", "up") if up > 0 else (f"▼ {-up}", "down")
-        card.move.set_text(label)
-        card.move.classes(replace=f"move {kind}")
+                self._make(item).put(item, len(self._cards))
 
     def _make(self, item: Shown) -> _Card:
         self._titles[item.item_id] = item.title
-        name = item.title or item.item_id
-        with self._grid:
-            element = box("li", "card", data_item=item.item_id)
+        name, why = item.title or item.item_id, self._why(item.item_id)
         hue = zlib.crc32(",".join(item.categories or [item.item_id]).encode()) % 360
-        element.style(f"--hue: {hue}")
-        with element:
+        with self._grid, box("li", "card", data_item=item.item_id).style(f"--hue: {hue}") as element:
             with box("div", "card-top"):
-                rank = text("span", "", "rank")
-                move = text("span", "", "move")
+                rank, move = text("span", "", "rank"), text("span", "", "move")
                 score = text("span", "", "score", title="Score: similarity of user and item, and votes of neighbours")
             text("h3", name, "isolated title")
             with box("p", "tags"):
@@ -117,11 +115,12 @@ class Cards:
                 if item.why:
                     text("span", item.why, "tag why")
             with box("div", "acts"):
-                for kind, icon in self.actions:
+                for kind in self.actions:
                     act = partial(self._act, item, kind)
-                    button("", act, icon=icon, classes=f"act {kind}", about=f"{kind.capitalize()}: {name}")
+                    button("", act, icon=ICONS[kind], classes=f"act {kind}", about=f"{kind.capitalize()}: {name}")
                 similar = partial(self._similar, item.item_id)
                 button("", similar, icon="join_inner", classes="act", about=f"Similar: {name}")
-                with box("a", "act", aria_label=f"Why: {name}", title=f"Why: {name}", href=self.why(item.item_id)):
+                with box("a", "act", aria_label=f"Why: {name}", title=f"Why: {name}", href=why):
                     ui.icon("help_outline").props("aria-hidden=true")
-        return _Card(item, element, rank, move, score)
+        self._cards[item.item_id] = card = _Card(element, rank, move, score)
+        return card

@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from freshet_client import DeadLetter, FreshetError
+from freshet_client import DeadLetter, FreshetError, StreamPosition
 from nicegui.element import Element
 
-from services.console.frame import Notice, Visit, box, button, text
+from services.console.frame import Notice, Visit, box, button, panel, text
 from services.console.sentences import date_text
 
 # The most dead letters of each topic.
@@ -17,8 +17,7 @@ class Letters:
 
     def __init__(self, visit: Visit) -> None:
         self._visit, self._client = visit, visit.client
-        with box("section", "panel", aria_label="Dead letters"):
-            text("h2", "Dead letters")
+        with panel("Dead letters"):
             self.notice = Notice()
             self._about = text("p", "", "hint")
             self._list = box("ul", "plain")
@@ -39,40 +38,35 @@ class Letters:
 
     def _letter(self, letter: DeadLetter) -> None:
         with box("li", "letter"):
-            place = letter.position
+            place, done = letter.position, letter.replayed_to
             name = "" if place is None else f"{letter.topic}:{place.partition}:{place.offset}"
             text("strong", name, "isolated")
             text("span", letter.reason, "isolated")
             text("time", date_text(letter.written_time), "hint")
-            done = letter.replayed_to
             if done is not None:
                 text("span", f"Replayed to {letter.topic}:{done.partition}:{done.offset}.", "hint")
-                return
-            with box("div", "row") as rest:
-                button("Replay", partial(self._replay, letter, rest, preview=True), about=f"Look at a replay of {name}")
+            elif place is not None:
+                with box("div", "row") as rest:
+                    look = partial(self._replay, letter, place, rest, preview=True)
+                    button("Replay", look, about=f"Look at a replay of {name}")
 
-    async def _replay(self, letter: DeadLetter, rest: Element, *, preview: bool) -> None:
-        if letter.position is None:
-            return
+    async def _replay(self, letter: DeadLetter, place: StreamPosition, rest: Element, *, preview: bool) -> None:
         # The buttons are removed first, so that a second click sends nothing. The gateway replays a record only once.
         rest.clear()
         try:
-            found = await self._client.replay_dead_letter(letter.topic, letter.position, preview=preview)
+            found = await self._client.replay_dead_letter(letter.topic, place, preview=preview)
         except FreshetError as error:
-            _said(rest, f"It was not replayed, as far as is known: {error}")
-            return
-        if found.left_out or not preview:
-            to = found.written_to
-            done = "" if to is None else f"Replayed to {letter.topic}:{to.partition}:{to.offset}."
-            _said(rest, done or f"Left out: {found.left_out}.")
-            return
-        once = f" As event {found.event_id} it counts once." if found.event_id else ""
-        _said(rest, f"The record would be written to {letter.topic} again, as it was.{once}")
+            said, again = f"It was not replayed, as far as is known: {error}", False
+        else:
+            to, again = found.written_to, preview and not found.left_out
+            replayed = "" if to is None else f"Replayed to {letter.topic}:{to.partition}:{to.offset}."
+            said = replayed or f"Left out: {found.left_out}."
+            if again:
+                once = f" As event {found.event_id} it counts once." if found.event_id else ""
+                said = f"The record would be written to {letter.topic} again, as it was.{once}"
+                said += " If it is still unusable, it becomes a new dead letter."
         with rest:
-            write = partial(self._replay, letter, rest, preview=False)
-            button("Write it again", write, icon="replay", classes="button danger")
-
-
-def _said(rest: Element, what: str) -> None:
-    with rest:
-        text("span", what, "isolated", role="status")
+            text("span", said, "isolated", role="status")
+            if again:
+                write = partial(self._replay, letter, place, rest, preview=False)
+                button("Write it again", write, icon="replay", classes="button danger")

@@ -3,22 +3,32 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
+from freshet_client import AsyncClient
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
-from services.console.frame import box, text
+from services.console.frame import panel, text
 
 # A grey that is legible on light and dark backgrounds.
-_GREY, _COLOURS = "#7b8f99", ("#1098ad", "#d6861c")
-
-
+GREY, COLOURS = "#7b8f99", ("#1098ad", "#d6861c", "#7c5cd6", "#17803d", "#b3400f", "#51646f", "#a61b1b")
+AXIS = {"axisLabel": {"color": GREY}, "splitLine": {"lineStyle": {"color": GREY, "opacity": 0.25}}}
 T = TypeVar("T")
+_SHARED: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+
+
+def shared(make: Callable[[AsyncClient], T], client: AsyncClient) -> T:
+    """Return the object that all open pages of a client share, made by the first one."""
+    found = _SHARED.get((make, client))
+    if found is None:
+        found = _SHARED[make, client] = make(client)
+    return found
 
 
 class Watch(Generic[T]):
-    """Shares one report among all pages of a key: fetched at most every `every_s`, and only while a page is open."""
+    """A report that all pages of a key share, fetched at most every `every_s` seconds, by a page that looks."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]], every_s: float) -> None:
         self._ask, self._every_s, self._lock = ask, every_s, asyncio.Lock()
@@ -34,29 +44,26 @@ class Watch(Generic[T]):
 
 
 def figure(name: str, means: str, points: int, over: str, *, lines: int = 1) -> tuple[TextElement, ui.echart]:
-    """A panel with a number and a plot of its last `points` values. over: the time that they span, in words."""
-    with box("section", "panel", aria_label=name):
-        text("h2", name)
+    """A panel with a number and a plot of its last `points` values. over: their time, in words."""
+    with panel(name):
         shown = text("p", "–", "figure")
         text("p", means, "hint")
-        chart = ui.echart(_options(lines, points)).classes("plot")
-        chart.props.update({"role": "img", "aria-label": f"{name}, over {over}"})
-    return shown, chart
+        return shown, plot(_options(lines, points), f"{name}, over {over}")
 
 
-def _options(lines: int, points: int) -> dict[str, object]:
+def plot(options: dict[str, Any], label: str) -> ui.echart:
+    """A plot, with its name for screen readers."""
+    chart = ui.echart(options).classes("plot")
+    chart.props.update({"role": "img", "aria-label": label})
+    return chart
+
+
+def _options(lines: int, points: int) -> dict[str, Any]:
     return {
         "animation": False,
         "grid": {"left": 44, "right": 8, "top": 12, "bottom": 8},
         "xAxis": {"type": "value", "min": 0, "max": points, "show": False},
-        "yAxis": {
-            "type": "value",
-            "min": 0,
-            "minInterval": 0.1,
-            "splitNumber": 3,
-            "axisLabel": {"color": _GREY},
-            "splitLine": {"lineStyle": {"color": _GREY, "opacity": 0.25}},
-        },
+        "yAxis": AXIS | {"type": "value", "min": 0, "minInterval": 0.1, "splitNumber": 3},
         "series": [
             {
                 "type": "line",
@@ -65,7 +72,7 @@ def _options(lines: int, points: int) -> dict[str, object]:
                 "lineStyle": {"width": 2, "color": colour},
                 "areaStyle": {"color": colour, "opacity": 0.18 if place == 0 else 0},
             }
-            for place, colour in enumerate(_COLOURS[:lines])
+            for place, colour in enumerate(COLOURS[:lines])
         ],
     }
 

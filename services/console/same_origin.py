@@ -1,8 +1,7 @@
 """Middleware that checks each request's host and origin, and adds security headers to each response.
 
-A browser sends the session cookie from any page, and a foreign host name may resolve to this machine. So each request
-must name one of the console's hosts. A WebSocket, and a request other than GET and HEAD, must not come from a page of
-another host.
+A foreign page can use the session cookie, and a foreign name can resolve to this machine. So each request must name one
+of the console's hosts; a WebSocket or a write must also come from a page of the same host.
 """
 
 from collections.abc import Collection
@@ -31,35 +30,31 @@ class SameOrigin:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass the request on, or refuse it with 403."""
-        # Health checks name the address of a container.
-        if scope["type"] not in ("http", "websocket") or scope["path"] == "/healthz":
-            await self._app(scope, receive, send)
-            return
-        headers = dict(scope["headers"])
-        host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin", b"").decode("latin-1")
-        reads = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
-        if _name(f"//{host}") not in self._hosts or (origin and not reads and urlsplit(origin).netloc != host):
-            await _refuse(scope, send)
-            return
 
         async def with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", ()), *_HEADERS]}
             await send(message)
 
-        await self._app(scope, receive, with_headers)
+        # Health checks name the address of a container.
+        if scope["type"] not in ("http", "websocket") or scope["path"] == "/healthz":
+            await self._app(scope, receive, send)
+        elif self._is_own(scope):
+            await self._app(scope, receive, with_headers)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            text = b"not a name of this console, or a request of another page\n"
+            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
+            await send({"type": "http.response.body", "body": text})
 
-
-def _name(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
-
-
-async def _refuse(scope: Any, send: Any) -> None:
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008})
-        return
-    await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
-    await send({"type": "http.response.body", "body": b"not a name of this console, or a request of another page\n"})
+    def _is_own(self, scope: Any) -> bool:
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        host, origin = headers.get(b"host", ""), headers.get(b"origin", "")
+        reads = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
+        try:
+            return urlsplit(f"//{host}").hostname in self._hosts and (
+                not origin or reads or urlsplit(origin).netloc == host
+            )
+        except ValueError:
+            return False

@@ -39,12 +39,11 @@ def about_answer(
 
 def duration(seconds: float) -> str:
     """In the largest unit that fits: "3 s", "5 min", "2 h", "4 days"."""
-    if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 1 else "less than a second"
-    for size, name in ((60, "min"), (3600, "h"), (86_400, "days")):
-        if seconds < 60 * size or name == "days" or (name == "h" and seconds < 48 * 3600):
-            return f"{seconds / size:,.0f} {name}"
-    return ""
+    if seconds < 1:
+        return "less than a second"
+    units = ((1, "s", 60), (60, "min", 3600), (3600, "h", 48 * 3600))
+    size, name = next(((size, name) for size, name, most in units if seconds < most), (86_400, "days"))
+    return f"{seconds / size:,.0f} {name}"
 
 
 def ago(moment: datetime) -> str:

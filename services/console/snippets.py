@@ -1,33 +1,49 @@
-"""A call as a curl command and as Python, to copy."""
+"""Commands and calls to copy: a call of the gateway as curl and as Python."""
 
 import json
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from freshet_client.wire import write
+from google.protobuf.json_format import MessageToDict
 
-def in_script(value: object) -> str:
-    """A value as it stands in a script of the page; "</" would end the script."""
-    return json.dumps(value).replace("</", "<\\/")
+from services.console.frame import Visit, box, button, text
 
 
 def curl(base: str, method: str, request: Mapping[str, Any], *, with_key: bool) -> str:
-    """The method by HTTP; `request` in Protobuf's JSON, empty fields left out."""
-    body = json.dumps({name: value for name, value in request.items() if value}, ensure_ascii=False)
+    """The method by HTTP; request: in Protobuf's JSON."""
     key = ' \\\n  -H "Authorization: Bearer $FRESHET_API_KEY"' if with_key else ""
-    return f"curl --json {shlex.quote(body)}{key} \\\n  {base}/freshet.v1.GatewayService/{method}"
+    body = shlex.quote(json.dumps(request, ensure_ascii=False))
+    return f"curl --json {body}{key} \\\n  {base}/freshet.v1.GatewayService/{method}"
 
 
 def python(target: str, call: str, arguments: Mapping[str, Any], *, with_key: bool) -> str:
     """A program that makes the same call by the Python client."""
     given = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value)
-    uses_filter = "filter" in arguments and bool(arguments["filter"])
     key = ', api_key=os.environ["FRESHET_API_KEY"]' if with_key else ""
     lines = [
         *(["import os", ""] if with_key else []),
-        f"from freshet_client import Client{', Filter' if uses_filter else ''}",
+        f"from freshet_client import Client{', Filter' if arguments.get('filter') else ''}",
         "",
         f"with Client({target!r}{key}) as client:",
         f"    print(client.{call}({given}))",
     ]
     return "\n".join(lines)
+
+
+def code_of(visit: Visit, about: str, call: str, request: Any, arguments: Mapping[str, Any]) -> None:
+    """Show a call in a `details`. call, arguments: of the client; request: an empty message of the gateway's method."""
+    settings, method = visit.settings, request.DESCRIPTOR.name.removeprefix("GatewayService").removesuffix("Request")
+    given = MessageToDict(write(request, {name: value for name, value in arguments.items() if value}))
+    text("summary", f"{about} as curl and Python")
+    snippet("curl", curl(settings.gateway_http, method, given, with_key=visit.has_key))
+    snippet("Python", python(settings.gateway, call, arguments, with_key=visit.has_key))
+
+
+def snippet(name: str, code: str) -> None:
+    """Show code with a button that copies it."""
+    with box("div", "snippet"):
+        text("pre", code, tabindex="0")
+        copy = button("Copy", lambda: None, icon="content_copy", about=f"Copy as {name}")
+        copy.on("click", js_handler=f"(e) => freshet.copy(e, {json.dumps(code)})")

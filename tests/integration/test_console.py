@@ -238,7 +238,7 @@ def test_a_users_history_is_what_was_written_and_they_can_be_forgotten(open_page
     )
     shown = page.get_by_label("What was shown").locator("li")
     expect(shown.first).to_contain_text("recommend, model ")
-    expect(shown.last.locator("p")).to_have_text(client.exposures(user).answers[-1].items[0].title)
+    expect(shown.last.locator("a")).to_have_text([client.exposures(user).answers[-1].items[0].title])
     page.get_by_role("button", name="What would be removed").click()
     expect(page.get_by_text("55 events in the history", exact=True)).to_be_visible()
     assert client.user(user).num_events == 55
@@ -274,6 +274,9 @@ def test_why_says_the_place_the_parts_and_what_keeps_an_item_out(open_page: Open
     field.fill(items[0].item_id)
     page.get_by_role("button", name="Ask").click()
     expect(page.locator(".verdict.out")).to_contain_text("this user had it already")
+    page.get_by_label("Item id").fill(third.title)
+    page.get_by_role("button", name="Ask").click()
+    page.wait_for_url(f"**/why?user={user}&item={third.item_id}")
     page.get_by_label("Item id").fill(gone)
     page.get_by_label("Item id").press("Enter")
     expect(page.locator(".verdict.out")).to_contain_text("withdrawn, not available, or unknown")
@@ -289,6 +292,19 @@ def test_events_are_on_the_live_page_without_a_reload(open_page: OpenPage, clien
     expect(page.get_by_text(f"{written + 1_500:,} events are in the stream.")).to_be_visible(timeout=WAIT_MS)
     expect(page.get_by_text("Every event that was written is applied.")).to_be_visible(timeout=WAIT_MS)
     expect(page.locator(".plot canvas")).to_have_count(3)
+    # Once the tail reads: it shows what is written from then on.
+    tail = page.get_by_label("As they come")
+    expect(tail.get_by_text("others since the first look")).to_be_visible()
+    title, other = client.get_item(item_id).item.item.title, f"u-{uuid4().hex}"
+    line = tail.locator("li", has_text=other[:24])
+    deadline = time.monotonic() + WAIT_MS / 1000
+    while not line.count():
+        assert time.monotonic() < deadline, tail.inner_text()
+        client.record(Interaction(other, item_id, "like"))
+        page.wait_for_timeout(1_500)
+    expect(line.first.locator("a").last).to_have_text(title)
+    line.first.locator("a").first.click()
+    page.wait_for_url(f"**/user?user={other}")
 
 
 def test_what_is_typed_stays_while_the_page_connects_and_changes(open_page: OpenPage) -> None:
@@ -470,7 +486,7 @@ def test_rules_are_tried_first_and_two_tabs_do_not_overwrite_each_other(open_pag
         unsaved = other.get_by_label("Rules, as in a rules file")
         unsaved.fill("rules: []")
         other.get_by_role("button", name="Save for all users").click()
-        expect(other.get_by_role("alert")).to_contain_text("Somebody else changed the rules")
+        expect(other.get_by_role("alert")).to_contain_text("Somebody else changed this")
         expect(unsaved).to_have_value("rules: []")
         assert client.rules().revision == before.revision + 1
         other.reload()
@@ -566,7 +582,7 @@ def test_an_item_is_found_edited_withdrawn_and_two_tabs_lose_nothing(open_page: 
     expect(other.get_by_role("status")).to_have_text("Saved: categories.")
     expect(other.get_by_label("Title")).to_have_value("A title")
     other.get_by_role("button", name="Withdraw").click()
-    expect(other.get_by_role("status")).to_have_text("Saved: withdrawn.")
+    expect(other.get_by_role("status")).to_contain_text("Saved: withdrawn. No answer contains")
     wanted = Item(new, "A title", (category, "third"), available=True, withdrawn=True)
     assert client.get_item(new).item.item == wanted
     other.get_by_role("button", name="Restore").click()
@@ -695,6 +711,10 @@ def test_with_keys_one_signs_in_and_may_do_what_the_key_may(
             page.get_by_role("button", name="A visitor without an id").click()
             act(page, "like", 0)
             item = page.locator(".card").first.get_attribute("data-item")
+            page.goto(f"{running.console_address}/live")
+            expect(
+                page.get_by_text("Interactions are shown to a key with the role operator or support.")
+            ).to_be_visible()
             for path, role in ((f"/items?item={item}", "operator"), ("/rules", "operator"), ("/health", "operator")):
                 page.goto(running.console_address + path)
                 expect(lacking).to_contain_text(role)

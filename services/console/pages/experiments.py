@@ -6,24 +6,15 @@ from typing import Any
 
 from freshet.v1 import events_pb2, gateway_pb2
 from freshet_client import InvalidArgument, ScoredItem
-from nicegui import ui
 
-from services.console.access import LOOK, Access
-from services.console.frame import Visit, add_page, area, box, button, entry, text
-from services.console.links import experiment_link, results_link, why_link
+from services.console.access import LOOK
+from services.console.frame import Visit, area, box, button, entry, item_link, link, panel, text, typed
 from services.contracts.experiment_file import EXAMPLE, parse_experiment
 from services.platform.errors import InvalidRequest
 
-PATH = "/experiments"
 MAX_PEOPLE, LIST = 10, 5
 STATES = {1: "created", 2: "running", 3: "stopped"}
-
-
-def add(access: Access) -> None:
-    """Add the page."""
-
-    lead = "Give arms to shares of your users, and see what each arm answers."
-    add_page(access, PATH, "Experiments", lead, lambda visit: Experiments(visit).begin())
+_NUMBERS = ("diversity", "max_per_category", "new_item_share", "max_gap")
 
 
 def settings_of(arm: events_pb2.Arm) -> str:
@@ -34,12 +25,7 @@ def settings_of(arm: events_pb2.Arm) -> str:
     return ", ".join(said).replace("_", " ") or "the defaults"
 
 
-_NUMBERS = ("diversity", "max_per_category", "new_item_share", "max_gap")
-
-
 class Experiments:
-    """The page in one browser tab."""
-
     def __init__(self, visit: Visit) -> None:
         self._client, self._notice = visit.client, visit.notice
         self._name, self._revision = visit.query.get("name", ""), 0
@@ -51,20 +37,18 @@ class Experiments:
             button("Create", self._create, icon="add")
 
     async def begin(self) -> None:
-        """Request the experiments and show them."""
-        with self._notice.failures():
-            found = await self._client.call("ListExperiments", gateway_pb2.ListExperimentsRequest())
-            self._revision = found.revision
-            self._list.clear()
-            with self._list:
-                if not found.experiments:
-                    text("p", "There is no experiment yet.", "hint")
-                for one in reversed(found.experiments):
-                    self._panel(one, found.problems.get(one.name, ""))
-            self._apart.clear()
-            for one in found.experiments:
-                if one.name == self._name and one.state == events_pb2.Experiment.STATE_RUNNING:
-                    self._compare_panel(one)
+        found = await self._client.call("ListExperiments", gateway_pb2.ListExperimentsRequest())
+        self._revision = found.revision
+        self._list.clear()
+        with self._list:
+            if not found.experiments:
+                text("p", "There is no experiment yet.", "hint")
+            for one in reversed(found.experiments):
+                self._panel(one, found.problems.get(one.name, ""))
+        self._apart.clear()
+        for one in found.experiments:
+            if one.name == self._name and one.state == events_pb2.Experiment.STATE_RUNNING:
+                self._compare_panel(one)
 
     def _panel(self, one: events_pb2.Experiment, problem: str) -> None:
         state = STATES[one.state]
@@ -74,8 +58,8 @@ class Experiments:
                 text("span", state, "tag")
                 mixed = ", both arms in one list" if one.interleaved else ""
                 text("span", f"{one.share:.0%} of the users of layer {one.layer}{mixed}", "hint")
-            only = ", ".join(f"{name} {value}" for name, value in one.context.items())
-            if only:
+            if one.context:
+                only = ", ".join(f"{name} {value}" for name, value in one.context.items())
                 text("p", f"Only requests with {only}.", "hint isolated")
             if problem:
                 text("p", f"This gateway leaves it out: {problem}", "notice")
@@ -87,17 +71,17 @@ class Experiments:
                     button("Start", partial(self._change, start=one.name), icon="play_arrow")
                 if state == "running":
                     button("Stop", partial(self._change, stop=one.name), icon="stop")
-                    text("a", "What differs", "button", href=experiment_link(one.name))
+                    text("a", "What differs", "button", href=link("/experiments", name=one.name))
                 if state != "running":
                     button("Remove", partial(self._change, remove=one.name), icon="delete")
                 if state != "created":
-                    text("a", "Results", "button", href=results_link(one.name))
+                    text("a", "Results", "button", href=link("/results", name=one.name))
 
     async def _create(self) -> None:
-        draft = await ui.run_javascript(f"getElement({self._draft.id}).value")
+        (draft,) = await typed(self._draft)
         with self._notice.failures():
             try:
-                new = parse_experiment(str(draft), "experiment")
+                new = parse_experiment(draft, "experiment")
             except InvalidRequest as exc:
                 raise InvalidArgument(exc.message) from exc
             await self._change(create=new)
@@ -123,14 +107,11 @@ class Experiments:
                     apart = sum(_ids(before) != _ids(after) for before, after in sides)
                     text("p", f"The lists of {apart} of {len(people)} people differ.", "verdict")
                     for who, (before, after) in zip(people, sides, strict=True):
-                        with box("section", "panel", aria_label=who):
-                            text("h2", who, "isolated")
-                            with box("div", "columns even"):
-                                _side(first, who, before, after)
-                                _side(second, who, after, before)
+                        with panel(who), box("div", "columns even"):
+                            _side(first, who, before, after)
+                            _side(second, who, after, before)
 
-        with self._apart, box("section", "panel", aria_label="What differs"):
-            text("h2", f"What {first} and {second} answer to the same people")
+        with self._apart, panel(f"What {first} and {second} answer to the same people", "What differs"):
             entry("User ids", compare, hint="up to ten, commas between them, then Enter")
             text("p", "Results do not count these looks.", "hint")
             lines = box("div", "wide")
@@ -151,6 +132,6 @@ def _side(arm: str, user_id: str, items: tuple[ScoredItem, ...], others: tuple[S
         with box("ol", "plain"):
             for one in items:
                 with box("li"):
-                    text("a", one.title or one.item_id, "isolated", href=why_link(user_id, one.item_id))
+                    item_link(one, "/why", user=user_id)
                     if one.item_id not in _ids(others):
                         text("span", "only here", "tag why")

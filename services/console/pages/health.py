@@ -3,21 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from weakref import WeakValueDictionary
 
 from freshet_client import AsyncClient, HealthReport, PartHealth, Unreachable
 from nicegui import ui
 from nicegui.element import Element
 from nicegui.elements.mixins.text_element import TextElement
 
-from services.console.access import Access
-from services.console.frame import Visit, add_page, box, text
+from services.console.frame import Visit, box, text
 from services.console.letters import Letters
-from services.console.parts import snippet
-from services.console.plots import Watch, draw, figure
+from services.console.plots import Watch, draw, figure, shared
 from services.console.sentences import ago, date_text
+from services.console.snippets import snippet
 
-PATH = "/health"
 EVERY_S, HOUR = 2.0, 60
 # The parts that an answer and an event pass through.
 LANES = {
@@ -32,26 +29,13 @@ FIGURES = (
 )
 
 
-def add(access: Access) -> None:
-    """Add the page."""
-    # An entry lives while a page shows it.
-    watches: WeakValueDictionary[AsyncClient, Watch[HealthReport]] = WeakValueDictionary()
-
-    async def show(visit: Visit) -> None:
-        new = Watch(partial(visit.client.health, minutes=HOUR), EVERY_S)
-        page = Health(watches.setdefault(visit.client, new), visit)
-        await page.tick()
-        ui.timer(EVERY_S, page.tick)
-        await Letters(visit).show()
-
-    add_page(access, PATH, "Health", "What is wrong, and what to do about it.", show)
+def _watch(client: AsyncClient) -> Watch[HealthReport]:
+    return Watch(partial(client.health, minutes=HOUR), EVERY_S)
 
 
 class Health:
-    """One tab's page."""
-
-    def __init__(self, watch: Watch[HealthReport], visit: Visit) -> None:
-        self._watch, self._visit, self._chosen = watch, visit, "gateway"
+    def __init__(self, visit: Visit) -> None:
+        self._watch, self._visit, self._chosen = shared(_watch, visit.client), visit, "gateway"
         self._report: HealthReport | None = None
         self._tiles: dict[str, tuple[Element, TextElement]] = {}
         self._verdict = text("p", "", "verdict", role="status")
@@ -62,8 +46,12 @@ class Health:
             self._figures = [figure(name, means, HOUR, "an hour", lines=lines) for name, means, lines in FIGURES]
         self._since = text("p", "", "hint")
 
-    async def tick(self) -> None:
-        """Fetch the report and draw it."""
+    async def begin(self) -> None:
+        await self._tick()
+        ui.timer(EVERY_S, self._tick)
+        await Letters(self._visit).show()
+
+    async def _tick(self) -> None:
         with self._visit.notice.failures():
             try:
                 self._report = await self._watch.look()
@@ -109,8 +97,8 @@ class Health:
             self._draw(self._report)
 
     def _say(self, out: list[PartHealth], gateway: PartHealth) -> None:
-        share = _shares(gateway)[-1] if gateway.calls else 0.0
-        well = f"Every part is ready; {share:.0f}% of the answers of this minute are degraded."
+        share, calls = (_shares(gateway)[-1], gateway.calls[-1]) if gateway.calls else (0.0, 0)
+        well = f"Every part is ready; {share:.0f}% of the {calls:,} answers of this minute are degraded."
         verdicts = [f"{one.name} is {_state(one)}: {one.problem}. Meanwhile {one.effect}." for one in out]
         self._verdict.set_text(" ".join(verdicts) or well)
         self._verdict.classes(replace="verdict out" if any(one.started for one in out) else "verdict")

@@ -9,22 +9,12 @@ from typing import Any
 
 from freshet_client import DescribedItem, FreshetError, Item, ItemProgress
 from nicegui import ui
-from nicegui.element import Element
 
-from services.console.access import LOOK, Access
-from services.console.frame import Visit, add_page, box, button, entry, text
-from services.console.links import items_link, why_link
+from services.console.access import LOOK
+from services.console.frame import Visit, area, box, button, entry, item_link, link, panel, text, typed
 from services.console.sentences import date_text
 
-PATH = "/items"
 PAGE, MAX_EMPTY_PAGES, SIMILAR, MAX_SUGGESTED = 30, 20, 8, 200
-
-
-def add(access: Access) -> None:
-    """Add the page."""
-
-    lead = "What the catalogue has, and what people see of it."
-    add_page(access, PATH, "Items", lead, lambda visit: Items(visit).begin())
 
 
 class Items:
@@ -39,10 +29,8 @@ class Items:
             entry("Begins with", self._find("prefix"), value=prefix, hint="an id or a title, then Enter")
             field = entry("Category", self._find("category"), value=category, hint="its name, then Enter")
             field.props["list"] = "categories"
-            newest_first = box("button", "chip", type="button", aria_pressed=str(bool(newest)).lower())
-            with newest_first:
-                text("span", "Newest first")
-            newest_first.on("click", lambda: self._find("newest")("" if newest else "1"))
+            newest_first = button("Newest first", lambda: self._find("newest")("" if newest else "1"), classes="chip")
+            newest_first.props["aria-pressed"] = str(bool(newest)).lower()
         with box("div", "columns even"):
             with box("section", "panel", aria_label="Found items"):
                 self._list = box("ol", "plain")
@@ -50,19 +38,17 @@ class Items:
             self._side = box("div", "side")
 
     async def begin(self) -> None:
-        """Show the list, and the item that the address names."""
-        with self._visit.notice.failures():
-            catalogue = await self._visit.client.catalogue(max_categories=MAX_SUGGESTED)
-            self._kinds = {one.name: one.kind for one in catalogue.attributes}
-            with box("datalist", id="categories"):
-                for one in catalogue.categories:
-                    box("option", value=one.name)
-            if self._item_id:
-                await self._show_item()
-            await self._show_more()
+        catalogue = await self._visit.client.catalogue(max_categories=MAX_SUGGESTED)
+        self._kinds = {one.name: one.kind for one in catalogue.attributes}
+        with box("datalist", id="categories"):
+            for one in catalogue.categories:
+                box("option", value=one.name)
+        if self._item_id:
+            await self._show_item()
+        await self._show_more()
 
     def _find(self, field: str) -> Callable[[str], None]:
-        return lambda value: ui.navigate.to(items_link(**self._asked | {field: value.strip()}))
+        return lambda value: ui.navigate.to(link("/items", **self._asked | {field: value.strip()}))
 
     async def _show_more(self) -> None:
         with self._visit.notice.failures():
@@ -85,55 +71,51 @@ class Items:
         self._more.set_visibility(bool(self._token))
 
     def _line(self, one: DescribedItem) -> None:
-        item = one.item
         with box("li", "pair found"):
-            text("a", item.title or item.item_id, "isolated", href=items_link(item=item.item_id, **self._asked))
-            for name in [*item.categories[:3], *_marks(one)]:
+            item_link(one.item, "/items", **self._asked)
+            for name in [*one.item.categories[:3], *_marks(one)]:
                 text("span", name, "tag isolated")
 
     async def _show_item(self) -> None:
         """Fetch the item and show it."""
         found = await self._visit.client.get_item(self._item_id)
-        item, self._before, self._inputs = found.item.item, found.item.item, dict[str, Element]()
+        item = found.item.item
         self._side.clear()
-        with self._side, box("section", "panel", aria_label="Item"):
-            text("h2", item.title or item.item_id, "isolated")
-            text("p", f"Id {item.item_id}", "hint isolated")
-            for name in _marks(found.item):
-                text("span", name, "tag why")
+        with self._side, panel(item.title or item.item_id, "Item"):
+            with box("p", "pair"):
+                text("span", f"Id {item.item_id}", "hint isolated")
+                for name in _marks(found.item):
+                    text("span", name, "tag why")
             text("p", _way(found.item, found.progress))
             if found.item.first_seen is not None:
                 text("p", f"First described {date_text(found.item.first_seen)}.", "hint")
             self._editor(item)
-            text("a", "Why somebody gets it", "button", href=why_link("", item.item_id))
-        await self._show_similar()
+            text("a", "Why somebody gets it", "button", href=link("/why", item=item.item_id))
+        await self._show_similar(is_withdrawn=item.withdrawn)
 
     def _editor(self, item: Item) -> None:
-        self._inputs["title"] = entry("Title", lambda _: self._save(), value=item.title)
-        with box("label", "field"):
-            text("span", "Categories, one a line", "field-name")
-            lines = max(2, len(item.categories))
-            self._inputs["categories"] = area = box("textarea", "input", rows=str(lines))
-        area.props["value"] = "\n".join(item.categories)
+        lines = "\n".join(item.categories)
+        title = entry("Title", lambda _: self._save(), value=item.title)
+        categories = area("Categories, one a line", lines, max(2, len(item.categories)))
+        # Field -> its element, and the text that this tab showed.
+        self._inputs = {"title": (title, item.title), "categories": (categories, lines)}
         for name, kind in self._kinds.items():
-            label, value = f"{name} ({kind})", _shown(item.attributes.get(name))
-            self._inputs[f"attributes.{name}"] = entry(label, lambda _: self._save(), value=value, hint="none")
+            value = _shown(item.attributes.get(name))
+            field = entry(f"{name} ({kind})", lambda _: self._save(), value=value, hint="none")
+            self._inputs[f"attributes.{name}"] = field, value
         self._said = text("p", "", "hint", role="status")
-        if not self._visit.may("operator"):
-            return
-        with box("div", "row"):
-            button("Save", self._save, classes="button strong")
-            if item.withdrawn:
-                button("Restore", lambda: self._put({"withdrawn": False}), icon="undo")
-            else:
-                button("Withdraw", lambda: self._put({"withdrawn": True}), icon="block", classes="button danger")
+        if self._visit.may("operator"):
+            with box("div", "row"):
+                button("Save", self._save, classes="button strong")
+                if item.withdrawn:
+                    button("Restore", lambda: self._put({"withdrawn": False}), icon="undo")
+                else:
+                    button("Withdraw", lambda: self._put({"withdrawn": True}), icon="block", classes="button danger")
 
     async def _save(self) -> None:
         """Write the fields that differ from what this tab showed."""
-        ids = [one.id for one in self._inputs.values()]
-        values = await ui.run_javascript(f"{ids}.map((id) => getElement(id).value)")
-        changes: dict[str, Any] = {}
-        for (name, value), before in zip(zip(self._inputs, values, strict=True), self._shown_values(), strict=True):
+        values, changes = await typed(*(field for field, _ in self._inputs.values())), dict[str, Any]()
+        for (name, (_, before)), value in zip(self._inputs.items(), values, strict=True):
             if value.strip() != before:
                 try:
                     changes[name] = self._parsed(name, value.strip())
@@ -141,11 +123,6 @@ class Items:
                     self._visit.notice.say(f"{name} is {value!r}; allowed: a {self._kinds[name.partition('.')[2]]}.")
                     return
         await self._put(changes)
-
-    def _shown_values(self) -> list[str]:
-        item = self._before
-        attributes = [_shown(item.attributes.get(name)) for name in self._kinds]
-        return [item.title, "\n".join(item.categories), *attributes]
 
     def _parsed(self, name: str, value: str) -> Any:
         if name == "categories":
@@ -162,30 +139,26 @@ class Items:
             return
         plain = {name: value for name, value in changes.items() if "." not in name}
         attributes = {name.partition(".")[2]: value for name, value in changes.items() if "." in name and value != ""}
-        try:
-            await self._visit.client.put_items(
-                [Item(self._item_id, **plain, attributes=attributes)], fields=list(changes)
-            )
-        except FreshetError as error:
-            self._visit.notice.say(str(error))
-        else:
-            with self._visit.notice.failures():
-                await self._show_item()
-                self._said.set_text(f"Saved: {', '.join(changes)}.")
+        item = Item(self._item_id, **plain, attributes=attributes)
+        with self._visit.notice.failures():
+            await self._visit.client.put_items([item], fields=list(changes))
+            await self._show_item()
+            gone = " No answer contains the item until it is restored." if changes.get("withdrawn") else ""
+            self._said.set_text(f"Saved: {', '.join(changes)}.{gone}")
 
-    async def _show_similar(self) -> None:
+    async def _show_similar(self, *, is_withdrawn: bool) -> None:
         try:
             items = (await self._visit.client.similar(self._item_id, SIMILAR, context=LOOK)).items
         except FreshetError:
             items = ()
-        with self._side, box("section", "panel", aria_label="Who is like it"):
-            text("h2", "Who is like it")
+        with self._side, panel("Who is like it"):
             if not items:
-                text("p", "No index serves this item, so nothing is like it yet.", "hint")
+                why = "it is withdrawn" if is_withdrawn else "no index serves it yet"
+                text("p", f"Nothing is compared with this item, because {why}.", "hint")
             with box("ol", "plain"):
                 for one in items:
                     with box("li", "pair"):
-                        text("a", one.title or one.item_id, "isolated", href=items_link(item=one.item_id))
+                        item_link(one, "/items")
                         text("span", f"{one.similarity:.2f}", "hint")
 
 

@@ -1,30 +1,27 @@
-"""Live: the event rate, the events that wait, and the index's lag, sampled each second while a tab is open."""
+"""Live: the event rate, the events that wait, the index's lag, and the events themselves, while a tab is open."""
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from weakref import WeakValueDictionary
 
-from freshet_client import AsyncClient, FreshnessReport
-from nicegui import ui
+from freshet_client import AsyncClient, FreshnessReport, TailedInteraction, TailedInteractions
+from nicegui import background_tasks, ui
 
-from services.console.access import Access
-from services.console.frame import Notice, Visit, add_page, box, text
-from services.console.plots import Watch, draw, figure
+from services.console.frame import Visit, box, item_link, link, panel, text
+from services.console.plots import Watch, draw, figure, shared
 from services.console.sentences import MEANINGS, duration
 
-PATH = "/live"
-KEPT, EVERY_S, _OVER = 120, 1.0, "two minutes"
+KEPT, EVERY_S, OVER = 120, 1.0, "two minutes"
+# Lines of the tail, the most new ones of a second, the characters of a user id, and when an unseen tail ends.
+LINES, MOST, SHORT, UNSEEN_S = 12, 5, 24, 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The stream at one moment: how many events were written and applied, and what is degraded.
-
-    `index_lag_s`: the age of the newest event in the index when the index began to serve it (None: no event yet).
-    """
+    """The stream at one moment: events written and applied, the index's lag (None: no event yet), degradations."""
 
     at_s: float
     written: int
@@ -35,25 +32,20 @@ class Sample:
     @classmethod
     def of(cls, report: FreshnessReport, at_s: float) -> "Sample | None":
         """None if the end of the stream is unknown."""
-        if not report.interactions or any(one.end_offset < 0 for one in report.interactions):
+        found = report.interactions
+        if not found or any(one.end_offset < 0 for one in found):
             return None
-        return cls(
-            at_s,
-            sum(one.end_offset for one in report.interactions),
-            sum(one.applied_offset + 1 for one in report.interactions),
-            None if report.candidates is None else report.candidates.lag_seconds,
-            report.degradations,
-        )
+        written, applied = sum(one.end_offset for one in found), sum(one.applied_offset + 1 for one in found)
+        lag = None if report.candidates is None else report.candidates.lag_seconds
+        return cls(at_s, written, applied, lag, report.degradations)
 
 
 def rates(samples: Sequence[Sample]) -> list[tuple[float, float]]:
     """Events written and applied a second, between consecutive samples."""
+    steps = [(one, other, one.at_s - other.at_s) for other, one in pairwise(samples)]
     return [
-        (
-            max(0.0, (later.written - earlier.written) / (later.at_s - earlier.at_s)),
-            max(0.0, (later.applied - earlier.applied) / (later.at_s - earlier.at_s)),
-        )
-        for earlier, later in pairwise(samples)
+        (max(0.0, (one.written - other.written) / took), max(0.0, (one.applied - other.applied) / took))
+        for one, other, took in steps
     ]
 
 
@@ -61,75 +53,123 @@ class Samples:
     """Samples of the stream, the newest last."""
 
     def __init__(self, client: AsyncClient) -> None:
-        self._client = client
-        self._kept: deque[Sample] = deque(maxlen=KEPT)
+        self._client, self._kept = client, deque[Sample](maxlen=KEPT)
 
     async def take(self) -> Sequence[Sample]:
         """Take one more, and return all. Raises: FreshetError."""
         sample = Sample.of(await self._client.freshness(), time.monotonic())
-        if sample is not None:
-            self._kept.append(sample)
+        self._kept += [] if sample is None else [sample]
         return list(self._kept)
 
 
-def add(access: Access) -> None:
-    """Add the page."""
-    # An entry lives while a page shows it.
-    watches: WeakValueDictionary[AsyncClient, Watch[Sequence[Sample]]] = WeakValueDictionary()
+class Tail:
+    """The newest interactions, numbered from 1. It reads the gateway's stream while somebody looks."""
 
-    async def show(visit: Visit) -> None:
-        page = Live(watches.setdefault(visit.client, Watch(Samples(visit.client).take, EVERY_S)), visit.notice)
-        await page.tick()
-        ui.timer(EVERY_S, page.tick)
+    def __init__(self, client: AsyncClient) -> None:
+        self._client, self._looked_s = client, 0.0
+        self._reading: asyncio.Task[None] | None = None
+        self._lines: deque[tuple[int, TailedInteraction]] = deque(maxlen=LINES)
+        self._num_lines = self.left_out = 0
 
-    add_page(access, PATH, "Live", "Events as they come, and how soon they count.", show)
+    def look(self) -> Sequence[tuple[int, TailedInteraction]]:
+        """Return them, oldest first. Raises: FreshetError that ended the stream; the next look opens a new one."""
+        self._looked_s = time.monotonic()
+        if self._reading is None or self._reading.done():
+            ended, self._reading = self._reading, background_tasks.create(self._read())
+            if ended is not None:
+                ended.result()
+        return list(self._lines)
+
+    async def _read(self) -> None:
+        samples = self._client.tail()
+        next_one = asyncio.ensure_future(anext(samples, None))
+        try:
+            while time.monotonic() - self._looked_s < UNSEEN_S:
+                if not (await asyncio.wait({next_one}, timeout=EVERY_S))[0]:
+                    continue
+                if (sample := next_one.result()) is None:
+                    break
+                self._take(sample)
+                next_one = asyncio.ensure_future(anext(samples, None))
+        finally:
+            next_one.cancel()
+
+    def _take(self, sample: TailedInteractions) -> None:
+        shown = sample.interactions[-MOST:]
+        self.left_out += sample.left_out + len(sample.interactions) - len(shown)
+        for one in shown:
+            self._num_lines += 1
+            self._lines.append((self._num_lines, one))
+
+
+def _watch(client: AsyncClient) -> Watch[Sequence[Sample]]:
+    return Watch(Samples(client).take, EVERY_S)
 
 
 class Live:
-    """One tab's page."""
-
-    def __init__(self, watch: Watch[Sequence[Sample]], notice: Notice) -> None:
-        self._watch, self._notice = watch, notice
+    def __init__(self, visit: Visit) -> None:
+        self._watch, self._notice = shared(_watch, visit.client), visit.notice
+        self._tail = shared(Tail, visit.client) if visit.has("operator", "support") else None
+        self._shows_users, self._last, self._ticks = visit.has("support"), 0, 0
         self._said = text("p", "", "verdict")
         with box("div", "figures"):
-            self._rate, self._rates = figure(
-                "Events a second", "written, and applied to the states of their users", KEPT, _OVER, lines=2
-            )
-            self._waiting, self._waits = figure("Waiting", "events that are written and not applied yet", KEPT, _OVER)
-            self._lag, self._lags = figure(
-                "Until the index has it", "of the newest event, from its receipt on", KEPT, _OVER
-            )
+            means = "written, and applied to the states of their users"
+            self._rate, self._rates = figure("Events a second", means, KEPT, OVER, lines=2)
+            self._waiting, self._waits = figure("Waiting", "events that are written and not applied yet", KEPT, OVER)
+            means = "of the newest event, from its receipt on"
+            self._lag, self._lags = figure("Until the index has it", means, KEPT, OVER)
         self._total = text("p", "", "hint")
+        with panel("As they come"):
+            self._events = box("ol", "plain")
+            needs = "Interactions are shown to a key with the role operator or support."
+            self._left_out = text("p", "" if self._tail is not None else needs, "hint")
 
-    async def tick(self) -> None:
-        """Fetch the samples and draw them."""
+    async def begin(self) -> None:
+        await self._tick()
+        ui.timer(EVERY_S, self._tick)
+
+    async def _tick(self) -> None:
         with self._notice.failures():
             self._draw(await self._watch.look())
+            if self._tail is not None:
+                self._show(self._tail)
+
+    def _show(self, tail: Tail) -> None:
+        for number, one in tail.look():
+            if number > self._last:
+                self._last = number
+                with self._events, box("li", "pair") as line:
+                    user = link("/user", user=one.user_id) if self._shows_users else ""
+                    text("a" if user else "span", one.user_id[:SHORT], "isolated", **({"href": user} if user else {}))
+                    text("span", "takes an event back" if not one.item_id else one.type, "tag isolated")
+                    if one.item_id:
+                        item_link(one, "/items")
+                line.move(target_index=0)
+        for old in self._events.default_slot.children[LINES:]:
+            old.delete()
+        self._left_out.set_text(f"A sample: {tail.left_out:,} others since the first look.")
 
     def _draw(self, samples: Sequence[Sample]) -> None:
         if not samples:
             self._said.set_text("The stream cannot be asked where it ends.")
             return
         last, found = samples[-1], rates(samples)
-        written = found[-1][0] if found else 0.0
-        waiting = max(0, last.written - last.applied)
-        lag = "–" if last.index_lag_s is None else _exact(last.index_lag_s)
-        is_well = not last.degradations
-        well = "Every event that was written is applied." if not waiting else f"{waiting:,} events wait."
-        self._said.set_text(well if is_well else f"Not as it should be: {_words(last.degradations)}.")
-        self._said.classes(replace="verdict" if is_well else "verdict out")
-        self._rate.set_text(f"{written:,.0f}")
-        self._waiting.set_text(f"{waiting:,}")
-        self._lag.set_text(lag)
+        waits = [max(0, one.written - one.applied) for one in samples]
+        well = "Every event that was written is applied." if not waits[-1] else f"{waits[-1]:,} events wait."
+        words = ", ".join(MEANINGS.get(name, name) for name in last.degradations)
+        self._said.set_text(f"Not as it should be: {words}." if words else well)
+        self._said.classes(replace="verdict out" if words else "verdict")
+        self._rate.set_text(f"{found[-1][0] if found else 0:,.0f}")
+        self._waiting.set_text(f"{waits[-1]:,}")
+        self._lag.set_text("–" if last.index_lag_s is None else _exact(last.index_lag_s))
         self._total.set_text(f"{last.written:,} events are in the stream. A sample a second, of the last two minutes.")
-        draw(self._rates, [[one for one, _ in found], [one for _, one in found]])
-        draw(self._waits, [[max(0, one.written - one.applied) for one in samples]])
-        draw(self._lags, [[one.index_lag_s or 0.0 for one in samples]])
+        # A plot costs more than all texts of the page.
+        self._ticks += 1
+        if self._ticks % 2:
+            draw(self._rates, [[one for one, _ in found], [one for _, one in found]])
+            draw(self._waits, [waits])
+            draw(self._lags, [[one.index_lag_s or 0.0 for one in samples]])
 
 
 def _exact(seconds: float) -> str:
     return f"{1000 * seconds:,.0f} ms" if seconds < 10 else duration(seconds)
-
-
-def _words(degradations: Sequence[str]) -> str:
-    return ", ".join(MEANINGS.get(name, name) for name in degradations)

@@ -2,48 +2,34 @@
 
 from functools import partial
 
+from freshet.v1 import gateway_pb2
 from freshet_client import HeldSet, ShadowReport, VersionSets
 from freshet_client.requests import SetChange
 from nicegui import ui
 
-from services.console.access import Access
-from services.console.frame import Visit, add_page, box, button, entry, text
-from services.console.parts import code_of, snippet
+from services.console.frame import Line, Visit, box, button, entry, panel, text, typed
+from services.console.snippets import code_of, snippet
 
-PATH = "/models"
 # A step waits for Kafka and for this gateway; a promotion also counts the warm users.
 STEP_S = 30.0
 
 
-def add(access: Access) -> None:
-    """Add the page."""
-
-    lead = "Which model answers whom. A new one is tried beside the old one first."
-    add_page(access, PATH, "Models", lead, lambda visit: Models(visit).begin())
-
-
 class Models:
-    """One tab's page."""
-
     def __init__(self, visit: Visit) -> None:
         self._client, self._command, self._notice = visit.client, visit.settings.command, visit.notice
-        self._status = text("p", "", "moment", role="status")
-        self._status.set_visibility(False)
+        self._status = Line()
         self._second = box("section", "panel", aria_label="Look again", tabindex="-1")
         self._second.set_visibility(False)
         self._body = box("div", "wide")
-        with box("section", "panel", aria_label="Stage a model"):
-            text("h2", "Stage a model")
+        with panel("Stage a model"):
             text("p", "Staging starts processes, and warming makes states of all users: both are commands.", "hint")
             stage = self._command("model stage next --bundle DIR")
             snippet("commands", f"{stage}\n{self._command('model warm next')}")
         with box("details", "code"):
-            code_of(visit, "GetVersionSets", "version_sets", {}, {}, about="This page")
+            code_of(visit, "This page", "version_sets", gateway_pb2.GetVersionSetsRequest(), {})
 
     async def begin(self) -> None:
-        """Fetch the version sets and show them."""
-        with self._notice.failures():
-            self._show(await self._client.version_sets())
+        self._show(await self._client.version_sets())
 
     def _show(self, found: VersionSets) -> None:
         self._found = found
@@ -60,8 +46,7 @@ class Models:
 
     def _set(self, one: HeldSet) -> None:
         name, found = one.set.name, self._found
-        with box("section", "panel", aria_label=f"Set {name}"):
-            text("h2", name, "isolated")
+        with panel(name, f"Set {name}"):
             text("p", part_of(name, found), "verdict")
             text("p", f"Model {one.set.model_version}", "isolated")
             text("p", f"{one.answered:,} answers since this gateway started.", "hint")
@@ -87,7 +72,7 @@ class Models:
             button("Retire", ask, icon="delete", about=f"Retire {name}")
 
     def _share(self, change: SetChange, name: str, share: float, label: str, means: str) -> None:
-        def typed(value: str) -> None:
+        def ask(value: str) -> None:
             try:
                 wanted = float(value.strip().removesuffix("%")) / 100
             except ValueError:
@@ -96,16 +81,16 @@ class Models:
             self._look_again(change, name, wanted, f"Set {name} {means.format(percent(wanted))}. 0 ends it.")
 
         with box("div", "row end"):
-            field = entry(label, typed, value=f"{100 * share:g}")
+            field = entry(label, ask, value=f"{100 * share:g}")
 
             async def pressed() -> None:
-                typed(str(await ui.run_javascript(f"getElement({field.id}).value")))
+                ask(*await typed(field))
 
             button(change.capitalize(), pressed, about=f"{change.capitalize()} {name}")
 
     def _look_again(self, change: SetChange, name: str, share: float, sentence: str) -> None:
         self._notice.say("")
-        self._status.set_visibility(False)
+        self._status.say("")
         self._second.clear()
         self._second.set_visibility(True)
         with self._second:
@@ -128,8 +113,7 @@ class Models:
                 change, name, expected_revision=self._found.revision, share=share, timeout_s=STEP_S
             )
             late = "" if done.is_applied else " This gateway has not applied it yet: open the page again."
-            self._status.set_text(f"Done: revision {done.revision}.{late}")
-            self._status.set_visibility(True)
+            self._status.say(f"Done: revision {done.revision}.{late}")
             self._show(await self._client.version_sets())
 
 
@@ -157,10 +141,8 @@ def percent(share: float) -> str:
 def _shadow(report: ShadowReport) -> None:
     with box("ul", "plain"):
         text("li", f"Shadow: {report.requests:,} requests, {report.failed:,} failed, {report.skipped:,} left out")
-        text(
-            "li",
-            f"{report.overlap:.0%} of items in both answers; best score {report.score_shift:+.3f} beside the answer's",
-        )
+        shift = f"best score {report.score_shift:+.3f} beside the answer's"
+        text("li", f"{report.overlap:.0%} of items in both answers; {shift}")
         text("li", f"Time: {report.median_ms:,.0f} ms (p99 {report.p99_ms:,.0f} ms)")
         had = f"the answer had {report.taken_from_answer:,}, the shadow {report.taken_from_shadow:,}"
         text("li", f"Of {report.taken:,} items that these users took next, {had}.")

@@ -11,30 +11,14 @@ from typing import Any
 from freshet.v1 import gateway_pb2
 from nicegui import ui
 
-from services.console.access import Access
-from services.console.frame import Visit, add_page, box, choice, text
-from services.console.links import results_link
+from services.console.frame import Visit, box, choice, link, panel, text
+from services.console.plots import AXIS, COLOURS, GREY, plot
 from services.console.sentences import ago, date_text
 
-PATH = "/results"
 EVERY_S = 10.0
-_GREY, _COLOURS = "#7b8f99", ("#1098ad", "#d6861c", "#7c5cd6", "#17803d", "#b3400f", "#51646f", "#a61b1b")
-
-
-def add(access: Access) -> None:
-    """Add the page."""
-
-    async def show(visit: Visit) -> None:
-        page = Results(visit)
-        await page.begin()
-        ui.timer(EVERY_S, page.begin)
-
-    add_page(access, PATH, "Results", "Which arm people like better, and how certain that is.", show)
 
 
 class Results:
-    """One tab's page."""
-
     def __init__(self, visit: Visit) -> None:
         self._client, self._settings, self._notice = visit.client, visit.settings, visit.notice
         self._name, self._metric, self._part = (visit.query.get(name, "") for name in ("name", "metric", "part"))
@@ -43,14 +27,17 @@ class Results:
         self._body = box("div", "wide")
 
     async def begin(self) -> None:
+        await self._look()
+        ui.timer(EVERY_S, self._look)
+
+    async def _look(self) -> None:
         """Fetch the experiments and the published results; draw again if they changed."""
         with self._notice.failures():
             found = await self._client.call("ListExperiments", gateway_pb2.ListExperimentsRequest())
             names = [one.name for one in reversed(found.experiments)]
             if self._name not in names:
-                self._name = next((one for one in names if read_results(self._settings.state, one)), "") or next(
-                    iter(names), ""
-                )
+                published = (one for one in names if read_results(self._settings.state, one))
+                self._name = next(published, names[0] if names else "")
             made = read_results(self._settings.state, self._name) if self._name else None
             until = datetime.fromtimestamp(made["until_ms"] / 1000, UTC) if made else None
             self._age.set_text(f"Until {date_text(until)}, {ago(until)} ago." if until else "")
@@ -68,8 +55,7 @@ class Results:
         metric = self._metric if made and self._metric in made["metrics"] else made["metrics"][0] if made else ""
 
         def go(**chosen: str) -> None:
-            said = {"name": self._name, "metric": metric, "part": part} | chosen
-            ui.navigate.to(results_link(**said))
+            ui.navigate.to(link("/results", **{"name": self._name, "metric": metric, "part": part} | chosen))
 
         with box("div", "row end"):
             choice("Experiment", names, self._name, lambda name: go(name=name, part=""))
@@ -78,8 +64,7 @@ class Results:
                 choice("Answers", list(parts), part, lambda name: go(part=name), empty="all")
         if made is None:
             text("p", "Nothing is published. This publishes results every 20 seconds:")
-            command = self._settings.command(f"results {self._name} --metric click --follow")
-            text("pre", command, tabindex="0")
+            text("pre", self._settings.command(f"results {self._name} --metric click --follow"), tabindex="0")
             return
         one = parts[part]
         rows = [row for row in one["rows"] if row["metric"] == metric]
@@ -87,11 +72,9 @@ class Results:
         for sentence in _remarks(one, is_part=bool(part)):
             text("p", sentence, "hint")
         if any("low" in row for row in rows):
-            with box("section", "panel", aria_label="Over time"):
-                text("h2", f"{metric} per user, less {made['control']}, with 95 % intervals")
+            with panel(f"{metric} per user, less {made['control']}, with 95 % intervals", "Over time"):
                 arms = [arm for arm in one["arms"] if arm != made["control"]]
-                chart = ui.echart(_options(rows, arms)).classes("plot")
-                chart.props.update({"role": "img", "aria-label": "The difference of each arm over time"})
+                plot(_options(rows, arms), "The difference of each arm over time")
 
 
 def read_results(state: Path | None, name: str) -> Any:
@@ -103,21 +86,19 @@ def read_results(state: Path | None, name: str) -> Any:
 def _table(made: dict[str, Any], one: dict[str, Any], last: list[dict[str, Any]], metric: str) -> None:
     by_arm = {row["arm"]: row for row in last}
     heads = ("arm", "users", "counted", "exposures", f"{metric} per user", f"less {made['control']}", "")
-    with box("section", "panel", aria_label="By arm"):
-        text("h2", "By arm")
-        with box("table", "numbers"):
+    with panel("By arm"), box("table", "numbers"):
+        with box("tr"):
+            for name in heads:
+                text("th", name, scope="col")
+        for arm, counts in one["arms"].items():
+            row = by_arm.get(arm, {})
             with box("tr"):
-                for name in heads:
-                    text("th", name, scope="col")
-            for arm, counts in one["arms"].items():
-                row = by_arm.get(arm, {})
-                with box("tr"):
-                    text("th", arm or "interleaved", scope="row")
-                    for name in ("users", "counted", "exposures"):
-                        text("td", f"{counts[name]:,}")
-                    text("td", f"{row['mean']:.4f}" if row.get("mean") is not None else "–")
-                    text("td", _interval(row))
-                    text("td", _verdict(row, arm, made["control"], [metric, arm] in one["broken"]))
+                text("th", arm or "interleaved", scope="row")
+                for name in ("users", "counted", "exposures"):
+                    text("td", f"{counts[name]:,}")
+                text("td", f"{row['mean']:.4f}" if row.get("mean") is not None else "–")
+                text("td", _interval(row))
+                text("td", _verdict(row, arm, made["control"], [metric, arm] in one["broken"]))
 
 
 def _interval(row: dict[str, Any]) -> str:
@@ -160,7 +141,7 @@ def _remarks(one: dict[str, Any], *, is_part: bool) -> list[str]:
 def _options(rows: list[dict[str, Any]], arms: list[str]) -> dict[str, Any]:
     """A line and a band for each arm."""
     series = []
-    for colour, arm in zip(_COLOURS, arms, strict=False):
+    for colour, arm in zip(COLOURS, arms, strict=False):
         of = [row for row in rows if row["arm"] == arm and "low" in row]
         band = {"type": "line", "stack": arm, "stackStrategy": "all", "showSymbol": False, "silent": True}
         band |= {"lineStyle": {"opacity": 0}, "color": colour}
@@ -170,12 +151,11 @@ def _options(rows: list[dict[str, Any]], arms: list[str]) -> dict[str, Any]:
             band | {"data": [[row["at_ms"], row["high"] - row["low"]] for row in of], "areaStyle": {"opacity": 0.18}},
             line | {"data": [[row["at_ms"], row["difference"]] for row in of]},
         ]
-    axis = {"axisLabel": {"color": _GREY}, "splitLine": {"lineStyle": {"color": _GREY, "opacity": 0.25}}}
     return {
         "animation": False,
         "grid": {"left": 64, "right": 16, "top": 32, "bottom": 28},
-        "legend": {"top": 0, "data": arms, "textStyle": {"color": _GREY}},
-        "xAxis": axis | {"type": "time"},
-        "yAxis": axis | {"type": "value", "scale": True},
+        "legend": {"top": 0, "data": arms, "textStyle": {"color": GREY}},
+        "xAxis": AXIS | {"type": "time"},
+        "yAxis": AXIS | {"type": "value", "scale": True},
         "series": series,
     }

@@ -3,21 +3,18 @@
 from collections.abc import Sequence
 from typing import Any
 
-from freshet.v1 import common_pb2
-from freshet_client import Conflict, FreshetError, Recommendation, Rule, StandingRules
+from freshet.v1 import common_pb2, gateway_pb2
+from freshet_client import InvalidArgument, Recommendation, Rule, StandingRules
 from freshet_client.wire import read, write
 from google.protobuf.json_format import MessageToDict
 from nicegui import ui
 
-from services.console.access import LOOK, Access
-from services.console.frame import Visit, add_page, box, button, entry, text
-from services.console.links import why_link
-from services.console.parts import code_of, snippet
-from services.console.snippets import curl, in_script
+from services.console.access import LOOK
+from services.console.frame import Line, Visit, area, box, button, entry, in_script, item_link, panel, text, typed
+from services.console.snippets import code_of, curl, snippet
 from services.contracts.rule_file import EFFECTS, parse_rules, rules_text, where_text
 from services.platform.errors import InvalidRequest
 
-PATH = "/rules"
 MAX_USERS, SHOWN, SAVE_S = 10, 5, 30.0
 _MEANS = {
     "boost": "adds {:g} to the score of",
@@ -25,38 +22,23 @@ _MEANS = {
     "pin": "puts at position {} the best of",
     "cap": "lets at most {} be answered of",
 }
-OVERTAKEN = (
-    "Somebody else changed the rules meanwhile: nothing is saved, and your text is still here. Open the page again."
-)
 EXAMPLE = "rules:\n- name: new-arrivals\n  categories: [Drama]\n  boost: 0.1\n"
 
 
-def add(access: Access) -> None:
-    """Add the page."""
-
-    lead = "What every answer follows beside the model: boosts, buries, pins and caps."
-    add_page(access, PATH, "Rules", lead, lambda visit: Rules(visit).begin())
-
-
 class Rules:
-    """One tab's page."""
-
     def __init__(self, visit: Visit) -> None:
         self._visit, self._client, self._notice = visit, visit.client, visit.notice
         self._revision, self._is_saving = 0, False
-        self._status = text("p", "", "moment", role="status")
-        self._status.set_visibility(False)
+        self._status = Line()
         self._body = box("div", "columns even")
         self._tried = box("div", "wide")
 
     async def begin(self) -> None:
-        """Fetch the rules and show them."""
-        with self._notice.failures():
-            found = await self._client.rules()
-            with self._body:
-                self._standing = box("section", "panel", aria_label="Standing rules")
-                self._editor(found.rules)
-            self._show(found)
+        found = await self._client.rules()
+        with self._body:
+            self._standing = box("section", "panel", aria_label="Standing rules")
+            self._editor(found.rules)
+        self._show(found)
 
     def _show(self, found: StandingRules) -> None:
         self._revision = found.revision
@@ -72,7 +54,7 @@ class Rules:
                 text("p", f"Not applied by this model: {problem}", "notice isolated")
             text("p", f"Revision {found.revision}. At 0 those of the gateway's file apply.", "hint")
             with box("details", "code"):
-                code_of(self._visit, "ListRules", "rules", {}, {}, about="This page")
+                code_of(self._visit, "This page", "rules", gateway_pb2.ListRulesRequest(), {})
             plain = [MessageToDict(one, preserving_proto_field_name=True) for one in _messages(found.rules)]
             request = {"rules": plain, "expected_revision": found.revision}
             with box("details", "code"):
@@ -81,12 +63,9 @@ class Rules:
                 snippet("curl", curl(base, "PutRules", request, with_key=has_key))
 
     def _editor(self, rules: Sequence[Rule]) -> None:
-        with box("section", "panel", aria_label="Change them"):
-            text("h2", "Change them")
-            with box("label", "field"):
-                text("span", "Rules, as in a rules file", "field-name")
-                shown = rules_text(_messages(rules)) if rules else EXAMPLE
-                self._text = text("textarea", shown, "input editor", spellcheck="false")
+        with panel("Change them"):
+            shown = rules_text(_messages(rules)) if rules else EXAMPLE
+            self._text = area("Rules, as in a rules file", shown).classes("editor")
             if not self._visit.may("operator"):
                 return
             users = self._visit.query.get("users", "")
@@ -95,54 +74,42 @@ class Rules:
                 button("Before and after", self._try, icon="compare")
                 button("Save for all users", self._save, icon="save", classes="button strong")
 
-    async def _typed(self) -> tuple[Sequence[Rule], list[str]] | None:
-        """Return the rules and users in the fields. If the rules cannot be read, show a notice and return None."""
-        script = f"[getElement({self._text.id}).value, getElement({self._field.id}).value]"
-        written, users = await ui.run_javascript(script)
+    async def _typed(self) -> tuple[Sequence[Rule], list[str]]:
+        """Return the rules and users in the fields. Raises: InvalidArgument for rules that cannot be read."""
+        written, users = await typed(self._text, self._field)
         ui.run_javascript(f"freshet.address({in_script({'users': users} if users.strip() else {})})")
         try:
             rules = [read(one) for one in parse_rules("rules", written)] if written.strip() else []
         except InvalidRequest as error:
-            self._notice.say(error.message)
-            return None
+            raise InvalidArgument(error.message) from error
         return rules, [one.strip() for one in users.split(",") if one.strip()][:MAX_USERS]
 
     async def _try(self) -> None:
-        found = await self._typed()
-        if found is None:
-            return
-        rules, users = found
-        if not users:
-            self._notice.say("Give the ids of up to ten users to try them on.")
-            return
-        ask: dict[str, Any] = {"with_details": True, "context": LOOK}
-        self._tried.clear()
-        changed = 0
         with self._notice.failures(), self._tried:
-            headline = text("h2", "", aria_live="polite")
-            grid = box("div", "figures")
-            for user in users:
-                before = await self._client.recommend(user, SHOWN, **ask)
-                after = await self._client.recommend(user, SHOWN, rules=rules, without_standing_rules=True, **ask)
-                changed += before.item_ids != after.item_ids
-                with grid:
+            rules, users = await self._typed()
+            if not users:
+                raise InvalidArgument("Give the ids of up to ten users to try them on.")
+            self._tried.clear()
+            headline, changed = text("h2", "", aria_live="polite"), 0
+            ask: dict[str, Any] = {"with_details": True, "context": LOOK}
+            with box("div", "figures"):
+                for user in users:
+                    before = await self._client.recommend(user, SHOWN, **ask)
+                    after = await self._client.recommend(user, SHOWN, rules=rules, without_standing_rules=True, **ask)
+                    changed += before.item_ids != after.item_ids
                     _before_and_after(user, before, after)
             headline.set_text(f"{changed} of {len(users)} lists change")
 
     async def _save(self) -> None:
-        found = await self._typed()
-        if found is None or self._is_saving:
+        if self._is_saving:
             return
         self._is_saving = True
         try:
             with self._notice.failures():
-                try:
-                    done = await self._client.put_rules(found[0], expected_revision=self._revision, timeout_s=SAVE_S)
-                except Conflict as error:
-                    raise FreshetError(f"{OVERTAKEN} {error}") from error
+                rules, _ = await self._typed()
+                done = await self._client.put_rules(rules, expected_revision=self._revision, timeout_s=SAVE_S)
                 self._show(await self._client.rules())
-                self._status.set_text(f"Saved as revision {done.revision}; gateways apply it within a second or two.")
-                self._status.set_visibility(True)
+                self._status.say(f"Saved as revision {done.revision}; gateways apply it within a second or two.")
         finally:
             self._is_saving = False
 
@@ -161,14 +128,13 @@ def sentence_of(rule: Rule) -> str:
 
 
 def _before_and_after(user: str, before: Recommendation, after: Recommendation) -> None:
-    with box("section", "panel", aria_label=f"User {user}"):
-        text("h2", user, "isolated")
+    with panel(user, f"User {user}"):
         for name, answer, other in (("Now", before, None), ("With these rules", after, before)):
             text("p", name, "field-name")
             with box("ol", "plain"):
                 for place, one in enumerate(answer.items):
                     with box("li", "pair"):
-                        text("a", one.title or one.item_id, "isolated", href=why_link(user, one.item_id))
+                        item_link(one, "/why", user=user)
                         if other is not None and (move := _move(one.item_id, place, other.item_ids)):
                             text("span", move, f"move {'new' if move == 'new' else 'up' if move[0] == '+' else 'down'}")
 

@@ -3,9 +3,9 @@
 from nicegui import ui
 
 from services.console.access import Access
-from services.console.frame import Notice, button, entry, page_frame
+from services.console.frame import Notice, button, entry, page_frame, typed
 
-PATH = "/sign-in"
+PATH, LEAD = "/sign-in", "This gateway asks for an API key. What you see and may change is what the key may."
 
 
 def add(access: Access) -> None:
@@ -13,8 +13,7 @@ def add(access: Access) -> None:
 
     @ui.page(PATH)
     async def sign_in() -> None:
-        lead = "This gateway asks for an API key. What you see and may change is what the key may."
-        with page_frame(access, PATH, "Sign in", lead):
+        with page_frame(access, PATH, "Sign in", LEAD):
             notice = Notice()
 
             async def show(key: str) -> None:
@@ -24,9 +23,8 @@ def add(access: Access) -> None:
                     access.sign_in(key.strip())
                     ui.navigate.to("/")
 
-            field = entry("API key", show, kind="password")
-
             async def pressed() -> None:
-                await show(str(await ui.run_javascript(f"getElement({field.id}).value") or ""))
+                await show(*await typed(field))
 
+            field = entry("API key", show, kind="password")
             button("Sign in", pressed, classes="button strong")

@@ -17,14 +17,17 @@ from freshet_client import (
     PartitionProgress,
 )
 from freshet_client.testing import FakeGateway
+from freshet_client.wire import write
+from google.protobuf.json_format import MessageToDict
 from starlette.datastructures import QueryParams
 
+from services.console.frame import in_script
 from services.console.pages.live import Sample, Samples, rates
-from services.console.pages.why import ItemRank, place_of
+from services.console.pages.why import place_of
 from services.console.plots import Watch
 from services.console.same_origin import SameOrigin
 from services.console.sentences import MEANINGS, about_answer, duration
-from services.console.snippets import curl, in_script, python
+from services.console.snippets import curl, python
 from services.console.wanted import Wanted, call_of
 from services.gateway.domain import Degradation
 
@@ -65,11 +68,12 @@ def test_large_numbers_of_an_address_are_limited() -> None:
 )
 def test_an_example_is_the_call_that_the_page_makes(wanted: Wanted, method: str, request_fields: dict) -> None:
     session = FakeGateway([]).async_client().session("ann")
-    found, _, request, _ = call_of(wanted, session, 3)
+    _, message, arguments = call_of(wanted, session, 3)
+    found = write(message, {name: value for name, value in arguments.items() if value})
     if wanted.categories:
         request_fields = request_fields | {"filter": {"allowCategories": ["Drama"]}}
-    assert found == method
-    assert {name: value for name, value in request.items() if value} == request_fields
+    assert found.DESCRIPTOR.name in (f"{method}Request", f"GatewayService{method}Request")
+    assert MessageToDict(found) == request_fields
 
 
 def test_examples_are_quoted_for_the_shell_and_for_python() -> None:
@@ -161,10 +165,10 @@ async def test_a_place_in_the_list_or_what_keeps_an_item_out() -> None:
     gateway = FakeGateway([Item("a", "A", ["x"]), Item("b", "B", ["x"]), Item("c", "C", withdrawn=True)])
     client = gateway.async_client()
     await client.session("ann").record("a", "like")
-    assert await place_of(client, "ann", "b") == ItemRank(1, "It is number 1 of this user's list now.")
-    assert "had it already" in (await place_of(client, "ann", "a")).sentence
+    assert await place_of(client, "ann", "b") == (1, "It is number 1 of this user's list now.")
+    assert "had it already" in (await place_of(client, "ann", "a"))[1]
     for gone in ("c", "nowhere"):
-        assert "withdrawn, not available, or unknown" in (await place_of(client, "ann", gone)).sentence
+        assert "withdrawn, not available, or unknown" in (await place_of(client, "ann", gone))[1]
 
 
 def freshness(written: int, applied: int, lag_s: float | None) -> FreshnessReport:
