@@ -31,8 +31,8 @@ FURTHER_SHARD_MS = 0.313
 # Bytes per item: of its state; of its row of the encoder's table; of the three processes, including mapped columns
 # (docs/benchmarks/large-shards.md); of ids with their numbers (encoder); of ids in columns (refresher).
 # CANDIDATES_BYTES includes neighbours and suffices for a first start. CANDIDATES_MIB is without items.
-STATE_BYTES, TABLE_BYTES, CANDIDATES_BYTES, RERANKER_BYTES = 432, 200, 2_412, 484
-GATEWAY_BYTES, NAMES_BYTES, IDS_BYTES = 76, 252, 60
+STATE_BYTES, TABLE_BYTES, CANDIDATES_BYTES, RERANKER_BYTES = 432, 200, 2_412, 478
+GATEWAY_BYTES, NAMES_BYTES, IDS_BYTES = 62, 252, 60
 CANDIDATES_MIB = 158
 # Bytes of a user with 100 events in Redis: in memory, per write, per read.
 USER_BYTES, WRITTEN_BYTES, READ_BYTES = 11_389, 11_707, 3_065
