@@ -180,7 +180,7 @@ class Manifest:
     """`manifest.json`.
 
     data: what the model was trained on. metrics: its quality. new_item_length: length of a new item's components
-    (trained: 1), None if not measured. model_version does not depend on these. None: encoder for imported embeddings,
+    (trained: 1), None if not measured. model_version does not depend on these. encoder is None for imported embeddings,
     neighbours if the model scores alone, absence if it ignores the time since the last event.
     """
 
@@ -271,14 +271,14 @@ def build_part(path: Path, owner: str, raw: Any, kind: type[Part]) -> Part:
 
 
 def check_names(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any]) -> None:
-    """Raises: BundleError unless `raw` has the fields of `kind`."""
+    """Raise BundleError unless `raw` has the fields of `kind`."""
     wanted = {f.name for f in fields(kind)}
     if raw.keys() != wanted:
         raise BundleError(f"{path}: {owner} has fields {sorted(raw)}; expected {sorted(wanted)}")
 
 
 def check_types(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any]) -> None:
-    """Raises: BundleError unless `raw` has the types of `kind`'s fields."""
+    """Raise BundleError unless `raw` has the types of `kind`'s fields."""
     for one in fields(kind):
         union = get_args(one.type) if get_origin(one.type) is UnionType else (one.type,)
         allowed = {get_origin(each) or each for each in union}

@@ -17,7 +17,7 @@ PAIR_GATE_ARRAYS = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
 
 
 def check_file(root: Path, name: str, entry: FileEntry, *, verify: bool) -> None:
-    """Raises: BundleError for a missing file, another size or, with `verify`, another checksum."""
+    """Raise BundleError for a missing file, another size or, with `verify`, another checksum."""
     path = root / name
     if not path.is_file():
         raise BundleError(f"{path} is missing; {MANIFEST} lists it with {entry.bytes} bytes")
@@ -33,7 +33,7 @@ def file_entry(path: Path) -> FileEntry:
 
 
 def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], *, indices: str = "") -> None:
-    """Raises: BundleError unless the file has exactly these arrays, float32 (`indices`: int32)."""
+    """Raise BundleError unless the file has exactly these arrays, float32 (`indices`: int32)."""
     found = {name: (dtype.name, shape) for name, (dtype, shape, _) in tensor_places(path).items()}
     wanted = {name: ("int32" if name == indices else "float32", shape) for name, shape in expected.items()}
     if found != wanted:
@@ -41,7 +41,7 @@ def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], *, indice
 
 
 def check_table(path: Path, schema: pa.Schema, rows: int) -> None:
-    """Raises: BundleError unless the file is a Parquet table of these columns and rows."""
+    """Raise BundleError unless the file is a Parquet table of these columns and rows."""
     try:
         metadata = pq.read_metadata(path)
         found = metadata.schema.to_arrow_schema()
@@ -75,7 +75,7 @@ def read_pair_gate(path: Path) -> PairGate:
 
 
 def check_pair_gate(path: Path, head: HeadShape) -> None:
-    """Raises: BundleError unless the file has such a head's gate."""
+    """Raise BundleError unless the file has such a head's gate."""
     hidden, pairs = head.gate_hidden, head.num_pairs
     shapes = ((hidden, pairs), (hidden,), (pairs, hidden), (pairs,))
     check_tensors(path, dict(zip(PAIR_GATE_ARRAYS, shapes, strict=True)))

@@ -30,7 +30,7 @@ class Window:
 
 
 def check_max_history(max_history: int) -> None:
-    """Raises: ValueError unless max_history is a positive multiple of 4."""
+    """Raise ValueError unless max_history is a positive multiple of 4."""
     if max_history < 4 or max_history % 4:
         raise ValueError(f"max_history={max_history}; allowed: a multiple of 4, at least 4")
 

@@ -28,7 +28,9 @@ _WIDEN = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratorSettings:
-    """sets: number k of joined sets. beams: nodes per level. mode: whether tokens may come in any order."""
+    """Limits of decoding. sets: number k of joined sets. beams: nodes per level. mode: whether tokens may come in any
+    order.
+    """
 
     sets: int = 5
     beams: int = 256
@@ -76,7 +78,7 @@ class Generator:
     token_rows: npt.NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
-        """Raises: ValueError with both values if vocabulary sizes, widths or identifiers of parts differ."""
+        """Raise ValueError with both values if vocabulary sizes, widths or identifiers of parts differ."""
         for name, tokens in (("shortlist", self.shortlist.num_tokens), ("trie", self.trie.num_tokens)):
             if tokens != len(self.output_layer):
                 raise ValueError(f"{name} is of {tokens} tokens, the output layer of {len(self.output_layer)}")

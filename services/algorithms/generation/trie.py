@@ -160,7 +160,7 @@ class IdentifierTrie:
             self._additions = additions
 
     def check(self, sequence: Sequence[int]) -> None:
-        """Raises: ValueError for an invalid token sequence."""
+        """Raise ValueError for an invalid token sequence."""
         if not 1 <= len(sequence) <= self.max_tokens:
             raise ValueError(f"an identifier of {len(sequence)} tokens; allowed: 1 to {self.max_tokens}")
         for token in sequence:

@@ -1,7 +1,7 @@
 """All ways to cut texts into pieces, and the cheapest of them.
 
-Each distinct word is cut into parts once; a text into phrases, and words at their parts' cost. Matches are found once,
-because fitting tries many ways with some pieces hidden.
+Each distinct word is cut into parts once. A text is cut into phrases and words, which cost as much as their parts.
+Matches are found once, because fitting tries many ways with some pieces hidden.
 
 Letters: N words of all texts, F distinct words with flags, M characters of those, C pieces.
 """

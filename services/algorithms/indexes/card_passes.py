@@ -103,7 +103,6 @@ class CardPasses:
 
     def _found(self, request: CardRequest, key: Hashable, steps: Callable[[CardRequest], Found]) -> Found:
         """Run steps; repeat with more capacity or without the fast path if the device reports the need."""
-        # The capacity that earlier searches with this key needed.
         request = replace(request, capacity=self._capacities.get(key, 0))
         while True:
             once = partial(_once, request, steps)

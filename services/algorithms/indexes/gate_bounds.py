@@ -28,7 +28,7 @@ _SLACK = 1e-12  # relative allowance for float64 rounding, P and G up to thousan
 
 def silu_range(low: DoubleArray, high: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
     """The least and largest SiLU on each interval [low, high]: it falls until -1.278, then rises."""
-    at_low, at_high = _silu(low), _silu(high)
+    at_low, at_high = rounding.silu(low), rounding.silu(high)
     least = np.where((low <= _SILU_MINIMUM_AT) & (high >= _SILU_MINIMUM_AT), _LOWEST, np.minimum(at_low, at_high))
     return _outwards(least, np.maximum(at_low, at_high))
 
@@ -127,11 +127,6 @@ def _affine_range(
 def _row_products(rows: DoubleArray, weight: DoubleArray) -> DoubleArray:
     """rows @ weight, row by row, so that sums do not depend on the number of rows."""
     return np.asarray((rows[:, None, :] @ weight)[:, 0])
-
-
-def _silu(z: DoubleArray) -> DoubleArray:
-    with np.errstate(over="ignore"):
-        return np.asarray(z / (1 + np.exp(-z)))
 
 
 def _outwards(low: DoubleArray, high: DoubleArray) -> tuple[DoubleArray, DoubleArray]:

@@ -158,6 +158,6 @@ def certificates(bounds: Scores, kth_scores: Scores) -> tuple[Certificate, ...]:
 
 
 def check_pool_size(name: str, value: int) -> None:
-    """Raises: ValueError unless the size is at least 1."""
+    """Raise ValueError unless the size is at least 1."""
     if value < 1:
         raise ValueError(f"{name}={value} allowed: at least 1")

@@ -136,7 +136,7 @@ class Index(Protocol):
 
 
 def check_request(*, k: int, allowed: Mask | None, num_queries: int, num_items: int) -> None:
-    """Raises: ValueError unless k >= 1 and the mask fits."""
+    """Raise ValueError unless k >= 1 and the mask fits."""
     if k < 1:
         raise ValueError(f"k={k} allowed: at least 1")
     if allowed is None:

@@ -57,7 +57,7 @@ class ScoredIndex:
         return self.passes.nbytes
 
     def check(self, queries: QueryStates, k: int, allowed: Mask | None) -> None:
-        """Raises: as `Index.search`."""
+        """Check a request. Raises: as `Index.search`."""
         check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
         self.scorer.check(queries)
 

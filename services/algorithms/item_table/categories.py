@@ -62,7 +62,7 @@ class Categories(Sequence[tuple[str, ...]]):
     __slots__ = ("lists", "names")
 
     def __init__(self, lists: CategoryLists, names: Sequence[str]) -> None:
-        """Raises: ValueError for inconsistent offsets and codes, or codes without a name."""
+        """Raise ValueError for inconsistent offsets and codes, or codes without a name."""
         offsets, codes = lists.offsets, lists.codes
         is_one = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(codes)
         if not is_one or (offsets[1:] < offsets[:-1]).any():

@@ -47,7 +47,7 @@ class ByPopularity:
         return cls(rows, rank)
 
     def check(self) -> None:
-        """Raises: ValueError unless each array is the other's inverse."""
+        """Raise ValueError unless each array is the other's inverse."""
         for start in range(0, len(self.rows), _CHECKED):
             rows = self.rows[start : start + _CHECKED]
             in_range = 0 <= rows.min() <= rows.max() < len(self.rank)

@@ -46,7 +46,7 @@ class ItemIds(Mapping[str, int]):
         return found
 
     def check(self, name: str) -> None:
-        """Raises: ValueError with the id unless all are distinct and of 1-128 bytes."""
+        """Raise ValueError with the id unless all are distinct and of 1-128 bytes."""
         lengths = self.strings.lengths
         wrong = np.flatnonzero((lengths < 1) | (lengths > MAX_ID_BYTES))
         if len(wrong):
@@ -61,7 +61,7 @@ class ItemIds(Mapping[str, int]):
                 end += 1
 
     def check_hashes(self, name: str) -> None:
-        """Raises: ValueError if `by_hash` is out of order or of other ids. It compares a thousand hashes: the file's
+        """Raise ValueError if `by_hash` is out of order or of other ids. It compares a thousand hashes: the file's
         checksum protects the others.
         """
         hashes, rows = self.by_hash

@@ -18,12 +18,12 @@ _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 
 
 class Strings(Sequence[str]):
-    """data (bytes,), ends (n,): string i is data[ends[i - 1]:ends[i]]. Equal to any sequence of equal strings."""
+    """String i is data[ends[i - 1]:ends[i]], of data (bytes,) and ends (n,). Equal to any sequence of equal strings."""
 
     __slots__ = ("data", "ends")
 
     def __init__(self, data: npt.NDArray[np.uint8], ends: npt.NDArray[Any]) -> None:
-        """Raises: ValueError for ends that decrease or do not fit the data."""
+        """Raise ValueError for ends that decrease or do not fit the data."""
         if data.dtype != np.uint8 or ends.dtype.kind != "i" or data.ndim != 1 or ends.ndim != 1:
             raise ValueError(f"strings of {data.dtype} {data.shape} that end at {ends.dtype} {ends.shape}")
         last = int(ends[-1]) if len(ends) else 0
@@ -143,7 +143,7 @@ class Strings(Sequence[str]):
         return passes
 
     def check(self) -> None:
-        """Raises: ValueError with the row unless each string is UTF-8."""
+        """Raise ValueError with the row unless each string is UTF-8."""
         for start in range(0, len(self), _DECODED):
             first = int(self.ends[start - 1]) if start else 0
             ends = self.ends[start : start + _DECODED].astype(np.int64) - first

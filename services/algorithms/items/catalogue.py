@@ -53,7 +53,7 @@ class Catalogue:
     attributes: AttributeTable = field(default_factory=lambda: no_attributes(0))
 
     def __post_init__(self) -> None:
-        """Raises: ValueError if columns disagree in length or an id repeats."""
+        """Raise ValueError if columns disagree in length or an id repeats."""
         ids = self.item_ids if isinstance(self.item_ids, ItemIds) else ItemIds.of(self.item_ids)
         object.__setattr__(self, "rows", ids)
         for name in ("titles", "categories", "states"):

@@ -262,7 +262,7 @@ class LiveCatalogue:
             )
 
     def check(self, queries: QueryStates) -> None:
-        """Raises: as `ItemShape.check_queries`, and ValueError for too long components."""
+        """Raise ValueError as `ItemShape.check_queries` does, and for too long components."""
         self.index.shape.check_queries(queries)
         if self.base.is_normalised:
             check_sizes(queries.components)

@@ -31,7 +31,7 @@ class _Attention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(shape.width, shape.width) for _ in range(4))
 
     def forward(self, hidden: Tensor, added: Tensor) -> Tensor:
-        """added: (B, 1, 1, L), added to the attention logits (minus infinity where padded)."""
+        """Mix hidden (B, L, D); `added` (B, 1, 1, L) is added to the attention logits, minus infinity where padded."""
         query, key, value = (
             part(hidden).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
         )

@@ -29,7 +29,7 @@ _MOST = 1 << 62  # a weight, or a batch's sum, as an integer: twice the limit
 
 @dataclass(slots=True)
 class _Item:
-    """hash: the item's part of the digest as last computed, 0 before."""
+    """An item's row, and its part of the digest as last computed, 0 before."""
 
     row: int
     hash: int = 0

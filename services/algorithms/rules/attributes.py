@@ -58,7 +58,7 @@ def kind_of(value: Value) -> Kind:
 
 
 def check_values(values: Values, kinds: Kinds) -> None:
-    """Raises: ValueError with attribute, value and what is allowed for an undeclared attribute or another kind."""
+    """Raise ValueError with attribute, value and what is allowed for an undeclared attribute or another kind."""
     for name, value in values.items():
         if name not in kinds:
             raise ValueError(f"attributes[{name!r}] is not declared; allowed: {described(kinds)}")
@@ -102,7 +102,7 @@ class Condition:
     values: tuple[Value, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises: ValueError for too few or too many values, several kinds, or ordered tags."""
+        """Raise ValueError for too few or too many values, several kinds, or ordered tags."""
         count, comparison = len(self.values), self.comparison
         if comparison in _NO_VALUE:
             allowed, is_right = "none", count == 0
@@ -119,7 +119,7 @@ class Condition:
             raise ValueError(f"{self.name!r} {comparison} {self.values[0]!r}: a tag; allowed: one of, none of")
 
     def check(self, kinds: Kinds) -> None:
-        """Raises: ValueError with the attribute and what is allowed if undeclared or of another kind."""
+        """Raise ValueError with the attribute and what is allowed if undeclared or of another kind."""
         if self.name not in kinds:
             raise ValueError(f"name={self.name!r} allowed: {described(kinds)}")
         if self.values and (found := kind_of(self.values[0])) is not kinds[self.name]:

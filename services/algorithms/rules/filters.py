@@ -36,7 +36,7 @@ class ItemFilter:
     seen_item_ids: Sequence[str] = ()
 
     def check(self, kinds: Kinds) -> None:
-        """Raises: ValueError with the field for lists beyond a request's limit, and attributes undeclared or of another
+        """Raise ValueError with the field for lists beyond a request's limit, and attributes undeclared or of another
         kind.
         """
         for name in ("allow_item_ids", "deny_item_ids", "seen_item_ids", "allow_categories", "deny_categories"):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.ops.mol_scores.rounding import silu
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates, check_shapes
 
 Doubles = npt.NDArray[np.float64]
@@ -52,8 +53,8 @@ def score_parts(
         gate += query.gate[0].astype(np.float64) * item.gate[0]
     if pair_gate is not None:
         hidden = pair_gate.hidden_weight.astype(np.float64) @ cosines + pair_gate.hidden_bias
-        gate += pair_gate.out_weight.astype(np.float64) @ _silu(hidden) + pair_gate.out_bias
-    logits = _silu(gate)
+        gate += pair_gate.out_weight.astype(np.float64) @ silu(hidden) + pair_gate.out_bias
+    logits = silu(gate)
     powers = np.exp(logits - logits.max())
     weights = powers / powers.sum()
     return ScoreParts(
@@ -75,8 +76,3 @@ def _own(query: QueryStates, item: ItemStates, base: ItemStates | None, model_sh
 
 def _cosines(query: QueryStates, item: ItemStates) -> Doubles:
     return np.asarray((query.components[0].astype(np.float64) @ item.components[0].astype(np.float64).T).reshape(-1))
-
-
-def _silu(x: Doubles) -> Doubles:
-    with np.errstate(over="ignore"):  # far below zero the exponential is infinite, the quotient correct
-        return np.asarray(x / (1 + np.exp(-x)))

@@ -27,7 +27,7 @@ def _check_finite(name: str, array: npt.NDArray[np.floating]) -> None:
 
 
 def check_sizes(components: FloatArray, gate: FloatArray | None = None, *, longest: float = MAX_LENGTH) -> None:
-    """Raises: ValueError with the row unless every vector of components (n, P, d) has at most length `longest`, and
+    """Raise ValueError with the row unless every vector of components (n, P, d) has at most length `longest`, and
     every value of gate (n, P) at most size MAX_GATE; NaN also raises.
 
     Longer vectors would lead every answer.
@@ -147,7 +147,7 @@ class ItemShape:
         return 4 * (self.num_components * self.width + (self.num_pairs if self.gated else 0))
 
     def check_items(self, states: ItemStates) -> None:
-        """Raises: ValueError with both values unless these states fit."""
+        """Raise ValueError with both values unless these states fit."""
         _, num_components, width = states.components.shape
         if (num_components, width) != (self.num_components, self.width):
             raise ValueError(
@@ -163,7 +163,7 @@ class ItemShape:
             raise ValueError(f"items.gate has {states.gate.shape[1]} pairs; the index holds {self.num_pairs}")
 
     def check_queries(self, queries: QueryStates) -> None:
-        """Raises: ValueError with field and both values if these queries do not fit such items."""
+        """Raise ValueError with field and both values if these queries do not fit such items."""
         _, num_query_components, width = queries.components.shape
         if width != self.width:
             raise ValueError(f"query components have width {width} but item components have width {self.width}")
@@ -207,7 +207,7 @@ def shape_of(items: ItemStates, pair_gate: PairGate | None) -> ItemShape:
 
 
 def check_shapes(queries: QueryStates, items: ItemStates, pair_gate: PairGate | None) -> None:
-    """Raises: ValueError, as above, unless all three match."""
+    """Raise ValueError as `ItemShape` does unless all three match."""
     shape_of(items, pair_gate).check_queries(queries)
 
 

@@ -46,7 +46,7 @@ def words_of(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """tokens: the documents' word numbers, for the next build."""
+    """A built index; `tokens` are the documents' word numbers, for the next build."""
 
     model: bm25s.BM25 | None
     vocabulary: Mapping[str, int]

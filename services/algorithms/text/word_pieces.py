@@ -27,7 +27,7 @@ class WordPieces:
     """A tokenizer over a word list: the row is the id; [PAD] is row 0."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        """Raises: ValueError if a special token is missing, or [PAD] is not first."""
+        """Raise ValueError if a special token is missing, or [PAD] is not first."""
         self._ids = {word: row for row, word in enumerate(words)}
         missing = [token for token in _SPECIAL if token not in self._ids]
         if missing:

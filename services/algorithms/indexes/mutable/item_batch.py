@@ -26,7 +26,7 @@ class ItemBatch:
     attributes: AttributeTable | None = None
 
     def __post_init__(self) -> None:
-        """Raises: ValueError as `check_ids`, and for columns of unequal length."""
+        """Raise ValueError as `check_ids`, and for columns of unequal length."""
         if isinstance(self.item_ids, ItemIds):
             self.item_ids.check("item_ids")
         else:
@@ -59,7 +59,7 @@ class Change:
 
 
 def check_ids(name: str, item_ids: Collection[str]) -> None:
-    """Raises: ValueError with the id unless all are distinct and 1-128 bytes of UTF-8."""
+    """Raise ValueError with the id unless all are distinct and 1-128 bytes of UTF-8."""
     for item_id in item_ids:
         try:
             size = len(item_id) if item_id.isascii() else len(item_id.encode())

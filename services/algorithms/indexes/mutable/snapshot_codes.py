@@ -71,7 +71,7 @@ class HeldCodes:
         return cells.coded(vectors(), seed=seed)
 
     def _codes_of(self, part: str, key: str, kind: type[Codes]) -> Codes | None:
-        """Raises: ValueError for codes of another method; malformed arrays raise any error that `__call__` catches."""
+        """Raise ValueError for codes of another method; malformed arrays raise any error that `__call__` catches."""
         found = {
             name.rpartition(":")[2]: array for name, array in self.arrays.items() if name.rpartition(":")[0] == key
         }

@@ -27,7 +27,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
 
 
 class Anisotropic(TangentIndex):
-    """See `TangentIndex`, over product codes."""
+    """A `TangentIndex` over product codes."""
 
     name = "anisotropic"
 

@@ -102,7 +102,7 @@ class Codebooks:
         )
 
     def check_width(self, width: int) -> None:
-        """Raises: ValueError unless this width, padded by less than one codeword, is w."""
+        """Raise ValueError unless this width, padded by less than one codeword, is w."""
         if not 0 <= self.width - width < self.codebooks.shape[2]:
             raise ValueError(f"vectors are {width} wide; these codebooks code {self.width}")
 

@@ -43,7 +43,7 @@ class InvertedCodes:
             raise ValueError(f"centres and rotation must be {width} wide, as the codebooks are")
 
     def check_fits(self, num_vectors: int, width: int) -> None:
-        """Raises: ValueError unless these are codes of `num_vectors` vectors of `width`, padded to whole codewords."""
+        """Raise ValueError unless these are codes of `num_vectors` vectors of `width`, padded to whole codewords."""
         if self.num_points != num_vectors or not 0 <= self.width - width < self.codebooks.shape[2]:
             found = f"codes of {self.num_points} vectors {self.width} wide"
             raise ValueError(f"{found}; allowed: {num_vectors} vectors {width} wide, padded to whole codewords")
@@ -65,7 +65,7 @@ class InvertedCodes:
 
     @property
     def num_subspaces(self) -> int:
-        """m: codes per point."""
+        """The number m of codes per point."""
         return len(self.codebooks)
 
     @property

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.ops.mol_bounds.items import LEVELS, VECTOR, Lanes, bounded
+from services.algorithms.ops.mol_scores.rounding import silu
 from services.algorithms.scoring.states import PairGate
 
 Doubles = npt.NDArray[np.float64]
@@ -128,23 +129,19 @@ def _coded_rows(matrix: Doubles) -> tuple[Doubles, Doubles]:
     return np.clip(np.rint(matrix / scales[:, None]), -LEVELS, LEVELS), scales
 
 
-def _silu(values: Doubles) -> Doubles:
-    return np.asarray(values / (1 + np.exp(-values)))
-
-
 def _silu_segments() -> tuple[Floats, Floats, float]:
     """32 lines a + b h over [-8, 8): values a, slopes b, their largest error. The outer two also cover values
     beyond.
     """
     starts = _LOWEST + _SEGMENT_WIDTH * np.arange(_SEGMENTS, dtype=np.float64)
     ends = starts + _SEGMENT_WIDTH
-    slopes = (_silu(ends) - _silu(starts)) / _SEGMENT_WIDTH
+    slopes = (silu(ends) - silu(starts)) / _SEGMENT_WIDTH
     slopes[0], slopes[-1] = 0.0, 1.0
     slopes = slopes.astype(np.float32).astype(np.float64)
     # Points reach slightly beyond each segment, whose number is computed in float32. Beyond 8, SiLU only approaches its
     # line.
     points: Doubles = starts[:, None] + np.linspace(-1e-5, _SEGMENT_WIDTH + 1e-5, 2001, dtype=np.float64)
-    apart = _silu(points) - slopes[:, None] * points
+    apart = silu(points) - slopes[:, None] * points
     values = ((apart.max(axis=1) + apart.min(axis=1)) / 2).astype(np.float32).astype(np.float64)
     values[0] = values[-1] = 0.0
     # Between grid points SiLU - line moves by less than 1.1 * 0.5 / 4000.

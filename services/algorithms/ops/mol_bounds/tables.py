@@ -52,7 +52,6 @@ class QueryTables:
 
 # In the order of cpu.cpp.
 ARRAYS = tuple(field.name for field in fields(QueryTables) if field.name != "largest")
-# The arrays with a float32 per lane.
 _PER_LANE = tuple(name for name in ARRAYS if name not in ("codes", "corrections", "scalars", "cosine_scales"))
 
 

@@ -108,7 +108,7 @@ class DeviceScorer:
         return total + (0 if self._fused is None else self._fused.nbytes)
 
     def check(self, queries: QueryStates) -> None:
-        """Raises: as `ItemShape.check_queries`."""
+        """Raise ValueError as `ItemShape.check_queries` does."""
         self.shape.check_queries(queries)
 
     def prepare(self, queries: QueryStates) -> DeviceQueries:

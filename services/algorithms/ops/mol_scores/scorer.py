@@ -162,7 +162,7 @@ class MolScorer:
         return rounding.ItemMagnitudes(norms=self._native.largest_norms(), gate=gate, width=self.width)
 
     def check(self, queries: QueryStates) -> None:
-        """Raises: as `ItemShape.check_queries`."""
+        """Raise ValueError as `ItemShape.check_queries` does."""
         self.shape.check_queries(queries)
 
     def scores(self, queries: QueryStates) -> FloatMatrix:

@@ -110,7 +110,7 @@ class RowCodes(Protocol):
         """Codes of some ascending rows, numbered from 0."""
 
     def check_fits(self, num_vectors: int, width: int, /) -> None:
-        """Raises: ValueError with both values unless they are of this many vectors of this width."""
+        """Raise ValueError with both values unless they are of this many vectors of this width."""
 
 
 Codes = TypeVar("Codes", bound=RowCodes)

@@ -62,7 +62,7 @@ class CellCodes:
         return self.width if self.projection is None else self.projection.shape[1]
 
     def check_fits(self, num_vectors: int, width: int) -> None:
-        """Raises: ValueError with both values unless they are of this many vectors of this width."""
+        """Raise ValueError with both values unless they are of this many vectors of this width."""
         if (self.num_items, self.width) != (num_vectors, width):
             found = f"codes of {self.num_items} vectors {self.width} wide"
             raise ValueError(f"{found}; allowed: {num_vectors} vectors {width} wide")

@@ -38,7 +38,7 @@ class CodedRows:
 
 @dataclass(frozen=True, slots=True)
 class HalfRows:
-    """Shapes: weights (V, D) float16."""
+    """Rows (V, D) in float16."""
 
     weights: npt.NDArray[np.float16]
 

@@ -34,7 +34,7 @@ class TrieArrays:
     root_ranks: Ints = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises: ValueError for inconsistent shapes or boundaries, because a walk would leave the arrays."""
+        """Raise ValueError for inconsistent shapes or boundaries, because a walk would leave the arrays."""
         nodes, count = len(self.tokens), len(self.identifiers)
         for name, array, last in (("children", self.children, nodes), ("ends", self.ends, count)):
             if array.shape != (nodes + 1,):
