@@ -29,7 +29,7 @@ def history_of(item_ids: list[str]) -> "list[gateway_pb2.HistoryEvent]":
 
 def rules_of(path: Path | None) -> "list[common_pb2.Rule]":
     """Return the rules of a YAML file. Raises: CommandError naming file, rule and key."""
-    from services.contracts.rule_file import read_rules
+    from services.contracts.yaml_files import read_rules
     from services.platform.errors import InvalidRequest
 
     try:

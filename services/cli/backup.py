@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 from services.algorithms.bundles.sealed_files import file_entry
-from services.refresher.adapters.checkpoint_files import CheckpointFiles
+from services.refresher.adapters.checkpoint_topic import CheckpointFiles
 from services.refresher.checkpoint import CheckpointError, to_file
 from services.refresher.ports import StoredCheckpoint
 

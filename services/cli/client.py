@@ -170,8 +170,7 @@ def split_ids(text: str) -> list[str]:
 
 def put_attribute(item: "events_pb2.Item", name: str, value: object) -> None:
     """Write an attribute into an item: a number, an ISO date or time, or a string. Raises: CommandError (usage)."""
-    from services.contracts.attributes import set_value
-    from services.contracts.conditions import parse_value
+    from services.contracts.attributes import parse_value, set_value
 
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         allowed = "a number, a date as 2026-01-01, or a string"

@@ -68,8 +68,7 @@ def filters(command: Callable[..., None]) -> Callable[..., None]:
         from freshet.v1 import common_pb2
 
         from services.cli.client import parsed, split_ids
-        from services.contracts.attributes import condition_message
-        from services.contracts.conditions import parse_condition
+        from services.contracts.attributes import condition_message, parse_condition
 
         allowed = common_pb2.Filter(
             allow_item_ids=split_ids(given.pop("allow_items")),

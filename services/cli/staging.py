@@ -9,7 +9,7 @@ from services.cli import options
 from services.cli.output import CommandError, console, is_json, sentences
 
 if TYPE_CHECKING:
-    from services.contracts.operation_record import Control
+    from services.contracts.operation_log import Control
     from services.contracts.version_sets import VersionSet, VersionSets
     from services.stack import Stack
 
@@ -32,7 +32,7 @@ def stage_bundle(
     addresses: the address fields of `VersionSet`, if the set's processes run already.
     """
     from services.cli.asked_gateways import problem_of, wait_for_gateways
-    from services.contracts.operation_record import NotKnown
+    from services.contracts.operation_log import NotKnown
     from services.contracts.version_sets import VersionSet, VersionSets
     from services.stack import Stack, StackError
     from services.stack.display import showing
@@ -88,7 +88,7 @@ def set_of(model_version: str, state: Path) -> str:
 
 def control_of(main: "Stack") -> "Control[VersionSets]":
     """Return the record of this stack's version sets."""
-    from services.contracts.operation_record import Control
+    from services.contracts.operation_log import Control
     from services.contracts.topics.version_sets import OPERATIONS
 
     return Control(kafka_of(main), OPERATIONS)

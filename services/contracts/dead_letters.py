@@ -1,8 +1,7 @@
 """Dead letters: list them, read an original record, and replay it.
 
-A replay counts once: an interaction without an event id gets the encoder's, made of its partition and offset. Records
-of `attributions` and `search-clicks` contain their position. A replay is omitted if the user was forgotten since, or
-the item described again.
+A replay counts once: an interaction without an event id gets the one that the encoder gave it, and other records
+contain their position. A letter is not replayed if its user was forgotten since, or its item described again.
 """
 
 import json
@@ -55,7 +54,7 @@ _MAX_BYTES, _MAX_S = 8 << 20, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A planned replay. record: None: see why_not. event_id: an interaction's."""
+    """A planned replay. record: None if it is left out, because of `why_not`. event_id: an interaction's."""
 
     letter: StoredLetter
     record: Record | None
@@ -65,7 +64,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """written_to: the record's new position, if it was written. left_out: why not."""
+    """A replay's result. written_to: the record's new position. left_out: why it was not written."""
 
     left_out: str
     written_to: Position | None
@@ -93,10 +92,7 @@ class DeadLetters:
         return sorted(found, key=lambda letter: (letter.written_ms, letter.name))
 
     def newest(self, topics: Collection[str] = LETTERED) -> tuple[list[StoredLetter], bool]:
-        """Return the newest dead letters, newest first, and whether there are older ones.
-
-        Reads at most 8 MiB of each topic, for at most two seconds.
-        """
+        """Return the newest dead letters, newest first, and whether there are older ones."""
         found: list[StoredLetter] = []
         has_older = False
         for topic in topics:
@@ -107,7 +103,7 @@ class DeadLetters:
         return sorted(found, key=lambda letter: (letter.written_ms, letter.name), reverse=True), has_older
 
     def whole(self, letter: StoredLetter) -> StoredLetter | None:
-        """Return the letter, completed from the original record; None if that does not exist any more."""
+        """Return the letter, completed from the original record; None if that is gone."""
         if letter.is_whole:
             return letter
         at = letter.position
@@ -173,10 +169,8 @@ class DeadLetters:
         return Replayed(planned.why_not, written[0][1] if written else None, planned.event_id)
 
     def forget(self) -> int:
-        """Delete dead letters of forgotten users' interactions; return their number.
-
-        The others are written again at the end, then everything before is deleted. After an interruption the next run
-        finishes.
+        """Delete dead letters of forgotten users' interactions; return their number. The others are written again at
+        the end, then everything before is deleted. An interrupted run may be repeated.
         """
         topic, forgotten = INTERACTIONS + SUFFIX, self._forgotten()
         records = self._read_whole(topic)
@@ -269,7 +263,6 @@ def _interaction(letter: StoredLetter, forgotten: Mapping[bytes, Mapping[int, in
     event_id = interaction.event_id or f"{at.partition}-{at.offset}"
     value, headers = letter.value, letter.headers
     if not interaction.event_id or interaction.event_time_ms == _NO_TIME:
-        # The encoder's defaults for the original record.
         time_ms = letter.written_ms if interaction.event_time_ms == _NO_TIME else interaction.event_time_ms
         value = encode_interaction(replace(interaction, event_id=event_id, event_time_ms=time_ms))
         headers = [(name, text) for name, text in headers if name.lower() != CONTENT_TYPE]

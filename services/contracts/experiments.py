@@ -1,7 +1,7 @@
 """Experiments: arms, assignment of users, operations.
 
-The assignment is a pure function of the experiments, the request's context and the user's or visitor's id: gateways,
-log readers and notebooks compute the same arm. The state is one value; each operation returns the next one or raises.
+The arm is a pure function of the experiments, the request's context and the user's or visitor's id. The state is one
+value; each operation returns the next one or raises.
 """
 
 import math
@@ -52,7 +52,7 @@ class Arm:
 
     @property
     def has_settings(self) -> bool:
-        """Whether the gateway changes the arm's requests; a version set changes none."""
+        """Whether the gateway changes the arm's requests. A version set changes none."""
         return bool(self.rules or self.diversity or self.max_per_category) or (
             self.new_item_share is not None or self.max_gap is not None
         )
@@ -101,10 +101,7 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """A user's arm. arm: None for interleaved arms.
-
-    is_forced: a tester chose it; results do not count the answer.
-    """
+    """A user's arm; None if arms are interleaved. is_forced: a tester chose it; results do not count the answer."""
 
     experiment: Experiment
     arm: Arm | None
@@ -170,9 +167,8 @@ class Experiments(Revised):
         return self._with(replace(new, first=self._free(new), state=State.CREATED))
 
     def started(self, name: str, now_ms: int) -> "Experiments":
-        """Start an experiment.
-
-        Raises: NotFound; PreconditionFailed if it ran before, or shares settings with another layer.
+        """Start an experiment. Raises: NotFound; PreconditionFailed if it ran before, or another layer's sets the
+        same.
         """
         one = self.find(name)
         if one.state is not State.CREATED:
@@ -203,7 +199,7 @@ class Experiments(Revised):
         )
 
     def check_no_arm(self, version_set: str) -> None:
-        """Raises: PreconditionFailed if a running experiment has an arm of this version set."""
+        """Raise PreconditionFailed if a running experiment has an arm of this version set."""
         for one in self.running:
             if any(arm.version_set == version_set for arm in one.arms):
                 raise PreconditionFailed(

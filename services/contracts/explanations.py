@@ -1,7 +1,4 @@
-"""The sources of an item's score: the reranker's part and the votes.
-
-Votes are grouped by type, with ages, so that no other user is identified.
-"""
+"""The sources of an item's score. Votes are grouped by type, so that they identify no other user."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainedPair:
-    """One term of s: gating weight times cosine. from_model: the model's own components' part."""
+    """One term of the score: gating weight times cosine. from_model: the part of the model's own components."""
 
     query_component: int
     item_component: int
@@ -21,10 +18,8 @@ class ExplainedPair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainedScore:
-    """s = from_model + from_interactions. pairs: largest first. model_share: the model's weight (lambda) in the item's
-    state.
-
-    rules: indices of the query's rules that name the item.
+    """score = from_model + from_interactions. pairs: largest first. model_share: the model's weight (lambda). rules:
+    indices of the query's rules that name the item.
     """
 
     score: float
@@ -52,9 +47,7 @@ class VotingInteractions:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemVotes:
     """An item's vote, in similarity units. voters: remembered interactions; the rest is from item neighbours.
-
-    num_neighbours: remembered interactions searched for, 0 without a memory. model_share: the model's weight (lambda)
-    against the vote, 1 without memory and item neighbours.
+    num_neighbours: remembered interactions searched for. model_share: the model's weight (lambda) against the vote.
     """
 
     vote: float

@@ -1,7 +1,7 @@
 """Topics of operations: each record has the whole state after one.
 
 A record is valid if its revision follows that of the last valid record, so of two at once every reader accepts the
-first. This needs every record, so the topic is never compacted; it gets a few a week.
+first. The topic is never compacted; it gets a few records a week.
 """
 
 from collections.abc import Callable, Iterable

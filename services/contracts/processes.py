@@ -18,14 +18,11 @@ KEYS, SECRETS = "/var/lib/freshet/keys", "/var/lib/freshet/secrets"
 class Process:
     """One process.
 
-    memory_mb: resident MiB at most, on the CPU, with a bundle of a few megabytes and no load.
-    holds: a file of the bundle or text bundle -> its bytes in memory, at most so many times.
-    options: a setting -> additional MiB.
-    extra: its optional dependencies in pyproject.toml and its target in deploy/Dockerfile.
-    needs: what has to start before it -> whether that has to be healthy.
-    state: mounted folders.
-    has_http: also serves JSON.
-    lag: a description of a freshness metric -> the histogram.
+    memory_mb: resident MiB at most, with a bundle of a few megabytes and no load. holds: a file of the bundle or text
+    bundle -> how often its bytes are in memory at most. options: a setting -> additional MiB. extra: its optional
+    dependencies in pyproject.toml and its target in deploy/Dockerfile. needs: what has to start before it -> whether
+    that has to be healthy. state: mounted folders. has_http: also serves JSON. lag: a description of a freshness metric
+    -> the histogram.
     """
 
     name: str

@@ -15,9 +15,8 @@ PSEUDONYMS_BETWEEN = ","
 class PseudonymSettings(ProcessSettings):
     """Settings of a process that writes pseudonyms."""
 
-    # Secret key of the hash that replaces user ids in attributions, search clicks and exposures. On a change, keep the
-    # old key in the encoder's earlier keys until `freshet backfill-attributions --rekey` has run; otherwise its records
-    # are not found.
+    # Key of the hash that replaces user ids in attributions, search clicks and exposures. After a change, the encoder's
+    # earlier keys must have the old one until `freshet backfill-attributions --rekey` has run.
     pseudonym_key: SecretStr = Field(
         default=SecretStr(DEVELOPMENT_PSEUDONYM_KEY), validation_alias="FRESHET_PSEUDONYM_KEY"
     )

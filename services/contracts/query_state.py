@@ -20,8 +20,6 @@ T = TypeVar("T")
 class PackedQueryState:
     """Half-precision little-endian bytes, unchecked: components row-major (P_q, d), gate (P,) or empty for a plain dot
     product.
-
-    model_version: the model that made the state; item states of other models do not match it.
     """
 
     model_version: str
@@ -52,10 +50,8 @@ def from_message(message: common_pb2.QueryState) -> PackedQueryState:
 
 
 def unpacked(message: common_pb2.QueryState, unpack: Callable[..., T]) -> T:
-    """Return a message's arrays. unpack: `algorithms.scoring.packed_state.unpack_query_state`, which this package may
-    not import.
-
-    Raises: InvalidRequest with the field if `unpack` raises ValueError.
+    """Return a message's arrays. unpack: `algorithms.scoring.packed_state.unpack_query_state`. Raises:
+    InvalidRequest.
     """
     try:
         return unpack(

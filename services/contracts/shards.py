@@ -1,7 +1,6 @@
 """Shards of a catalogue: a process serves a hash range of ids.
 
-Shard i of n has the ids whose 64-bit hash lies in [i, i + 1) * 2^64 / n. No mapping is stored; n is constant in an
-installation.
+Shard i of n has the ids whose 64-bit hash lies in [i, i + 1) * 2^64 / n. n is constant in an installation.
 """
 
 from dataclasses import dataclass

@@ -25,10 +25,8 @@ class StoredEvent(NamedTuple):
 
 
 class RecentId(NamedTuple):
-    """A recent event id (hashed), its record's position and outcome.
-
-    outcome: the writer's code (0-255), the same for a redelivered record. item_id: of an interaction that counts, for
-    undos after it left the history; else "".
+    """A recent event id (hashed), with its record's position and outcome (the writer's code, 0-255). item_id: of an
+    interaction that counts, so that it can be undone after it left the history; else "".
     """
 
     id_hash: int
@@ -40,7 +38,7 @@ class RecentId(NamedTuple):
 
 class PackedHistory(NamedTuple):
     """A stored history, not decoded. events, recent: serialised `HistoryEvents` and `RecentIds`. seen_item_ids: joined
-    with NUL. seen_times_ms: newest event times: the first one, then differences.
+    with NUL. seen_times_ms: the first newest event time, then differences.
     """
 
     positions: Mapping[int, int]

@@ -1,8 +1,7 @@
 """Read Kafka with assigned partitions, without group membership.
 
-kafka-python's `poll` hides a lost broker (it returns nothing and reconnects), so an empty poll is no error. Other calls
-raise DependencyUnavailable after a few seconds. Committed progress and the dead-lettered offset are under the reader's
-group.
+kafka-python's `poll` hides a lost broker, so an empty poll is no error. Other calls raise DependencyUnavailable after a
+few seconds.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ from services.platform.stream.topic import Replicas
 
 _ANSWER_MS = 5_000
 _ASIDE_MS = 500
-# Per partition, when one record is wanted; a larger one is still returned.
+# Per partition, when one record is wanted. A larger one is still returned.
 _ASIDE_BYTES = 4_096
 # At a topic's end, the prefetch delays the next request by at most this.
 _ASIDE_REST_MS = 10
@@ -50,12 +49,10 @@ class TopicReader:
         dead_letters: BulkProducer | None = None,
         connect: Callable[..., KafkaConsumer] = build_consumer,
     ) -> None:
-        """Set what to read and how.
-
-        partitions: those to read of every topic; None: all.
+        """partitions: those to read of every topic; None: all.
         makes_topics: create missing topics with these replicas; None: wait for them.
         window_ms: how long the broker gathers records before it answers.
-        rest_ms: how long it waits for the first one; another request (`bounds`, for example) waits for that answer.
+        rest_ms: how long it waits for the first one; another request waits for that answer.
         pause_ms: pause before the next read of a busy stream, so that records gather.
         dead_letters: closed with the reader.
         """

@@ -19,7 +19,7 @@ _BITS = 53  # of a double's mantissa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionSet:
-    """bundle: a path valid in every process that loads it.
+    """A model and its processes. bundle: a path valid in every process that loads it.
 
     Addresses are host:port; "": the gateway's configured ones.
     """
@@ -43,7 +43,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionSets(Revised):
-    """before: the set before the last promotion, or "". salt: of the hash that chooses the canary's users."""
+    """All sets. before: the set before the last promotion, or "". salt: of the hash that chooses the canary's users."""
 
     sets: Mapping[str, VersionSet]
     serving: str
@@ -91,8 +91,8 @@ class VersionSets(Revised):
         return self._next(shadow=self._share_of(name, share))
 
     def canaried(self, name: str, share: float, salt: str) -> "VersionSets":
-        """Serve this share of users; 0 ends it. A canary keeps its salt, so a new share adds or removes only the
-        difference. Raises: as `shadowed`.
+        """Serve this share of users; 0 ends it. The salt stays, so a new share moves only the difference. Raises: as
+        `shadowed`.
         """
         chosen = self._share_of(name, share)
         goes_on = self.canary is not None and self.canary.name == name

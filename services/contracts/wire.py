@@ -1,4 +1,4 @@
-"""Convert filters, rules, certificates, freshness and explanations to Protobuf and back; limits are the gateway's."""
+"""Convert filters, rules, certificates, freshness and explanations to Protobuf and back."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -91,7 +91,6 @@ def rule_message(rule: Rule) -> common_pb2.Rule:
 
 
 def certificate_message(certificate: Certificate) -> common_pb2.Certificate:
-    """Return a certificate's message. Gap 0: proven exact; None: an estimate."""
     return common_pb2.Certificate(kind=f"KIND_{certificate.kind.upper()}", gap=certificate.gap)
 
 
@@ -105,7 +104,6 @@ def certificate_of(message: common_pb2.Certificate) -> Certificate:
 def index_freshness_message(
     deltas_offset: int, newest_recorded_ms: int | None, lag_seconds: float | None
 ) -> common_pb2.IndexFreshness:
-    """Return an index's freshness (`IndexFreshness` in the proto)."""
     message = common_pb2.IndexFreshness(deltas_offset=deltas_offset, lag_seconds=lag_seconds)
     if newest_recorded_ms is not None:
         message.newest_recorded_time.FromMilliseconds(newest_recorded_ms)

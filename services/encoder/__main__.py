@@ -4,10 +4,5 @@ from services.encoder.bootstrap import run
 from services.encoder.config import EncoderSettings
 from services.platform.process import run_process
 
-
-def main() -> int:
-    return run_process("encoder", EncoderSettings, run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_process("encoder", EncoderSettings, run))

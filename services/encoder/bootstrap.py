@@ -15,7 +15,7 @@ from services.algorithms.bundles.model_bundle import ENCODER_ONNX, ENCODER_STEP_
 from services.algorithms.bundles.tensor_file import changed_in_place
 from services.algorithms.encoding.actions import Actions
 from services.algorithms.encoding.aversion import Aversion
-from services.contracts.operation_follower import OperationFollower, operation_reader
+from services.contracts.operation_log import OperationFollower, operation_reader
 from services.contracts.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics import version_sets
@@ -56,12 +56,12 @@ _add_servicer: Any = encoder_pb2_grpc.add_EncoderServiceServicer_to_server
 
 # Of Redis calls for `DescribeUser`.
 DESCRIBE_TIMEOUT_S = 1.0
-# The batching window: the broker gathers events this long before it answers a fetch.
+# The broker gathers events this long before it answers a fetch.
 _WINDOW_MS = 20
 _MAX_FORGETS = 10_000
 # Memory of an ONNX Runtime session as a multiple of its graph's size.
 _TIMES_ONNX = 3
-# Bytes per partition and fetch, some 250 events: partitions with a backlog take turns.
+# Bytes per partition and fetch, some 250 events, so that partitions with a backlog take turns.
 _TURN_BYTES = 1 << 15
 
 
@@ -85,7 +85,7 @@ def vocabulary_of(bundle: Bundle) -> Vocabulary:
 
 
 def model_encoder(settings: EncoderSettings, bundle: Bundle) -> InProcessEncoder | InferenceServerEncoder:
-    """The bundle's model in the configured engine."""
+    """Return the bundle's model in the configured engine."""
     if settings.engine == "in-process":
         return in_process_encoder(settings, bundle)
     return inference_encoder(settings, bundle)
@@ -102,10 +102,7 @@ def in_process_encoder(settings: EncoderSettings, bundle: Bundle) -> InProcessEn
 
 
 def open_model(settings: EncoderSettings, folder: Path) -> Model:
-    """Open another version set's model, always in this process.
-
-    Raises: BundleError; MemoryError with needed and available memory.
-    """
+    """Open another version set's model in this process. Raises: BundleError, MemoryError."""
     bundle = load_bundle(folder)
     needs = _TIMES_ONNX * bundle.file(ENCODER_ONNX).stat().st_size + (settings.cache_mib << 20)
     require_memory(f"the model at {folder}", needs, limit_mb=0, variable="")
@@ -131,7 +128,6 @@ def inference_encoder(settings: EncoderSettings, bundle: Bundle) -> InferenceSer
 
 
 def _reader(settings: EncoderSettings, topic: str, name: str, **options: Any) -> TopicReader:
-    """A reader in the process's group; the first read creates a missing topic."""
     return TopicReader(
         settings.kafka,
         topic,
@@ -145,7 +141,7 @@ def _reader(settings: EncoderSettings, topic: str, name: str, **options: Any) ->
 def kafka_stream(
     settings: EncoderSettings, partitions: Sequence[int] | None = None, *, max_partition_bytes: int = 1 << 20
 ) -> TopicReader:
-    """A reader of these partitions of `interactions`, or of all."""
+    """Return a reader of these partitions of `interactions`, or of all."""
     return _reader(
         settings,
         INTERACTIONS,
@@ -158,7 +154,7 @@ def kafka_stream(
 
 
 def forget_log(settings: EncoderSettings) -> ForgetTopic:
-    """A reader of `forgets`, which every process reads in full."""
+    """Return a reader of `forgets`, which every process reads in full."""
     return ForgetTopic(_reader(settings, FORGETS, "-forgets", max_poll_records=_MAX_FORGETS, rest_ms=1_000))
 
 
@@ -167,7 +163,7 @@ def state_writer(settings: EncoderSettings) -> StateWriter:
 
 
 def pseudonym_keys(settings: EncoderSettings) -> list[bytes]:
-    """The current pseudonym key, then earlier ones. Raises: as `pseudonym_key`."""
+    """Return the current pseudonym key, then earlier ones. Raises: as `pseudonym_key`."""
     key = pseudonym_key(settings)
     earlier = [one.encode() for one in settings.earlier_pseudonym_keys.get_secret_value().split()]
     return [key, *(one for one in earlier if one != key)]
@@ -191,7 +187,7 @@ def make_stream(
     health: HealthState | None = None,
     tracing: Tracing = OFF,
 ) -> Stream:
-    """Assemble the stream with the own model; `set_others` adds others. health: set when the stream is ready."""
+    """Assemble the stream with the own model. health: set when the stream is ready."""
     outbox = KafkaOutbox(BulkProducer(settings.kafka, client_id="freshet-encoder"), tracing=tracing)
     vocabulary, keys, forgotten = own.vocabulary, pseudonym_keys(settings), Forgotten()
     # A second reader, since restoring a lost user reads from the beginning.
@@ -265,8 +261,8 @@ def make_stream(
 async def run(settings: EncoderSettings) -> None:
     """Serve and apply the stream until a signal.
 
-    Raises: ConfigError as `pseudonym_key`, BundleError, PortTaken. Kafka, Redis and the inference server may be
-    unavailable at start: the process is NOT_SERVING until each was reached once.
+    The process is NOT_SERVING until Kafka, Redis and the inference server were reached once. Raises: ConfigError as
+    `pseudonym_key`, BundleError, PortTaken.
     """
     keys = pseudonym_keys(settings)
     bundle = await asyncio.to_thread(load_bundle, settings.bundle)

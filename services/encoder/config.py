@@ -13,7 +13,7 @@ MAX_SEEN = 19_000
 
 
 class EncoderSettings(PseudonymSettings):
-    """Each field names its variable. Times are milliseconds unless the name says otherwise."""
+    """Times are milliseconds unless the name says otherwise."""
 
     port: int = Field(default=50051, ge=0, le=65535, validation_alias="FRESHET_ENCODER_PORT")
     group_id: str = Field(default="freshet-encoder", min_length=1, validation_alias="FRESHET_ENCODER_GROUP")
@@ -26,14 +26,14 @@ class EncoderSettings(PseudonymSettings):
     )
     # Cache of recent users' keys and values; a full window of 8 blocks at L = 200 has 640 kB.
     cache_mib: int = Field(default=256, ge=0, le=1_000_000, validation_alias="FRESHET_ENCODER_CACHE_MIB")
-    # Minimum time between rounds of writing changed histories. With a longer time each event costs less, but restoring
-    # a lost user reads more of the log.
+    # Minimum time between rounds of writing changed histories. A longer one costs less per event, but restoring a lost
+    # user reads more of the log.
     history_every_s: float = Field(default=120.0, ge=0.1, le=3600, validation_alias="FRESHET_ENCODER_HISTORY_EVERY_S")
     # Limits of data per user.
     user_ttl_seconds: int = Field(
         default=DEFAULT_TTL_SECONDS, ge=60, validation_alias="FRESHET_ENCODER_USER_TTL_SECONDS"
     )
-    # The upper limit leaves room for a request's own history in a search's excluded items.
+    # The limit leaves room for a request's own history in a search's excluded items.
     max_seen_items: int = Field(
         default=DEFAULT_MAX_SEEN, ge=1, le=MAX_SEEN, validation_alias="FRESHET_ENCODER_MAX_SEEN_ITEMS"
     )

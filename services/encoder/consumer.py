@@ -20,14 +20,14 @@ from services.user_state.values import now_ms
 
 log = structlog.get_logger()
 
-# Log checks are this much rarer than store checks (8 partitions: 6 ms of processor time, 15 ms in all).
-# `log_identity.py` also detects records of another topic applied in between.
+# Log checks are this much rarer than store checks: of 8 partitions, one takes 15 ms. `log_identity.py` also detects
+# records of another topic applied in between.
 _LOG_CHECK_EVERY = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConsumerLimits:
-    """The loop's sizes and times. Full polls (catching up) grow from min_ to max_records."""
+    """The loop's sizes and times. Full polls grow from min_records to max_records."""
 
     poll_ms: int = 200
     min_records: int = 512
@@ -50,9 +50,8 @@ class _Shared:
         self._partitions: list[int] | None = None
 
     def follow(self) -> bool:
-        """Release surplus leases and assign the leased partitions. Call it between turns, when no partition is in use.
-
-        Returns True if the assignment changed; `resync` then sets the offsets.
+        """Release surplus leases and assign the leased partitions. Return True if these changed; `resync` sets the
+        offsets.
         """
         if self._leases is None:
             return False
@@ -76,10 +75,9 @@ class _Shared:
 
 
 class Consumer(Follower):
-    """Applies the stream until stopped; ready after store, topics and model were all reached.
+    """Applies the stream; ready after store, topics and model were reached.
 
-    Two processes may work on one partition for a moment, if one was paused beyond its lease. That costs a Conflict:
-    writes compare the watermark, and readers deduplicate by position.
+    If a process was paused beyond its lease, two may work on one partition. One of them then gets a Conflict.
     """
 
     def __init__(
@@ -107,7 +105,7 @@ class Consumer(Follower):
         self._stream, self._shared = stream, _Shared(stream, leases)
         self._handler, self._forgets, self._metrics, self._limits = handler, forgets, metrics, limits
         metrics.watch_turns(self.turns)
-        # False while poll position and store may differ, also after an error: the next turn then resyncs.
+        # False while poll position and store may differ: the next turn then resyncs.
         self._in_step = False
         # An import writes users alone.
         self._is_paused = False
@@ -132,7 +130,7 @@ class Consumer(Follower):
             part.close()
 
     def turn(self) -> int:
-        """Resynchronise if needed, poll, apply. Returns the number of records and restored users."""
+        """Resynchronise if needed, poll, apply. Return the number of records and restored users."""
         if self._shared.follow():
             self._in_step = False
         if not self._in_step:
@@ -215,7 +213,7 @@ class Consumer(Follower):
         return total
 
     def _check_store(self, now: float) -> None:
-        """Detect an emptied store, lost users and an import, which pauses polling."""
+        """Detect an emptied store, lost users, and an import."""
         was_paused, progress = self._is_paused, self._handler.progress
         with self._stepping():
             self._is_paused = progress.is_paused()

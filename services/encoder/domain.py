@@ -1,4 +1,5 @@
-"""Users of a batch, jobs for the model, and its answers.
+"""Pure functions of the encoder: from histories to the model's jobs, from its arrays to states, and items' popularity.
+Items unknown to the model are left out.
 
 Letters: n events of one sequence, M states wanted of it, P_q query components, P component pairs, d component width.
 """
@@ -29,10 +30,8 @@ from services.user_state.values import PopularityStep, UserHistory
 class EncodeJob:
     """One sequence for the model. Shapes: item_index (n,), event_time (n,) in seconds, oldest first.
 
-    item_index: dense indices; with actions if the model reads them (`algorithms.encoding.actions`).
-
-    positions: the M wanted ones (increasing, below n). user_index: -1 if unknown to training. cache_key: 0 or more if
-    the user's next sequence will likely begin like this one; None: do not cache.
+    item_index: dense indices, with actions if the model reads them. user_index: -1 if unknown to training. positions:
+    the M wanted ones, increasing. cache_key: 0 or more if the user's next sequence will likely begin like this one.
     """
 
     item_index: npt.NDArray[np.int64]
@@ -72,9 +71,8 @@ UNKNOWN = -1
 class Vocabulary:
     """The model's indices of items and users, and its sequence length.
 
-    untrained: items of `item_index` unknown to training. schema: the meaning of event types. actions: rows of the
-    action embedding, if any. aversion: moves states away from rejected items; None: off. absence: the absence rows, if
-    any.
+    untrained: items of `item_index` unknown to training. actions: rows of the action embedding. aversion: moves states
+    away from rejected items.
     """
 
     model_version: str
@@ -89,7 +87,7 @@ class Vocabulary:
 
 
 def rows_of(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> npt.NDArray[np.int64]:
-    """Each event's row (n,), of item and action; UNKNOWN if the encoder ignores either."""
+    """Return each event's row (n,) of item and action; UNKNOWN if the encoder ignores either."""
     get = vocabulary.item_index.get
     rows = np.array([get(event[4], UNKNOWN) for event in events], dtype=np.int64)
     if vocabulary.actions is not None:
@@ -103,9 +101,7 @@ def rows_of(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> npt.NDArra
 
 
 def cache_key(user_id: str) -> int:
-    """A user's key in the encoders' caches, 63 bits. The cache compares entry and job, so a collision only costs
-    time.
-    """
+    """Return a user's key of 63 bits in the encoders' caches. A collision only costs time."""
     return int.from_bytes(blake2b(user_id.encode(), digest_size=8, person=b"encoder-cache").digest(), "little") >> 1
 
 
@@ -117,10 +113,8 @@ def encode_job(
     *,
     cached: bool = False,
 ) -> tuple[EncodeJob | None, dict[int, int]]:
-    """A job for the states after the first n events, for each n in `wanted`.
-
-    cached: the user's next job will likely begin like this one, as in the stream. The job is None if no wanted prefix
-    has an item that the encoder reads. The dictionary gives, for each n with a state, its row in the job's answer.
+    """Return a job for the states after the first n events, for each n in `wanted`, and n -> row in the job's answer.
+    The job is None if no wanted prefix has an item that the encoder reads. cached: see `EncodeJob.cache_key`.
     """
     lengths = sorted(set(wanted))
     longest = lengths[-1] if lengths else 0
@@ -152,7 +146,7 @@ def encode_job(
 def user_state(
     vocabulary: Vocabulary, states: EncodedStates, row: int, events: Sequence[StoredEvent]
 ) -> PackedQueryState:
-    """The state after `events` for retrieval, moved away from rejected items."""
+    """Return the state after `events`, moved away from rejected items."""
     against = _turned_down(vocabulary, events) if vocabulary.aversion is not None else {}
     if vocabulary.aversion is not None and against:
         gate = None if states.gate is None else states.gate[row]
@@ -165,7 +159,7 @@ def user_state(
 def attributed_state(
     vocabulary: Vocabulary, states: EncodedStates, row: int, last_event_ms: int, at_ms: int
 ) -> PackedQueryState:
-    """The state before an event at `at_ms`, after the absence since `last_event_ms` (Unix milliseconds)."""
+    """Return the state before an event at `at_ms`, after the absence since `last_event_ms` (Unix milliseconds)."""
     state, _ = after_absence(
         pack_state(states, row, vocabulary.model_version), vocabulary.absence, last_event_ms, at_ms
     )
@@ -173,7 +167,7 @@ def attributed_state(
 
 
 def _turned_down(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> dict[int, float]:
-    """Rows of items that recent events reject, with weights. An item's newest event counts."""
+    """Return rows and weights of items that their newest recent event rejects."""
     schema, found, spoken = vocabulary.schema, dict[int, float](), set[str]()
     if not any(event.type in schema.can_speak_against for event in events[-WINDOW:]):
         return found
@@ -204,10 +198,8 @@ _TAKEN = (Outcome.APPLIED, Outcome.KEPT_OUT, Outcome.KEPT_OUT_UNSEEN)
 
 
 def popularity_steps(work: Iterable[UserWork], schema: EventSchema, half_life_s: float) -> dict[int, PopularityStep]:
-    """Each partition's added and removed levels.
-
-    Of a user's events with an item, the strongest in the window and the recent ids counts. An undone event is
-    subtracted if the window still had it; otherwise it decays.
+    """Return a batch's change of item popularity per partition. Of a user's events with an item, the strongest counts.
+    An undone event is subtracted if the window still had it; otherwise it decays.
     """
     made: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
     for user in work:
@@ -221,7 +213,7 @@ def popularity_steps(work: Iterable[UserWork], schema: EventSchema, half_life_s:
 def _add_user(
     made: dict[int, tuple[dict[str, float], dict[str, float]]], user: UserWork, schema: EventSchema, half_life_s: float
 ) -> None:
-    # The history may include redelivered records: only lower offsets were there before the batch.
+    # The history may include redelivered records; events before the batch have lower offsets.
     first = {arrival.partition: arrival.offset for arrival in reversed(user.arrivals)}
     items = {arrival.interaction.item_id for arrival in user.arrivals}
     items.update(undone.item_id for undone in user.merged.undone.values())

@@ -20,7 +20,7 @@ class _CacheCollector(Collector):
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        """Hit rate = hit / (hit + miss); remaining work = encoded / (reused + encoded)."""
+        """Yield the counts of hits and misses, and of reused and encoded events."""
         counts = self._counts()
         for name, text, outcomes in (
             (

@@ -25,9 +25,9 @@ class Model:
 
 
 class Models:
-    """own: the process's model. open_model: opens another from its bundle's folder.
+    """The own model and those of other version sets. `apply` belongs to one thread; the rest is thread-safe.
 
-    changed: called with the other models after a change. `apply` belongs to one thread; the rest is thread-safe.
+    open_model: opens a model from its bundle's folder. changed: called with the other models.
     """
 
     def __init__(
@@ -42,9 +42,7 @@ class Models:
         self._open, self._changed, self._close = open_model, changed, close
 
     def drop(self, cache_keys: Sequence[int]) -> None:
-        """Drop these cache keys in all models. Raises: as the own encoder, which comes last so that the others drop
-        theirs even without the inference server.
-        """
+        """Drop these cache keys in all models. Raises: as the own encoder, which comes last."""
         for model in (*self.others, self.own):
             model.encoder.drop(cache_keys)
 
@@ -67,7 +65,7 @@ class Models:
             self._close(left)
 
     def _opened(self, one: VersionSet) -> Model:
-        """Raises: BundleError; ValueError for a model that does not fit the own one."""
+        """Open a model. Raises: BundleError; ValueError if it does not fit the own one."""
         model, own = self._open(Path(one.bundle)), self.own.vocabulary
         found = model.vocabulary
         for what, theirs, wanted in (

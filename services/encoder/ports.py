@@ -1,7 +1,6 @@
 """Ports of the encoder process: other topics, the model.
 
-Each has a real and an in-memory adapter and raises the errors of `services.platform.errors`. All are synchronous,
-except `UserReader`: the consumer and on-demand encoding have their own threads.
+Each has a real and an in-memory adapter.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from services.user_state.values import Popularity, UserKeys
 
 
 class Outbox(Protocol):
-    """Writes to other topics; returns after all acknowledgements. A failure may leave some records written, so readers
+    """Writes to other topics, and waits for acknowledgements. A failure may leave some records written, so readers
     deduplicate by source position.
     """
 

@@ -19,7 +19,7 @@ from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.bundles.tensor_file import changed_in_place
 from services.algorithms.rules.ranking_rules import Rule
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
-from services.contracts.operation_follower import OperationFollower, operation_reader
+from services.contracts.operation_log import OperationFollower, operation_reader
 from services.contracts.operations import OperationTopic
 from services.contracts.pseudonyms import pseudonym_key
 from services.contracts.shards import Shard

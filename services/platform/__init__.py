@@ -1,4 +1,1 @@
-"""The base of every process; it knows neither `services.algorithms` nor any process.
-
-Importing a module opens no connection, reads no environment and configures no logging.
-"""
+"""The base of every process. Importing a module opens no connection, reads no environment, configures no logging."""

@@ -1,7 +1,7 @@
 """Natural batching: requests that arrive while one batch is computed form the next.
 
-There is no timer, so a lone request never waits. The work runs in a separate thread (NumPy, PyTorch and the inference
-client release the GIL).
+There is no timer, so a lone request never waits. A separate thread does the work; NumPy, PyTorch and the inference
+client release the GIL.
 """
 
 import asyncio
@@ -18,10 +18,9 @@ Res = TypeVar("Res")
 
 
 class Batcher(Generic[Req, Res]):
-    """Gathers `submit` calls into lists of at most `max_batch`; `process` gets one list at a time.
+    """Gathers `submit` calls into lists of at most `max_batch`, and calls `process` with one list at a time.
 
-    `process`, in the worker thread, returns one result per request, in order. Its exception reaches every caller of the
-    batch.
+    process: returns one result per request, in order. Its exception reaches every caller of the batch.
     """
 
     def __init__(
@@ -46,10 +45,9 @@ class Batcher(Generic[Req, Res]):
         self._closed = False
 
     async def submit(self, request: Req) -> tuple[Res, float]:
-        """Return the result for `request`, and the seconds until its batch started.
+        """Return the result, and the seconds until the batch started. A request cancelled before that is skipped.
 
-        Raises: Overloaded if the queue is full; any error of `process`. A cancelled request is skipped if its batch has
-        not started.
+        Raises: Overloaded if the queue is full; any error of `process`.
         """
         if self._closed:
             raise DependencyUnavailable(f"{self._name} is shutting down")

@@ -29,8 +29,7 @@ class ProcessSettings(TransportSettings):
     port: int = Field(default=0, ge=0, le=65535)
     # None: port + 1000. 0: no metrics endpoint.
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
-    # Replication factor and min.insync.replicas of created topics; 0: three and two with at least three brokers, else
-    # one and one.
+    # Replication factor and min.insync.replicas of created topics. 0: see `Replicas`.
     kafka_replication: int = Field(default=0, ge=0, le=100)
     kafka_min_in_sync: int = Field(default=0, ge=0, le=100)
     bundle: Path = Path(".freshet/bundle")
@@ -40,8 +39,8 @@ class ProcessSettings(TransportSettings):
     compute_threads: int = Field(default=1, ge=1, le=256)
     # RPCs in flight before new ones are rejected with RESOURCE_EXHAUSTED.
     max_in_flight: int = Field(default=512, ge=1, le=100_000)
-    # A gRPC connection is replaced after this time, without losing a call. 0: never. A load balancer should remove a
-    # server this long before its end: then no connection is left.
+    # A gRPC connection is replaced after this time, without losing a call. 0: never. If a load balancer removes a
+    # server this long before the server ends, no connection is left then.
     connection_seconds: float = Field(default=0.0, ge=0, le=86_400)
     # Seconds for running calls to finish after SIGTERM.
     drain_seconds: float = Field(default=5.0, ge=0, le=300)
@@ -113,10 +112,7 @@ S = TypeVar("S", bound=TransportSettings)
 
 
 def load_settings(kind: type[S], **given: Any) -> S:
-    """Read `kind` from the environment. given: takes precedence.
-
-    Raises: ConfigError with each invalid variable, its value and what is allowed.
-    """
+    """Read `kind` from the environment. given: values that take precedence. Raises: ConfigError."""
     try:
         return kind(**given)
     except ValidationError as exc:
@@ -124,12 +120,12 @@ def load_settings(kind: type[S], **given: Any) -> S:
 
 
 def environment_tls() -> Tls | None:
-    """Return the environment's certificate for a command. Raises: ConfigError."""
+    """Return a command's certificate. Raises: ConfigError."""
     return load_settings(TransportSettings).tls
 
 
 def environment_kafka(bootstrap: str) -> KafkaConnection:
-    """Return the connection to `bootstrap` with the environment's credentials. Raises: ConfigError."""
+    """Return a command's connection to `bootstrap`. Raises: ConfigError."""
     return load_settings(TransportSettings, kafka_bootstrap=bootstrap).kafka
 
 

@@ -1,7 +1,7 @@
 """Errors that cross a boundary, each with its gRPC status and whether a retry can help.
 
-Adapters translate library exceptions (`raise ... from exc`); `rpc/guard.py` and `rpc/client.py` map to status codes and
-back. A new user or an unknown item is not an error.
+Adapters raise them from library exceptions; `rpc/guard.py` and `rpc/client.py` map them to status codes and back. A new
+user or an unknown item is not an error.
 """
 
 from typing import Any, ClassVar, Self
@@ -10,10 +10,7 @@ import grpc
 
 
 class FreshetError(Exception):
-    """Base of the tree. status: for gRPC callers. retriable: whether trying again can help.
-
-    `retry_after_ms` is sent as metadata `retry-after-ms` and `grpc-retry-pushback-ms`.
-    """
+    """Base of the tree. retriable: whether a retry can help. retry_after_ms: sent as metadata."""
 
     status: ClassVar[grpc.StatusCode]
     default_retriable: ClassVar[bool] = False
@@ -32,7 +29,7 @@ class InvalidRequest(FreshetError):
 
     @classmethod
     def of(cls, field: str, value: Any, allowed: str) -> Self:
-        """Return an error with the field, its value (cut to 80 characters) and what is allowed."""
+        """Return an error with field, value (cut to 80 characters) and what is allowed."""
         shown = repr(value)
         if len(shown) > 80:
             shown = shown[:77] + "..."

@@ -1,7 +1,6 @@
 """Enabled tracing, through OpenTelemetry's SDK; imported only if needed.
 
-Spans have names, numbers and status codes, but no error texts, which may quote a caller's input. A batch is sampled if
-it links to a sampled context.
+Spans have no error texts, which may quote a caller's input. A batch is sampled if it links to a sampled context.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
 
 
 class ExportedSpans(Tracing):
-    """See `Tracing`. With its own provider instead of the global one."""
+    """Has its own provider instead of the global one."""
 
     is_on = True
 
@@ -107,8 +106,7 @@ class _Linked(Sampler):
         links: Any = None,
         trace_state: Any = None,
     ) -> SamplingResult:
-        """Only sampled contexts become links."""
-        if links:
+        if links:  # all of them are sampled
             return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes)
         return self._others.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
 

@@ -1,7 +1,7 @@
 """Process large requests in one thread, so that the event loop answers others.
 
-Python switches threads every half millisecond (services/platform/process.py). With one thread, many large requests
-delay the loop no more than one.
+Python switches threads every half millisecond (`process.py`). With one thread, many large requests delay the loop as
+little as one does.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _thread = ThreadPoolExecutor(1, "large-requests")
 
 
 async def in_turn(function: Callable[..., T], *args: object) -> T:
-    """Return `function(*args)`, called here, or in the thread if the current request is large."""
+    """Call the function here, or in the thread if the current request is large."""
     if size_bytes.get() < LARGE_BYTES:
         return function(*args)
     try:
@@ -35,7 +35,7 @@ async def in_turn(function: Callable[..., T], *args: object) -> T:
 
 
 def _trim_soon() -> None:
-    """Free memory a second after a large request, which leaves some megabytes."""
+    """A large request leaves some megabytes of freed memory."""
     global _trimming
     loop = asyncio.get_running_loop()
     if _trimming is None or _trimming.cancelled() or _trimming.when() < loop.time():
@@ -43,7 +43,7 @@ def _trim_soon() -> None:
 
 
 async def side_by_side(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
-    """Return results or exceptions; tasks start in groups, with other calls in between."""
+    """Return results or exceptions. Tasks start in groups, so that other calls run in between."""
     tasks: list[asyncio.Task[T]] = []
     try:
         for number, one in enumerate(coroutines, 1):

@@ -11,8 +11,7 @@ import structlog
 
 from services.platform.rpc import request_context
 
-# At INFO they log every reconnect; kafka-python logs rejected connections as errors, several a second, which the
-# adapters log once.
+# At INFO they log every reconnect. kafka-python logs rejected connections several times a second; adapters log one.
 _QUIET = {
     "kafka": logging.CRITICAL,
     "grpc": logging.WARNING,

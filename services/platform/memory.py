@@ -23,10 +23,7 @@ def available_bytes(cgroup: Path = _CGROUP) -> int:
 
 
 def require_memory(what: str, needed_bytes: int, *, limit_mb: int, variable: str) -> None:
-    """Raise MemoryError unless `needed_bytes` fit.
-
-    limit_mb: MiB, set by `variable`; 0: the available memory.
-    """
+    """Raise MemoryError unless `needed_bytes` fit. limit_mb: MiB, set by `variable`; 0: the available memory."""
     limit = limit_mb * _MIB if limit_mb else available_bytes()
     if needed_bytes > limit:
         source = f"{variable}={limit_mb}" if limit_mb else "what is available here"

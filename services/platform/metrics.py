@@ -1,6 +1,5 @@
-"""Prometheus: metrics, endpoint, latency buckets.
-
-Names are `freshet_<process>_...` with base unit seconds; labels never have user ids.
+"""Prometheus metrics and their endpoint. Names are `freshet_<process>_...` with base unit seconds; no label is a user
+id.
 """
 
 import sys
@@ -42,10 +41,7 @@ class Figures:
         return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
     def turn_age(self, name: str, turns: TurnClock) -> None:
-        """Export the age of a follower's last good turn and the failures since.
-
-        name: `..._age_seconds`; the second one is `..._failures`.
-        """
+        """Export the age of a follower's last good turn as `name`, `..._age_seconds`, and `..._failures` since."""
         text = "Seconds since the follower's last good turn; grows while it stalls."
         self.gauge(name, text).set_function(lambda: turns.age_s)
         text = "Turns in a row that failed; not 0 while the follower waits for a dependency."
@@ -55,9 +51,9 @@ class Figures:
 def serve_metrics(
     port: int, host: str = "127.0.0.1", registry: CollectorRegistry = REGISTRY, *, tls: Tls | None = None
 ) -> None:
-    """Serve /metrics from a daemon thread; port 0 serves nothing.
+    """Serve /metrics from a daemon thread; port 0 serves nothing. With `tls`, clients need a certificate of its CA.
 
-    tls: accept only clients with a certificate of its CA. Raises: PortTaken with the port and its owner.
+    Raises: PortTaken.
     """
     if port == 0:
         return
@@ -74,7 +70,7 @@ def serve_metrics(
             client_cafile=str(tls.ca),
             client_auth_required=True,
         )
-        # Handshake in the request's thread: in the accepting one, a client that sends nothing would block all others.
+        # In the accepting thread, the handshake of a client that sends nothing would block all others.
         server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
         server.handle_error = _say_refused  # type: ignore[method-assign,assignment]
     except OSError as exc:
@@ -95,7 +91,6 @@ class RpcMetrics:
         registry: CollectorRegistry = REGISTRY,
         told: Callable[[str, str, float], None] | None = None,
     ) -> None:
-        """told: called like `observe`."""
         figures, self._told = Figures(registry), told
         self._seconds = figures.histogram(
             f"freshet_{process}_rpc_seconds", "Seconds per RPC, by method and gRPC status.", "method", "code"

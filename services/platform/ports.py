@@ -16,10 +16,9 @@ class PortTaken(RuntimeError):
 
 
 def port_owner(port: int) -> str | None:
-    """Return name and pid of the process that listens on `port`, else of one with an outgoing connection from it
-    (32768-60999).
+    """Return name and pid of the process that listens on `port`, else of one with an outgoing connection from it.
 
-    None without a visible owner.
+    None: no owner is visible.
     """
     try:
         connections = psutil.net_connections("tcp")

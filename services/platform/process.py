@@ -1,7 +1,4 @@
-"""Start and end a process.
-
-Each `__main__.py` is `raise SystemExit(run_process("gateway", GatewaySettings, bootstrap.run))`.
-"""
+"""Start and end a process."""
 
 import sys
 from collections.abc import Callable, Coroutine
@@ -27,8 +24,8 @@ _SWITCH_INTERVAL_S = 0.0005
 def run_process(process: str, kind: type[S], run: Callable[[S], Coroutine[Any, Any, None]]) -> int:
     """Run until a signal; return the exit status.
 
-    An invalid setting, a taken port, an unusable bundle (ValueError) or an unavailable dependency gives one line on
-    stderr and status 1. Other exceptions propagate with their traceback.
+    An invalid setting, a taken port, an unusable bundle or an unavailable dependency gives status 1, with one line on
+    stderr. Other exceptions propagate.
     """
     try:
         settings = load_settings(kind)

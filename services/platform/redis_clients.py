@@ -1,7 +1,7 @@
 """Redis clients for a server's or a cluster's URL (`redis+cluster://HOST:PORT,HOST:PORT`), which connect on first use.
 
-redis-py's cluster pipelines ask for each script call's keys, and retry commands one by one, which takes minutes without
-a node. These send each node its commands once; after a failure they refresh the nodes and raise.
+redis-py's cluster pipelines ask for each script call's keys, and retry commands one by one, which takes minutes if a
+node is unavailable. These clients send each node its commands once; after a failure they refresh the nodes and raise.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from services.platform.transport import cluster_nodes, node_url
 # Exceptions that a client may raise.
 REDIS_ERRORS = (RedisError, RedisClusterException, OSError, TimeoutError)
 _SUMMED = ("evicted_keys", "expired_keys")
-# One retry on a connection that Redis closed while idle, none on a timeout, except for a cluster's new topology.
+# A connection that Redis closed while idle is retried, a timeout only for a cluster's new topology.
 _RETRIES = 1
 
 
@@ -113,7 +113,7 @@ class _Cluster:
         return _Pipeline(self)
 
     def info(self, section: str = "everything") -> dict[str, Any]:
-        """Return the fullest master's info, since a full one rejects writes, with all removed keys summed."""
+        """Return the fullest master's info, because a full one rejects writes, and all masters' removed keys."""
         masters: Any = self.client().info(section, target_nodes=redis.RedisCluster.PRIMARIES)
         found: list[dict[str, Any]] = list(masters.values())
         fullest = max(found, key=lambda one: one.get("used_memory", 0) / (one.get("maxmemory") or float("inf")))

@@ -1,7 +1,8 @@
-"""OpenTelemetry traces over gRPC and Kafka, if an OTLP endpoint is set; otherwise the library is not imported.
+"""OpenTelemetry traces over gRPC and Kafka, if an OTLP endpoint is set.
 
-An interceptor costs every RPC some tens of microseconds, so disabled tracing has none. Records carry their writer's
-context in the header `traceparent` (W3C Trace Context). A batch has one span with links to them.
+Otherwise the library is not imported, and there are no interceptors, which cost each RPC some tens of microseconds. A
+record has its writer's context in the header `traceparent` (W3C Trace Context); a batch's span has links to its
+records.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,10 +17,7 @@ _NOTHING: Mapping[tuple[int, int], str] = {}
 
 
 class Tracing:
-    """This class is disabled tracing.
-
-    A traceparent is a sampled span's context as text; "" is none. interceptors: for server and client channels.
-    """
+    """Disabled tracing. A traceparent is a sampled span's context as text; "" is none."""
 
     server_interceptors: tuple[Any, ...] = ()
     client_interceptors: tuple[Any, ...] = ()
@@ -34,18 +32,15 @@ class Tracing:
         return _NOTHING
 
     def batch(self, name: str, links: Collection[str], **numbers: int) -> AbstractContextManager[str]:
-        """Yield the traceparent of a new trace's span for a batch.
-
-        links: the records' traceparents; without any there is no span. numbers: attributes.
-        """
+        """Yield the traceparent of a batch's new span. links: the records' traceparents; without any, none begins."""
         return nullcontext("")
 
     def stage(self, name: str) -> AbstractContextManager[object]:
-        """A child of the current span, if any."""
+        """Return a child of the current span, if any."""
         return nullcontext()
 
     def link(self, traceparent: str, name: str) -> None:
-        """Link to the span whose result is used. name: of that result."""
+        """Link to the span whose result `name` is used."""
 
 
 OFF = Tracing()

@@ -24,10 +24,7 @@ class Tls:
     ca: Path
 
     def client_context(self) -> ssl.SSLContext:
-        """Return a client's context, which verifies the server's CA and host name.
-
-        Raises: OSError for an invalid file, or a key of another certificate.
-        """
+        """Return a client's context. Raises: OSError for an invalid file, or a key of another certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(self.ca)
         # Otherwise a key with a password asks the terminal for it.
@@ -132,8 +129,7 @@ class TransportSettings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    # PEM files, all or none: a process serves TLS, requires client certificates of the CA, and presents its own to
-    # peers.
+    # PEM files, all or none. With them a process serves TLS and requires clients' certificates of the CA.
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_ca: Path | None = None
@@ -235,7 +231,7 @@ class TransportSettings(BaseSettings):
 
     @property
     def redis(self) -> str:
-        """The state store's URL, with certificates if encrypted."""
+        """The state store's URL, with the certificates if it is encrypted."""
         if self.tls is None or not self.redis_url.startswith(("rediss://", "rediss+cluster://")):
             return self.redis_url
         files = {"ssl_ca_certs": self.tls.ca, "ssl_certfile": self.tls.certificate, "ssl_keyfile": self.tls.key}

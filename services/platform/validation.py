@@ -1,7 +1,4 @@
-"""Limits of texts, checked wherever one enters the system.
-
-Errors do not repeat the text, since messages are logged.
-"""
+"""Limits of texts, checked wherever one enters the system. Errors are logged, so they do not repeat the text."""
 
 from services.platform.errors import InvalidRequest
 
@@ -31,9 +28,7 @@ def validate_id(name: str, text: str) -> None:
 
 
 def validate_query(name: str, text: str) -> None:
-    """Raise InvalidRequest unless `text` is UTF-8 of 1-1,024 bytes, not only white space, without control characters;
-    any script passes.
-    """
+    """Raise InvalidRequest unless `text` is UTF-8 of 1-1,024 bytes with words, without control characters."""
     validate_text(name, text, 1, MAX_QUERY_BYTES)
     if text.isspace():
         raise InvalidRequest.of(name, "only white space", "words")

@@ -4,10 +4,5 @@ from services.platform.process import run_process
 from services.refresher.bootstrap import run
 from services.refresher.config import RefresherSettings
 
-
-def main() -> int:
-    return run_process("refresher", RefresherSettings, run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_process("refresher", RefresherSettings, run))

@@ -23,17 +23,14 @@ from services.platform.process import configure_tracing
 from services.platform.rpc.server import HealthState, RpcServer, serve
 from services.platform.stream.kafka import BulkProducer
 from services.platform.tracing import OFF, Tracing
-from services.refresher.adapters.checkpoint_files import CheckpointFiles
-from services.refresher.adapters.checkpoint_topic import CheckpointTopic
+from services.refresher.adapters.checkpoint_topic import CheckpointFiles, CheckpointTopic
 from services.refresher.adapters.decoding import QueryShape
-from services.refresher.adapters.kafka_log import KafkaLog
-from services.refresher.adapters.kafka_outbox import KafkaOutbox
+from services.refresher.adapters.topics import KafkaLog, KafkaOutbox
 from services.refresher.config import RefresherSettings
 from services.refresher.consumer import Refresher, RefresherLimits
 from services.refresher.domain.rules import ModelItems, Rules
-from services.refresher.handlers.content import ContentStates
 from services.refresher.handlers.describe import Describe, PartitionRegistry
-from services.refresher.handlers.publish import Publisher
+from services.refresher.handlers.publish import ContentStates, Publisher
 from services.refresher.metrics import RefresherMetrics
 from services.refresher.server import SERVICE, RefresherServicer
 from services.user_state.leases import RedisLeases
@@ -45,11 +42,11 @@ _add_servicer: Any = refresher_pb2_grpc.add_RefresherServiceServicer_to_server
 _GROUP = "freshet-refresher"
 # Interactions of unknown items, per partition of `attributions`.
 _MAX_PENDING = 65_536
-# Longer than sending a publication takes, so that it is one request, and one answer to each reader.
+# Longer than sending takes, so that a publication is one request, and one answer to each reader.
 _LINGER_MS = 50
 _MAX_GATHER_MS = 1_000
-# Bytes of checkpoint parts (of up to a megabyte) per fetch, and a fetch's wait for records: at the log's end the client
-# prefetches, and the next read waits for that.
+# Bytes of checkpoint parts per fetch, and a fetch's wait for records. At the log's end the next read waits for a
+# prefetch.
 _READ_TOGETHER, _PARTS_WAIT_MS = 16 << 20, 10
 _AGAIN_WAIT_MS = 20  # short, because a caller waits for the records
 
@@ -79,7 +76,7 @@ def fold_rules(settings: RefresherSettings, bundle: Bundle) -> Rules:
 
 
 def new_item_policy(settings: RefresherSettings, bundle: Bundle) -> SharePolicy | None:
-    """The policy for new items: the setting's, else training's, else None."""
+    """Return the policy for new items: the setting's, else training's."""
     if settings.new_item_model_weight:
         return SharePolicy.parse(settings.new_item_model_weight)
     length = bundle.manifest.new_item_length
@@ -87,7 +84,7 @@ def new_item_policy(settings: RefresherSettings, bundle: Bundle) -> SharePolicy 
 
 
 def kafka_log(settings: RefresherSettings, bundle: Bundle, tracing: Tracing = OFF) -> KafkaLog:
-    """The log on Kafka. The first read creates missing topics."""
+    """Return the log on Kafka. The first read creates missing topics."""
     head = bundle.manifest.head
 
     def reader(client_id: str, window_ms: int, *topics: str) -> TopicReader:
@@ -116,7 +113,7 @@ def kafka_log(settings: RefresherSettings, bundle: Bundle, tracing: Tracing = OF
 
 
 def content_states(settings: RefresherSettings, bundle: Bundle) -> ContentStates | None:
-    """States from texts, fitted on the bundle's items; None without a text encoder.
+    """Return states from texts, fitted on the bundle's items; None without a text encoder.
 
     Raises: ConfigError if the encoder's weights are not installed.
     """
@@ -146,7 +143,7 @@ def content_states(settings: RefresherSettings, bundle: Bundle) -> ContentStates
 
 
 def checkpoint_topic(settings: RefresherSettings, model_version: str) -> CheckpointTopic:
-    """A model's checkpoints: in the topic, and restored ones in a folder. Models share none."""
+    """Return a model's checkpoints: those of the topic, then restored ones from a folder."""
     return CheckpointTopic(
         TopicReader(
             settings.kafka,
@@ -166,8 +163,7 @@ def checkpoint_topic(settings: RefresherSettings, model_version: str) -> Checkpo
 async def run(settings: RefresherSettings) -> None:
     """Serve and fold until a signal.
 
-    Raises: BundleError, PortTaken. Kafka and Redis may be unavailable at start: the process is NOT_SERVING until each
-    was reached once.
+    The process is NOT_SERVING until Kafka and Redis were reached once. Raises: BundleError, PortTaken.
     """
     bundle = await asyncio.to_thread(load_bundle, settings.bundle)
     rules = await asyncio.to_thread(fold_rules, settings, bundle)

@@ -1,7 +1,7 @@
 """Encode a checkpoint: its parts (`squeeze`), and a complete one as a file under one checksum.
 
-A file: magic, SHA-256 of the rest, header length, a JSON header (values, and each array's type, shape and bounds), the
-arrays. No pickle.
+A file: magic, SHA-256 of the rest, header length, a JSON header (values, and each part's type, shape and bounds), the
+parts. No pickle.
 """
 
 import hashlib
@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 MAGIC = b"FRESHET\x01"
-_DTYPES = frozenset(("uint8", "int64", "uint64", "float16", "float32", "float64"))
 _SHA_BYTES = 32
 _PREFIX = len(MAGIC) + _SHA_BYTES
 _ALIGNMENT = 8
@@ -28,17 +27,14 @@ class CheckpointError(ValueError):
     """A checkpoint is torn, altered or of another format."""
 
 
-def pack(values: Mapping[str, Any], arrays: Arrays) -> bytes:
-    """Encode one checkpoint. values: JSON. arrays: of the types in `_DTYPES`. Raises: ValueError for another type."""
+def to_file(values: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
+    """Encode a checkpoint's JSON values and its parts as one file."""
     where: dict[str, Any] = {}
     pieces: list[bytes] = []
     end = 0
-    for name, array in arrays.items():
-        if array.dtype.name not in _DTYPES:
-            raise ValueError(f"{name} has dtype {array.dtype}; allowed: {sorted(_DTYPES)}")
-        data = np.ascontiguousarray(array).tobytes()
+    for name, data in parts.items():
         padding = -len(data) % _ALIGNMENT
-        where[name] = [array.dtype.name, list(array.shape), end, end + len(data)]
+        where[name] = ["uint8", [len(data)], end, end + len(data)]
         pieces += [data, b"\0" * padding]
         end += len(data) + padding
     header = json.dumps({"values": dict(values), "arrays": where}, sort_keys=True).encode()
@@ -47,46 +43,30 @@ def pack(values: Mapping[str, Any], arrays: Arrays) -> bytes:
     return MAGIC + hashlib.sha256(body).digest() + body
 
 
-def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Values and arrays (read-only views of `data`). Raises: CheckpointError with the defect."""
+def from_file(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The inverse of `to_file`. Raises: CheckpointError with the defect."""
     if not data.startswith(MAGIC) or len(data) < _PREFIX + 8:
         raise CheckpointError(f"no checkpoint of this format: {len(data)} bytes that begin with {data[:8]!r}")
     body = memoryview(data)[_PREFIX:]
     written, found = data[len(MAGIC) : _PREFIX].hex(), hashlib.sha256(body).hexdigest()
     if written != found:
         raise CheckpointError(f"torn or altered: the content has sha256 {found}; the stored one is {written}")
-    length = int.from_bytes(body[:8], "little")
-    start = _PREFIX + 8 + length
+    start = 8 + int.from_bytes(body[:8], "little")
     try:
-        header = json.loads(bytes(body[8 : 8 + length]))
-        arrays = {
-            name: _array(data, start, dtype, shape, begin, end)
+        header = json.loads(bytes(body[8:start]))
+        parts = {
+            name: _part(body[start:], dtype, shape, begin, end)
             for name, (dtype, shape, begin, end) in header["arrays"].items()
         }
-        return dict(header["values"]), arrays
+        return dict(header["values"]), parts
     except MALFORMED as exc:
         raise CheckpointError(f"intact, but not written by this program: {exc!r}") from exc
 
 
-def _array(data: bytes, start: int, dtype: str, shape: list[int], begin: int, end: int) -> npt.NDArray[Any]:
-    if dtype not in _DTYPES or not 0 <= begin <= end <= len(data) - start:
-        raise ValueError(
-            f"an array of {dtype!r} at {begin} to {end}; allowed: {sorted(_DTYPES)}, bytes 0 to {len(data) - start}"
-        )
-    return np.frombuffer(data, dtype, count=(end - begin) // np.dtype(dtype).itemsize, offset=start + begin).reshape(
-        shape
-    )
-
-
-def to_file(values: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
-    """Encode a checkpoint's parts as one file."""
-    return pack(values, {name: np.frombuffer(data, np.uint8) for name, data in parts.items()})
-
-
-def from_file(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The inverse of `to_file`. Raises: CheckpointError."""
-    values, arrays = unpack(data)
-    return values, {name: values.tobytes() for name, values in arrays.items()}
+def _part(data: memoryview, dtype: str, shape: list[int], begin: int, end: int) -> bytes:
+    if dtype != "uint8" or not 0 <= begin <= end <= len(data) or shape != [end - begin]:
+        raise ValueError(f"{shape} of {dtype!r} at {begin} to {end}; allowed: uint8, bytes 0 to {len(data)}")
+    return bytes(data[begin:end])
 
 
 def squeeze(arrays: Arrays) -> bytes:
@@ -121,9 +101,7 @@ def unsqueeze(data: bytes) -> dict[str, npt.NDArray[Any]]:
 
 
 def _squeezed(array: npt.NDArray[np.int64]) -> tuple[int, int | None, npt.NDArray[Any]]:
-    """(base, first value or None, small numbers): the array is base + small, or its running sum from the first
-    value.
-    """
+    """Return (base, first value or None, small): the array is base + small, or its running sum from the first value."""
     best: tuple[int, int | None, npt.NDArray[Any]] = (0, None, array)
     if not len(array):
         return best

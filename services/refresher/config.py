@@ -10,14 +10,14 @@ from services.platform.config import ProcessSettings
 
 
 class RefresherSettings(ProcessSettings):
-    """Each field names its variable. Times are milliseconds unless the name says otherwise."""
+    """Times are milliseconds unless the name says otherwise."""
 
     port: int = Field(default=50054, ge=0, le=65535, validation_alias="FRESHET_REFRESHER_PORT")
     # Folder that `freshet restore` writes, read if the topic has no checkpoint.
     checkpoints: Path = Field(default=Path(".freshet/data/refresher"), validation_alias="FRESHET_REFRESHER_CHECKPOINTS")
     # Model weight (lambda) of known items, applied when publishing.
     model_weight: str = Field(default=DEFAULT_SHARE.text, validation_alias="FRESHET_REFRESHER_SHARE")
-    # Model weight of new items. "": from the bundle, else from the sums of each partition's known items.
+    # Model weight of new items. "": the bundle's, else from the sums of each partition's known items.
     new_item_model_weight: str = Field(default="", validation_alias="FRESHET_REFRESHER_NEW_ITEM_SHARE")
     # A new item is published from this many distinct users on.
     min_users: int = Field(default=3, ge=1, le=1000, validation_alias="FRESHET_REFRESHER_MIN_USERS")

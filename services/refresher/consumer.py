@@ -1,6 +1,6 @@
 """The thread that keeps the index fresh: acquire partitions, poll, fold, publish, save checkpoints.
 
-It locks the registry during changes, so that gRPC reads consistent states.
+It locks the registry during changes.
 """
 
 import time
@@ -19,9 +19,8 @@ from services.platform.tracing import OFF, Tracing
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Listing
 from services.refresher.domain.rules import Rules
-from services.refresher.handlers.careful_fold import CarefulFold
 from services.refresher.handlers.describe import PartitionRegistry
-from services.refresher.handlers.fold import FoldRecords
+from services.refresher.handlers.fold import CarefulFold, FoldRecords
 from services.refresher.handlers.open_partition import OpenPartition
 from services.refresher.handlers.publication import Publication
 from services.refresher.handlers.publish import Publisher
@@ -42,7 +41,7 @@ class RefresherLimits:
     publish_s: float = 0.2
     checkpoint_s: float = 30.0
     snapshot_s: float = 3600.0
-    # The longest poll; it returns once records arrive. Other work, such as leases, waits for its end.
+    # The longest poll; other work waits for its end. It returns once records arrive.
     poll_ms: int = 500
     # Changes per publication, all partitions together.
     max_changes: int = 2_000
@@ -54,10 +53,10 @@ class RefresherLimits:
 
 
 class Refresher(Follower):
-    """Folds and publishes until stopped; ready after log, leases and outbox were all reached.
+    """Folds and publishes; ready after log, leases and outbox were reached.
 
-    An unexpected exception may leave a partly applied change. All partitions then return to their checkpoints and are
-    folded record by record up to the failure (`handlers/careful_fold.py`).
+    An unexpected exception may leave a partly applied change. All partitions then return to their checkpoints, and
+    `CarefulFold` folds record by record up to the failure.
     """
 
     def __init__(
@@ -79,8 +78,8 @@ class Refresher(Follower):
         turns: TurnClock | None = None,
         tracing: Tracing = OFF,
     ) -> None:
-        """withdrawn: filled from topic `items`; `publisher` reads it. keeper: saves checkpoints in the background;
-        None: folding waits for them.
+        """withdrawn: filled here, read by `publisher`. keeper: saves checkpoints in the background; None: folding
+        waits.
         """
         super().__init__(
             "attributions-consumer",
@@ -119,7 +118,7 @@ class Refresher(Follower):
         self._fold = CarefulFold(self._records, self._opener, registry, self._publication, self.poison)
         self._num_partitions = 0
         self._terms: dict[int, int] = {}
-        # False if polled and folded records may differ, or partitions changed: assign again.
+        # False if partitions changed, or polled records may not be folded.
         self._is_assigned = False
         # Partitions reset to their beginning in this turn.
         self._rebuilding: set[int] = set()
@@ -137,9 +136,8 @@ class Refresher(Follower):
         self._opener.checkpoints.close()
 
     def turn(self) -> int:
-        """Poll, fold, publish. Returns the number of records folded.
-
-        Raises: errors of handlers and ports; states stay correct for their positions.
+        """Poll, fold, publish. Return the number of records folded. Raises: as handlers and ports; states stay
+        correct.
         """
         if not self._num_partitions:
             self._begin()
@@ -298,7 +296,6 @@ class Refresher(Follower):
         self._checkpoints.look()
 
     def report_lag(self, *, asks: bool) -> None:
-        """Report partitions and their lag."""
         states = self._registry.partitions
         ends = self._log.known_ends()
         if asks and states:

@@ -62,7 +62,6 @@ class RefresherMetrics:
         self._publish_seconds.observe(seconds)
 
     def fresh(self, lags_seconds: Iterable[float]) -> None:
-        """Record the seconds from broker to index topic."""
         for lag in lags_seconds:
             self._freshness.observe(lag)
 
@@ -85,5 +84,4 @@ class RefresherMetrics:
         self._figures.turn_age("freshet_refresher_turn_age_seconds", turns)
 
     def rebuilt(self, reason: str) -> None:
-        """Count a rebuild by reason: "no checkpoint", "torn checkpoint", ..."""
         self._rebuilt.labels(reason).inc()

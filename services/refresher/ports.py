@@ -1,7 +1,6 @@
 """Ports of the refresher: the log, the topics it writes, and checkpoints.
 
-Each has a real and an in-memory adapter, raises the errors of `services.platform.errors`, and is synchronous, because
-the refresher has its own thread.
+Each has a real and an in-memory adapter.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,9 +14,8 @@ from services.refresher.domain.records import Entry, Interaction, Listing
 
 @dataclass(slots=True)
 class Polled:
-    """One poll: entries per partition of `attributions`, in order, and listings of `items`.
-
-    traceparents: of the spans that wrote the records, if traced.
+    """One poll: entries per partition of `attributions` in order, listings of `items`, and the records'
+    traceparents.
     """
 
     entries: dict[int, list[Entry]] = field(default_factory=dict)
@@ -44,7 +42,7 @@ class Log(Protocol):
         """Each partition's first offset and end offset (one past its last record)."""
 
     def known_ends(self) -> Mapping[int, int]:
-        """Each assigned partition's end offset (one past its last record), as polled."""
+        """Each assigned partition's end offset, as polled."""
 
     def read_again(self, partition: int, offsets: Sequence[int]) -> Mapping[int, Interaction]:
         """The interactions at these offsets.
@@ -57,7 +55,7 @@ class Log(Protocol):
 
 
 class Outbox(Protocol):
-    """Writes the refresher's topics; returns after all acknowledgements. A failure may leave some records written."""
+    """Writes the refresher's topics, and waits for acknowledgements. A failure may leave some records written."""
 
     def publish(
         self, deltas: Sequence[IndexDelta], unreadable: Sequence[DeadLetter], tombstones: Sequence[bytes] = ()
@@ -70,8 +68,8 @@ class Outbox(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """name: for messages. read: returns values and parts; raises CheckpointError with the defect and its place, or
-    DependencyUnavailable. is_base: after `read`, `Checkpoints.save` may refer to its parts.
+    """A checkpoint to read. read: returns values and parts. Raises: CheckpointError, DependencyUnavailable. is_base:
+    `Checkpoints.save` may refer to its parts after `read`.
     """
 
     name: str
@@ -86,8 +84,7 @@ class Checkpoints(Protocol):
         """Save the newest checkpoint; the previous one stays. A part that is None is unchanged since this object's last
         save or read. values: JSON.
 
-        Raises: DependencyUnavailable; Conflict if another process opened the partition meanwhile: a new checkpoint must
-        not refer to parts stored before.
+        Raises: DependencyUnavailable; Conflict if another process opened the partition meanwhile.
         """
 
     def load(self, partition: int) -> Iterator[StoredCheckpoint]:

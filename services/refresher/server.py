@@ -1,4 +1,4 @@
-"""RefresherService: the gRPC edge. Handlers run in a thread and lock the registry."""
+"""RefresherService over gRPC. Handlers run in a thread and lock the registry."""
 
 import asyncio
 from dataclasses import asdict

@@ -1,7 +1,4 @@
-"""The compacted topic `histories` as its writer uses it: marks, newest records and their positions.
-
-`write_histories.py` decides whose history is written, and when.
-"""
+"""The compacted topic `histories` for its writer: marks, newest records and their positions."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -29,11 +26,11 @@ from services.user_state.ports import HistoryOutbox
 
 log = structlog.get_logger()
 
-# Rounds end with a mark; without one among these last records, the whole partition is read.
+# A round ends with a mark. Without a mark in these last records, the whole partition is read.
 _TAIL_RECORDS = 500
 _POLL_RECORDS = 2_000
 _POLL_MS = 50
-# Entries since the last merge. A dictionary needs some hundred bytes per entry, so their number is limited.
+# Most entries in a dictionary, which takes some hundred bytes per entry.
 _FEW = 65_536
 
 
@@ -41,7 +38,7 @@ class HistoryTopic:
     """Reads and writes the assigned partitions.
 
     kept: called with the number of users written. marks: the newest of each assigned partition. is_another: the topic
-    was recreated meanwhile; the caller has to call `take_over` again.
+    was recreated.
     """
 
     def __init__(self, topic: Reader, outbox: HistoryOutbox, kept: Callable[[int], None] = lambda users: None) -> None:
@@ -57,10 +54,8 @@ class HistoryTopic:
         self._indexing: Iterator[object] | None = None
 
     def take(self, partitions: Sequence[int], num_partitions: int) -> dict[int, Mark]:
-        """Add partitions and return the newest mark of each that has one. `marks` gets empty ones.
-
-        num_partitions: of `interactions`. Raises: PreconditionFailed if the topic has another number of partitions;
-        DependencyUnavailable.
+        """Add partitions, and return the newest mark of each that has one; `marks` gets empty ones. num_partitions: of
+        `interactions`. Raises: PreconditionFailed if the topic has another number; DependencyUnavailable.
         """
         if (found_partitions := self._topic.num_partitions()) != num_partitions:
             raise PreconditionFailed(
@@ -104,11 +99,8 @@ class HistoryTopic:
             self.marks[partition] = mark
 
     def write(self, histories: Mapping[str, PackedHistory | None], homes: Mapping[str, int]) -> list[str]:
-        """Write each user to its home partition, if assigned; None writes a tombstone.
-
-        Returns the users whose record was acknowledged without an offset.
-
-        Raises: DependencyUnavailable, Conflict.
+        """Write each user to its home partition, if assigned; None writes a tombstone. Return the users whose record
+        got no offset. Raises: DependencyUnavailable, Conflict.
         """
         records = []
         for user_id, history in histories.items():
@@ -151,7 +143,7 @@ class HistoryTopic:
 
     @property
     def num_records(self) -> int:
-        """User records in the assigned partitions, as far as read."""
+        """The number of users' records read from the assigned partitions."""
         return self._records.total()
 
     def has_record(self, user_id: str) -> bool:
@@ -159,7 +151,7 @@ class HistoryTopic:
         return self._index.get(user_id.encode()) is not None
 
     def read(self, record: SourceRecord) -> HistoryRecord | None:
-        """A record's history; None, with the reason logged, if it cannot be used."""
+        """Return a record's history; None if it cannot be used."""
         if record.value is None or record.key is None:
             return None
         try:
@@ -187,9 +179,8 @@ class HistoryTopic:
         return self._indexing is not None
 
     def index_again(self, partitions: Sequence[int]) -> Iterator[Sequence[SourceRecord]]:
-        """Read these partitions and all that are not fully indexed, in batches, and index them.
-
-        Raises: DependencyUnavailable.
+        """Index these partitions and all that are not fully indexed. Yield their records. Raises:
+        DependencyUnavailable.
         """
         self._unindexed.update(partitions)
         yield from self._read_index()
@@ -197,9 +188,8 @@ class HistoryTopic:
         self._unindexed.clear()
 
     def scan(self, partitions: Collection[int] | None = None) -> Iterator[Sequence[SourceRecord]]:
-        """Read partitions (None: all assigned) from beginning to present end, in batches.
-
-        Raises: DependencyUnavailable.
+        """Yield the records of partitions (None: all assigned) up to their present end. Raises:
+        DependencyUnavailable.
         """
         bounds = self._topic.bounds(list(self.marks if partitions is None else partitions))
         ranges = {partition: (first, end - 1) for partition, (first, end) in bounds.items()}
@@ -238,10 +228,8 @@ def _newest_marks(records: Sequence[SourceRecord]) -> dict[int, Mark]:
 
 
 class HistoryIndex:
-    """The position of each user's newest record: 64 bits of hash and 64 bits of position, in memory.
-
-    If two users share a hash, the index has only the position of one. The reader compares the record's key, and reads
-    the log for the other user.
+    """The position of each user's newest record, in 16 bytes. If two users share a hash, it has the position of one of
+    them; the reader compares the record's key.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Redis keys and packed values of user states, histories and stream progress (decision 031).
 
 A user's home is the partition that Kafka's partitioner gives to the user id. All keys of a home partition share one
-hash slot: users, the table of users, progress. Values are bounded, and user keys have a TTL.
+hash slot.
 
 A user's position is the text `epoch|partition:offset,...|partition:offset,...`; the second list has the forgotten
 offsets. A position of an earlier epoch reads as absent. Every write compares the whole text, so a write prepared before

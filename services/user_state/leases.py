@@ -1,9 +1,9 @@
-"""The leases port over Redis. A group's members run one script a few times a second, which assigns the partitions.
+"""The leases port over Redis. A script that a group's members run a few times a second assigns the partitions.
 
-A member that dies stops renewing: its partitions and seat are free when the lease ends. One whose working loop hangs
-stops renewing after a minute. A new member gets its share when others release their surplus. While Redis is unavailable
-each member retains its partitions, since nobody else can acquire them. Two members may work on one partition for a
-moment (a paused process does not know that its lease ended), so writes have to tolerate that.
+A member that dies stops renewing, so its partitions become free when the lease ends. A member whose working loop hangs
+stops renewing after a minute. A new member gets its share when others release their surplus. While Redis is
+unavailable, each member retains its partitions. A paused process does not know that its lease ended, so writes have to
+tolerate two members on one partition.
 """
 
 import os
@@ -77,9 +77,7 @@ class RedisLeases:
     def __init__(
         self, url: str, *, process: str, group: str, lease_ms: int, timeout_s: float = 1.0, stuck_s: float = STUCK_S
     ) -> None:
-        """process, group: prefix of the keys. stuck_s: without a call of `holding` for this long, the member counts as
-        hung.
-        """
+        """process, group: prefix of the keys. stuck_s: a member that does not call `holding` for this long hangs."""
         self._redis = open_client(url, timeout_s=timeout_s)
         # The hash tag puts a group's keys into one cluster slot, for one script.
         self._prefix = f"{process}:{{{group}}}:"
@@ -91,7 +89,7 @@ class RedisLeases:
         self._holding = Holding({})
         # Releases begun plus ended: odd while one is in flight.
         self._releases = 0
-        # Guards the two fields above, but not during Redis calls, because the working loop takes it each turn.
+        # Guards the two fields above. Not locked during Redis calls, because the working loop locks it each turn.
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -160,7 +158,7 @@ class RedisLeases:
         fair, pairs = int(answer[0]), [int(number) for number in answer[1:]]
         terms = {self._partitions[place]: term for place, term in zip(pairs[::2], pairs[1::2], strict=True)}
         with self._lock:
-            # An answer that overlaps a release may count a released partition; the next follows soon.
+            # An answer that overlaps a release may contain a released partition.
             if releases == self._releases and not releases % 2:
                 self._holding = Holding(terms, max(0, len(terms) - fair))
 

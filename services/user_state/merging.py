@@ -5,13 +5,12 @@ The rules:
 - A recent event id at another position is a duplicate.
 - Events are ordered by (event time, partition, offset).
 - A late event is inserted in order if the window reaches back that far; otherwise it is only noted as seen.
-- An event of a type that the schema excludes from histories changes no history. Its item is noted as seen if the
-  schema says so for the type.
+- An event of a type that the schema excludes from histories changes no history, but its item may count as seen.
 - An undo removes its event.
 - Records at or below the user's forgotten positions have no effect.
 - Items unknown to the model stay in the history.
 
-Records are merged one by one, so batch boundaries do not change the result.
+Batch boundaries do not change the result.
 
 Letters: L = max_history.
 """
@@ -31,8 +30,7 @@ from services.platform.errors import InvalidRequest
 from services.platform.stream.records import DeadLetter, Position, SourceRecord, is_covered
 from services.user_state.values import UserHistory
 
-# Event ids of a user's last records. At most half as many records of a user are applied together, so that a redelivery
-# is recognised in full.
+# Event ids of a user's last records. Half as many are applied together, so that a whole redelivery is recognised.
 RECENT_IDS = 128
 MAX_RECORDS_PER_USER = RECENT_IDS // 2
 
@@ -109,11 +107,10 @@ class Undone:
 class Merge:
     """A user after some arrivals.
 
-    outcomes: one per arrival, in order. sequences: the histories that prefixes refer to, each oldest event first; the
-    last is the new history. preceding: by arrival number, the history before an event that was inserted or only
-    attributed. undone: by arrival number, the undone event. seen_times: newest event time of each item to note as seen.
-    unseen: items no longer seen, removed first. changed_by: number of the last arrival that changed the history; its
-    state has to be recomputed.
+    outcomes: one per arrival. sequences: the histories that prefixes refer to, each oldest event first; the last is the
+    new history. preceding, undone: by arrival number, the history before an inserted or attributed event, and the
+    undone event. seen_times: newest event time of each item to note as seen. unseen: items no longer seen, removed
+    first. changed_by: number of the last arrival that changed the history. news: an arrival was not applied before.
     """
 
     recent: list[RecentId]
@@ -153,13 +150,11 @@ def merge(
 ) -> Merge:
     """Apply arrivals (in stream order per partition, at most MAX_RECORDS_PER_USER) to a user's history.
 
-    forgotten: the last forgotten offset per partition. `news` is False if every arrival had been applied before. Cost:
-    O(len(arrivals) + L); a late event adds O(L).
+    forgotten: the last forgotten offset per partition. Cost: O(len(arrivals) + L); a late event adds O(L).
     """
     void = forgotten or {}
     result = Merge(recent=list(history.recent), positions=dict(history.positions), sequences=[list(history.events)])
-    # The last index of each id in `recent`, which grows here and is cut at the end. Ids before its last RECENT_IDS are
-    # ignored, as in single merges.
+    # The last index of each id in `recent`, which is cut at the end. Older ids than its last RECENT_IDS do not count.
     last_at = {entry.id_hash: at for at, entry in enumerate(history.recent)}
     before: dict[tuple[int, int], int] | None = None
     for number, arrival in enumerate(arrivals):
@@ -272,9 +267,8 @@ def _order(event: StoredEvent) -> tuple[int, int, int]:
 
 
 def rounds(places: Sequence[tuple[int, str]], limit: int = MAX_RECORDS_PER_USER) -> list[list[int]]:
-    """Split records, given each one's partition and user ("": none), into parts with at most `limit` records of a user.
-
-    Each takes as many of each partition as possible, so that one with few records does not wait.
+    """Split records, given as partition and user ("": none), into parts with at most `limit` records of a user. Each
+    part takes as many of each partition as possible.
     """
     parts: list[list[int]] = []
     reached: dict[int, int] = {}

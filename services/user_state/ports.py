@@ -1,6 +1,6 @@
 """Ports of the state store and of `histories`, for the encoder's thread.
 
-Each has a real and an in-memory adapter and raises the errors of `services.platform.errors`. Not thread-safe.
+Each has a real and an in-memory adapter. Not thread-safe.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,9 +23,8 @@ class HistoryOutbox(Protocol):
     """Writes the topic `histories`."""
 
     def keep(self, records: Sequence[EncodedHistory]) -> Sequence[int]:
-        """Write records, in order within a partition, and return their offsets (-1: unknown).
-
-        Returns after all are acknowledged. A failure may leave some written.
+        """Write records, in order within a partition, and return their offsets (-1: unknown) after all are
+        acknowledged. A failure may leave some written.
         """
 
 

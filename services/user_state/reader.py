@@ -28,7 +28,7 @@ from services.user_state.values import (
 class StateReader:
     """Reads users for an asyncio process; connects on first use.
 
-    Every method raises DependencyUnavailable if Redis fails, and PreconditionFailed for another version's store.
+    Every method raises DependencyUnavailable, and PreconditionFailed for another version's store.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class StateReader:
 
         One round trip; a watermark outside the home needs one more.
         """
-        # A local copy: a concurrent call may set a new epoch while this one waits for an answer in the old one.
+        # A local copy: a concurrent call may set a new epoch meanwhile.
         epoch = self._epoch or await self._current_epoch()
         while epoch:
             view, found = await self._read_user(user_id, model_version, with_seen, partition, epoch)
@@ -85,8 +85,8 @@ class StateReader:
         elsewhere: list[bytes | None] | None = None
         with redis_errors():
             if asked != home.partition:
-                # The watermark is read before the state: read later, it could cover an event that the state lacks. The
-                # script cannot read it: its key has another hash slot, perhaps on another node.
+                # The watermark is read before the state: read later, it could cover an event that the state lacks. Its
+                # key has another hash slot, so the script cannot read it.
                 progress = self._redis.hmget(layout.progress_key(asked), ["epoch", "watermark"])
                 elsewhere = await cast(Awaitable[list[bytes | None]], progress)
             for attempt in (1, 2):

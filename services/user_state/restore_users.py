@@ -1,7 +1,6 @@
 """Find users whose keys the state store lost; restore them from `histories` or from their records (decision 032).
 
-The result is the history at the watermark. Attributions and clicks are not published again. `turn` works between two
-polls: first on users with records, then on the others, then on states.
+The result is the history at the watermark. Attributions and clicks are not published again.
 """
 
 import time
@@ -31,20 +30,19 @@ log = structlog.get_logger()
 
 # Most users restored by one scan of the log; their histories are in memory meanwhile.
 MAX_TOGETHER = 10_000
-# SLICE_USERS: looked up, or states computed, together (in a tenth of a second). SLICE_S: seconds of work between two
-# polls.
+# Users looked up, or whose states are computed, together; seconds of work between two polls.
 SLICE_USERS = 32
 SLICE_S = 0.1
 # Seconds of a turn for finding lost users.
 _LOOK_S = 0.05
-# A record lookup costs as much as reading this many in sequence (2.3 ms against 50 us each).
+# Looking up one record costs as much as reading this many (2.3 ms against 50 us each).
 _LOOKUP_RECORDS = 50
 _WRITE_USERS = 1_000
 
 
 @dataclass(slots=True)
 class ReplayedUser:
-    """A user as far as the log was read: history, seen items, and records not merged yet."""
+    """A user as far as the log was read. arrivals: not merged yet."""
 
     history: UserHistory = field(default_factory=UserHistory)
     seen: dict[str, int] = field(default_factory=dict)
@@ -53,8 +51,9 @@ class ReplayedUser:
 
 @dataclass(kw_only=True, eq=False)
 class LogReplay:
-    """log: a separate reader of `interactions`. letters: of its dead letters; a readable record among them is left out.
-    max_history, schema: as in the stream's merges.
+    """Merges a user's records of `interactions` again, with the same result as the first time.
+
+    log: a separate reader of `interactions`. letters: of its dead letters; a readable record among them is left out.
     """
 
     log: Reader
@@ -64,7 +63,7 @@ class LogReplay:
     letters: Reader | None = None
 
     def __call__(self, users: Mapping[str, ReplayedUser], ranges: Mapping[int, tuple[int, int]]) -> None:
-        """Add the records between each partition's first and last offset to these users."""
+        """Merge the records in these ranges (first and last offset per partition) into these users."""
         if not users:
             return
         wanted = {user_id.encode() for user_id in users}
@@ -86,8 +85,8 @@ class LogReplay:
             self.letters.close()
 
     def _set_aside(self, keys: Collection[bytes]) -> Mapping[tuple[int, int], bytes]:
-        """These keys' dead letters by position. Callers compare the value too, since another log may have a good record
-        there.
+        """Return the dead letters by position. Another log may have a good record there, so the caller compares the
+        value.
         """
         if self.letters is None:
             return {}
@@ -117,9 +116,8 @@ class LogReplay:
 class RestoreUsers:
     """Restores lost users.
 
-    replay: merges records of the log again. keep: writes and reads `histories`. make_states: computes states of model
-    `model_version` from histories in an epoch, without histories that have none. restored: called with the number of
-    restored users.
+    make_states: computes the states of model `model_version` from histories in an epoch, if they have one. restored:
+    called with the number of restored users.
     """
 
     store: Store
@@ -128,7 +126,7 @@ class RestoreUsers:
     model_version: str
     make_states: Callable[[Mapping[str, UserHistory], str], Mapping[str, StoredState]]
     restored: Callable[[int], None] = lambda users: None
-    # Lost users by arrival; lost users without a record; restored users without a state.
+    # Lost users in order; lost users without a record; restored users without a state.
     _waiting: dict[str, None] = field(default_factory=dict, init=False)
     _without_record: list[str] = field(default_factory=list, init=False)
     _stateless: deque[str] = field(default_factory=deque, init=False)
@@ -138,9 +136,8 @@ class RestoreUsers:
     _scan: Iterator[Sequence[SourceRecord]] | None = field(default=None, init=False)
 
     def __call__(self, user_ids: Collection[str], watermarks: Offsets, epoch: str) -> None:
-        """Restore these users' histories at the watermarks; later turns compute their states.
-
-        Raises: Conflict if another writer changed one of them; DependencyUnavailable.
+        """Restore these users' histories; later turns compute their states. Raises: Conflict if another writer changed
+        one; DependencyUnavailable.
         """
         users = sorted(user_ids)
         for start in range(0, len(users), MAX_TOGETHER):
@@ -158,7 +155,7 @@ class RestoreUsers:
         self._stateless.clear()
 
     def look_again(self) -> None:
-        """Empty the queues of lost users, because the partitions changed; a new scan finds them again."""
+        """Empty the queues of lost users; a new scan finds them again."""
         self._waiting.clear()
         self._without_record.clear()
         self._scan = None
@@ -169,7 +166,10 @@ class RestoreUsers:
         return bool(self._waiting or self._without_record or self._stateless)
 
     def turn(self, watermarks: Offsets, epoch: str) -> int:
-        """Restore for a tenth of a second; return the work done. Raises: as `__call__`, and the model's errors."""
+        """Restore for `SLICE_S`: users with a record, then the others, then states. Return the work done.
+
+        Raises: as `__call__`, and as the model.
+        """
         until, done = time.monotonic() + SLICE_S, 0
         while self.is_busy and (not done or time.monotonic() < until):
             done += self._slice(watermarks, epoch)
@@ -203,8 +203,7 @@ class RestoreUsers:
                 if user_id in self._waiting and topic.is_newest(record)
             }
         else:
-            # No scan is needed, or it is over: the users still in the queue had no record in it or were added later.
-            # Their records are looked up.
+            # No scan is needed, or it is over: look up users without a record in it, and those added later.
             self._scan, some = None, list(islice(self._waiting, SLICE_USERS))
             histories = dict.fromkeys(some) | topic.find(some)
         found = {user_id: history for user_id, history in histories.items() if history is not None}
@@ -223,7 +222,7 @@ class RestoreUsers:
     def _restore(
         self, user_ids: Sequence[str], histories: Mapping[str, HistoryRecord], watermarks: Offsets, epoch: str
     ) -> None:
-        # Before the log, so that the write below fails if a user changes meanwhile.
+        # Loaded before the log is read, so that the write below fails if a user changes meanwhile.
         stored = self.store.load_users(user_ids, epoch)
         user_ids = [user_id for user_id in user_ids if stored[user_id].is_lost]
         users: dict[str, ReplayedUser] = {}
@@ -290,7 +289,7 @@ class RestoreUsers:
 
 
 class LostUsers:
-    """`find` begins a scan, `turn` continues it. restore: None if the store cannot lose users."""
+    """Finds lost users: `find` begins a scan, `turn` continues it. restore: None if the store cannot lose users."""
 
     def __init__(
         self, store: Store, progress: StreamProgress, restore: RestoreUsers | None, clock_ms: Callable[[], int]
@@ -298,15 +297,14 @@ class LostUsers:
         self._store, self._progress, self.restore, self._clock_ms = store, progress, restore, clock_ms
         # The partitions when the progress was last read.
         self._partitions: Collection[int] = ()
-        # The present scan, its start, the earliest next start, and the store's count of removed keys at the last start.
+        # The present scan; when it began and the next one may begin; the store's count of removed keys at its begin.
         self._looking: Iterator[Collection[str]] | None = None
         self._began_ms = self._next_ms = 0
         self._removed = -1
 
     def resynced(self, *, is_new_epoch: bool) -> None:
-        """Call it after reading the store's progress; a scan stops.
-
-        The next `find` begins a new one if one was running, the partitions changed, or the epoch is new.
+        """Call it after reading the store's progress. If partitions or epoch changed, or a scan was running, the next
+        `find` begins a new scan.
         """
         has_others = self._partitions != set(self._progress.watermarks)
         self._partitions = set(self._progress.watermarks)
@@ -318,10 +316,9 @@ class LostUsers:
             self._looking, self._removed = None, -1
 
     def find(self, *, look: bool) -> StoreUsage:
-        """The store's usage. Begin a scan if the store removed keys since the last began.
-
-        None begins during another or in the pause after it. look: begin one even if no keys were removed, since the
-        store does not count those that a client deleted. Raises: DependencyUnavailable.
+        """Return the store's usage. Begin a scan if the store removed keys since the last one began. look: begin one
+        anyway, because the store does not count keys that a client deleted. No scan begins during another or in the
+        pause after it. Raises: DependencyUnavailable.
         """
         usage = self._store.usage()
         if self.restore is None or self._looking is not None or self._clock_ms() < self._next_ms:
@@ -342,7 +339,6 @@ class LostUsers:
         return self._look(self.restore) + self.restore.turn(self._progress.watermarks, self._progress.epoch)
 
     def _look(self, restore: RestoreUsers) -> int:
-        """The number of lost users found, at least 1 while the scan continues."""
         if self._looking is None:
             return 0
         until, num_lost = time.monotonic() + _LOOK_S, 0

@@ -1,7 +1,7 @@
 """Short-lived lists of bytes per user for the gateway, newest entry first, bounded in number and time (decision 050).
 
-They lie in the user's hash slot; a forget, or emptying the store, removes them. Only a user with a history has lists,
-which use at most a tenth of Redis' memory (`maxmemory`, else the machine's). Losing a list costs one more request.
+A forget, or emptying the store, removes them. Only a user with a history has lists. All lists use at most a tenth of
+Redis' memory (`maxmemory`, else the machine's).
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -57,8 +57,8 @@ class SessionStore:
     async def push(self, kind: str, user_id: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
         """Prepend an entry to the user's list of this kind (of `layout.SESSION_KINDS`).
 
-        The list has at most `most` entries and expires `ttl_seconds` (up to a sixteenth more) after the last one.
-        Returns False, and stores nothing, if the user has no history.
+        The list has at most `most` entries and expires some `ttl_seconds` after the last one. Return False, and store
+        nothing, if the user has no history.
 
         Raises: DependencyUnavailable, also before the stream's first epoch; PreconditionFailed if the lists use their
         memory.

@@ -52,7 +52,7 @@ class StreamProgress:
 
         A store without an epoch gets one, and everything is read from the beginning; records below the committed
         offsets yield no attributions again. If a log lost its end, the store is emptied and gets a new epoch too; that
-        partition's attributions are published again, and readers deduplicate them by position.
+        partition's attributions are published again.
 
         Raises: PreconditionFailed if the topic is not the one whose records were applied.
         """
@@ -183,7 +183,7 @@ class StreamProgress:
         self._unfinished.update({step.partition: 0 for step in steps})
 
     def _replace_epoch(self, stream: Reader, epoch: str, lost: LostTail) -> None:
-        """Raises: DependencyUnavailable the first time, because a newly elected leader may not know its end yet."""
+        """Raise DependencyUnavailable the first time, because a newly elected leader may not know its end yet."""
         if not self._may_have_lost:
             self._may_have_lost = True
             raise DependencyUnavailable(f"{lost}, before the watermark; checking once more")

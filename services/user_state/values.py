@@ -180,7 +180,7 @@ class AdvanceStep:
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """removed: keys evicted or expired since Redis' start. memory_share: of Redis' limit; 0 without a limit."""
+    """Redis' memory. removed: keys evicted or expired since its start. memory_share: of its limit, or 0."""
 
     removed: int
     memory_share: float

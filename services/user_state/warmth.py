@@ -15,8 +15,8 @@ _ASKED = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Warmth:
-    """active: users with a history. warm: those whose state of the model reflects all of it. made: states that `freshet
-    model warm` wrote.
+    """How many users' states are current. active: users with a history. warm: those whose state reflects all of it.
+    made: states that `freshet model warm` wrote.
     """
 
     active: int

@@ -1,8 +1,8 @@
 """Write every user's history to the compacted topic `histories`, in rounds (decision 032).
 
-A round writes the users whose history changed since the last one, then, once acknowledged, a mark to each partition:
-the offset up to which the topic reflects `interactions`. A crash loses only the set of changed users, found again from
-the records after the marks. The marks lie in the topic itself: they are lost together with it and outlive the store.
+A round writes the users whose history changed since the last one, then a mark to each partition: the offset up to which
+the topic reflects `interactions`. After a crash, the records after the marks show the changed users. The marks are in
+the topic, so they are lost only together with it.
 """
 
 import secrets
@@ -38,8 +38,8 @@ class ChangedUsers:
     """Users whose history changed after the marks.
 
     known_to: per partition, the offset up to which every changed user is in `users` or in the topic. foreign:
-    partitions with records of users whose home another process has; their marks do not advance. elsewhere: per home
-    partition, the other partitions in which its changed users have records.
+    partitions with records of users of other processes; their marks do not advance. elsewhere: per home partition, the
+    other partitions with records of its changed users.
     """
 
     users: set[str] = field(default_factory=set)
@@ -61,7 +61,7 @@ class ChangedUsers:
         """Remove partitions; their next owner finds the changed users in the log. left: the remaining ones."""
         for partition in partitions:
             self.known_to.pop(partition, None)
-            # This home's users are no longer tracked, so marks of other partitions with their records do not advance.
+            # Its users are no longer tracked, so the marks of other partitions with their records do not advance.
             self.foreign |= self.elsewhere.pop(partition, set())
         self.foreign &= set(left)
         self.users = {user_id for user_id in self.users if home_of(user_id, epoch).partition in left}
@@ -69,8 +69,8 @@ class ChangedUsers:
 
 @dataclass(slots=True)
 class _Round:
-    """pending: users to write. targets: the progress at the round's begin, for its marks. is_whole: every user was
-    written; else no marks are.
+    """Writing of one round. pending: users to write. targets: the progress at the round's begin. is_whole: every user
+    was written; only then its marks are.
     """
 
     began_at: float
@@ -81,12 +81,10 @@ class _Round:
 
 @dataclass(kw_only=True, eq=False)
 class WriteHistories:
-    """Writes the histories of this process's partitions, which `take_over` sets. log: a separate reader of
-    `interactions`.
+    """Writes the histories of this process's partitions, which `take_over` sets.
 
-    every_s: the least pause between rounds; at least ten times the last round's duration, so that writing takes at most
-    a tenth of the time. anchors: returns the text that identifies a partition's log, if its progress in the store has
-    none.
+    log: a separate reader of `interactions`. every_s: the least pause between rounds; it is at least ten times the last
+    round's duration. anchors: returns the text that identifies a partition's log, if its stored progress has none.
     """
 
     topic: HistoryTopic
@@ -103,9 +101,8 @@ class WriteHistories:
 
     def take_over(self, stream: Reader, epoch: str, progress: Mapping[int, Progress]) -> bool:
         """Synchronise with the state store. Return True if the store was empty and now has watermarks and lost users.
-
-        progress: of all partitions that this process now owns; retained ones are not read again. Raises: Conflict;
-        DependencyUnavailable; PreconditionFailed if topic and log have different numbers of partitions.
+        progress: of all partitions that this process owns. Raises: Conflict; DependencyUnavailable; PreconditionFailed
+        if topic and log have different numbers of partitions.
         """
         self._give_up_round()
         seeded, marks = False, self.topic.marks
@@ -124,8 +121,7 @@ class WriteHistories:
         empty = {p for p, mark in marks.items() if watermarks[p] < 0 <= mark.covered and self._is_empty(p, epoch)}
         for partition, mark in marks.items():
             if mark.covered > watermarks[partition] and partition not in empty:
-                # The store lost progress. Records of `histories` beyond its watermark stay correct, because each
-                # position counts once.
+                # The store lost progress. Records beyond its watermark stay correct, because each position counts once.
                 found = progress[partition]
                 news[partition] = replace(mark, covered=found.watermark, anchors=found.anchors, counts=found.counts)
                 self.changed.known_to[partition] = found.watermark
@@ -140,9 +136,7 @@ class WriteHistories:
         return seeded
 
     def void(self, partitions: Collection[int], num_partitions: int) -> None:
-        """Empty the marks of a log that lost records; the next `take_over` reads everything. Raises:
-        DependencyUnavailable.
-        """
+        """Empty the marks, so that the next `take_over` reads everything. Raises: DependencyUnavailable."""
         self._epoch = ""
         self.topic.void()
         mark = Mark(reading=0, covered=-1, num_partitions=num_partitions)
@@ -153,7 +147,7 @@ class WriteHistories:
         self.changed.note(user_id, home, partitions, self.topic.marks.keys())
 
     def applied(self, watermarks: Offsets) -> None:
-        """Record that `changing` was called for all users changed up to these offsets."""
+        """Note that `changing` was called for all users changed up to these offsets."""
         self.changed.known_to.update(watermarks)
 
     def is_whole(self, user_id: str) -> bool:
@@ -261,10 +255,8 @@ class WriteHistories:
         return len(lost) == len(self.store.user_ids(partition, epoch))
 
     def _seed(self, marks: Mapping[int, Mark], partitions: Sequence[int], epoch: str) -> None:
-        """Fill the user tables and watermarks of a store that lost everything.
-
-        partitions: all without progress in the store, also without a mark: they can be the home of users with records
-        elsewhere.
+        """Fill the tables and watermarks of a store that lost everything. partitions: all without progress, also those
+        without a mark: they can be the home of users with records in others.
         """
         live: dict[int, dict[bytes, bool]] = {partition: {} for partition in partitions}
         oldest_ms = self.clock_ms() - 1000 * self.ttl_seconds
@@ -286,7 +278,7 @@ class WriteHistories:
         self.store.advance(steps, epoch)
 
     def _find_changed(self, watermarks: Offsets, epoch: str) -> None:
-        """Find users with records after the known offsets; all users if such records are too many or deleted."""
+        """Note users with records after the known offsets; all users, if these records are too many or deleted."""
         known_to, mine = self.changed.known_to, self.topic.marks.keys()
         missing = {p: (known_to[p] + 1, last) for p, last in watermarks.items() if known_to[p] < last}
         if not missing:

@@ -18,7 +18,7 @@ from typing import Any
 from engines import WITHIN_S
 from real import RealTrial
 
-from services.contracts.operation_record import Control
+from services.contracts.operation_log import Control
 from services.contracts.topics.version_sets import OPERATIONS
 from services.contracts.version_sets import VersionSets
 from services.stack import Stack, StackError

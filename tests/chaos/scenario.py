@@ -42,7 +42,7 @@ from services.contracts.topics.search_clicks import SEARCH_CLICKS
 from services.gateway.domain import Degradation, FreshnessToken, Recommendation, RecommendQuery
 from services.gateway.search.searching import SearchAnswer, SearchQuery
 from services.platform.errors import FreshetError
-from services.refresher.checkpoint import CheckpointError, unpack
+from services.refresher.checkpoint import CheckpointError, from_file
 from services.user_state.layout import unpack_forgets
 
 Step = list[Any]
@@ -386,7 +386,7 @@ class Play:
         for partition, saved in self.world.checkpoints.saved.items():
             if len(saved) == 2 and self.world.topics.logs[ATTRIBUTIONS][partition]:
                 with contextlib.suppress(CheckpointError):
-                    below = min(int(unpack(data)[0]["folded_offset"]) for data in saved) + 1
+                    below = min(int(from_file(data)[0]["folded_offset"]) for data in saved) + 1
                     self.world.topics.expire(ATTRIBUTIONS, partition, below)
 
     def do_clock(self, seconds: float) -> None:

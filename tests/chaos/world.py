@@ -67,8 +67,8 @@ from services.platform.rpc.server import HealthState
 from services.platform.stream.kafka import Record, partition_for
 from services.platform.stream.records import Position
 from services.refresher.adapters.decoding import QueryShape
-from services.refresher.adapters.kafka_log import KafkaLog
-from services.refresher.adapters.kafka_outbox import KafkaOutbox as RefresherOutbox
+from services.refresher.adapters.topics import KafkaLog
+from services.refresher.adapters.topics import KafkaOutbox as RefresherOutbox
 from services.user_state.reader import StateReader
 from services.user_state.writer import StateWriter
 

@@ -26,7 +26,7 @@ from services.encoder.ports import Outbox as EncoderOutbox
 from services.platform.stream.kafka import BulkProducer, partition_for
 from services.platform.stream.records import DeadLetter, SourceRecord
 from services.platform.stream.topic import NUM_PARTITIONS
-from services.refresher.adapters import kafka_outbox as refresher_kafka
+from services.refresher.adapters import topics as refresher_kafka
 from services.refresher.ports import Outbox as RefresherOutbox
 from services.user_state.ports import HistoryOutbox
 

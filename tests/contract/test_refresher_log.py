@@ -23,7 +23,7 @@ from services.platform.stream.kafka import BulkProducer, Record
 from services.platform.stream.records import DeadLetter, SourceRecord
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.refresher.adapters.decoding import QueryShape, decode_attribution
-from services.refresher.adapters.kafka_log import KafkaLog
+from services.refresher.adapters.topics import KafkaLog
 from services.refresher.domain.records import Forgetting, Interaction
 from services.refresher.ports import Log, Polled
 

@@ -52,7 +52,7 @@ from services.generator.config import GeneratorSettings
 from services.offline.archive.files import open_whole
 from services.platform.config import ConfigError, load_settings
 from services.platform.errors import PreconditionFailed
-from services.refresher.adapters.checkpoint_files import CheckpointFiles
+from services.refresher.adapters.checkpoint_topic import CheckpointFiles
 from services.refresher.checkpoint import MAGIC, CheckpointError
 from services.refresher.config import RefresherSettings
 from services.refresher.handlers.checkpoints import restore, to_bytes

@@ -54,7 +54,7 @@ from services.platform.stream.kafka import Record
 from services.platform.stream.records import DeadLetter, Position, SourceRecord
 from services.refresher.adapters.checkpoint_topic import CheckpointTopic
 from services.refresher.adapters.decoding import QueryShape
-from services.refresher.adapters.kafka_log import KafkaLog
+from services.refresher.adapters.topics import KafkaLog
 from services.refresher.checkpoint import CheckpointError
 from services.refresher.handlers.checkpoints import from_bytes, restore, snapshot, to_bytes
 from services.refresher.server import RefresherServicer

@@ -643,7 +643,7 @@ def main() -> None:
         (scratch / "partition-0.checkpoint").write_bytes(data)
 
         def kept(number: int) -> list[StoredCheckpoint]:
-            from services.refresher.adapters.checkpoint_files import CheckpointFiles
+            from services.refresher.adapters.checkpoint_topic import CheckpointFiles
 
             return list(CheckpointFiles(scratch).load(number))
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from services.algorithms.bundles.model_bundle import load_bundle
 from services.cli.main import app
 from services.contracts.experiments import CONSOLE
-from services.contracts.operation_record import Control
+from services.contracts.operation_log import Control
 from services.contracts.topics.dead_letters import dead_letter
 from services.contracts.topics.interactions import INTERACTIONS, encode_interaction
 from services.contracts.topics.interactions import Interaction as StoredInteraction

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.cli.output import ExitStatus
-from services.contracts.operation_record import Control
+from services.contracts.operation_log import Control
 from services.contracts.pseudonyms import pseudonym_key, pseudonym_of
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics.experiments import OPERATIONS

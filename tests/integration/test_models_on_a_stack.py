@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from services.algorithms.bundles.model_bundle import load_bundle
-from services.contracts.operation_record import Control
+from services.contracts.operation_log import Control
 from services.contracts.topics.version_sets import OPERATIONS
 from services.offline.backfill.jobs import import_interactions
 from services.offline.bundles.model import write_bundle

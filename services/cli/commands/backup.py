@@ -41,7 +41,7 @@ def backup(
     from services.algorithms.bundles.model_bundle import BundleError, load_bundle
     from services.cli.backup import BackupError, make_backup
     from services.platform.stream.topic import NUM_PARTITIONS
-    from services.refresher.adapters.checkpoint_files import CheckpointFiles
+    from services.refresher.adapters.checkpoint_topic import CheckpointFiles
     from services.refresher.bootstrap import checkpoint_topic
     from services.refresher.config import RefresherSettings
     from services.stack import Stack

@@ -15,7 +15,7 @@ from services.cli.staging import kafka_of
 
 if TYPE_CHECKING:
     from services.contracts.experiments import Experiment, Experiments
-    from services.contracts.operation_record import Control
+    from services.contracts.operation_log import Control
 
 app = typer.Typer(
     name="experiments",
@@ -37,8 +37,8 @@ def create(
 
     Example:  freshet experiments create diversity.yaml
     """
-    from services.contracts.experiment_file import read_experiment
     from services.contracts.topics.experiments import experiment_of
+    from services.contracts.yaml_files import read_experiment
 
     with sentences():
         new = replace(experiment_of(read_experiment(file)), salt=secrets.token_hex(8))
@@ -50,7 +50,7 @@ def create(
 @app.command()
 def example() -> None:
     """Print an experiment's file."""
-    from services.contracts.experiment_file import EXAMPLE
+    from services.contracts.yaml_files import EXAMPLE
 
     typer.echo(EXAMPLE, nl=False)
 
@@ -114,7 +114,7 @@ def list_experiments(*, state: options.State = options.DEFAULT_STATE) -> None:
 
 def control_of_experiments(state: Path) -> "Control[Experiments]":
     """Return the record of this stack's experiments."""
-    from services.contracts.operation_record import Control
+    from services.contracts.operation_log import Control
     from services.contracts.topics.experiments import OPERATIONS
     from services.stack import Stack
 

@@ -9,7 +9,7 @@ from freshet_client import InvalidArgument, ScoredItem
 
 from services.console.access import LOOK
 from services.console.frame import Visit, area, box, button, entry, item_link, link, panel, text, typed
-from services.contracts.experiment_file import EXAMPLE, parse_experiment
+from services.contracts.yaml_files import EXAMPLE, parse_experiment
 from services.platform.errors import InvalidRequest
 
 MAX_PEOPLE, LIST = 10, 5

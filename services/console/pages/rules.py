@@ -12,7 +12,7 @@ from nicegui import ui
 from services.console.access import LOOK
 from services.console.frame import Line, Visit, area, box, button, entry, in_script, item_link, panel, text, typed
 from services.console.snippets import code_of, curl, snippet
-from services.contracts.rule_file import EFFECTS, parse_rules, rules_text, where_text
+from services.contracts.yaml_files import EFFECTS, parse_rules, rules_text, where_text
 from services.platform.errors import InvalidRequest
 
 MAX_USERS, SHOWN, SAVE_S = 10, 5, 30.0

@@ -65,8 +65,6 @@ def ensure_topics(
 ) -> list[str]:
     """Create missing topics; return their names. Blocks: call it from a thread.
 
-    The cluster's size is the running brokers, or those in `bootstrap` if more.
-
     Raises: DependencyUnavailable without the broker, or with fewer brokers than wanted replicas; PreconditionFailed for
     contradictory replicas.
     """

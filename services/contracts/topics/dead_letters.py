@@ -28,10 +28,7 @@ def dead_letter_topic(topic: Topic) -> Topic:
 
 
 def dead_letter(dead: DeadLetter) -> Record:
-    """Return the record to write.
-
-    An oversized record is cut, and its size added: a dead letter that cannot be sent would stop the stream.
-    """
+    """Return the record to write. An oversized one is cut: a dead letter that cannot be sent would stop the stream."""
     record = dead.record
     key, value = record.key or b"", record.value or b""
     kept = [(name, text or b"") for name, text in record.headers]

@@ -1,6 +1,6 @@
 """The topic `exposures`: what was shown to whom, one record per answer.
 
-The gateway writes it after the answer. Interactions refer to its exposure id. Users are pseudonyms.
+The gateway writes it after the answer. Interactions refer to its exposure id.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """The topic `index-deltas`: its records and their batches.
 
-Refresher, candidates and reranker use this module, so they agree on keys, limits and positions: *+o* is every batch
-that a record at or before offset o closed. Readers at one position serve the same content.
+Refresher, candidates and reranker use this module, so they agree on keys, limits and positions. Readers at one position
+serve the same content.
 
 Letters: P_q, P_x query and item components, P = P_q * P_x, d component width.
 """
@@ -22,8 +22,8 @@ from services.platform.stream.topic import COMPACTED, Topic
 from services.platform.validation import validate_id
 
 INDEX_DELTAS = "index-deltas"
-# A broker compacts only closed segments, by default of a gigabyte or a week: of 500,000 records of 25,000 items, a late
-# reader read all; with these settings 25,139. Forgotten contributions are compacted within a day.
+# A broker compacts only closed segments. With its defaults a late reader reads all of 500,000 records of 25,000 items,
+# with these settings 25,139. Forgotten contributions are compacted within a day.
 TOPIC = Topic(
     name=INDEX_DELTAS,
     num_partitions=1,
@@ -222,16 +222,15 @@ def joined(batches: Sequence[Batch]) -> Batch:
 class Batches:
     """Assembles one model's batches from records in order of offset; writers may interleave.
 
-    A batch is closed by its last record, by its writer's next batch, or at `MAX_BATCH_RECORDS`. The topic's end is not
-    needed: compaction deletes a record only after a later batch of the same writer. Per key, a change that reflects
-    less than an earlier one of its partition is left out: a replaced writer changes nothing. If a key moved to another
-    partition, the topic's order decides.
+    A batch is closed by its last record, by its writer's next batch, or at `MAX_BATCH_RECORDS`. Compaction deletes a
+    record only after a later batch of the same writer. Per key, a change that reflects less than an earlier one of its
+    partition is left out, so a replaced writer changes nothing. If a key moved to another partition, the topic's order
+    decides.
 
     A key's tombstone lies between the batch that dropped it and its writer's next one, so it closes a batch whose last
     record it replaced.
 
-    Memory: some 200 bytes per key and per dropped one of the last `MAX_DROPPED_KEYS`: a replaced writer stops within
-    its lease, and later readers never see older ones.
+    Memory: some 200 bytes per key, and per dropped one of the last `MAX_DROPPED_KEYS`.
     """
 
     def __init__(self) -> None:

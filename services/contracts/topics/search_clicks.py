@@ -1,8 +1,7 @@
 """The topic `search-clicks`: items chosen from search results, and retractions.
 
-The encoder writes it; each generator reads it in full. A record's source, the interaction's position, identifies it; a
-crash may repeat it. A retraction also voids records that arrive later. Errors contain no texts, since messages are
-logged.
+The encoder writes it; each generator reads it in full. The position of the interaction identifies a record, which a
+crash may repeat. Errors are logged, so they contain no texts.
 """
 
 from dataclasses import dataclass

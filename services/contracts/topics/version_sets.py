@@ -3,6 +3,8 @@
 `freshet model` writes it; gateways and encoders read it in full.
 """
 
+from dataclasses import asdict
+
 from freshet.v1 import events_pb2
 
 from services.contracts.operations import Operation, OperationTopic, operation_of, set_operation
@@ -14,15 +16,7 @@ VERSION_SETS = "version-sets"
 
 
 def set_message(version_set: VersionSet) -> events_pb2.VersionSet:
-    return events_pb2.VersionSet(
-        name=version_set.name,
-        model_version=version_set.model_version,
-        bundle=version_set.bundle,
-        candidates=version_set.candidates,
-        reranker=version_set.reranker,
-        refreshers=version_set.refreshers,
-        generator=version_set.generator,
-    )
+    return events_pb2.VersionSet(**asdict(version_set))
 
 
 def share_message(share: Share | None) -> events_pb2.SetShare | None:

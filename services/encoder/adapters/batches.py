@@ -1,6 +1,5 @@
-"""Batch jobs for the model: few padded shapes, bounded calls, similar lengths together.
-
-A long history must not pad many short ones, and no call may occupy the model for long.
+"""Batch jobs for the model: few padded shapes, bounded calls, similar lengths together, so that a long history does not
+pad many short ones.
 
 Letters: B batch, L padded length, M positions wanted.
 """

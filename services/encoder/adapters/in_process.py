@@ -1,7 +1,7 @@
 """The model port in this process: ONNX Runtime over the bundle's graphs, on one thread, without PyTorch.
 
-A job with a cache key costs one step of the step graph per new event. Other jobs, and all without a step graph
-(SASRec), are encoded in full, in batches. Thread-safe; sessions load on first use.
+A job with a cache key costs one step per new event. Other jobs, and all without a step graph (SASRec), are encoded in
+full, in batches. Thread-safe; sessions load on first use.
 
 Letters: B batch, L padded length, M positions wanted, P_q query components, P component pairs, d component width.
 """
@@ -37,9 +37,7 @@ class InProcessEncoder:
         self._incremental: IncrementalEncoder | None = None
 
     def check(self) -> None:
-        """Load the graphs and encode one event. Raises: PreconditionFailed if ONNX Runtime or a file is missing or
-        unusable.
-        """
+        """Load the graphs and encode one event. Raises: PreconditionFailed if ONNX Runtime or a file is unusable."""
         one = np.zeros(1, dtype=np.int64)
         self.encode([EncodeJob(item_index=one, event_time=one, user_index=-1, positions=[0])])
 
@@ -75,7 +73,7 @@ class InProcessEncoder:
         return CacheCounts() if incremental is None else incremental.counts()
 
     def close(self) -> None:
-        """Free the memory after running calls. The next call loads the graphs again."""
+        """Free the memory after running calls."""
         with self._loading:
             self._session = self._incremental = None
 

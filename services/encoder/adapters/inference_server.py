@@ -1,7 +1,6 @@
 """The model port over the inference server (model "encoder"). Thread-safe.
 
-A model with a cache (the Python backend's) gets each job's cache key and encodes only new events. The native backend's
-gets no key.
+The Python backend's model gets each job's cache key and encodes only new events; the native backend's has no cache.
 
 Letters: B batch, L padded length, M positions wanted, P_q query components, P component pairs, d component width.
 """
@@ -35,8 +34,7 @@ KEPT = "kept"
 class InferenceServerEncoder:
     """Encodes through the inference server; connects on first use.
 
-    model_version, uses_user_index, has_gate: of the bundle's model. components_shape: the (P_q, d) that answers must
-    have.
+    components_shape: the (P_q, d) that answers must have.
     """
 
     def __init__(
@@ -76,10 +74,7 @@ class InferenceServerEncoder:
         )
 
     def check(self) -> None:
-        """Check connection, model version and shapes, so that no other model's states get this version.
-
-        Raises: PreconditionFailed with both versions; as `encode`.
-        """
+        """Check connection, model version and shapes. Raises: as `encode`."""
         config = self._config()
         found = config.parameters["model_version"].string_value
         if found != self._model_version:

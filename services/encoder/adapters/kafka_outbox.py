@@ -1,7 +1,6 @@
 """The outbox port over Kafka.
 
-Attributions are keyed by item; a forget (`ForgetUpTo`) goes to every partition of `attributions`, a history to the
-user's home partition.
+A forget (`ForgetUpTo`) goes to every partition of `attributions`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,9 +1,8 @@
 """Apply records of `interactions` to user states, with exactly-once effect.
 
-The order makes a crash harmless at every point. First, attributions, search clicks (in record order) and dead letters
-are published; readers deduplicate by source position. Then each user is written, unless another process changed it
-since. Then the watermark advances, unless another process moved it. A redelivered record is counted with its first
-outcome.
+The order makes a crash harmless. First, attributions, search clicks and dead letters are published; readers deduplicate
+by source position. Then each user is written, unless another process changed it since. Then the watermark advances,
+unless another process moved it. A redelivered record is counted with its first outcome.
 """
 
 from collections import Counter
@@ -52,8 +51,8 @@ _COUNTED_AS = {
 
 @dataclass(slots=True)
 class Applied:
-    """A batch's stored counts, event types unknown to the schema, users encoded, seconds in the model, and the records'
-    broker times.
+    """A batch's stored counts, unknown event types, users written, seconds in the model, and the records' broker
+    times.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -91,10 +90,9 @@ class ApplyRecords:
         tracing: Tracing = OFF,
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
-        """forgotten: the forgotten positions; the follower of `forgets` adds to it. restore_users: None if the store
-        cannot lose users. stores_states: False if only attributions are wanted. attributes: False if none are.
-        records_per_user: most records of a user applied together. popularity_half_life_s: of an event in items'
-        popularity.
+        """forgotten: the follower of `forgets` adds to it. restore_users, keep: None if the store cannot lose users.
+        stores_states: False if only attributions are wanted. attributes: False if none are. records_per_user: most
+        records of a user applied together.
         """
         self.progress = StreamProgress(store, keep, vocabulary.model_version)
         self.lost = LostUsers(store, self.progress, restore_users, clock_ms)
@@ -119,7 +117,7 @@ class ApplyRecords:
         self.encode_batch.own.encoder.check()
 
     def turn(self) -> int:
-        """A slice of work between polls: restore lost users, write histories. Return the amount done."""
+        """Restore lost users and write histories, for a slice of time between polls. Return the amount done."""
         done = 0
         if self.lost.is_busy:
             done = self.lost.turn()
@@ -143,8 +141,7 @@ class ApplyRecords:
     def apply(self, records: Sequence[SourceRecord]) -> Applied:
         """Apply records in stream order; skip those at or below the watermark.
 
-        Raises: Conflict (resync, then continue), DependencyUnavailable and DeadlineExceeded (back off, resync); neither
-        loses a record or applies it twice.
+        Raises: Conflict, DependencyUnavailable, DeadlineExceeded. Resync then: no record is lost or applied twice.
         """
         records = [record for record in records if self.progress.is_new(record)]
         self.progress.came(records)

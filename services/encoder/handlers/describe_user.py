@@ -13,8 +13,8 @@ from services.user_state.values import UserKeys
 
 @dataclass(frozen=True, slots=True)
 class UserDescription:
-    """pseudonym: the user's under every known key, joined with `PSEUDONYMS_BETWEEN`. in_model: training gave the user a
-    component. forgotten_up_to: partition -> last erased offset; empty if no forget was applied.
+    """What is stored of a user. pseudonym: under every known key, joined with `PSEUDONYMS_BETWEEN`. in_model: training
+    gave the user a component. forgotten_up_to: partition -> last erased offset.
     """
 
     pseudonym: str
@@ -33,7 +33,7 @@ class DescribeUser:
     applied_up_to: Callable[[str], Mapping[int, int]]
 
     async def __call__(self, user_id: str) -> UserDescription:
-        """Raises: InvalidRequest; DependencyUnavailable if the state store does not answer."""
+        """Describe a user. Raises: InvalidRequest; DependencyUnavailable if the state store does not answer."""
         validate_id("user_id", user_id)
         # Read before the store, so that the data found reflects the reported forget.
         forgotten = self.applied_up_to(user_id)

@@ -1,7 +1,7 @@
 """Encode a batch with each model: all wanted states in one call, then attributions and stored states.
 
-Histories do not depend on the model: one process serves its own, which the stream waits for, and those of other version
-sets, whose failures cost only their own states and attributions.
+The stream waits for the own model. A failure of another version set's model costs only that model's states and
+attributions.
 """
 
 import threading
@@ -58,8 +58,8 @@ class Made:
 
 @dataclass(kw_only=True, eq=False)
 class EncodeBatch:
-    """own: the process's model. others: of other version sets. cached: a user's next job will likely begin like this
-    one. failed: called when another model fails. running: locked while a batch uses the models.
+    """Encodes batches. others: models of other version sets. cached: see `encode_job`. failed: called when another
+    model fails. running: locked while a batch uses the models.
     """
 
     own: Model
@@ -79,9 +79,8 @@ class EncodeBatch:
             self.others = others
 
     def __call__(self, work: Mapping[str, UserWork], span: str) -> tuple[Made, dict[str, Made | None]]:
-        """The own model's result, and the others' by version: None if it failed; requests then compute its states.
-
-        span: the states' traceparent. Raises: as the own encoder.
+        """Return the own model's result, and the others' by version, None after a failure. span: the states'
+        traceparent. Raises: as the own encoder.
         """
         own = self._make(self.own, work, span)
         return own, {model.vocabulary.model_version: self._beside(model, work, span) for model in self.others}

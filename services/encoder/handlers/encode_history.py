@@ -1,6 +1,5 @@
-"""Encode a history from a request, with the stream's window rule, vocabulary and model.
-
-Concurrent requests share one call of the model. No stored state is read or written.
+"""Encode a history from a request, with the stream's window rule, vocabulary and model. Concurrent requests share one
+call.
 """
 
 import math
@@ -33,7 +32,9 @@ class RequestEvent:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """state: None if the model reads no item of it. queue_seconds, encode_seconds: in queue and model."""
+    """The state of a history; None if the model reads no item of it. queue_seconds, encode_seconds: in queue and
+    model.
+    """
 
     state: PackedQueryState | None
     unknown_items: int

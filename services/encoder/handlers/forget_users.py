@@ -1,13 +1,13 @@
 """Forget users: erase them from the state store and publish the forget to every partition of `attributions`.
 
-Each encoder process reads `forgets` in full before it applies records. It erases the users of its home partitions and
-stores the progress per partition, where the next owner continues. The order makes a crash harmless:
+Each encoder process reads `forgets` before it applies records, and erases the users of its home partitions. The order
+makes a crash harmless:
 
 1. `Forgotten` prevents new results from void records.
 2. The forget is published; readers deduplicate by id.
 3. The rest of the history is written to `histories`, so that no restore brings forgotten data back.
 4. Each user's keys are deleted in one transaction that retains the applied positions.
-5. The progress is stored; if a store loses it, users are erased again.
+5. The progress is stored.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -48,8 +48,8 @@ log = structlog.get_logger()
 class ForgetUsers:
     """Applies `forgets`.
 
-    pseudonym_keys: the current one, then earlier ones that may still have data. reader: of this group's progress. keep:
-    the durable histories. check_in_step: raises Conflict if the store's watermarks differ.
+    pseudonym_keys: the current one, then earlier ones. reader: whose progress the store has. check_in_step: raises
+    Conflict if the store's watermarks differ.
     """
 
     known: KnownForgets
@@ -68,10 +68,8 @@ class ForgetUsers:
     _applied: tuple[str, Mapping[int, int]] = field(default=("", {}), init=False)
 
     def resync(self, epoch: str, ends: Offsets, partitions: Collection[int] | None = None) -> int:
-        """Read the topic, apply the forgets that this store does not reflect, and return their number.
-
-        ends: one past the last record of each assigned partition of `interactions`. partitions: homes to erase in; None
-        for all. Raises: PreconditionFailed if a forget names a position that the topic does not have.
+        """Read the topic, apply the forgets that this store does not reflect, and return their number. ends: as in
+        `check_same_log`. partitions: homes to erase in; None for all. Raises: as `check_same_log`.
         """
         self.known.read()
         check_same_log(self.known.named, ends)
@@ -85,7 +83,7 @@ class ForgetUsers:
         return self._apply(self.known.read())
 
     def check(self) -> None:
-        """Raises: Conflict if the store lost an applied forget; DependencyUnavailable."""
+        """Raise Conflict if the store lost an applied forget, or DependencyUnavailable."""
         epoch, _ = self._applied
         found = self.store.forgets_applied(self.reader, epoch)
         if found.of(self._progress.texts) != self._progress:
@@ -93,10 +91,7 @@ class ForgetUsers:
         self._applied = epoch, found.offsets
 
     def applied_up_to(self, user_id: str) -> Mapping[int, int]:
-        """The last forgotten offset per partition once the user is erased.
-
-        Other processes' progress is up to a second old. Thread-safe.
-        """
+        """Return the last forgotten offset per partition once the user is erased. Thread-safe."""
         epoch, offsets = self._applied
         found = self.known.of(user_id)
         if found is None or not offsets:
@@ -137,7 +132,7 @@ class ForgetUsers:
         if self.keep is not None:
             self.keep.write(kept)
         self.store.rewrite(updates, epoch, self._progress)
-        # All users: a partition that this process lost just now may have cached ones.
+        # Also users of partitions that this process lost just now.
         self._drop_cached({record.forget.user_id for record in records if record.forget is not None})
         offsets = [record.record.offset for record in (*records, *unreadable)]
         self.store.note_forgets(self._progress, max(offsets), epoch)
@@ -168,10 +163,8 @@ class ForgetUsers:
         ]
 
     def _tainted(self, forget: Forget, history: UserHistory, rest: UserHistory) -> list[Undo]:
-        """Undos of the attributions of interactions that arrived while the forget was in flight.
-
-        Their query states came from void records. The interactions stay, and so do search clicks, since a query's words
-        do not depend on earlier events.
+        """Undo the attributions of interactions that arrived while the forget was in flight: their query states came
+        from void records. The interactions and their search clicks stay.
         """
         void = any(is_covered(rest.forgotten, entry.partition, entry.offset) for entry in history.recent)
         if not void and len(rest.events) == len(history.events):

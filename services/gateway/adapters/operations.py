@@ -3,7 +3,7 @@
 import asyncio
 
 from services.contracts.experiments import Experiments
-from services.contracts.operation_record import Control
+from services.contracts.operation_log import Control
 from services.contracts.topics import experiments, rules, version_sets
 from services.contracts.version_sets import VersionSets
 from services.gateway.config import GatewaySettings

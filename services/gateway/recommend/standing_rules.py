@@ -9,9 +9,9 @@ import structlog
 from services.algorithms.rules.attributes import Kinds
 from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.experiments import Experiment
-from services.contracts.rule_file import read_rules
 from services.contracts.topics.rules import StandingRules
 from services.contracts.wire import rules_of
+from services.contracts.yaml_files import read_rules
 from services.gateway.validation import check_rule, check_rules
 from services.platform.config import ConfigError
 from services.platform.errors import InvalidRequest

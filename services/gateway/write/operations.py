@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Generic, TypeVar
 
 from services.contracts.experiments import Experiment, Experiments
-from services.contracts.operation_record import Control
+from services.contracts.operation_log import Control
 from services.contracts.operations import Revised
 from services.contracts.topics.rules import StandingRules
 from services.contracts.version_sets import VersionSets

@@ -1,7 +1,6 @@
 """`GET /openapi.json`: the JSON port's OpenAPI document, from the services' descriptors.
 
-Schemas are Protobuf's JSON: camel case, 64-bit numbers as strings, enums by name, bytes in base64. Comments are only in
-protos/.
+Schemas are Protobuf's JSON: camel case, 64-bit numbers as strings, enums by name, bytes in base64.
 """
 
 import json

@@ -1,7 +1,7 @@
 """CORS: pages of exact origins, by default none, may call the JSON port.
 
-JSON is no form's content type, so a browser needs a preflight. The preflight of another origin is refused, and its
-pages cannot read an answer. Cookies are never allowed.
+JSON is no form's content type, so a browser needs a preflight, which is refused to other origins. Cookies are never
+allowed.
 """
 
 import re
@@ -18,7 +18,7 @@ _PREFLIGHT_S = 7200
 
 
 def origins(value: str) -> frozenset[str]:
-    """Return a setting's origins. Raises: ValueError for one that is no exact origin."""
+    """Return a setting's origins. Raises: ValueError."""
     found = frozenset(part.strip().lower() for part in value.split(",") if part.strip())
     for one in sorted(found):
         if not _ORIGIN.fullmatch(one):

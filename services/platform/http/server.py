@@ -1,7 +1,7 @@
 """Serve RPCs over HTTP: JSON or Protobuf in a POST to /<package>.<Service>/<Method> (Connect protocol).
 
 It shares handlers, guard and event loop with the gRPC server, so limits, keys, deadlines (`Connect-Timeout-Ms`),
-request ids and errors are the same. Streams are gRPC only: over HTTP/1.1 they cannot answer while they read.
+request ids and errors are the same. Streams need gRPC, because HTTP/1.1 cannot answer while it reads.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ class _Explained:
     """Adds a text with the allowed values to the empty rejections of Connect."""
 
     def __init__(self, application: Any, paths: Collection[str], most: int) -> None:
-        """most: maximum bytes of a body. A longer one gets 413, not Connect's 429, which clients may retry."""
+        """most: bytes of a body. A longer one gets 413 instead of Connect's 429, which clients may retry."""
         self._application, self._paths, self._most = application, ", ".join(sorted(paths)), most
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -188,7 +188,7 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """Serves unary methods over HTTP. Call `start`, then `drain`."""
+    """Serves unary methods over HTTP."""
 
     def __init__(
         self,
@@ -201,9 +201,8 @@ class HttpServer:
         knows_callers: bool,
         origins: Collection[str] = (),
     ) -> None:
-        """services: the implementations; Health is not guarded. port: 0 takes any free port.
-        knows_callers: API keys are required; else only calls to a loopback name are answered.
-        origins: the origins of web pages that may call.
+        """services: the implementations. port: 0 takes any free port. knows_callers: API keys are required; else only
+        calls to a loopback name are answered. origins: of web pages that may call.
         """
         self._settings, self.port = settings, port
         endpoints = {

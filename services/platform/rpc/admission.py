@@ -1,9 +1,8 @@
 """Adaptive concurrency limits per class of calls, fair between callers.
 
-A process that admits every call beyond its capacity answers none in time. While the median latency is above twice the
+ While the median latency is above twice the
 unloaded latency, the limit falls in proportion; otherwise it grows by its square root (the gradient of Netflix's
-concurrency-limits and of Envoy's adaptive concurrency). The unloaded latency is learned while few calls run, so a long
-overload does not count as normal. Calls that report work of higher priority also lower the limit.
+concurrency-limits and of Envoy's adaptive concurrency). The unloaded latency is learned while few calls run.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ _TOLERANCE = 2.0
 # Share of the limit for all callers; the rest is for those below their fair share.
 _COMMON = 0.75
 _FIRST = 16
-# Up to this number, calls do not slow each other down.
+# Up to this number, calls do not delay each other.
 _UNHURRIED = 2
 _WINDOW_S = 0.1
 _WINDOW_CALLS = 20
@@ -48,7 +47,7 @@ class Limit:
         self._smallest_yielding = self._smallest if smallest_yielding is None else smallest_yielding
         self._quick_s, self._clock = quick_s, clock
         self.value = float(max(self._smallest, min(_FIRST, largest)))
-        # The unloaded latency; whether few calls ran when it was measured.
+        # The unloaded latency, and whether few calls ran when it was measured.
         self._unhurried_s: float | None = None
         self._is_sure = False
         # Of this window: latencies, yielding calls, peak of concurrent calls.
@@ -89,7 +88,7 @@ class Limit:
             return
         # Without enough calls, it only falls.
         headroom = sqrt(self.value) if 2 * self._peak >= self.value else 0.0
-        # After yielding, it returns to the minimum only at its normal growth.
+        # After yielding, it returns to the minimum by its normal growth.
         least = min(self._smallest, self.value + sqrt(self.value))
         self.value = max(least, min(self._largest, gradient * self.value + headroom))
 
@@ -228,7 +227,7 @@ class Slot:
         self._admission._count(self._caller, 1)
 
     def leave(self, *, worked: bool) -> None:
-        """worked: False for a failed call, whose latency does not measure the load."""
+        """End the call. worked: False for a failed call, whose latency does not measure the load."""
         if self.is_surplus:
             self._admission._surplus_left += 1
         if self._is_in:

@@ -1,6 +1,6 @@
 """gRPC clients between processes; errors are FreshetErrors.
 
-A call carries the request id and never exceeds the deadline of the call that it serves.
+A call has the request id and the deadline of the call that it serves.
 """
 
 import json
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# Reconnects within a second; the library's default backs off to two minutes. The second option also limits an attempt:
-# under load, accepting takes more than 0.1 s.
+# Reconnects within a second (the library: two minutes). The second option also limits an attempt: under load, accepting
+# takes more than 0.1 s.
 PEER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5000),
@@ -65,8 +65,8 @@ _BY_STATUS: dict[grpc.StatusCode, type[errors.FreshetError]] = {
         errors.DeadlineExceeded,
     )
 }
-# Without Unauthenticated and PermissionDenied: a peer's rejection is not the caller's fault. UNIMPLEMENTED: the peer
-# has another version.
+# Unauthenticated and PermissionDenied are missing: a peer's rejection is not the caller's fault. UNIMPLEMENTED: the
+# peer has another version.
 _BY_STATUS[grpc.StatusCode.UNIMPLEMENTED] = errors.PreconditionFailed
 _BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}
 
@@ -84,7 +84,7 @@ def channel(
     addresses whose health service `health` (default `service`; "": no check) is SERVING. Calls of `service` must be
     idempotent: an UNAVAILABLE one is retried once.
 
-    interceptors: `Tracing.client_interceptors`. shares: reuse this process's connection. tls: None is plaintext.
+    shares: reuse this process's connection. tls: None is plaintext.
     """
     options = [*_CHANNEL_OPTIONS, ("grpc.service_config", _service_config(service, health or service))]
     if not shares:
@@ -108,15 +108,13 @@ def _service_config(service: str, health: str) -> str:
 
 
 def blocking_channel(target: str, tls: Tls | None = None) -> grpc.Channel:
-    """Return a channel for a command or a probe. tls: None is plaintext."""
+    """Return a channel for a command or a probe."""
     return grpc.insecure_channel(target) if tls is None else grpc.secure_channel(target, _credentials(tls))
 
 
 def gateway_client(target: str, *, is_background: bool = False) -> "freshet_client.Client":
-    """Return a command's client, with the environment's API key and certificates.
-
-    is_background: nobody waits for the answers. Raises: ValueError for unusable certificates;
-    freshet_client.InvalidArgument.
+    """Return a command's client, with the environment's API key and certificates. Raises: ValueError for unusable
+    certificates; freshet_client.InvalidArgument.
     """
     import freshet_client
 
@@ -155,10 +153,7 @@ def _translated(code: grpc.StatusCode, details: str | None, peer: str) -> errors
 
 
 async def call(method: Any, request: Any, *, timeout_s: float, peer: str) -> Any:
-    """Await a unary method within the current deadline, at most `timeout_s`.
-
-    Raises: a FreshetError; DeadlineExceeded at once if no time is left.
-    """
+    """Await a unary method within the current deadline, at most `timeout_s`. Raises: a FreshetError."""
     timeout = request_context.bounded_timeout(timeout_s)
     if timeout <= 0:
         raise errors.DeadlineExceeded(f"{peer}: no time left to call it")

@@ -1,8 +1,8 @@
 """The one interceptor of every RPC, since each interceptor slows every call.
 
-It binds request id and deadline, maps the error tree to status codes, and counts calls. Unknown callers are rejected
-before their request is read, late and surplus calls before it is parsed, too many entries before a message is built.
-Any other exception is a bug: neutral text to the caller, the stack in the log. Health and reflection are not guarded.
+It binds request id and deadline, maps the error tree to status codes, and counts calls. It rejects unknown callers
+before it reads their request, late and surplus calls before it parses it. After any other exception, the caller gets a
+neutral text and the log the stack. Health and reflection are not guarded.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Door(Protocol):
     """Authenticates and authorises callers."""
 
     def knows(self, metadata: Any) -> bool:
-        """Whether the metadata identify a caller; others' requests are not read."""
+        """Return whether the metadata identify a caller."""
         ...
 
     def __call__(self, method: str, context: Any) -> Callable[[str], None] | None:
@@ -50,8 +50,8 @@ class Door(Protocol):
 
 
 class Body:
-    """A request's bytes, removed by the parser: failed calls' exceptions and frames refer to each other until garbage
-    collection, and should not retain megabytes.
+    """A request's bytes, which the parser removes: a failed call's exception and frames refer to each other until
+    garbage collection, and should not retain megabytes.
     """
 
     __slots__ = ("_data", "is_json")
@@ -68,10 +68,10 @@ class Body:
 
 
 class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Wraps each handler once; a call then costs one dictionary lookup and one guard.
+    """Wraps each handler once.
 
     max_in_flight: calls of all methods without an entry in `admissions`. idle_s: how long a stream may be idle.
-    limits: of repeated fields, where they differ from `LIMITS`.
+    limits: of repeated fields that differ from `LIMITS`.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return handler if path.startswith(UNGUARDED) else self._wrap(handler, path)
 
     def _refusing(self, path: str) -> grpc.RpcMethodHandler:
-        """Return a stream handler for unknown callers: a stream's messages are read only on request."""
+        """Return a handler for unknown callers. It is a stream's, whose messages are read only on request."""
 
         async def refuse(_: Any, context: Any) -> Any:
             async with _Guard(self, path.rpartition("/")[2], context):

@@ -2,7 +2,7 @@
 
 `python -m services.platform.rpc.health_check HOST:PORT` exits with 0, or with 1 and the reason on stderr. With --alive,
 any answer is enough. It runs every ten seconds in each container, so it loads the settings only for certificates (0.12
-s of processor time instead of 0.29 s).
+s instead of 0.29 s).
 """
 
 import os

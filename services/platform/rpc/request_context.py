@@ -1,7 +1,4 @@
-"""A call's request id, deadline and caller.
-
-The gRPC server sets them, the gRPC client passes them on.
-"""
+"""A call's request id, deadline and caller."""
 
 import secrets
 import time
@@ -24,7 +21,7 @@ def new_request_id() -> str:
 
 
 def remaining_seconds() -> float | None:
-    """Return the seconds until the deadline (may be negative), if any."""
+    """Return the seconds until the deadline, maybe negative; None without one."""
     at = deadline.get()
     return None if at is None else at - time.monotonic()
 

@@ -1,7 +1,6 @@
-"""Limit the entries of repeated fields, before a message is built.
+"""Limit the entries of repeated fields before a message is built.
 
-4 MB can encode two million empty messages: 350 MB in Protobuf, and half a minute in a handler. So entries are counted
-in the bytes (Protobuf) or in lists and objects (JSON).
+4 MB can encode two million empty messages, which take 350 MB in Protobuf and half a minute in a handler.
 """
 
 from collections import Counter
@@ -14,15 +13,15 @@ from google.protobuf.message import DecodeError
 
 from services.platform.errors import InvalidRequest
 
-# A smaller Protobuf request is not counted: 2,048 entries at most take some 25 ms to build. Counting takes 3.3 µs an
+# A smaller Protobuf request is not counted: its entries take 25 ms to build at most. Counting takes 3.3 µs an
 # interaction, a third of the gateway's cost of recording 50.
 UNCOUNTED_BYTES = 4096
 # Fields in a request; the largest allowed one has 120,000.
 MAX_FIELDS = 200_000
 _IDS = 50_000
 
-# Most entries of "Message.field" in one message, of "*Message.field" in a whole request. They apply between processes:
-# the gateway adds seen items (at most 19,000), answered items, standing rules. `OF_CLIENTS` has clients' lower limits.
+# Most entries of "Message.field" in one message, of "*Message.field" in a whole request. The limits apply between
+# processes: the gateway adds seen items, answered items, standing rules. `OF_CLIENTS` has clients' lower limits.
 LIMITS: Mapping[str, int] = {
     "Arm.rules": 8,
     "AttributeCondition.values": 1000,
@@ -79,8 +78,8 @@ _WIDTHS = {FieldDescriptor.CPPTYPE_DOUBLE: 8, FieldDescriptor.CPPTYPE_FLOAT: 4}
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """most: allowed entries in one message. in_all: in a request. packed: bytes of a packed entry, else 0. inner:
-    counts inside an entry.
+    """A counted field. most: allowed entries in one message. in_all: in a request. packed: bytes of a packed entry,
+    else 0. inner: counts inside an entry.
     """
 
     name: str
@@ -189,7 +188,7 @@ class RequestCounts:
 
 
 def _check(field: _Field, path: str, name: str, found: int, more: int, in_all: Counter[str]) -> None:
-    """name: as in the request. found: entries in its message. more: the last of them, not yet in `in_all`."""
+    """Raise InvalidRequest for too many entries. found: in one message. more: the last of them, not yet in `in_all`."""
     if found > field.most:
         allowed = f"at most {field.most} entries" if field.most > 1 else "once"
         raise InvalidRequest.of(f"{path}{name}", f"{found} entries or more", allowed)

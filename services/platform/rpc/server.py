@@ -1,7 +1,4 @@
-"""A gRPC server: start, guard every call, report health, drain.
-
-A process passes an `RpcServer` with its services to `serve`.
-"""
+"""A gRPC server: start, guard every call, report health, drain."""
 
 import asyncio
 import contextlib
@@ -53,14 +50,13 @@ _STARTING = "starting, or a part that it needs does not answer"
 
 
 def _connection_age(seconds: float) -> list[tuple[str, int]]:
-    """gRPC varies the age by a tenth; running calls may finish."""
     return [("grpc.max_connection_age_ms", round(seconds * 1000))] if seconds else []
 
 
 class HealthState:
     """Whether this process accepts work. Thread-safe; may be set before the server starts.
 
-    A process calls `set_ready(True)` after it loaded its bundle; a watched loop that hangs makes it not ready.
+    A watched loop that hangs makes it not ready.
     """
 
     def __init__(
@@ -91,7 +87,7 @@ class HealthState:
         return "draining" if self._draining else self._found or self._own_reason
 
     def set_ready(self, ready: bool, why_not: str = "") -> None:
-        """Publish the state; a repeated value costs nothing."""
+        """Publish the state."""
         reason = "" if ready else why_not or _STARTING
         if reason != self._own_reason:
             self._own_reason = reason
@@ -177,10 +173,7 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc]
 
 
 class _ReflectionPool:
-    """A descriptor pool that also finds a file by a method's full name.
-
-    Clients of reflection (ghz) ask by method, which Protobuf's Python pool in C does not find.
-    """
+    """A descriptor pool that also finds a file by a method's full name, as some clients of reflection (ghz) ask."""
 
     def __init__(self) -> None:
         self._pool: Any = descriptor_pool.Default()
@@ -196,12 +189,11 @@ class _ReflectionPool:
 
 
 class RpcServer:
-    """A guarded grpc.aio server with health and reflection. Call `start`, then `drain`.
+    """A guarded grpc.aio server with health and reflection.
 
     health_state: without it, the server is ready at once. door: authorises calls; None allows all.
     admissions: by method; other methods share the limit of `settings`. max_request_bytes: larger requests are rejected
-    unread. limits: of repeated fields, where they differ from `request_counts.LIMITS`. told: called at each call's end
-    with method, status and seconds.
+    unread. limits: see `CallGuards`. told: called at each call's end with method, status and seconds.
     """
 
     def __init__(
@@ -246,7 +238,7 @@ class RpcServer:
         self.port = 0
 
     async def start(self) -> None:
-        """Raises: PortTaken with the port and its owner."""
+        """Serve. Raises: PortTaken."""
         host, port = self.settings.host, self.settings.port
         if not self.settings.shares_port:
             check_port_free(host, port)
@@ -286,7 +278,7 @@ async def serve(
     """Serve until SIGTERM or SIGINT, drain, then call `on_drain`.
 
     before_listening: awaited before the port is bound. beside: a second server with the same lifetime.
-    Raises: PortTaken if the gRPC or the metrics port is taken (after `on_drain`).
+    Raises: PortTaken, after `on_drain`.
     """
     settings = server.settings
     stop = asyncio.Event()

@@ -1,4 +1,1 @@
-"""Shared by all readers and writers of topics: positions, times, records, reading, following.
-
-It knows no topic's content and no process.
-"""
+"""What all readers and writers of topics share; it knows no topic's content."""

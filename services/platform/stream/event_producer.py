@@ -1,6 +1,6 @@
 """Produce records to Kafka for one event loop, without blocking it.
 
-kafka-python's producer belongs to one thread, which gets records in groups. A send that timed out may still succeed:
+kafka-python's producer belongs to one thread, which gets records in groups. A send that timed out may still succeed, so
 callers reuse their event ids.
 """
 
@@ -35,11 +35,10 @@ from services.platform.stream.records import Position
 MAX_RECORD_BYTES = 1_000_000
 MAX_QUEUED = 10_000
 RETRY_BUILD_SECONDS = 0.5
-# Groups save processor time per event over all processes: 2.3 -> 2.0 ms at 400 events a second; 1.07 -> 0.60 ms with 32
-# callers in a closed loop. A group is complete with as many records as the last one had, or as were in flight at an
-# arrival. So a single caller does not wait for others (closed loop of 1 and 8 callers: 1.4 ms instead of 4.9). Tried
-# with less or no gain: kafka-python's linger, handing over on the event loop, handing over at once if nothing is in
-# flight.
+# Groups save processor time per event over all processes (400 events a second: 2.3 -> 2.0 ms; 32 callers in a closed
+# loop: 1.07 -> 0.60 ms). A group is complete with as many records as the last one had, or as were in flight at an
+# arrival. So a single caller does not wait for others (1 and 8 callers: 1.4 ms instead of 4.9). kafka-python's linger,
+# handing over on the event loop, and handing over at once if nothing is in flight gain less.
 _HAND_OVER_S = 0.005
 
 
@@ -65,7 +64,7 @@ class _Pending:
 
 
 class _Gathering:
-    """groups: read by the thread; None ends it."""
+    """Gathers records into groups. groups: read by the thread; None ends it."""
 
     def __init__(self) -> None:
         self.groups: queue.SimpleQueue[list[_Pending] | None] = queue.SimpleQueue()
@@ -76,7 +75,7 @@ class _Gathering:
         self._hand_over_at: asyncio.TimerHandle | None = None
 
     def add(self, pending: _Pending, outstanding: int) -> None:
-        """outstanding: records here, in the thread or in flight."""
+        """Add a record. outstanding: records here, in the thread or in flight."""
         loop = pending.loop
         self._gathered.append(pending)
         if outstanding > len(self._gathered):
@@ -118,8 +117,8 @@ class _Connection:
     def producer(self) -> KafkaProducer | None:
         """Return a working producer; None with the reason in `why_away`."""
         if self._producer is not None and self._broken is self._producer:
-            # kafka-python's idempotent producer does not recover after a batch expired in flight. Its records may still
-            # be written: harmless, since events have ids and are ordered by time.
+            # kafka-python's idempotent producer does not recover after a batch expired in flight. If its records are
+            # still written, their event ids make that harmless.
             settled_s = DELIVERY_TIMEOUT_MS / 1000 + SETTLING_S
             closing = (self._producer, settled_s)
             threading.Thread(target=close_producer, args=closing, name="old-producer", daemon=True).start()
@@ -150,9 +149,8 @@ class _Connection:
 class EventProducer:
     """Produces records for callers on one event loop; one thread owns kafka-python's producer.
 
-    Within `_HAND_OVER_S` of the last group, records wait for the next one or the expected number. At most `max_queued`
-    records wait or are in flight, given-up ones included; more raise Overloaded. While no broker answers, sends fail at
-    once.
+    Within `_HAND_OVER_S` of the last group, records wait for the expected number. At most `max_queued` records wait or
+    are in flight. While no broker answers, sends fail at once.
     """
 
     def __init__(self, bootstrap: Brokers, *, client_id: str = "freshet", max_queued: int = MAX_QUEUED) -> None:
@@ -173,7 +171,7 @@ class EventProducer:
                 self._thread.start()
 
     def brokers(self) -> Collection[str]:
-        """Return host:port of each live broker; before connecting, the bootstrap brokers."""
+        """Return host:port of each live broker, or before connecting of the bootstrap brokers."""
         return self._connection.brokers()
 
     async def send(
@@ -203,7 +201,7 @@ class EventProducer:
             raise DependencyUnavailable(f"Kafka did not acknowledge within {timeout_s:.1f} s") from exc
 
     async def close(self, timeout_s: float = 2.0) -> None:
-        """Send queued records; after timeout_s the rest is dropped."""
+        """Send queued records; drop the rest after timeout_s."""
         self._closed = True
         thread = self._thread
         if thread is not None:

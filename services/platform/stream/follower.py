@@ -141,7 +141,7 @@ class PoisonPolicy(Generic[R]):
 
         A record needs two calls with the same key and failure, and neighbours that pass alone in `rehearse`: records of
         `behind`, and those applied last. `rehearse` does everything but the visible effects. If the record itself
-        passes in it, writing fails; the evidence is then `applied`, the number of records applied alone just before.
+        passes in it, the evidence is `applied`, the number of records applied alone just before.
 
         Raises: a FreshetError of `rehearse`.
         """

@@ -61,7 +61,7 @@ class Client(KafkaClient):  # type: ignore[misc]
         return begun
 
     def poll(self, *args: Any, **named: Any) -> Any:
-        """Raises: also SaslAuthenticationFailedError if a broker refused this client."""
+        """Also raises SaslAuthenticationFailedError if a broker refused this client."""
         answers = super().poll(*args, **named)
         if isinstance(self._refusal, SaslAuthenticationFailedError):
             refusal, self._refusal = self._refusal, None
@@ -123,10 +123,8 @@ def build_producer(
     delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
     connect: Callable[..., KafkaClient] = Client,
 ) -> KafkaProducer:
-    """Return an idempotent acks=all producer with short timeouts. Blocks: call it in a thread.
-
-    connect: constructs the network client.
-    Raises: DependencyUnavailable if no broker answers.
+    """Return an idempotent acks=all producer with short timeouts. Raises: DependencyUnavailable if no broker
+    answers.
     """
     try:
         return KafkaProducer(
@@ -152,7 +150,7 @@ def build_producer(
 
 
 def close_producer(producer: KafkaProducer, timeout_s: float) -> bool:
-    """Close after all acknowledgements; return False, still open, after the timeout."""
+    """Close after all acknowledgements. Return False, with the producer still open, after the timeout."""
     try:
         producer.close(timeout=timeout_s)
     except KafkaTimeoutError:
@@ -178,11 +176,10 @@ class BulkProducer:
         self._producer: KafkaProducer | None = None
 
     def send_many(self, records: Iterable[Record], timeout_s: float = 15.0) -> list[Position]:
-        """Write records, in order per partition; return their positions.
+        """Write records, in order per partition; return their positions. Offset -1: unknown (a retried batch).
 
-        Offset -1: written, at an unknown offset (a retried batch).
         Raises: DependencyUnavailable if any was not acknowledged in time. Some may be written, but none after the
-        return: it waits for the delivery timeout.
+        return.
         """
         deadline = time.monotonic() + timeout_s
         producer = self._connected()
@@ -247,9 +244,8 @@ def build_consumer(
     """Return a consumer with assigned partitions (default all), no automatic commits, and short timeouts.
 
     With `window_ms` the broker gathers records for this long, or 64 KB. Otherwise it returns them at once; an idle
-    consumer asks every `rest_ms`. Without group membership there is no rebalance: a takeover takes as long as a process
-    start. Only committed records are read.
-    Raises: DependencyUnavailable if the broker or a topic cannot be reached.
+    consumer asks every `rest_ms`. There is no group membership, so no rebalance. Only committed records are read.
+    Raises: DependencyUnavailable.
     """
     accept_any_header_name()
     try:

@@ -34,7 +34,9 @@ class Replicas:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topic:
-    """has_dead_letters: it has a topic for unreadable records. as_many_as: has the same number of partitions."""
+    """A topic's configuration. has_dead_letters: another topic gets unreadable records. as_many_as: a topic with as
+    many partitions.
+    """
 
     name: str
     num_partitions: int = NUM_PARTITIONS

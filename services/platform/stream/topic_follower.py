@@ -1,7 +1,4 @@
-"""Follow topics of one partition from their start, again after they were recreated.
-
-A subclass applies records (`take`) and discards content (`drop`).
-"""
+"""Follow topics of one partition from their start, and again after they were recreated."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,9 +16,9 @@ _LOOK_EVERY_S = 5.0
 
 
 class TopicFollower(Follower):
-    """Ready after all ends were reached once; the content is still served if later turns fail.
+    """Ready once all ends were reached; if later turns fail, its content is still served.
 
-    `is_behind`: until the ends are reached, again after each connection.
+    is_behind: the ends were not reached yet, since the last connection.
     """
 
     def __init__(
@@ -41,13 +38,13 @@ class TopicFollower(Follower):
         self._next = dict.fromkeys(followed, 0)
         # The topics' ends at the time of connection.
         self._ends: dict[str, int] | None = None
-        # A record that identifies the topic; the newest one, which replaces it at `_next_look`.
+        # Each topic's record that identifies it, and its newest record, which does so from `_next_look` on.
         self._known_by, self._newest = dict[str, SourceRecord](), dict[str, SourceRecord]()
         self._next_look = 0.0
         self.is_behind = True
 
     def take(self, records: Sequence[SourceRecord], ends: Mapping[str, int]) -> None:
-        """Apply a poll's records in order, and advance `_next`. Raises: anything; the records are read again."""
+        """Apply a poll's records and advance `_next`. Raises: anything; the records are read again."""
         raise NotImplementedError
 
     def drop(self, topic: str) -> None:
@@ -61,7 +58,7 @@ class TopicFollower(Follower):
         return self._topics.poll(round(1000 * self._poll_s))
 
     def turn(self) -> int:
-        """Connect if needed, poll, take. Raises: errors of the topics and the subclass."""
+        """Connect if needed, poll, take. Raises: as the topics and the subclass."""
         if self._ends is None:
             self._ends = self._connected()
         records = () if self.is_behind and self.is_at(self._ends) else self.poll()
@@ -98,7 +95,7 @@ class TopicFollower(Follower):
         return ends
 
     def _look(self, records: Sequence[SourceRecord]) -> set[str]:
-        """Return the recreated topics, checked at intervals; idle topics are not."""
+        """Return the recreated topics. Idle topics are not checked."""
         self._newest.update({record.topic: record for record in records})
         if not self._newest or time.monotonic() < self._next_look:
             return set()
@@ -109,9 +106,7 @@ class TopicFollower(Follower):
         return others
 
     def _is_another(self, topic: str, end: int) -> bool:
-        """A recreated topic is shorter, or has another record at the known offset; after compaction this cannot be
-        decided.
-        """
+        """A recreated topic is shorter, or has another record at the known offset, unless compaction deleted that."""
         known_by = self._known_by.get(topic)
         if known_by is None or end <= known_by.offset:
             return end < self._next[topic]
@@ -119,7 +114,6 @@ class TopicFollower(Follower):
         return found is not None and found != known_by
 
     def _begin_again(self, topics: Collection[str]) -> None:
-        """Recreated topics' positions are invalid; other topics' content stays."""
         if topics:
             log.warning("topics_recreated", follower=self.name, topics=sorted(topics), read=dict(self._next))
         for topic in topics:

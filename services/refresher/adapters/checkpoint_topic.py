@@ -1,8 +1,8 @@
 """The checkpoint port over the topic `refresher-checkpoints`, so that any host can continue a partition (decision 033).
 
-A checkpoint is a head and parts; the head is written after the parts are acknowledged. A refresher that finds a later
-claim of another one stops saving. So only the latest claim's owner deletes a head's parts, when the partition has two
-later heads. Any complete checkpoint is correct for its position.
+A checkpoint is a head and parts; the head is written after the parts are acknowledged. A refresher that finds another
+one's later claim stops saving, so only the owner of the latest claim deletes parts, once the partition has two later
+heads.
 """
 
 import secrets
@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from services.contracts.topics.refresher_checkpoints import (
@@ -23,18 +24,17 @@ from services.contracts.topics.refresher_checkpoints import (
     encode_head,
     prefix_of,
 )
-from services.platform.errors import Conflict, InvalidRequest
+from services.platform.errors import Conflict, DependencyUnavailable, InvalidRequest
 from services.platform.stream.kafka import BulkProducer, Record
 from services.platform.stream.ports import Reader
 from services.platform.stream.reading import read_offsets
-from services.refresher.adapters.checkpoint_files import CheckpointFiles
-from services.refresher.checkpoint import CheckpointError
+from services.refresher.checkpoint import CheckpointError, from_file
 from services.refresher.ports import StoredCheckpoint
 
 _TOPIC = REFRESHER_CHECKPOINTS
 _CLAIM = "claim"
 _KEPT_HEADS = 2
-# At most this many records between two wanted ones are read and skipped.
+# Skipping this many records is cheaper than another fetch.
 _GAP_RECORDS = 8
 _WRITTEN_TOGETHER = 16
 _WRITE_S = 15.0
@@ -56,8 +56,28 @@ class _OpenPartition:
     saves: int = 0
 
 
+class CheckpointFiles:
+    """Reads `root`, which may be absent."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def load(self, partition: int) -> Iterator[StoredCheckpoint]:
+        path = self._root / f"partition-{partition}.checkpoint"
+        if path.exists():
+            yield StoredCheckpoint(str(path), partial(_read, path), is_base=False)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise DependencyUnavailable(f"{path} cannot be read: {exc}") from exc
+    return from_file(data)
+
+
 class CheckpointTopic:
-    """Checkpoints of one model. files: read after the topic."""
+    """Checkpoints of one model. files: `load` yields them after the topic's."""
 
     def __init__(
         self,

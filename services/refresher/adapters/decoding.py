@@ -1,7 +1,7 @@
 """Decode Kafka's records and check every limit. Only this module knows `Attribution` and `Item`.
 
-A record that breaks a limit becomes a `DeadLetter` with the field's name; nothing raises, so that one producer cannot
-stop the stream. Reasons are logged, so they contain no ids.
+A record that breaks a limit becomes a `DeadLetter`, so that no producer can stop the stream. Reasons are logged, so
+they contain no ids.
 """
 
 import math
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from freshet.v1 import events_pb2
-from google.protobuf.message import DecodeError
 
 from services.algorithms.scoring.states import check_sizes
 from services.contracts.query_state import PackedQueryState, from_message
@@ -21,6 +20,7 @@ from services.platform.stream.records import (
     DeadLetter,
     SourceRecord,
     pack_position,
+    parse,
     read_ms,
     read_position,
     read_up_to,
@@ -57,12 +57,7 @@ def decode_listing(record: SourceRecord) -> Listing | DeadLetter:
 
 
 def _decode(record: SourceRecord, shape: QueryShape) -> Entry:
-    if not record.value:
-        raise InvalidRequest.of("value", "no bytes", "an Attribution")
-    try:
-        message = events_pb2.Attribution.FromString(record.value)
-    except DecodeError as exc:
-        raise InvalidRequest.of("value", f"{len(record.value)} unreadable bytes", "an Attribution message") from exc
+    message = parse(events_pb2.Attribution, record.value)
     validate_id("user_pseudonym", message.user_pseudonym)
     if message.HasField("forgets"):
         up_to = read_up_to("forgets.up_to", message.forgets.up_to)

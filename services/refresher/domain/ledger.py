@@ -1,8 +1,8 @@
 """The ledger records which interactions count, and which positions users have forgotten.
 
-It makes folding exactly-once, forgetting exact (it has the offsets of the attributions to subtract), and a rebuild
-identical. Rows are in blocks of arrays by arrival, 28 bytes each; a void one is blanked, so a checkpoint copies only
-changed blocks. No call loops over users. A row has 64 bits of the hash of the user's pseudonym, and the item's number.
+It makes folding exactly-once, forgetting exact, and a rebuild identical. Rows of 28 bytes are in blocks of arrays by
+arrival; a void row is blanked, so a checkpoint copies only changed blocks. A row has 64 bits of the hash of the user's
+pseudonym, and the item's number.
 
 Letters: n rows.
 """
@@ -42,8 +42,8 @@ class Ledger:
         self.undone: array[int] = array("q")
         self._undone: set[int] = set()
         self._num_positions = 0
-        # Rows of the last block by position, and the newest position of each partition of `interactions`: most
-        # positions are newer and need no search.
+        # Rows of the last block by position, and each partition's newest position: most positions are newer and need no
+        # search.
         self._tail: dict[int, int] = {}
         self._newest: dict[int, int] = {}
         self._sorted: dict[int, tuple[IntArray, IntArray]] = {}
@@ -107,8 +107,8 @@ class Ledger:
         return int(block.users[row])
 
     def release(self, item: int, first: int) -> tuple[int, list[int]]:
-        """Remove an item's rows from its sums, which are dropped. Rows whose attributions lie below the offset `first`
-        are struck, because the log lost them.
+        """Remove an item's rows from its sums. Strike those whose attributions lie below `first`, because the log lost
+        them.
 
         Returns the number of struck rows, and the attribution offsets of the others, which still count.
         """
@@ -130,7 +130,7 @@ class Ledger:
         ]
 
     def give(self, position: int, user: str) -> int:
-        """Assign a counted position to another pseudonym of the person. Returns the previous user's hash."""
+        """Assign a counted position to another pseudonym. Return the previous one's hash."""
         number, row = self._find_or_raise(position)
         block, after = self.blocks[number], hash_text(user)
         before = int(block.users[row])
@@ -154,7 +154,7 @@ class Ledger:
         return user, item
 
     def forget(self, user: str, up_to: Mapping[int, int]) -> None:
-        """Void a user's positions at or below these offsets that arrive later. The caller strikes counted ones."""
+        """Void a user's later positions at or below these offsets. The caller strikes counted ones."""
         shard = hash_text(user) % FORGOTTEN_SHARDS
         before = self._forgotten[shard].get(user, {})
         after = furthest(before, up_to)

@@ -1,8 +1,7 @@
 """The folded state of one partition of `attributions`: sums, memory, ledger, and unpublished changes.
 
-It depends only on the records up to `folded_offset` and the known items (in the bundle, or listed): it is the same
-after a crash, on another machine, or from zero. Interactions of unknown items are stored as offsets, 8 bytes each, and
-folded once the item is listed. Nothing here blocks.
+It depends only on the records up to `folded_offset` and the known items, which are in the bundle or listed.
+Interactions of unknown items are stored as offsets, and folded once the item is listed. Nothing here blocks.
 """
 
 import hashlib
@@ -19,13 +18,12 @@ from services.algorithms.pefa.memory import hash_of
 from services.algorithms.pefa.policy import NEW_ITEM_SHARE, SharePolicy
 from services.algorithms.pefa.share_choice import new_item_share_from_sums
 from services.algorithms.pefa.sums import ItemSums
-from services.refresher.domain.contributions import ContributionRows, contributions_of, weights_of
 from services.refresher.domain.ledger import Ledger, Standing
 from services.refresher.domain.ledger_rows import NO_ITEM
 from services.refresher.domain.pending import Pending
 from services.refresher.domain.records import Interaction, hash_text
 from services.refresher.domain.remembered import Remembered, entry_id_of
-from services.refresher.domain.rules import Rules
+from services.refresher.domain.rules import ContributionRows, Rules, contributions_of, weights_of
 
 # The new items' model weight is chosen from at most this many items with at least this many interactions.
 _JUDGED = 1000
@@ -58,8 +56,8 @@ class ItemNumbers:
 
 @dataclass(slots=True)
 class StreamTime:
-    """newest_recorded_ms: the broker's time of a partition's newest interaction. mark: offset and source position of
-    the last one, which identify the log.
+    """The end of the folded log. newest_recorded_ms: the broker's time of the newest interaction. mark: offset and
+    source position of the last one; they identify the log.
     """
 
     newest_recorded_ms: int | None = None
@@ -75,9 +73,8 @@ class Outgoing:
     """What a partition has published, and what it still has to publish.
 
     dirty_items: items to publish; True if something was subtracted since the last publication. dirty_entries: memory
-    entries to publish. published: the published items, in order. dropped: keys of `index-deltas`
-    that the last batch dropped. quiet_until: nothing is published below this offset, because an earlier process may
-    have published up to it, and readers must not see an item go back.
+    entries to publish. published: the published items, in order. dropped: keys of `index-deltas` that the last batch
+    dropped. quiet_until: an earlier process may have published up to this offset, so nothing is published below it.
     """
 
     dirty_items: dict[str, bool] = field(default_factory=dict)
@@ -101,7 +98,7 @@ class Outgoing:
 
 
 class Partition:
-    """The state of one partition under `rules`. listed: the items of topic `items`; may grow.
+    """The state of one partition. listed: the items of topic `items`; may grow.
 
     leaving: forgotten users not yet subtracted, with forgotten offsets. returning: offsets of counted interactions to
     read again for recomputed sums.
@@ -217,8 +214,8 @@ class Partition:
     def lose(self, positions: Sequence[int], first: int) -> tuple[int, int]:
         """Void counted positions whose attributions the log lost. first: the log's first offset.
 
-        Their contributions cannot be recomputed, so their items' sums are dropped and recomputed from the log. Returns
-        the number of items, and of other interactions lost with them, which are folded again if attributed again.
+        Their contributions cannot be subtracted, so their items' sums are recomputed from the log. Return the numbers
+        of items, and of other interactions lost with them.
         """
         numbers: set[int] = set()
         for position in positions:
@@ -261,9 +258,8 @@ class Partition:
                 self.ledger.settle(interaction.source_position, self.numbers.of[interaction.item_id])
 
     def lacks(self) -> list[tuple[int, int]]:
-        """(source position, attribution offset) of counted interactions not in the memory, in its order of preference.
-
-        Cost: O(n log n) of the counted interactions.
+        """(source position, attribution offset) of counted interactions outside the memory, in its order of
+        preference.
         """
         positions, offsets = self.ledger.counted()
         gone = {position for user, up_to in self.leaving.items() for position, _ in self.ledger.covered(user, up_to)}
@@ -284,10 +280,7 @@ class Partition:
         self.outgoing.dirty_entries |= self.remembered.refill(interactions, weights)
 
     def judge_new_items(self) -> None:
-        """Choose the model weight of new items from sums of frequently used known items.
-
-        At most `_JUDGED`, by their ids' hash. If the weight changes, published new items are marked.
-        """
+        """Choose the model weight of new items from the sums of frequently used known items."""
         is_new = self.rules.items.is_new
         learnt = [item_id for item_id in self.sums if not is_new(item_id)]
         counts = self.sums.counts(learnt)

@@ -1,8 +1,7 @@
 """Offsets of interactions with unknown items, to read again once the item is listed.
 
 Beyond the limit, the item with the largest hash of its id is evicted, so that a flood of invented ids cannot choose
-what it evicts. Items from the smallest evicted hash on are not pending, the others complete. If an evicted item is
-listed later, the partition is rebuilt from its log.
+what it evicts. If an evicted item is listed later, the partition is rebuilt from its log.
 """
 
 from array import array

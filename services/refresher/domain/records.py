@@ -27,8 +27,8 @@ def hash_text(text: str) -> int:
 class Interaction:
     """A user's interaction with an item.
 
-    offset: the attribution's. source_position: the interaction's. moment_ms: the producer's time, at most the broker's,
-    so that a fast clock does not age other events. recorded_ms: the broker's time.
+    offset: the attribution's. source_position: the interaction's. recorded_ms: the broker's time. moment_ms: the
+    producer's, at most the broker's, so that a fast clock does not age other events.
     """
 
     offset: int

@@ -17,7 +17,10 @@ def entry_id_of(source_position: int) -> str:
 
 
 class Remembered:
-    """visible: the memory's entries to publish. Changes return the ids of entries that may have changed for readers."""
+    """A partition's memory. Changes return the ids of entries that may have changed for readers.
+
+    visible: the memory's entries to publish.
+    """
 
     def __init__(self, rules: Rules) -> None:
         items = rules.items

@@ -1,6 +1,6 @@
-"""The rules of folding: the model's items and the weight of feedback.
+"""The rules of folding: the model's items, the weight of feedback, and what interactions add to sums.
 
-Equal rules text and records make equal states; a checkpoint of other rules is rejected.
+Equal rules and records make equal states; a checkpoint of other rules is rejected.
 
 Letters: X items, n rows asked for, P_x item components, P pairs, d component width.
 """
@@ -15,7 +15,8 @@ import numpy.typing as npt
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.pefa.contribution import Contributions, cold_start_items, mean_gate
 from services.algorithms.pefa.policy import FeedbackPolicy
-from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
+from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
+from services.refresher.domain.records import Interaction
 
 _ROWS_KEPT = 65_536  # some 10 MB, whatever the catalogue's size
 
@@ -36,9 +37,7 @@ class ModelItems:
 
     @cached_property
     def row(self) -> Callable[[str], int]:
-        """The row of an id, -1 for an unknown one. A record looks up its item up to eight times: the first takes 5 us,
-        the others .2.
-        """
+        """The row of an id, -1 if unknown. A record looks it up to eight times: the first takes 5 us, the others .2."""
         return lru_cache(_ROWS_KEPT)(lambda item_id: int(self.index.get(item_id, -1)))
 
     def is_new(self, item_id: str) -> bool:
@@ -95,3 +94,50 @@ class Rules:
             f"model={self.items.model_version} feedback={self.feedback.text} "
             f"remembered={self.max_remembered} parked={self.max_pending}"
         )
+
+
+# Rows computed together: a few megabytes of float64 at 8 x 4 x 64.
+_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionRows:
+    """n interactions with nonzero weights. Shapes: weights (n,), contributions (n, P_x, d), seconds (n,)."""
+
+    interactions: Sequence[Interaction]
+    item_ids: list[str]
+    weights: npt.NDArray[np.float64]
+    contributions: npt.NDArray[np.int64]
+
+
+def weights_of(rules: Rules, interactions: Sequence[Interaction]) -> list[float]:
+    """Each interaction's weight (n,); 0: no feedback."""
+    weight = rules.feedback.weight
+    return [weight(interaction.type, interaction.value) for interaction in interactions]
+
+
+def contributions_of(
+    rules: Rules, interactions: Sequence[Interaction], weights: Sequence[float]
+) -> list[ContributionRows]:
+    pairs = [(one, weight) for one, weight in zip(interactions, weights, strict=True) if weight]
+    return [_rows_of(rules, pairs[start : start + _ROWS]) for start in range(0, len(pairs), _ROWS)]
+
+
+def _rows_of(rules: Rules, pairs: Sequence[tuple[Interaction, float]]) -> ContributionRows:
+    items = rules.items
+    interactions = [interaction for interaction, _ in pairs]
+    item_ids = [interaction.item_id for interaction in interactions]
+    weights = np.array([weight for _, weight in pairs], np.float64)
+    components = _halves([interaction.query.components for interaction in interactions])
+    gates = None
+    if items.states.gate is not None:
+        gates = _halves([interaction.query.gate for interaction in interactions]).reshape(len(pairs), -1)
+    queries = QueryStates(
+        components=components.reshape(len(pairs), items.num_query_components, items.width), gate=gates
+    )
+    contributions = items.contributions(queries, weights, items.rows(item_ids))
+    return ContributionRows(interactions, item_ids, weights, contributions)
+
+
+def _halves(pieces: Sequence[bytes]) -> npt.NDArray[np.float32]:
+    return np.frombuffer(b"".join(pieces), "<f2").astype(np.float32)

@@ -1,8 +1,7 @@
 """Convert a partition's state to a checkpoint's parts and back, completely or not at all.
 
-A checkpoint contains its position. A part (a block of the ledger, the sums of some items, some entries of the memory)
-is written only if it changed. Its content is captured under the lock, without large copies (`Ledger.share`), and
-encoded without it.
+A part (a block of the ledger, the sums of some items, some entries of the memory) is written only if it changed. It is
+captured under the lock, without large copies (`Ledger.share`), and encoded without the lock.
 """
 
 import json

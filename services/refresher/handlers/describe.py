@@ -1,6 +1,6 @@
 """Describe the state: status with digests, one item's evidence, one user's contributions.
 
-Reads lock the registry in slices, so that folding waits for about a millisecond.
+Reads lock the registry in slices of about a millisecond.
 """
 
 import time
@@ -57,8 +57,8 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemEvidence:
-    """An item's evidence. reason: why it is not published from interactions (its text may be). min_users: an item
-    unknown to training is published from this many users on.
+    """An item's evidence. reason: why its interactions do not publish it. min_users: for an item unknown to
+    training.
     """
 
     found: bool
@@ -120,10 +120,7 @@ class Describe:
         return ItemEvidence(found=False, min_users=least)
 
     def user(self, pseudonym: str) -> UserContributions:
-        """What a user contributed. pseudonym: one or several, joined with `PSEUDONYMS_BETWEEN`.
-
-        Cost: a comparison per counted interaction.
-        """
+        """Return what a user contributed. pseudonym: one or several, joined with `PSEUDONYMS_BETWEEN`."""
         pseudonyms = pseudonym.split(PSEUDONYMS_BETWEEN)
         interactions = remembered = items = 0
         forgotten: list[Mapping[int, int]] = []

@@ -1,8 +1,7 @@
 """Open a partition: restore the newest valid checkpoint, or fold its log from the beginning.
 
-A checkpoint is rejected if its bytes are torn or altered, if its model or policy differs, or if the topic does not
-reach its position. Unless it is torn, all that its state published is marked as changed, to be published again or
-dropped.
+A checkpoint is rejected if it is torn or altered, if its rules differ, or if the topic does not reach its position.
+What it has published, unless it is torn, is published again or dropped.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from services.refresher.checkpoint import CheckpointError
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.rules import Rules
 from services.refresher.handlers.checkpoints import OtherRulesError, Snapshot, Versions, restore, snapshot, versions
-from services.refresher.handlers.content import ContentStates
+from services.refresher.handlers.publish import ContentStates
 from services.refresher.ports import Checkpoints, Log
 
 logger = structlog.get_logger()

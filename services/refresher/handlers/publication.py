@@ -17,7 +17,7 @@ _MAX_WAITING = 10_000
 
 
 class Publication:
-    """Publishes batches. Not thread-safe; locks the registry while it makes them.
+    """Publishes batches. Not thread-safe.
 
     max_changes: per publication, over all partitions. every_s: seconds between publications; none if changes are left
     and no records wait. share: largest share of time for publications while records wait.

@@ -1,12 +1,13 @@
 """Make the deltas that readers of `index-deltas` need for a partition's state.
 
-They depend only on the state, so a repetition is harmless, and readers ignore older content. An item is published if it
-is known and not withdrawn, if its sum is not zero, and, if new, if it has enough users.
+They depend only on the state, so a repetition is harmless. An item is published if it is known and not withdrawn, if
+its sum is not zero, and, if new, if it has enough users. Until then a new item may be published from its text.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +15,10 @@ import numpy.typing as npt
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.refresh import refreshed
 from services.algorithms.pefa.sums import SumsOf
+from services.algorithms.scoring.states import ItemStates
 from services.contracts.topics.index_deltas import IndexDelta, ItemDelta, MemoryDelta
 from services.refresher.domain.partition import Partition
-from services.refresher.handlers.content import ContentStates
+from services.refresher.domain.records import Listing
 
 Floats = npt.NDArray[np.float64]
 
@@ -32,12 +34,53 @@ _TEXT_REASONS = (NOTHING, TOO_FEW, NO_DIRECTION)
 _MAX_TEXTS = 8
 
 
+class Texts(Protocol):
+    """Item states from titles and categories: `services.algorithms.pefa.content.TextStates`."""
+
+    def of(self, titles: Sequence[str], categories: Sequence[Sequence[str]]) -> ItemStates:
+        """States of B items."""
+
+
+class ContentStates:
+    """The listed items' texts, and states so far."""
+
+    def __init__(self, texts: Texts) -> None:
+        self._texts = texts
+        self._listings: dict[str, Listing] = {}
+        self._states: dict[str, ItemStates] = {}
+
+    def put(self, listing: Listing) -> None:
+        """Store a listing; a changed text drops its state."""
+        if listing != self._listings.get(listing.item_id):
+            self._listings[listing.item_id] = listing
+            self._states.pop(listing.item_id, None)
+
+    def __contains__(self, item_id: object) -> bool:
+        listing = self._listings.get(str(item_id))
+        return listing is not None and bool(listing.title or listing.categories)
+
+    def of(self, item_ids: Sequence[str]) -> ItemStates:
+        """The states of one or more items with texts."""
+        new = [self._listings[item_id] for item_id in item_ids if item_id not in self._states]
+        if new:
+            made = self._texts.of([one.title for one in new], [one.categories for one in new])
+            for row, listing in enumerate(new):
+                gate = None if made.gate is None else made.gate[row : row + 1]
+                self._states[listing.item_id] = ItemStates(components=made.components[row : row + 1], gate=gate)
+        states = [self._states[item_id] for item_id in item_ids]
+        gates = [state.gate for state in states if state.gate is not None]
+        return ItemStates(
+            components=np.concatenate([state.components for state in states]),
+            gate=np.concatenate(gates) if gates else None,
+        )
+
+
 @dataclass(slots=True)
 class Batch:
     """Changes of one partition to publish together.
 
-    tombstones: keys dropped in the previous batch, written before this one. If a tombstone makes compaction delete that
-    batch's last record, readers end the batch at the writer's next one: this batch.
+    tombstones: keys dropped in the previous batch. They precede this batch, which closes the previous one for readers
+    if compaction deleted its last record.
     """
 
     partition: Partition
@@ -129,8 +172,7 @@ class Publisher:
         found = self._by_text(texts[:_MAX_TEXTS])
         for item_id in item_ids:
             reason = "" if item_id in texts else reasons[item_id]
-            # An earlier process may have published the item after its last checkpoint, so it is also dropped if
-            # something was subtracted, if it is withdrawn, or if its interactions cancel out.
+            # An earlier process may have published the item after its last checkpoint, so other items are dropped, too.
             was_taken_out = state.outgoing.dirty_items[item_id]
             if reason and (item_id in state.outgoing.published or was_taken_out or reason in (WITHDRAWN, NO_DIRECTION)):
                 found.append(ItemDelta(item_id=item_id, dropped=True))
@@ -174,7 +216,7 @@ class Publisher:
         ]
 
     def _lambdas(self, state: Partition, item_ids: Sequence[str], sums: SumsOf) -> Floats:
-        """lambda of each item (n,). New items' components are shorter, so they have their own policy."""
+        """Lambda of each item (n,). New items' components are shorter, so they have their own policy."""
         known = self.weight_policy.model_share(sums.evidence, sums.coherence)
         new = (self.new_item_policy or state.new_item_policy).model_share(sums.evidence, sums.coherence)
         return np.where(_in_model(state, item_ids), known, new)

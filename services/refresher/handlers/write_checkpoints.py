@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 class WriteCheckpoints:
-    """keeper: saves in the background; None: folding waits."""
+    """Saves checkpoints. keeper: saves them in the background; None: folding waits."""
 
     def __init__(
         self,

@@ -14,8 +14,8 @@ from services.algorithms.scoring.states import ItemStates
 from services.cli.backup import MANIFEST, BackupError, make_backup, read_backup, restore_backup
 from services.cli.main import app
 from services.offline.bundles.model import BundleContent, write_bundle
-from services.refresher.adapters.checkpoint_files import CheckpointFiles
-from services.refresher.checkpoint import pack
+from services.refresher.adapters.checkpoint_topic import CheckpointFiles
+from services.refresher.checkpoint import to_file
 from services.stack import Ports
 
 
@@ -37,7 +37,7 @@ def write_model(folder: Path, seed: int) -> str:
 
 def checkpoint(number: int, offset: int) -> bytes:
     values = {"format": 2, "partition": number, "folded_offset": offset}
-    return pack(values, {"sums": np.arange(offset + 1, dtype=np.uint8)})
+    return to_file(values, {"sums": bytes(range(offset + 1))})
 
 
 class Site:

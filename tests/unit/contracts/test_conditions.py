@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.algorithms.rules.attributes import Condition
-from services.contracts.attributes import ParsedCondition, condition_message
-from services.contracts.conditions import parse_condition, parse_value
+from services.contracts.attributes import ParsedCondition, condition_message, parse_condition, parse_value
 from services.contracts.wire import conditions_of
 from services.platform.errors import InvalidRequest
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.contracts.experiment_file import EXAMPLE, parse_experiment
 from services.contracts.experiments import Arm
 from services.contracts.topics.experiments import experiment_of
+from services.contracts.yaml_files import EXAMPLE, parse_experiment
 from services.platform.errors import InvalidRequest
 
 ARMS = "name: a\narms: [{name: control, share: 0.5}, {name: few, share: 0.5, "

@@ -3,7 +3,7 @@
 import pytest
 from fakes.stream import MemoryTopics
 
-from services.contracts.operation_follower import OperationFollower
+from services.contracts.operation_log import OperationFollower
 from services.contracts.operations import Operation
 from services.contracts.topics.version_sets import OPERATIONS, VERSION_SETS, encode_operation
 from services.contracts.version_sets import VersionSet, VersionSets

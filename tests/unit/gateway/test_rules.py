@@ -28,9 +28,9 @@ from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
 from services.compact.in_process import InProcess
 from services.contracts.query_state import PackedQueryState
-from services.contracts.rule_file import parse_rules, rules_from, rules_text
 from services.contracts.topics.rules import StandingRules
 from services.contracts.wire import rules_of
+from services.contracts.yaml_files import parse_rules, rules_from, rules_text
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.domain import Degradation, ExplainQuery, Pool, RecommendQuery
 from services.gateway.recommend.ruled_pools import with_own_pools

@@ -24,10 +24,9 @@ from services.refresher.consumer import Refresher, RefresherLimits
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
 from services.refresher.domain.rules import ModelItems, Rules
-from services.refresher.handlers.content import ContentStates
 from services.refresher.handlers.describe import Describe, PartitionRegistry
 from services.refresher.handlers.fold import FoldRecords
-from services.refresher.handlers.publish import Publisher
+from services.refresher.handlers.publish import ContentStates, Publisher
 from services.refresher.metrics import RefresherMetrics
 from services.refresher.ports import Checkpoints, Log, Outbox
 

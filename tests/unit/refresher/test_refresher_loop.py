@@ -34,7 +34,7 @@ from services.platform.stream.follower import TurnClock
 from services.platform.stream.kafka import partition_for
 from services.platform.stream.records import DeadLetter, SourceRecord
 from services.refresher.domain.records import Entry, Forgetting
-from services.refresher.handlers.content import ContentStates
+from services.refresher.handlers.publish import ContentStates
 
 RULES = make_rules()
 

@@ -1,27 +1,101 @@
-"""A topic of operations, read and written by an operator."""
+"""Follow a topic of operations, and read and write it as an operator."""
 
 import getpass
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from services.contracts.operation_follower import operation_reader
+import structlog
+
 from services.contracts.operations import Counted, Operation, OperationTopic, Revised
+from services.contracts.topic_reader import TopicReader
 from services.contracts.topics import ensure_topics
 from services.platform.errors import Conflict, DependencyUnavailable
 from services.platform.stream.kafka import Brokers, BulkProducer, Record
+from services.platform.stream.ports import Reader
+from services.platform.stream.records import SourceRecord
+from services.platform.stream.topic import Replicas
+from services.platform.stream.topic_follower import TopicFollower
 
+log = structlog.get_logger()
+
+_POLL_MS = 1_000
 _CLIENT = "freshet-operator"
 _KNOWN_WITHIN_S = 20.0
 
 S = TypeVar("S", bound=Revised)
 
 
+def operation_reader(
+    bootstrap: Brokers, topic: OperationTopic[Any], client_id: str, *, makes_topics: Replicas | None = None
+) -> TopicReader:
+    """Return a reader of a topic of operations from its start."""
+    return TopicReader(
+        bootstrap,
+        topic.name,
+        group_id=client_id,
+        client_id=client_id,
+        partitions=[0],
+        makes_topics=makes_topics,
+        rest_ms=_POLL_MS,
+    )
+
+
+class OperationFollower(TopicFollower, Generic[S]):
+    """Calls `changed` in this thread with the newest state: at the topic's end, and after each valid operation.
+
+    While Kafka is unavailable, the last state stays in force.
+    """
+
+    def __init__(
+        self,
+        of: OperationTopic[S],
+        topic: Reader,
+        changed: Callable[[S], None],
+        *,
+        on_ready: Callable[[], None] = lambda: None,
+        backoff_s: float = 0.5,
+    ) -> None:
+        super().__init__(
+            f"{of.name}-follower",
+            topic,
+            (of.name,),
+            poll_s=_POLL_MS / 1000,
+            on_ready=on_ready,
+            backoff_s=backoff_s,
+        )
+        self._of, self._changed = of, changed
+        self._counted = Counted(of.decode)
+        self._handed_over: Operation[S] | None = None
+
+    def take(self, records: Sequence[SourceRecord], ends: Mapping[str, int]) -> None:
+        """Pass on the newest state, once the topic's end is reached. Raises: as `changed`, which then gets it again."""
+        void = self._counted.void
+        self._counted.take(records)
+        if self._counted.void > void:
+            log.warning("operations_void", topic=self._of.name, records=self._counted.void - void)
+        if records:
+            self._next[self._of.name] = records[-1].offset + 1
+        if not self.is_behind:
+            self.caught_up()
+
+    def drop(self, topic: str) -> None:
+        """Start again; the state in force stays until the first operation."""
+        self._counted = Counted(self._of.decode)
+
+    def caught_up(self) -> None:
+        made = self._counted.last
+        if made is not None and made is not self._handed_over:
+            log.info("operation", topic=self._of.name, revision=made.after.revision, operation=made.operation)
+            self._changed(made.after)
+            self._handed_over = made
+
+
 class NotKnown(DependencyUnavailable):
-    """Kafka did not answer and may have the record; the command's `list` shows it."""
+    """Kafka did not answer, but may have the record. The command's `list` shows it."""
 
 
 class Control(Generic[S]):

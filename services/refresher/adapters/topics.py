@@ -1,16 +1,20 @@
-"""The log port over two topic readers.
+"""The log and the outbox over Kafka.
 
 One reader follows the stream. The other connects on first use and reads single records again, such as a forgotten
-user's. Unreadable `items` are only logged: the candidates process dead-letters them.
+user's. Unreadable `items` are only logged, because the candidates process writes their dead letters.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import structlog
 
+from services.contracts.topics import index_deltas
 from services.contracts.topics.attributions import ATTRIBUTIONS
+from services.contracts.topics.dead_letters import dead_letter
+from services.contracts.topics.index_deltas import INDEX_DELTAS
 from services.contracts.topics.items import ITEMS
 from services.platform.errors import PreconditionFailed
+from services.platform.stream.kafka import BulkProducer, Record
 from services.platform.stream.ports import Reader
 from services.platform.stream.reading import read_offsets
 from services.platform.stream.records import DeadLetter, SourceRecord
@@ -21,12 +25,12 @@ from services.refresher.ports import Polled
 
 log = structlog.get_logger()
 
-# At most this many records between two wanted ones are skipped, which is cheaper than another fetch.
+# Skipping this many records is cheaper than another fetch.
 _GAP_RECORDS = 200
 
 
 class KafkaLog:
-    """reader: of `attributions` and `items`. again: of single `attributions`."""
+    """The log over two readers: of `attributions` and `items`, and (`again`) of single `attributions`."""
 
     def __init__(self, reader: Reader, again: Reader, shape: QueryShape, tracing: Tracing = OFF) -> None:
         self._reader, self._again, self._shape, self._tracing = reader, again, shape, tracing
@@ -80,3 +84,32 @@ def _listings(records: Iterable[SourceRecord]) -> Iterator[Listing]:
             log.warning("item_unreadable", offset=record.offset, reason=listing.reason)
         else:
             yield listing
+
+
+class KafkaOutbox:
+    """Publishes records and waits for all acknowledgements."""
+
+    def __init__(
+        self,
+        producer: BulkProducer,
+        *,
+        timeout_s: float = 15.0,
+        tracing: Tracing = OFF,
+    ) -> None:
+        self._producer, self._tracing = producer, tracing
+        self._timeout_s = timeout_s
+
+    def publish(
+        self,
+        deltas: Sequence[index_deltas.IndexDelta],
+        unreadable: Sequence[DeadLetter],
+        tombstones: Sequence[bytes] = (),
+    ) -> None:
+        records = [Record(INDEX_DELTAS, key, None, partition=0) for key in tombstones]
+        headers = self._tracing.headers()
+        records += [Record(INDEX_DELTAS, d.key, index_deltas.encode(d), headers, partition=0) for d in deltas]
+        records += [dead_letter(entry) for entry in unreadable]
+        self._producer.send_many(records, self._timeout_s)
+
+    def close(self) -> None:
+        self._producer.close()
