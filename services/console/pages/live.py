@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from freshet_client import AsyncClient, FreshnessReport, TailedInteraction, TailedInteractions
-from nicegui import background_tasks, ui
+from nicegui import ui
 
 from services.console.frame import Visit, box, item_link, link, panel, text
 from services.console.plots import Watch, draw, figure, shared
@@ -75,7 +75,7 @@ class Tail:
         """Return them, oldest first. Raises: FreshetError that ended the stream; the next look opens a new one."""
         self._looked_s = time.monotonic()
         if self._reading is None or self._reading.done():
-            ended, self._reading = self._reading, background_tasks.create(self._read())
+            ended, self._reading = self._reading, asyncio.create_task(self._read())
             if ended is not None:
                 ended.result()
         return list(self._lines)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shlex
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from freshet_client import (
     AsyncClient,
     Certificate,
     Filter,
+    FreshetError,
     FreshnessReport,
     IndexFreshness,
     Item,
     PartitionProgress,
+    Unavailable,
 )
 from freshet_client.testing import FakeGateway
 from freshet_client.wire import write
@@ -22,7 +25,8 @@ from google.protobuf.json_format import MessageToDict
 from starlette.datastructures import QueryParams
 
 from services.console.frame import in_script
-from services.console.pages.live import Sample, Samples, rates
+from services.console.pages import live
+from services.console.pages.live import Sample, Samples, Tail, rates
 from services.console.pages.why import place_of
 from services.console.plots import Watch
 from services.console.same_origin import SameOrigin
@@ -199,3 +203,39 @@ async def test_many_that_look_are_one_question_a_second() -> None:
     looks = await asyncio.gather(*(watch.look() for _ in range(10)))
     assert asked == ["GetFreshness"]
     assert [[one.written for one in samples] for samples in looks] == [[5]] * 10
+
+
+async def test_a_tail_is_read_while_somebody_looks_and_an_error_ends_it_until_the_next_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written, opened = asyncio.Queue[gateway_pb2.TailInteractionsResponse | FreshetError](), []
+
+    class Transport:
+        async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
+            opened.append(True)
+            try:
+                while isinstance(one := await written.get(), gateway_pb2.TailInteractionsResponse):
+                    yield one
+                raise one
+            finally:
+                opened[-1] = False
+
+    async def becomes(of: Callable[[], Any], wanted: Any) -> None:
+        async with asyncio.timeout(10):
+            while of() != wanted:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    monkeypatch.setattr(live, "EVERY_S", 0.005)
+    monkeypatch.setattr(live, "UNSEEN_S", 0.1)
+    tail = Tail(AsyncClient.over(Transport()))
+    items = [gateway_pb2.TailedInteraction(item_id=str(number)) for number in range(7)]
+    written.put_nowait(gateway_pb2.TailInteractionsResponse(interactions=items, left_out=2))
+    newest = [(1, "2"), (2, "3"), (3, "4"), (4, "5"), (5, "6")]
+    await becomes(lambda: [(number, one.item_id) for number, one in tail.look()], newest)
+    assert tail.left_out == 4
+    await becomes(lambda: opened[-1], False)
+    await becomes(lambda: [len(tail.look()), opened[-1]], [5, True])
+    written.put_nowait(Unavailable("away"))
+    with pytest.raises(Unavailable, match="away"):
+        await becomes(tail.look, "never")
+    await becomes(lambda: opened[-1], False)
