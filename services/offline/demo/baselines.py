@@ -1,6 +1,6 @@
 """Baselines for the streamed recommendations, ranked after the stream by the evaluation's walk.
 
-Letters: X items, C predicted events of a batch, M of all.
+Letters: X items, M predicted events.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from services.algorithms.scoring.states import QueryStates
 from services.offline.datasets import Interactions
 from services.offline.demo.plan import ReplayEvent
 from services.offline.evaluation.stream.baselines import NeighbourSettings, StreamingItemNeighbours, StreamingPopularity
-from services.offline.evaluation.stream.walk import EventBatch, Ranker, Scores, StreamSetting, walk
+from services.offline.evaluation.stream.walk import Event, Ranker, Scores, StreamSetting, walk
 
 RECENT_POPULARITY = "recent_popularity"
 ITEM_KNN = "item_knn"
@@ -45,15 +45,15 @@ class AtTheSplit:
         self._popular = np.empty(len(self._rows))
         self._popular[best_first] = -np.arange(len(self._rows), dtype=np.float64)
 
-    def step(self, batch: EventBatch) -> Mapping[str, Scores]:
-        popular = np.repeat(self._popular[None], len(batch.chosen), axis=0)
-        own = popular.copy()
-        known = [row for row, user in enumerate(batch.users[batch.chosen].tolist()) if user in self._frozen]
-        if known:
+    def scores(self, event: Event) -> Mapping[str, Scores]:
+        own: Scores = self._popular
+        if event.user in self._frozen:
             assert self._scorer is not None
-            states = [self._frozen[int(batch.users[batch.chosen[row]])] for row in known]
-            own[known] = np.asarray(self._scorer.scores(QueryStates.joined(states)))[:, self._rows]
-        return {"popularity": popular, "frozen_state": own}
+            own = self._scorer.scores(self._frozen[event.user])[0][self._rows]
+        return {"popularity": self._popular, "frozen_state": own}
+
+    def learn(self, event: Event) -> None:
+        pass
 
 
 def streaming_baselines(setting: StreamSetting) -> list[Ranker]:

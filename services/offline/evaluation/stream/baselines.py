@@ -2,7 +2,7 @@
 
 They start from the model's training events. Settings are chosen on a held-out period, as PEFA's.
 
-Letters: B events of a batch, X items.
+Letters: X items.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.offline.evaluation.stream.walk import EventBatch, IntArray, Scores, StreamSetting
+from services.offline.evaluation.stream.walk import Event, IntArray, Scores, StreamSetting
 
 
 class StreamingPopularity:
@@ -26,15 +26,12 @@ class StreamingPopularity:
         counts = np.bincount(past, weights=weights, minlength=setting.interactions.num_items)
         self._counts: npt.NDArray[np.float64] = counts.astype(np.float64)
 
-    def step(self, batch: EventBatch) -> Mapping[str, Scores]:
-        # The event at `place` weighs fading^-(place + 1): a rank depends on ratios only.
-        scores = np.repeat(self._counts[None], len(batch.chosen), axis=0)
-        gains = self._fading ** -(np.arange(len(batch), dtype=np.float64) + 1)
-        for place, item in enumerate(batch.items):
-            scores[np.searchsorted(batch.chosen, place, side="right") :, item] += gains[place]
-        np.add.at(self._counts, batch.items, gains)
-        self._counts *= float(self._fading ** len(batch))
-        return {self.name: np.where(scores > 0, scores, -np.inf)}
+    def scores(self, event: Event) -> Mapping[str, Scores]:
+        return {self.name: np.where(self._counts > 0, self._counts, -np.inf)}
+
+    def learn(self, event: Event) -> None:
+        self._counts *= self._fading
+        self._counts[event.item] += 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,34 +66,29 @@ class StreamingItemNeighbours:
         # Cached (n_x + shrink)^damping: all powers would be most of a score's cost.
         self._raised = (self._counts + np.float32(settings.shrink)) ** np.float32(settings.damping)
 
-    def step(self, batch: EventBatch) -> Mapping[str, Scores]:
-        scores = np.full((len(batch.chosen), len(self._counts)), -np.inf, dtype=np.float32)
-        rows = {place: row for row, place in enumerate(batch.chosen.tolist())}
-        for place, (user, item) in enumerate(zip(batch.users.tolist(), batch.items.tolist(), strict=True)):
-            recent = self._recent.setdefault(user, deque(maxlen=self.settings.window))
-            if place in rows:
-                self._score(recent, scores[rows[place]])
-            earlier = np.fromiter(recent, dtype=np.int64)
-            # A window has distinct items; repeats would only weaken this baseline.
-            self._together[item, earlier] += 1
-            self._together[earlier, item] += 1
-            self._counts[item] += 1
-            one = self._counts[item : item + 1] + np.float32(self.settings.shrink)
-            self._raised[item : item + 1] = one ** np.float32(self.settings.damping)
-            recent.appendleft(item)
-        return {self.name: scores}
-
-    def _score(self, recent: deque[int], out: npt.NDArray[np.float32]) -> None:
-        """`recent`: newest first."""
+    def scores(self, event: Event) -> Mapping[str, Scores]:
+        found = np.full(len(self._counts), -np.inf, dtype=np.float32)
         known = self._counts > 0
-        if not recent:
-            out[known] = self._counts[known] * np.float32(1e-9)
-            return
-        items = np.fromiter(recent, dtype=np.int64)
+        items = np.fromiter(self._recent.get(event.user, ()), dtype=np.int64)  # newest first
+        if not len(items):
+            found[known] = self._counts[known] * np.float32(1e-9)
+            return {self.name: found}
         weights = self._weights[: len(items)] / np.sqrt(self._counts[items])
-        found = weights @ self._together[items]
+        voted = weights @ self._together[items]
         # Popularity orders items that co-occur with none of these.
-        out[known] = (found[known] + 1e-9 * self._counts[known]) / self._raised[known]
+        found[known] = (voted[known] + 1e-9 * self._counts[known]) / self._raised[known]
+        return {self.name: found}
+
+    def learn(self, event: Event) -> None:
+        item, recent = event.item, self._recent.setdefault(event.user, deque(maxlen=self.settings.window))
+        earlier = np.fromiter(recent, dtype=np.int64)
+        # A window has distinct items; repeats would only weaken this baseline.
+        self._together[item, earlier] += 1
+        self._together[earlier, item] += 1
+        self._counts[item] += 1
+        one = self._counts[item : item + 1] + np.float32(self.settings.shrink)
+        self._raised[item : item + 1] = one ** np.float32(self.settings.damping)
+        recent.appendleft(item)
 
     def _learn_past(self, setting: StreamSetting) -> None:
         past = setting.interactions.select(slice(0, setting.split))

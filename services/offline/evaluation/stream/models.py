@@ -2,7 +2,7 @@
 
 Both encode every event immediately; only a training changes item states.
 
-Letters: C predicted events of a batch, X items of the whole vocabulary, K items of a model, n events.
+Letters: X items of the whole vocabulary, K items of a model, n events.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.datasets import Interactions
 from services.offline.evaluation.stream.walk import (
     BoolArray,
-    EventBatch,
+    Event,
     IntArray,
     Scores,
     StreamSetting,
@@ -136,6 +136,11 @@ class StreamModel:
         able = np.flatnonzero(self.before.rows[rows] >= 0)
         return able, self.before.of(rows[able])
 
+    def query(self, place: int) -> QueryStates | None:
+        """Return the state before the event at this stream place, if any."""
+        _, states = self.queries(np.array([place]))
+        return states if len(states) else None
+
 
 def stream_model(setting: StreamSetting, fit: Fit, *, seed: int, first: int = 0, end: int | None = None) -> StreamModel:
     """Train on everything before stream place `first`, and encode the stream from there to `end`."""
@@ -167,15 +172,15 @@ class TrainedModels:
         self._num_items = setting.interactions.num_items
         self._starts = [max(0, model.first) for model in models]
         self._scorers = [MolScorer(model.items, model.pair_gate) for model in models]
+        self._codes = [model.codes for model in models]
 
-    def step(self, batch: EventBatch) -> Mapping[str, Scores]:
-        places = batch.places[batch.chosen]
-        scores = np.full((len(places), self._num_items), -np.inf, dtype=np.float32)
-        owners = np.searchsorted(self._starts, places, side="right") - 1
-        for number in np.unique(owners).tolist():
-            rows = np.flatnonzero(owners == number)
-            model = self._models[number]
-            able, queries = model.queries(places[rows])
-            if len(able):
-                scores[np.ix_(rows[able], model.codes)] = self._scorers[number].scores(queries)
-        return {self.name: scores}
+    def scores(self, event: Event) -> Mapping[str, Scores]:
+        found = np.full(self._num_items, -np.inf, dtype=np.float32)
+        number = int(np.searchsorted(self._starts, event.place, side="right")) - 1
+        query = self._models[number].query(event.place)
+        if query is not None:
+            found[self._codes[number]] = self._scorers[number].scores(query)[0]
+        return {self.name: found}
+
+    def learn(self, event: Event) -> None:
+        pass

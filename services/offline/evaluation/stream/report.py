@@ -25,7 +25,7 @@ from services.offline.evaluation.stream.measures import (
 )
 from services.offline.evaluation.stream.models import Fit, TrainedModels, stream_model
 from services.offline.evaluation.stream.page import ALL, NEW, WalkedSet, page, plot_new_items, plot_stream
-from services.offline.evaluation.stream.pefa import Feedback, RefreshedItems, Refreshing, VoteSettings, WithVotes
+from services.offline.evaluation.stream.pefa import Feedback, RefreshedItems, VoteSettings, WithVotes
 from services.offline.evaluation.stream.walk import IntArray, StreamSetting, stream_setting, walk
 
 Row = dict[str, Any]
@@ -168,11 +168,14 @@ def _walk_seed(plan: _Plan, policies: Policies, seed: int) -> _Seed:
     for first, end in zip(starts, [*starts[1:], setting.num_streamed], strict=False):
         plan.say(f"seed {seed}: training again after {first:,} streamed events")
         models.append(stream_model(setting, plan.fit, seed=seed, first=first, end=end))
-    refreshing = {
-        name: Refreshing(share=policies.share, new_share=policies.new_share, min_users=min_users)
-        for name, min_users in ((XS, _MIN_USERS), (ALONE, 1))
-    }
-    items = RefreshedItems(setting, model, _FEEDBACK, refreshing)
+    items = RefreshedItems(
+        setting,
+        model,
+        _FEEDBACK,
+        {XS: _MIN_USERS, ALONE: 1},
+        share=policies.share,
+        new_share=policies.new_share,
+    )
     voting = WithVotes(
         setting,
         model,

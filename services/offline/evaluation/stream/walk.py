@@ -1,12 +1,11 @@
 """Predict every streamed event from the events before it, and only then learn from it.
 
-Batches are for speed alone: a ranker scores an event as if the earlier ones of its batch had been learnt. Seen items
-are excluded for all rankers alike; a target without a score is missed.
+Seen items are excluded for all rankers alike; a target without a score is missed.
 
-Letters: B events of a batch, C of them predicted, N events predicted in all, X items of the whole vocabulary.
+Letters: N predicted events, X items of the whole vocabulary, U users.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -94,38 +93,30 @@ def _rows(counts: IntArray) -> IntArray:
 
 
 Scores = npt.NDArray[np.floating]
-BATCH_EVENTS = 256
+_PROGRESS_EVERY = 256
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EventBatch:
-    """Streamed events in order.
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A streamed event: its position after the split, user and item codes, and the items that the user had before."""
 
-    Shapes: places (B,), counted from the split; chosen (C,), rows to predict; excluded (C, X), items that these events'
-    users have seen.
-    """
-
-    places: IntArray
-    users: IntArray
-    items: IntArray
-    times: IntArray
-    values: npt.NDArray[np.float32]
-    chosen: IntArray
-    excluded: BoolArray
-
-    def __len__(self) -> int:
-        return len(self.users)
+    place: int
+    user: int
+    item: int
+    had: Sequence[int]
 
 
 class Ranker(Protocol):
     """Ranks items for a user's next event."""
 
-    def step(self, batch: EventBatch) -> Mapping[str, Scores]:
-        """Return scores (C, X) by name, -inf for items that it cannot answer with; then learn the whole batch.
+    def scores(self, event: Event) -> Mapping[str, Scores]:
+        """Return scores (X,) by name from earlier events alone, -inf for items that it cannot answer with.
 
-        Each row is scored from the events before its event. Variants that share work return one entry each.
+        Variants that share work return one entry each.
         """
-        ...
+
+    def learn(self, event: Event) -> None:
+        """Learn the event; called after its prediction."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,59 +132,40 @@ def walk(
     rankers: Sequence[Ranker],
     *,
     predicted: BoolArray | None = None,
-    batch_events: int = BATCH_EVENTS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Walked:
     """Predict the streamed events in `predicted` (N,), by default all; learn from all.
 
     Raises: ValueError if two rankers share a name.
     """
-    predicted = np.ones(setting.num_streamed, dtype=bool) if predicted is None else predicted
-    places: list[IntArray] = []
-    ranks: dict[str, list[IntArray]] = {}
-    for batch in _batches(setting, batch_events, predicted):
-        targets = batch.items[batch.chosen]
-        found: dict[str, Scores] = {}
-        for ranker in rankers:
-            for name, scores in ranker.step(batch).items():
-                if name in found:
+    events, split = setting.interactions, setting.split
+    rows, offsets = events.select(slice(0, split)).by_user()
+    past = np.split(events.items[:split][rows], offsets[1:-1])
+    had = {user: past[user].tolist() for user in np.unique(events.users[split:]).tolist()}
+    places: list[int] = []
+    ranks: dict[str, list[int]] = {}
+    for place, (user, item) in enumerate(
+        zip(events.users[split:].tolist(), events.items[split:].tolist(), strict=True)
+    ):
+        event = Event(place, user, item, had[user])
+        if predicted is None or predicted[place]:
+            places.append(place)
+            for name, scores in (one for ranker in rankers for one in ranker.scores(event).items()):
+                own = ranks.setdefault(name, [])
+                if len(own) == len(places):
                     raise ValueError(f"ranker {name!r} appears twice; names must differ")
-                found[name] = scores
-                ranks.setdefault(name, []).append(ranks_of(scores, targets, batch.excluded))
-        places.append(batch.places[batch.chosen])
-        progress(int(batch.places[-1]) + 1)
-    return Walked(places=np.concatenate(places), ranks={name: np.concatenate(parts) for name, parts in ranks.items()})
+                own.append(_rank(scores, event))
+        for ranker in rankers:
+            ranker.learn(event)
+        had[user].append(item)
+        if (place + 1) % _PROGRESS_EVERY == 0:
+            progress(place + 1)
+    return Walked(places=np.array(places), ranks={name: np.array(found) for name, found in ranks.items()})
 
 
-def _batches(setting: StreamSetting, batch_events: int, predicted: BoolArray) -> Iterator[EventBatch]:
-    events = setting.interactions
-    rows, offsets = events.select(slice(0, setting.split)).by_user()
-    past = np.split(events.items[: setting.split][rows], offsets[1:-1])
-    had = {int(user): past[user].tolist() for user in np.unique(events.users[setting.split :])}
-    for first in range(0, setting.num_streamed, batch_events):
-        places = np.arange(first, min(first + batch_events, setting.num_streamed))
-        rows = setting.split + places
-        users, items = events.users[rows].astype(np.int64), events.items[rows].astype(np.int64)
-        chosen = np.flatnonzero(predicted[places])
-        excluded = np.zeros((len(chosen), events.num_items), dtype=bool)
-        row_of = {place: row for row, place in enumerate(chosen.tolist())}
-        for place, (user, item) in enumerate(zip(users.tolist(), items.tolist(), strict=True)):
-            if place in row_of:
-                excluded[row_of[place], had[user]] = True
-            had[user].append(item)
-        yield EventBatch(
-            places=places,
-            users=users,
-            items=items,
-            times=events.timestamps[rows].astype(np.int64),
-            values=events.values[rows],
-            chosen=chosen,
-            excluded=excluded,
-        )
-
-
-def ranks_of(scores: Scores, targets: IntArray, excluded: BoolArray) -> IntArray:
-    """Return 0-based ranks (C,); X for a target that scores -inf or is excluded."""
-    ranks, rows = target_ranks(scores, targets, excluded), np.arange(len(targets))
-    missed = np.isneginf(scores[rows, targets]) | excluded[rows, targets]
-    return np.where(missed, scores.shape[1], ranks)
+def _rank(scores: Scores, event: Event) -> int:
+    if np.isneginf(scores[event.item]) or event.item in event.had:
+        return len(scores)
+    excluded = np.zeros((1, len(scores)), dtype=bool)
+    excluded[0, event.had] = True
+    return int(target_ranks(scores[None], np.array([event.item]), excluded)[0])

@@ -17,7 +17,7 @@ from services.offline.evaluation.stream.baselines import (
     StreamingPopularity,
 )
 from services.offline.evaluation.stream.models import StreamModel, TrainedModels, states_of_stream, stream_model
-from services.offline.evaluation.stream.pefa import Feedback, RefreshedItems, Refreshing, VoteSettings, WithVotes
+from services.offline.evaluation.stream.pefa import Feedback, RefreshedItems, VoteSettings, WithVotes
 from services.offline.evaluation.stream.walk import (
     Ranker,
     StreamSetting,
@@ -47,8 +47,7 @@ def model(setting: StreamSetting) -> StreamModel:
 def _pefa(setting: StreamSetting, model: StreamModel, *, capacity: int = 10_000) -> Ranker:
     feedback = Feedback(policy=FeedbackPolicy({"rating": TypeWeight(slope=0.5, centre=2)}))
     share = SharePolicy.parse("evidence(prior=3)")
-    variants = {"XS": Refreshing(share=share, min_users=3), "XS alone": Refreshing(share=share, min_users=1)}
-    items = RefreshedItems(setting, model, feedback, variants)
+    items = RefreshedItems(setting, model, feedback, {"XS": 3, "XS alone": 1}, share=share)
     frozen = TrainedModels(setting, [model], name="frozen")
     votes = {"+XL": VoteSettings(k=5, share=0.5)}
     return WithVotes(setting, model, feedback, votes, [frozen, items], capacity=capacity, min_users=3)
@@ -117,20 +116,9 @@ def test_a_state_is_what_encoding_that_history_alone_gives(
     assert (moved > 10) == (learnt is not None)
 
 
-def test_the_batch_size_changes_no_rank(setting: StreamSetting) -> None:
-    # Votes come from the k nearest remembered states. With other seeds two states are equally near up to the rounding
-    # of a batched product, and either may be the k-th.
-    model = stream_model(setting, untrained, seed=2)
-    one = walk(setting, _everyone(setting, model), batch_events=1)
-    many = walk(setting, _everyone(setting, model), batch_events=64)
-    assert one.ranks.keys() == many.ranks.keys()
-    for name, ranks in one.ranks.items():
-        assert ranks.tolist() == many.ranks[name].tolist(), name
-
-
 def test_predicting_fewer_events_learns_from_all(setting: StreamSetting, model: StreamModel) -> None:
-    every = walk(setting, _everyone(setting, model), batch_events=16)
-    some = walk(setting, _everyone(setting, model), batch_events=16, predicted=np.arange(setting.num_streamed) % 3 == 0)
+    every = walk(setting, _everyone(setting, model))
+    some = walk(setting, _everyone(setting, model), predicted=np.arange(setting.num_streamed) % 3 == 0)
     assert some.places.tolist() == every.places[::3].tolist()
     for name, ranks in every.ranks.items():
         assert ranks[::3].tolist() == some.ranks[name].tolist(), name
@@ -144,14 +132,14 @@ def test_what_happens_later_changes_no_earlier_rank(setting: StreamSetting, mode
         withheld=setting.withheld,
         known=setting.known,
     )
-    whole = walk(setting, _everyone(setting, model), batch_events=32)
-    part = walk(shortened, _everyone(shortened, model), batch_events=32)
+    whole = walk(setting, _everyone(setting, model))
+    part = walk(shortened, _everyone(shortened, model))
     for name, ranks in part.ranks.items():
         assert ranks.tolist() == whole.ranks[name][: len(ranks)].tolist(), name
 
 
 def test_an_item_the_model_never_saw_is_found_from_its_users_alone(setting: StreamSetting, model: StreamModel) -> None:
-    walked = walk(setting, [_pefa(setting, model)], batch_events=32)
+    walked = walk(setting, [_pefa(setting, model)])
     items = setting.interactions.items[setting.split :]
     missed = setting.interactions.num_items
     answered = {"XS": 0, "XS alone": 0}
@@ -174,8 +162,7 @@ def test_an_item_the_model_never_saw_is_found_from_its_users_alone(setting: Stre
 
 def test_a_model_share_of_one_leaves_frozen_items_as_they_are(setting: StreamSetting, model: StreamModel) -> None:
     feedback = Feedback(policy=FeedbackPolicy())
-    variants = {"XS": Refreshing(share=SharePolicy.parse("frozen"), min_users=10_000)}
-    still = RefreshedItems(setting, model, feedback, variants)
+    still = RefreshedItems(setting, model, feedback, {"XS": 10_000}, share=SharePolicy.parse("frozen"))
     frozen = TrainedModels(setting, [model], name="frozen")
     walked = walk(setting, [still, frozen])
     assert walked.ranks["XS"].tolist() == walked.ranks["frozen"].tolist()
@@ -183,7 +170,7 @@ def test_a_model_share_of_one_leaves_frozen_items_as_they_are(setting: StreamSet
 
 def test_what_stands_behind_new_items_needs_interactions(busy: tuple[StreamSetting, StreamModel]) -> None:
     setting, model = busy
-    items = RefreshedItems(setting, model, Feedback(policy=FeedbackPolicy()), {})
+    items = RefreshedItems(setting, model, Feedback(policy=FeedbackPolicy()), {}, share=SharePolicy.parse("frozen"))
     queries = model.queries(np.arange(20))[1]
     assert items.behind(queries) == {}
     walk(setting, [items])
@@ -196,7 +183,7 @@ def test_a_retrained_model_knows_what_came_before_its_training(setting: StreamSe
     half = setting.num_streamed // 2
     retrained = stream_model(setting, untrained, seed=0, first=half)
     both = TrainedModels(setting, [model, retrained], name="retrained")
-    walked = walk(setting, [both, TrainedModels(setting, [model], name="frozen")], batch_events=50)
+    walked = walk(setting, [both, TrainedModels(setting, [model], name="frozen")])
     assert walked.ranks["retrained"][:half].tolist() == walked.ranks["frozen"][:half].tolist()
     items = setting.interactions.items[setting.split :]
     arrived = np.isin(items, items[:half]) & ~setting.known[items] & (np.arange(len(items)) >= half)
@@ -213,7 +200,7 @@ def test_two_contenders_of_one_name_are_refused(setting: StreamSetting, model: S
 
 
 def test_popularity_ranks_by_faded_counts(setting: StreamSetting) -> None:
-    walked = walk(setting, [StreamingPopularity(setting, half_life_events=10)], batch_events=32)
+    walked = walk(setting, [StreamingPopularity(setting, half_life_events=10)])
     items, users = setting.interactions.items, setting.interactions.users
     for place in range(0, setting.num_streamed, 7):
         row = setting.split + place
@@ -226,7 +213,7 @@ def test_popularity_ranks_by_faded_counts(setting: StreamSetting) -> None:
 
 def test_neighbours_score_by_their_formula(setting: StreamSetting) -> None:
     settings = NeighbourSettings(window=3, recency=0.5, damping=0.7, shrink=2.0)
-    walked = walk(setting, [StreamingItemNeighbours(setting, settings)], batch_events=32)
+    walked = walk(setting, [StreamingItemNeighbours(setting, settings)])
     items, users = setting.interactions.items, setting.interactions.users
     num_items = setting.interactions.num_items
     for place in range(0, setting.num_streamed, 11):
