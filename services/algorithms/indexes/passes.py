@@ -28,7 +28,7 @@ class Lists:
     """The n best items of each of L lists for B queries, best first, equal scores by rank, padded with -1 and -inf.
 
     Shapes: rows and scores (B, L, n); following (B, L): the best omitted score, -inf without one. seconds: of the pass
-    on the CPU; `CardPasses.rescored` times a GPU's.
+    on the CPU.
     """
 
     rows: Array

@@ -32,8 +32,8 @@ class Catalogue:
     """X items of one model, in the bundle's order.
 
     user_component: the query component that identifies the user, if any. is_normalised: components have at most length
-    1; imported embeddings may be longer. version: the whole catalogue's index version, if known. rows: the row of each
-    id. voting: the whole catalogue's ids; `neighbours` refers to them by row.
+    1, unlike imported embeddings. version: the whole catalogue's index version, if known. rows: each id's row. voting:
+    the whole catalogue's ids, whose rows `neighbours` uses.
     """
 
     model_version: str
@@ -120,9 +120,9 @@ def catalogue_from_bundle(bundle: Bundle, rows: Indices | None = None) -> Catalo
 def required_bytes(manifest: Manifest, *, parts: int = 1) -> int:
     """Estimate the bytes of a catalogue of this shape, or of one of its `parts`, without reading an array.
 
-    Components count once (mapped), the gate twice (mapped and transposed); added are averaged components, the items
-    file and hashes of ids. With neighbours, each part also has its ids as objects and, for all items, neighbours with
-    weights and one row number.
+    Counted are components (mapped), the gate twice (mapped and transposed), averaged components, the items file and
+    hashes of ids. With neighbours, each part also has its ids as objects and, for all items, neighbours with weights
+    and one row number.
     """
     head = manifest.head
     gate = 2 * head.num_pairs if head.is_mixture else 0

@@ -2,8 +2,7 @@
 
 It applies the stream's changes to a mutable index of a bundle's items. The first version's name is the bundle's index
 version. Names are only compared; positions order versions. The last versions stay available, so that a reranker can
-score a pool with the version that made it. The caller passes positions, marks and times: this module reads no stream
-and no clock.
+score a pool with the version that made it. This module reads no stream and no clock.
 
 Letters: P_x item components, P pairs, d component width.
 """
@@ -39,11 +38,9 @@ _UNTOUCHED = (math.nan, 0)  # a snapshot's evidence of an item in its bundle's s
 
 
 class ItemChange(Protocol):
-    """An item's refreshed state. A `dropped` item returns to the bundle's state, or leaves the index if the bundle
-    lacks it.
+    """An item's refreshed state. A `dropped` item returns to the bundle's state, or leaves the index without one.
 
-    components (P_x, d); gate (P,) or None; model_share: lambda, the weight of the bundle's state, 0 for an item outside
-    the bundle.
+    components (P_x, d); gate (P,) or None; model_share: lambda, the weight of the bundle's state, 0 without one.
     """
 
     @property
@@ -79,8 +76,8 @@ class Description(Protocol):
 class Served:
     """A version: its name, its position and mark (see `LiveCatalogue.apply`), and its freshness.
 
-    newest_recorded_ms: when its newest interaction was recorded, Unix milliseconds; lag_s: from then until this version
-    was served, in seconds. Both are None before any interaction; lag_s also after a start from a snapshot.
+    newest_recorded_ms: when its newest interaction was recorded, Unix milliseconds, None before any; lag_s: from then
+    until this version was served, in seconds, None also after a start from a snapshot.
     """
 
     name: str
@@ -122,7 +119,7 @@ class LiveCatalogue:
 
         A snapshot lacks withdrawals: the caller must describe them again. build, max_bytes: as in MutableIndex. Raises:
         SnapshotError for a snapshot of another bundle or with inconsistent arrays; IndexFullError if `max_bytes` is too
-        small; ValueError if states and gates disagree; the errors of `build`.
+        small; as MutableIndex.
         """
         self.base, self._categories = base, Categories.of(base.categories)
         self._writing = threading.Lock()
@@ -280,9 +277,9 @@ class LiveCatalogue:
     ) -> tuple[str, ...]:
         """Apply a batch of changes as one version at `position`; return the ids whose states do not fit the model.
 
-        An item's last change counts. mark: distinguishes batches of equal position in different logs; part of the
+        An id may occur once in a batch. mark: distinguishes batches of equal position in different logs; part of the
         version's name. The version gets the latest `newest_recorded_ms` so far and its lag. Raises, with nothing
-        changed: ValueError for a malformed id, IndexFullError without enough room.
+        changed: ValueError for malformed and some repeated ids, IndexFullError without enough room.
         """
         changes = list({one.item_id: one for one in changes}.values())
         misfits = [one.item_id for one in changes if not one.dropped and not self._fits(one)]
@@ -311,8 +308,8 @@ class LiveCatalogue:
     def describe(self, descriptions: Sequence[Description]) -> None:
         """Apply titles, categories, attributes, withdrawals and returns; an item's last description counts.
 
-        A withdrawn item keeps its state, which `apply` still refreshes. Versions' positions and names stay. Raises:
-        IndexFullError without room for returning items; then only the withdrawals are applied.
+        `apply` still refreshes a withdrawn item's state. Versions' positions and names stay. Raises: IndexFullError
+        without room for returning items; then only the withdrawals are applied.
         """
         newest = {one.item_id: one for one in descriptions}
         with self._writing:

@@ -37,9 +37,9 @@ class ContentMap:
     """A fitted map for new items.
 
     Shapes: content_mean (D,), weight (D, P_x, d), mean (P_x, d), distance (P_x,): known components' distance from their
-    mean, 0 if content predicts nothing; gate (P,): the catalogue's mean, or None for plain dot products. ridge: in
-    units of the contents' mean eigenvalue. left_out_cosine: between known items' deviations from the mean and their
-    prediction by the fit without them, averaged over interactions and components, with its standard_error.
+    mean, 0 if content predicts nothing; gate (P,): the catalogue's mean, or None. ridge: in units of the contents' mean
+    eigenvalue. left_out_cosine: between known items' deviations from the mean and their prediction by the fit without
+    them, averaged over interactions and components, with its standard_error.
     """
 
     content_mean: FloatArray

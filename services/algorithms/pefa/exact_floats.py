@@ -2,7 +2,7 @@
 
 A float matrix product adds in an order that depends on shape and library. So factors are multiples of powers of two,
 with so few bits that every partial sum fits float64's 53 and nothing is rounded. The exponential consists of single
-IEEE operations; a library's last bit may depend on the processor.
+IEEE operations.
 """
 
 import math

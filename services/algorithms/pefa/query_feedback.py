@@ -68,8 +68,7 @@ class QueryFeedback:
         num_query_components: int,
         capacity: int,
     ) -> None:
-        """Start without clicks. states (X, P_x, d): the model's; index: their rows by id; other items start from zero
-        components.
+        """Start without clicks. states (X, P_x, d): the model's; index: their rows by id; other items start from zero.
 
         capacity: how many queries may vote: those whose source positions have the smallest hashes. Raises: ValueError
         for states with their own gate, which a text model lacks; a capacity below 1.
@@ -168,7 +167,7 @@ class QueryFeedback:
     def states_of(self, item_ids: Sequence[str], *, share: SharePolicy, new_share: SharePolicy) -> ItemStates:
         """Refreshed states (n, P_x, d): `share` for items of the model, `new_share` for others.
 
-        An item without clicks has the model's state, or zero components. Source: arXiv:2312.02429, equation 8.
+        Without clicks they are the model's, or zero. Source: arXiv:2312.02429, equation 8.
         """
         sums = self._sums.of(item_ids)
         known = np.array([item_id in self._index for item_id in item_ids], dtype=bool)

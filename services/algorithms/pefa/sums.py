@@ -118,8 +118,8 @@ class ItemSums:
     def add(self, item_ids: Sequence[str], contributions: FixedPoint, weights: npt.NDArray[np.float64]) -> None:
         """Add n interactions, all or none.
 
-        contributions (n, P_x, d): made by `contributions(...)` with these weights (n,). Raises: ValueError for shapes
-        that disagree, or an item whose total weight would exceed `MAX_TOTAL_WEIGHT`.
+        contributions (n, P_x, d): of `Contributions` with these weights (n,). Raises: ValueError for shapes that
+        disagree, or a total weight of an item above `MAX_TOTAL_WEIGHT`.
         """
         fixed = self._checked(item_ids, contributions, weights)
         rows = np.fromiter(map(self._row, item_ids), np.int64, len(item_ids))
@@ -190,7 +190,7 @@ class ItemSums:
     def digest(self) -> str:
         """32 hex digits of the content, independent of order.
 
-        Cost: hashing the items that changed since `hash_some` or the last digest.
+        Cost: hashing the items changed since `hash_some` or the last digest.
         """
         while not self.hash_some():
             pass

@@ -97,7 +97,7 @@ class VotingIndex:
     def apply(self, *, upserts: Sequence[MemoryEntry] = (), removals: Sequence[str] = ()) -> str:
         """Add and remove entries as one version; return its name. Unknown removals are ignored.
 
-        Raises: ValueError for components of another shape and repeated ids, IndexFullError; then nothing has changed.
+        Raises, with nothing changed: ValueError for other shapes and repeated ids, IndexFullError.
         """
         for entry in upserts:
             if entry.components.shape != (self.num_components, self.width):
@@ -131,7 +131,7 @@ class VotingIndex:
         """Each query's k nearest entries, nearest first, ties by entry id.
 
         vote: the entry's part of equation 6, divided by k even if fewer were found. Raises: ValueError for k below 1 or
-        queries of another shape.
+        other shapes.
         """
         return [
             [replace(voter, similarity=score, vote=voter.weight * score / k) for voter, score in found]

@@ -42,8 +42,8 @@ def select(
     scores (n,): best first; ties keep the pool's order. components (n, P_x, d): required if `diversity`, the weight w
     in [0, 1], is above 0. categories: of each item; max_per_category: 0 is no limit. caps: masks of items (n,), and how
     many of each may be chosen. pins: masks of items (n,), and the position, from 1, of the first that the limits admit;
-    of two pins at one position the first counts. Raises: ValueError with the field that is out of range or missing.
-    Cost: O(K n P_x d) with diversity, O(n) without.
+    of two pins at one position the first counts. Raises: ValueError with the invalid or missing field. Cost: O(K n P_x
+    d) with diversity, O(n) without.
     """
     if k < 1:
         raise ValueError(f"k={k} allowed: at least 1")

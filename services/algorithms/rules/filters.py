@@ -24,7 +24,7 @@ class ItemFilter:
     """Rules over item ids, categories and attributes. An empty allow list allows everything; all of `where` must be
     true.
 
-    Only `check` validates. seen_item_ids: excluded with `exclude_seen`, else without effect.
+    Only `check` validates. seen_item_ids: excluded with `exclude_seen`.
     """
 
     allow_item_ids: Sequence[str] = ()

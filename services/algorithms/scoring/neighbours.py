@@ -51,8 +51,8 @@ class ItemNeighbours:
         """A user's votes: rows (n,) and votes (n,) in (0, 1], best first, at most MAX_VOTED.
 
         recent: distinct rows, newest first; WINDOW of them count. The item at index r gives its neighbours decay^r
-        times their weights; sums are divided by the largest. Rows in `left_out` get no vote. Cost: WINDOW * N weights,
-        sorted by item.
+        times their weights; sums are divided by the largest. `left_out` rows get no vote. Cost: WINDOW * N weights,
+        sorted.
         """
         recent = np.asarray(recent[:WINDOW], dtype=np.int64)
         rows, places = np.unique(self.items[recent], return_inverse=True)

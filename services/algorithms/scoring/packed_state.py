@@ -61,7 +61,7 @@ def after_absence(state: S, rows: AbsenceRows | None, last_event_ms: int, at_ms:
     """The state for a request at `at_ms`, given the last event's time (both Unix milliseconds), and the bucket.
 
     It is unchanged within a session, before the event, and for a model without rows. Attribution calls this for the
-    state that a request would have had. Values are not checked. Raises: ValueError if a size disagrees.
+    state that a request would have had. Raises: ValueError if a size disagrees; values are not checked.
     """
     bucket = 0 if rows is None else rows.bucket_of((at_ms - last_event_ms) // 1000)
     if rows is None or not bucket:

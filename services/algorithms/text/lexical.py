@@ -158,8 +158,8 @@ class LexicalIndex:
     def change(self, put: Mapping[int, str], withdrawn: Sequence[int] = ()) -> None:
         """Replace texts of rows (those beyond the last are new) and withdraw rows, for later searches.
 
-        Raises: ValueError for a negative row, or one that is both put and withdrawn. Cost: 30 microseconds for each row
-        put; sometimes also a full build.
+        Raises: ValueError for a negative row, or one both put and withdrawn. Cost: 30 microseconds for each row put;
+        sometimes also a full build.
         """
         rows = [*put, *withdrawn]
         if rows and min(rows) < 0:
@@ -179,7 +179,7 @@ class LexicalIndex:
     def search(self, query: str, k: int, allowed: Mask | None = None) -> tuple[Rows, Scores]:
         """The k rows of largest BM25 score above 0, best first, ties by row.
 
-        allowed (R or longer): rows that may be returned, default all; none beyond its end. Raises: ValueError for k
+        allowed (R or longer): rows that may be returned, none beyond its end; default all. Raises: ValueError for k
         below 1.
         """
         if k < 1:

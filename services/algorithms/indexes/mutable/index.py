@@ -98,7 +98,7 @@ class MutableIndex:
         Later items have the same kinds of attributes.
 
         max_bytes: limit of `memory`, with a merge's copy. number, digest: continue a stored index's versions. Raises:
-        ValueError if states and pair gate disagree, and the errors of `build`.
+        ValueError if states and pair gate disagree; as `build`.
         """
         self.shape = shape_of(items.states, pair_gate)
         self.pair_gate, self.model_version, self.max_bytes = pair_gate, model_version, max_bytes
@@ -172,17 +172,16 @@ class MutableIndex:
     ) -> PoolAnswer:
         """A pool of `size` items by the algorithm's first stage, and a bound on everything outside it.
 
-        With a delta, that pool is scored in full; the `size` best of both by s are returned, with s as scores. Raises:
-        as `search`.
+        With a delta, that pool is scored in full and the `size` best of both by s are returned. Raises: as `search`.
         """
         return (version or self._version).first_stage(queries, size, filters, algorithm)
 
     def apply(self, *, upserts: ItemBatch | None = None, removals: Sequence[str] = ()) -> Change:
         """Insert or replace some items and remove others, as one version.
 
-        An id may occur once. Unknown ids to remove are reported, not an error, since streams repeat records. Cost:
-        about 10 us per item. Raises, with nothing changed: ValueError for repeated or malformed ids and states that do
-        not fit, IndexFullError if `max_bytes` would be exceeded.
+        An id may occur once. Unknown ids to remove are reported, since streams repeat records. Cost: about 10 us per
+        item. Raises, with nothing changed: ValueError for repeated or malformed ids and states that do not fit,
+        IndexFullError if `max_bytes` would be exceeded.
         """
         check_ids("removals", removals)
         if upserts is not None:

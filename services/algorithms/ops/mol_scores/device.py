@@ -66,8 +66,8 @@ class DeviceScorer:
         kernels: bool | None = None,
         chunk_bytes: int = 64 << 20,
     ) -> None:
-        """Copy X items. precision: of the kernel's operands; bounds include its error. kernels: whether they run;
-        default: on a CUDA card. chunk_bytes: limit of every intermediate of the plain passes, and of the kernel's for
+        """Copy X items. precision: of the kernel's operands; bounds include its error. kernels: whether they run,
+        default on a CUDA card. chunk_bytes: limit of every intermediate of the plain passes, and of the kernel's for
         wide components.
 
         float16's error is an eighth of bfloat16's at the same speed, but searches with values above 30,000 take the
