@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Everything that a card is to say, in one run of at most 8 minutes: rates, tests, the papers' Table 5, decision 010's
-# questions, searches beside updates, and a training for the time that is left.
+# Everything that a card is to say, in one run of at most 8 minutes: rates, tests, the papers' Table 5,
+# searches beside updates, and a training for the time that is left.
 #
-#   tests/gpu/on_a_card.sh RESULTS [--histories FILE.npz] [--steps abcdef] [--seconds 480] [--device cuda|cpu]
+#   tests/gpu/on_a_card.sh RESULTS [--histories FILE.npz] [--steps abcef] [--seconds 480] [--device cuda|cpu]
 #                          [--checkpoint FOLDER]
 #
 # It needs a checkout, Python 3.12 (PYTHON, else python3) with NumPy, PyTorch, Triton, typer, rich and pytest, and g++ for
@@ -15,7 +15,7 @@ set -u
 usage() { sed -n '2,13p' "$0" | cut -c3- >&2; exit 2; }
 
 [ $# -ge 1 ] && [ "${1#--}" = "$1" ] || usage
-results=$1 histories="" steps=abcdef seconds=480 device=cuda checkpoint=""
+results=$1 histories="" steps=abcef seconds=480 device=cuda checkpoint=""
 shift
 while [ $# -gt 0 ]; do
   [ $# -ge 2 ] || usage
@@ -124,9 +124,6 @@ if [ "$device" = cuda ]; then
   step c 45 bench.txt "${freshet[@]}" bench gpu --shape ml-20m --quick --json "${batches[@]}"
   step c 50 bench.txt "${freshet[@]}" bench gpu --shape nq320k --quick --json "${batches[@]}"
 fi
-
-# d: what decision 010 asks a card first
-step d 45 card.txt "${interpreted[@]}" "$python" -m tests.gpu.questions --device "$device"
 
 # e: 1,000 changes a second beside searches
 wait "$building" || { cat "$scratch/kernels.txt" >>"$results/updates.txt"; echo "e  the processor's kernels were not built" >>"$summary"; }

@@ -1,10 +1,8 @@
 """The local stack's promises, on the real components: what runs, what survives, what is named when it goes wrong."""
 
 import json
-import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -89,16 +87,6 @@ def test_killed_part_is_reported_and_starts_again(other_stack: Stack) -> None:
     assert other_stack.problem("redis") is None
 
 
-def test_another_launcher_finds_and_stops_the_same_parts(other_stack: Stack) -> None:
-    other_stack.up(["redis"])
-    (pid,) = [part.pid for part in other_stack.status() if part.running]
-    later = Stack(other_stack.place.state.root)
-    assert later.ports == other_stack.ports
-    assert later.down() == ["redis"]
-    assert pid is not None
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
 def test_kafka_keeps_acknowledged_records_when_it_is_killed(other_stack: Stack) -> None:
     other_stack.up(["kafka"])
     ensure_topics(other_stack.kafka_bootstrap)
@@ -120,20 +108,6 @@ def test_kafka_keeps_acknowledged_records_when_it_is_killed(other_stack: Stack) 
     assert [record.value for record in records] == [b"kept"]
 
 
-def test_taken_port_is_named_with_its_owner(other_stack: Stack) -> None:
-    with socket.create_server(("127.0.0.1", other_stack.ports["redis"])):
-        with pytest.raises(StackError, match=r"redis: port \d+ .*taken: held by .*pid") as caught:
-            other_stack.up(["redis"])
-        assert str(os.getpid()) in str(caught.value)
-
-
-def test_parts_on_other_ports_are_not_started_twice(other_stack: Stack) -> None:
-    other_stack.up(["redis"])
-    moved = Stack(other_stack.place.state.root, ports=Ports.free())
-    with pytest.raises(StackError, match="run already with other ports"):
-        moved.up(["redis"])
-
-
 def test_process_that_ends_while_starting_is_named_with_the_end_of_its_log(
     other_stack: Stack, small_bundle: Path, tmp_path: Path
 ) -> None:
@@ -146,19 +120,6 @@ def test_process_that_ends_while_starting_is_named_with_the_end_of_its_log(
     other_stack.use_bundle(broken)
     with pytest.raises(StackError, match=r"(?s)candidates: ended while starting.*items\.arrow"):
         other_stack.up(["candidates"], timeout_s=60)
-
-
-def test_bundle_that_does_not_fit_into_memory_is_refused_with_both_figures(
-    other_stack: Stack, small_bundle: Path, tmp_path: Path
-) -> None:
-    huge = tmp_path / "bundle"
-    huge.mkdir()
-    manifest = json.loads((small_bundle / "manifest.json").read_text())
-    manifest["files"]["item_states.safetensors"]["bytes"] = 1 << 45
-    (huge / "manifest.json").write_text(json.dumps(manifest))
-    other_stack.use_bundle(huge)
-    with pytest.raises(StackError, match=r"needs about [\d,]+ MiB .* for candidates.*; [\d,]+ MiB are available"):
-        other_stack.up(["candidates"])
 
 
 def _histories(rng: np.random.Generator, rows: int, length: int, wanted: int, num_items: int) -> dict[str, np.ndarray]:

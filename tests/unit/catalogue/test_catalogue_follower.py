@@ -223,18 +223,6 @@ def test_a_lost_connection_is_taken_up_where_it_was_and_nothing_is_served_twice(
     assert scene.items.calls == [["a"], (0, ["a"]), (1, ["b"])]
 
 
-def test_other_models_and_unreadable_records_are_counted_and_passed_over(scene: Scene) -> None:
-    scene.delta("x", model="m2")
-    scene.topics.write(INDEX_DELTAS, b"m1/item/y", b"\xff\xff")
-    scene.topics.write(INDEX_DELTAS, None, None)
-    scene.delta("a")
-    scene.steps()
-    assert scene.items.calls == [(3, ["a"])]
-    assert scene.count("changes_total", kind="other_model") == 2
-    assert scene.count("changes_total", kind="unreadable_delta") == 1
-    assert scene.count("changes_total", kind="item") == 1
-
-
 def test_a_tombstone_is_taken_as_dropped_where_compaction_took_the_record_that_dropped(scene: Scene) -> None:
     scene.delta("a")
     scene.write(MemoryDelta(entry_id="e", item_id="a", components=np.full((1, 2), 0.5, dtype=np.float32)))
@@ -249,15 +237,6 @@ def test_a_tombstone_is_taken_as_dropped_where_compaction_took_the_record_that_d
     assert scene.memory.ids == set()
     assert scene.count("changes_total", kind="dropped_item") == 1
     assert scene.count("changes_total", kind="unreadable_delta") == 0
-
-
-@pytest.mark.parametrize("key", [b"m1/", b"m1/item", b"m1/item/", b"m1/memory/", b"m1/other/a", b"m1/item/\x00"])
-def test_a_tombstone_of_a_key_that_no_record_has_is_counted_and_passed_over(key: bytes, scene: Scene) -> None:
-    scene.topics.write(INDEX_DELTAS, key, None)
-    scene.delta("a")
-    scene.steps()
-    assert scene.items.calls == [(1, ["a"])]
-    assert scene.count("changes_total", kind="unreadable_delta") == 1
 
 
 def test_a_malformed_item_is_set_aside_with_its_reason_and_the_next_is_taken(scene: Scene) -> None:
@@ -484,13 +463,6 @@ def test_a_failed_merge_is_reported_once_and_so_is_its_recovery_whether_changes_
     assert failed() == 1
 
 
-def test_states_that_do_not_fit_the_model_are_counted(scene: Scene) -> None:
-    scene.items.misfits = ("a",)
-    scene.delta("a")
-    scene.steps()
-    assert scene.count("changes_total", kind="misfit") == 1
-
-
 def test_the_thread_follows_until_it_is_stopped(scene: Scene) -> None:
     scene.delta("a")
     scene.follower.start()
@@ -520,25 +492,6 @@ def test_an_item_that_fails_alone_is_set_aside_and_the_others_are_described(scen
     assert scene.items.calls[-1] == ["b"]
     assert scene.follower.next_item == 3
     assert scene.follower.turns.failures == 0
-
-
-def test_where_every_item_fails_none_is_set_aside(scene: Scene) -> None:
-    describe, fails = scene.items.describe, [True]
-
-    def fails_now(descriptions: Sequence[CatalogueItem]) -> None:
-        if fails:
-            raise KeyError("the index is broken")
-        describe(descriptions)
-
-    scene.items.describe = fails_now  # type: ignore[method-assign]
-    for item_id in ("a", "b", "c"):
-        scene.describe(item_id)
-    with capture_logs():
-        turns(scene.follower, 10)
-        assert (scene.topics.dead_letters, scene.follower.next_item) == ([], 0)
-        fails.clear()
-        turns(scene.follower, 2)
-    assert (scene.topics.dead_letters, scene.follower.next_item) == ([], 3)
 
 
 def test_a_batch_of_deltas_that_fails_waits_under_the_position_before_it(scene: Scene) -> None:

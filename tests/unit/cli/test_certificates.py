@@ -84,17 +84,6 @@ def test_a_rotation_needs_the_ca_and_its_key(tmp_path: Path) -> None:
     assert (status, "holds no CA" in said) == (2, True)
 
 
-def test_a_name_that_is_no_host_is_refused(tmp_path: Path) -> None:
-    assert run("--out", str(tmp_path), "--host", "größe")[0] == 2
-    assert not list(tmp_path.iterdir())
-
-
-def test_no_certificate_outlives_its_ca() -> None:
-    old = Authority.make(now=datetime.now(UTC) - timedelta(days=3649))
-    pem, _ = old.issue("encoder", days=365)
-    assert x509.load_pem_x509_certificate(pem).not_valid_after_utc == old.certificate.not_valid_after_utc
-
-
 def test_an_operators_certificate_is_a_clients_alone() -> None:
     authority = Authority.make()
     for name, uses in (

@@ -129,12 +129,6 @@ def test_items_of_a_file_go_in_requests_of_two_hundred(gateway: tuple[str, Memor
     assert (len(server.items), server.put_requests) == (1500, 8)
 
 
-def test_withdrawn_items_are_sent_as_withdrawn(gateway: tuple[str, MemoryGateway]) -> None:
-    target, server = gateway
-    assert run("items", "withdraw", "a", "b", "--gateway", target).exit_code == 0
-    assert [(item.item_id, item.withdrawn) for item in server.items] == [("a", True), ("b", True)]
-
-
 def test_watch_shows_positions_versions_and_what_waits(gateway: tuple[str, MemoryGateway], tmp_path: Path) -> None:
     target, _ = gateway
     result = run("watch", "--once", "--gateway", target, "--state", str(tmp_path))

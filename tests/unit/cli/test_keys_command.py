@@ -71,14 +71,6 @@ def test_what_is_not_allowed_is_refused_by_name_and_nothing_is_written(
     assert not file.exists()
 
 
-def test_a_folder_that_cannot_be_written_is_said_without_a_traceback(tmp_path: Path) -> None:
-    (tmp_path / "taken").touch()
-    for command in (("create", "shop", "--role", "eraser"), ("revoke", "shop")):
-        refused = run(*command, "--file", tmp_path / "taken" / "keys.json")
-        assert refused.exit_code in (1, 2)
-        assert refused.output.startswith("error: ")
-
-
 @pytest.mark.parametrize(("process", "is_shown"), [("gateway", True), ("candidates", False)])
 def test_the_key_of_the_environment_is_shown_to_the_gateway_alone(
     monkeypatch: pytest.MonkeyPatch, process: str, is_shown: bool

@@ -19,7 +19,7 @@ from services.algorithms.bundles.model_bundle import load_bundle
 from services.cli.main import app
 from services.offline.backfill import jobs
 from services.offline.backfill.bulk_import import ImportReport
-from services.offline.backfill.past_interactions import check, event_id
+from services.offline.backfill.past_interactions import check
 from services.offline.datasets import Interactions, load_dataset
 from tests.unit.cli.own_tables import ITEMS, TABLES, TIMES, USERS, Event, Own, events, lines
 
@@ -147,13 +147,6 @@ def test_events_after_the_split_are_named(tmp_path: Path, state: Path, imported:
         "left_out": {"not before the split": 4, "type cart": 1},
     }
     assert events_of(imported[0]) == events(types=["cart", *["click"] * 7])[:4]
-
-
-def test_a_long_file_name_leaves_room_for_the_row(tmp_path: Path, state: Path, imported: list[Interactions]) -> None:
-    path = tmp_path / f"{'é' * 100}\n.csv"
-    path.write_text(lines())
-    assert run("import", str(path), "--state", str(state)).exit_code == 0
-    assert event_id(imported[0], 7).startswith(f"import-{'é' * 32}-")
 
 
 def test_a_schema_of_ones_own_is_read_by_all_three(tmp_path: Path, imported: list[Interactions]) -> None:

@@ -128,18 +128,6 @@ def test_a_time_keeps_its_digits(gateway: tuple[str, MemoryGateway], when: str, 
     assert server.recorded[0].interactions[0].event_time.ToNanoseconds() == nanoseconds
 
 
-@pytest.mark.parametrize("option", ["--max-per-category", "--not-again-answers", "--not-again-minutes", "--k"])
-def test_a_number_that_the_wire_cannot_carry_is_wrong_use(option: str) -> None:
-    assert run("recommend", "--user", "1", option, "4294967296", "--gateway", "127.0.0.1:1").exit_code == 2
-
-
-def test_an_argument_that_is_no_utf8_is_wrong_use() -> None:
-    for arguments in (("recommend", "--user", "\udcff"), ("items", "put", "\udcff"), ("search", "\udcff")):
-        result = run(*arguments, "--gateway", "127.0.0.1:1")
-        assert result.exit_code == 2
-        assert "error: '\\udcff' is not valid UTF-8" in result.stderr
-
-
 def test_a_state_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for state in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/state")):
@@ -256,14 +244,6 @@ def test_the_past_is_encoded_where_the_stack_has_what_encodes(tmp_path: Path, mo
         note.write_text(json.dumps({"ports": dict(Ports.default().numbers), "bundle": "b", "profile": profile}))
         assert "far enough" in run("import", str(tmp_path / "past.csv"), "--state", str(tmp_path / profile)).stderr
     assert [settings.engine for settings in asked] == ["in-process", "inference-server"]
-
-
-def test_advice_names_only_options_that_the_command_has(tmp_path: Path) -> None:
-    with_it = run("recommend", "--user", "1", "--gateway", "127.0.0.1:1")
-    without = run("model", "status", "--gateways", "127.0.0.1:1", "--state", str(tmp_path))
-    assert "--gateway names another address" in with_it.stderr
-    assert "--gateway " not in without.stderr
-    assert "--timeout-ms" not in without.stderr
 
 
 def test_the_largest_items_go_in_requests_that_the_gateway_takes(

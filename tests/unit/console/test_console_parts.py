@@ -58,10 +58,6 @@ def test_what_an_address_cannot_say_is_left_out(query: str) -> None:
     assert asked(query) == Wanted()
 
 
-def test_large_numbers_of_an_address_are_limited() -> None:
-    assert asked("per_category=999&variety=7") == Wanted(per_category=10, variety=1.0)
-
-
 @pytest.mark.parametrize(
     ("wanted", "method", "request_fields"),
     [

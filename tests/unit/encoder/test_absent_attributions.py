@@ -19,7 +19,6 @@ from services.algorithms.scoring.packed_state import after_absence
 from services.contracts.topics.attributions import Attribution
 from services.contracts.topics.interactions import INTERACTIONS, Interaction
 from services.encoder.domain import Vocabulary
-from services.encoder.models import Model
 from services.offline.backfill.bulk_import import BulkImport
 from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.reattribution import Reattribution
@@ -149,20 +148,6 @@ def test_reading_the_log_again_gives_the_same_attributions(events: list[Interact
         new_store=lambda: MemoryStore(max_seen=0),
     ).run()
     assert by_place(outbox) == applied(events, sizes=(7,))
-
-
-def test_a_model_beside_has_its_own_rows() -> None:
-    beside = replace(VOCABULARY, model_version="model-2", absence=rows(2))
-    events = [interaction(0, at, event_id=f"e{at}", event_time_ms=START_MS + at * 10**9) for at in range(9)]
-    outbox = MemoryOutbox()
-    handler = handler_on(MemoryStore(), outbox, AWAY)
-    handler.encode_batch.set_others((Model(beside, HashEncoder()),))
-    drain(handler, filled(events), (4,))
-    assert by_place(outbox) == applied(events)
-    assert by_place(outbox, "model-2") == {
-        place: replace(one, state=replace(one.state, model_version="model-2"))
-        for place, one in applied(events, replace(AWAY, absence=rows(2))).items()
-    }
 
 
 @pytest.mark.parametrize("spread_s", [1, 900, 10**6])

@@ -115,15 +115,6 @@ def by_place(outbox: MemoryOutbox) -> dict[tuple[int, int], Attribution]:
     return found
 
 
-def test_an_import_without_attributes_leaves_the_same_and_teaches_items_nothing() -> None:
-    stream, store, outbox = MemoryStream(PARTITIONS), MemoryStore(), MemoryOutbox()
-    report = run(stream, store, past(), outbox=outbox, attributes=False)
-    assert (report.written, report.attributions, outbox.attributions) == (400, 0, [])
-    assert effect(store) == effect(streamed(stream))
-    # What comes live afterwards teaches, and nothing before it.
-    assert stream.commits == {p: len(log) for p, log in enumerate(stream.log)}
-
-
 def test_a_finished_import_is_recognised_even_after_live_events() -> None:
     stream, store = MemoryStream(PARTITIONS), MemoryStore()
     run(stream, store, past())
@@ -199,15 +190,6 @@ def test_an_import_honours_what_was_forgotten() -> None:
     assert store.load_users(["user-2"], store.epoch() or "")["user-2"].events == []
 
 
-def test_forgets_of_another_log_refuse_an_import() -> None:
-    forgets = MemoryForgetLog()
-    forgets.append(Forget(forget_id="f", user_id="user-1", up_to={0: 5}, requested_ms=0))
-    stream = MemoryStream(PARTITIONS)
-    with pytest.raises(PreconditionFailed, match="`interactions` was recreated"):
-        run(stream, MemoryStore(), past(), forgets=forgets)
-    assert not any(stream.log)
-
-
 def test_live_events_go_on_behind_an_import() -> None:
     stream, store, outbox = MemoryStream(PARTITIONS), MemoryStore(), MemoryOutbox()
     run(stream, store, past())
@@ -225,13 +207,6 @@ def test_a_topic_that_begins_with_other_records_is_refused() -> None:
     with pytest.raises(PreconditionFailed, match="another event"):
         run(stream, store, past())
     assert store.load_users(["user-1"], store.epoch() or "")["user-1"].events == []
-
-
-def test_another_import_on_top_is_refused() -> None:
-    stream, store = MemoryStream(PARTITIONS), MemoryStore()
-    run(stream, store, past())
-    with pytest.raises(PreconditionFailed, match="another event"):
-        run(stream, store, past(name="other"))
 
 
 @pytest.mark.parametrize(

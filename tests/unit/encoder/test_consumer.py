@@ -120,29 +120,6 @@ def test_a_record_that_trips_a_bug_is_set_aside_and_the_stream_goes_on(scene: Sc
     assert letter.reason == "internal error: RuntimeError"
 
 
-def test_where_most_records_fail_none_is_set_aside_and_all_are_applied_later(scene: Scene) -> None:
-    """A model at fault: it fails with everything that it is asked, and with an error that records can cause, too."""
-    for user in range(20):
-        append(scene.stream, interaction(user, 13, event_id=f"e{user}"))
-    scene.model.trouble = RuntimeError("the accelerator is out of memory")
-    with scene.running():
-        eventually(lambda: scene.consumer.turns.failures > 12)
-        assert (scene.outbox.dead_letters, scene.counts()) == ([], {})
-        scene.model.trouble = None
-        eventually(lambda: scene.counts() == {"applied": 20})
-    assert scene.outbox.dead_letters == []
-
-
-def test_a_record_that_fails_with_nothing_beside_it_waits_for_what_comes(scene: Scene) -> None:
-    scene.model.trouble = RuntimeError("a bug")
-    with scene.running():
-        append(scene.stream, interaction(0, 13))
-        eventually(lambda: scene.consumer.turns.failures > 8)
-        assert scene.outbox.dead_letters == []
-        append(scene.stream, interaction(1, 2))
-        eventually(lambda: scene.counts() == {"applied": 1, "dead_lettered": 1})
-
-
 def test_a_wiped_store_is_noticed_while_no_event_comes_and_filled_again(scene: Scene) -> None:
     with scene.running():
         append(scene.stream, interaction(0, 1))

@@ -31,11 +31,6 @@ def test_unknown_items_are_left_out_and_prefixes_find_their_rows() -> None:
     assert rows == {1: 0, 2: 0, 4: 1}
 
 
-def test_a_history_without_known_items_makes_no_job() -> None:
-    assert encode_job(VOCABULARY, "user-9", history("new", "newer"), [1, 2]) == (None, {})
-    assert encode_job(VOCABULARY, "user-9", [], [0]) == (None, {})
-
-
 def acted(*actions: tuple[str, float]) -> list[StoredEvent]:
     events = history(*(f"item-{number}" for number in range(len(actions))))
     return [event._replace(type=kind, value=value) for event, (kind, value) in zip(events, actions, strict=True)]
@@ -83,12 +78,6 @@ def test_jobs_are_padded_at_the_end_to_one_of_few_shapes() -> None:
     assert arrays["event_time"].tolist() == [[0, 10, 20, 20, 20], [0, 10, 20, 30, 40]]
     assert arrays["position"].tolist() == [[2, 2, 2, 2], [1, 3, 4, 4]]
     assert arrays["user_index"].tolist() == [[-1], [4]]
-
-
-def test_buckets_reach_from_an_eighth_of_the_window_to_all_of_it() -> None:
-    assert length_buckets(100) == [12, 25, 50, 75, 100]
-    assert length_buckets(4) == [2, 3, 4]
-    assert pad_jobs([job(99, [98])], length_buckets(100))["item_index"].shape == (1, 100)
 
 
 class Answers(InferenceServerEncoder):

@@ -95,13 +95,3 @@ def test_a_batch_at_hand_ends_before_its_models_go() -> None:
     drop.join(30)
     assert gone.is_set()
     assert ("user-0", "model-2") in store.states
-
-
-@pytest.mark.parametrize(
-    "changes", [{"model_version": "model-3"}, {"max_history": 9}], ids=["another model", "another window"]
-)
-def test_a_model_that_cannot_stand_beside_is_left_out(changes: dict[str, object]) -> None:
-    opening = Opening(b=replace(OTHER, **changes))
-    opening.models.apply(VersionSets.of_one(_set("a", "model-1")).staged(_set("b", "model-2")))
-    assert opening.seen == [()]
-    assert opening.closed == [opening.vocabularies["b"].model_version]

@@ -189,32 +189,3 @@ def test_the_processs_own_failure_stops_the_stream_as_ever() -> None:
     with pytest.raises(RuntimeError):
         both.take(clicks(49), 1)
     assert (both.store.states, both.outbox.attributions) == ({}, [])
-
-
-def test_a_model_comes_and_goes_between_batches() -> None:
-    both = Process(VOCABULARY)
-    both.take(clicks(49), 1)
-    both.apply.encode_batch.set_others((Model(OTHER, HashEncoder()),))
-    assert both.states("model-2") == {}
-    both.take(clicks(49, start=1), 1)
-    assert both.states("model-2")["user-0"][1]
-    assert len(both.attributions("model-2")) == 1
-    both.apply.encode_batch.set_others(())
-    both.take(clicks(49, start=2), 1)
-    assert not both.states("model-2")["user-0"][1]
-    assert len(both.attributions("model-2")) == 1
-    assert len(both.attributions("model-1")) == 2
-
-
-def test_the_store_knows_a_model_by_name_before_its_first_state() -> None:
-    named: list[tuple[str, int]] = []
-    both = Process(VOCABULARY)
-    both.store.add_model = lambda version: named.append((version, len(both.store.states)))  # type: ignore[method-assign]
-    both.apply.encode_batch.set_others((Model(OTHER, HashEncoder()),))
-    both.take(clicks(49), 1)
-    both.take(clicks(49, start=1), 1)
-    assert named == [("model-2", 0)]
-    # A store that was emptied is told again.
-    both.apply.resync(both.stream)
-    both.take(clicks(49, start=2), 1)
-    assert [version for version, _ in named] == ["model-2", "model-1", "model-2"]

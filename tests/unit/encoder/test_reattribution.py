@@ -92,18 +92,6 @@ def test_every_interaction_is_attributed_as_if_the_model_had_been_live() -> None
     assert seen[-1] == (601, 601)
 
 
-def test_a_second_run_adds_only_what_has_come_since() -> None:
-    stream, first, second, commits = topic(), MemoryOutbox(), MemoryOutbox(), dict[int, int]()
-    run(stream, first, commits)
-    places = {0: len(stream.log[0]), 1: len(stream.log[1])}
-    append(stream, interaction(0, 20, event_id="late", event_time_ms=NOW_MS), 0)
-    append(stream, interaction(1, 21, event_id="new", event_time_ms=NOW_MS + 10**6), 1)
-    report = run(stream, second, commits)
-    assert set(by_place(second)) == set(places.items()) & set(live(stream))
-    assert by_place(first) | by_place(second) == live(stream)
-    assert report.skipped == 601
-
-
 def test_a_run_that_broke_off_is_continued() -> None:
     class Tired(HashEncoder):
         def encode(self, jobs):  # type: ignore[no-untyped-def]
@@ -118,14 +106,6 @@ def test_a_run_that_broke_off_is_continued() -> None:
     run(stream, outbox, commits)
     assert by_place(outbox) == live(stream)
     assert 0 < broken_off < len(outbox.attributions)
-
-
-def test_the_forgotten_are_left_out() -> None:
-    stream, outbox, forgets, forgotten = topic(), MemoryOutbox(), MemoryForgetLog(), Forgotten()
-    forgets.append(forget(4, p1=len(stream.log[1]) - 1))
-    forgotten.add(forget(4, p1=len(stream.log[1]) - 1))
-    run(stream, outbox, {}, forgets)
-    assert by_place(outbox) == live(stream, forgotten) != live(stream)
 
 
 def test_what_retention_took_is_read_from_the_archive(tmp_path: Path) -> None:

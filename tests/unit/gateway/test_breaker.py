@@ -134,16 +134,6 @@ async def test_a_loop_that_stands_still_is_seen() -> None:
     stalls.stop()
 
 
-async def test_a_loop_of_which_nobody_wants_to_know_sleeps() -> None:
-    stalls, before = LoopStalls(), asyncio.all_tasks()
-    for _ in range(2):
-        stalls.watch(0.03)
-        stalls.watch(0.01)
-        (looking,) = asyncio.all_tasks() - before
-        await looking
-    assert asyncio.all_tasks() == before
-
-
 async def test_a_busy_dependency_is_not_a_dead_one() -> None:
     dependency = Dependency()
     breaker = Breaker("it", clock=Clock())

@@ -82,24 +82,6 @@ def test_a_method_without_a_role_is_open_to_nobody(scene: Scene) -> None:
         refused(scene.door, "NewMethod", showing(role), PermissionDenied)
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (Call(), "no API key"),
-        (Call(("authorization", "")), "no API key"),
-        (Call(("authorization", "Bearer ")), "no API key"),
-        (Call(("authorization", "Basic secret of recommend")), "no API key"),
-        (Call(("authorization", b"Bearer secret of recommend")), "no API key"),
-        (Call(("authorization", "Bearer wrong")), "unknown API key"),
-        (Call(("authorization", f"Bearer {digest(b'secret of recommend').hex()}")), "unknown API key"),
-    ],
-)
-def test_who_shows_no_known_secret_is_a_stranger(scene: Scene, call: Call, said: str) -> None:
-    assert said in refused(scene.door, "Recommend", call, Unauthenticated).message
-    (line,) = scene.lines()
-    assert (line["key"], line["status"], line["peer"]) == ("", "UNAUTHENTICATED", PEER)
-
-
 def test_over_its_rate_a_key_is_told_how_long_to_wait_and_others_are_not_touched(scene: Scene) -> None:
     for _ in range(3):
         scene.door("Recommend", showing("slow"))

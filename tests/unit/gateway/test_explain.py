@@ -23,13 +23,6 @@ async def test_a_stored_user_is_explained_from_the_very_state_that_recommend_use
     assert (answer.similarity.title, answer.model_version) == ("B", "m1")
 
 
-async def test_a_user_whose_state_is_of_another_model_is_encoded_from_the_stored_history(scene: Scene) -> None:
-    scene.states.histories["bob"] = [HistoryEvent("b", NOW_MS - 2000), HistoryEvent("c", NOW_MS - 1000)]
-    answer = await scene.explain(ExplainQuery(user_id="bob", item_id="b"))
-    assert answer.state_source == "stored_history"
-    assert scene.candidates.query_states[0].components == b"request"
-
-
 async def test_what_was_turned_down_votes_for_nothing(scene: Scene) -> None:
     history = (HistoryEvent("c", 1, "dislike"), HistoryEvent("d", 2, "click"), HistoryEvent("d", 3, "dislike"))
     scene.states.histories["ann"] = list(history)

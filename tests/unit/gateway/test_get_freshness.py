@@ -6,7 +6,7 @@ import pytest
 from gateway_scene import Scene
 
 from services.gateway.domain import Degradation
-from services.gateway.ports import UNKNOWN, PartitionProgress
+from services.gateway.ports import PartitionProgress
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.topic import NUM_PARTITIONS
 
@@ -44,25 +44,6 @@ async def test_what_is_away_is_marked_and_the_rest_is_told(
     assert report.degradations == [mark]
     for name in ("epoch", "interactions", "attributions", "candidates", "reranker"):
         assert getattr(report, name) == lost.get(name, getattr(whole, name))
-
-
-async def test_without_kafka_the_applied_offsets_stay_and_the_ends_are_unknown(scene: Scene) -> None:
-    scene.ends.failure = DOWN
-    report = await scene.get_freshness()
-    assert report.interactions[3] == PartitionProgress(partition=3, applied_offset=7, end_offset=UNKNOWN)
-    assert report.degradations == [Degradation.NOT_FRESH]
-
-
-async def test_a_silent_encoder_means_stale_states(scene: Scene) -> None:
-    scene.stream.encoder_serving = False
-    assert (await scene.get_freshness()).degradations == [Degradation.STALE_STATE]
-
-
-async def test_a_refresher_that_is_away_leaves_its_partitions_out(scene: Scene) -> None:
-    scene.refreshers.held, scene.refreshers.all_answer = [], False
-    report = await scene.get_freshness()
-    assert report.attributions == []
-    assert report.degradations == [Degradation.NOT_FRESH]
 
 
 async def test_a_partition_that_changes_hands_is_told_once_by_who_is_ahead(scene: Scene) -> None:

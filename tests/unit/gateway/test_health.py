@@ -60,14 +60,6 @@ def test_the_ring_has_the_last_day_in_less_than_two_megabytes() -> None:
     assert [len(of_part) for of_part in minutes.last(0)[2]] == [0] * len(PARTS)
 
 
-def test_a_process_that_stood_still_for_days_has_minutes_without_calls() -> None:
-    clock = Clock()
-    minutes = Minutes(clock)
-    minutes.of("kafka").add(0.1)
-    clock.now += 3 * MINUTES * 60.0
-    assert not any(of_part["calls"].any() for of_part in minutes.last(MINUTES)[2])
-
-
 def test_a_part_was_not_ready_in_a_minute_where_one_look_found_so() -> None:
     clock = Clock()
     minutes = Minutes(clock)

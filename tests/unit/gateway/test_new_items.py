@@ -73,14 +73,6 @@ async def test_what_is_not_new_or_not_allowed_takes_no_position(without: dict[st
     assert await ask(made, filter=wanted) == [[(item, "mol") for item in "fedcb"]]
 
 
-async def test_an_item_heard_of_again_is_as_old_as_it_was() -> None:
-    made = scene(0.5, hours_ago=25.0)
-    DescribedItems(Titles(), made.popular).describe(
-        [CatalogueItem(item_id="new-0", title="Again", written_ms=now_ms())]
-    )
-    assert await ask(made) == [[(item, "mol") for item in "fedcb"]]
-
-
 async def test_pages_keep_what_was_drawn() -> None:
     made = scene(0.4)
     first = await made.recommend(RecommendQuery(user_id="ann", k=3, page_depth=5))

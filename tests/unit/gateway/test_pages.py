@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.algorithms.indexes.protocol import Certificate
-from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import (
     Degradation,
@@ -96,20 +95,6 @@ async def test_what_was_withdrawn_since_is_on_no_page(scene: Scene) -> None:
     second = await page(scene, first.next_page_token)
     assert ids(second) == ["c", "b"]
     assert second.next_page_token == ""
-
-
-async def test_a_list_that_is_one_page_has_no_next_one(scene: Scene) -> None:
-    assert (await scene.recommend(replace(ANN, k=5))).next_page_token == ""
-    assert (await scene.recommend(replace(ANN, filter=ItemFilter(allow_item_ids=("b", "c"))))).next_page_token == ""
-    assert not scene.sessions.lists
-
-
-async def test_of_a_user_without_a_history_nothing_is_kept(scene: Scene) -> None:
-    answer = await scene.recommend(
-        RecommendQuery(user_id="nobody", k=4, page_depth=6, not_again=NotAgain(answers=1), history=(HistoryEvent("a"),))
-    )
-    assert (len(answer.items), answer.next_page_token, list(answer.degradations)) == (4, "", [])
-    assert not scene.sessions.lists
 
 
 async def test_without_room_for_a_list_the_first_page_says_so_and_other_lists_go_on(scene: Scene) -> None:

@@ -224,21 +224,6 @@ async def test_the_pool_is_at_least_twice_k() -> None:
     assert scene.candidates.pool_sizes == [200, 300, 2000]
 
 
-async def test_without_rules_and_words_candidates_answer_alone(scene: Scene) -> None:
-    scene.reranker.failure = DOWN
-    plain = await scene.recommend(RecommendQuery(user_id="ann", k=3))
-    assert (scene.reranker.calls, list(plain.degradations)) == (0, [])
-    scene.reranker.failure = None
-    for ruled in (
-        RecommendQuery(user_id="ann", k=3, max_per_category=5),
-        RecommendQuery(user_id="ann", k=3, diversity=0.3),
-    ):
-        answer = await scene.recommend(ruled)
-        assert (ids(answer), answer.index_freshness) == (ids(plain), plain.index_freshness)
-    await scene.recommend(RecommendQuery(user_id="ann", k=3, query="words"))
-    assert scene.reranker.calls == 3
-
-
 # --- degraded ways -------------------------------------------------------------------------------------------------
 
 
@@ -350,18 +335,6 @@ async def test_everything_down_still_answers(scene: Scene) -> None:
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=6))
     assert ids(answer) == POPULAR
     assert Degradation.POPULAR_FALLBACK in answer.degradations
-
-
-async def test_a_slow_reranker_costs_its_timeout_and_then_nothing() -> None:
-    scene = Scene(limits=Limits(stage_timeout_s=0.2, breaker_s=30))
-    scene.reranker.delay_s = 5
-    tried = []
-    while len(tried) < 2 or tried[-1] > tried[-2]:
-        answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, diversity=0.3))
-        assert list(answer.degradations) == [Degradation.FIRST_STAGE_ORDER]
-        tried.append(scene.reranker.calls)
-    # Three time-outs open the breaker, none of which counts while a busy machine stops this loop; then it is not tried.
-    assert 3 <= scene.reranker.calls < 50
 
 
 async def test_a_short_deadline_of_a_caller_is_not_held_against_a_dependency() -> None:

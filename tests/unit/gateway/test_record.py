@@ -126,13 +126,6 @@ async def test_kafka_failing_ends_a_stream() -> None:
     assert len(scene.interactions.written) == 3
 
 
-async def test_undo_writes_the_same_record_on_every_retry(scene: Scene) -> None:
-    first, second = await scene.record.undo("ann", "e1"), await scene.record.undo("ann", "e1")
-    assert first.event_id == second.event_id
-    written = scene.interactions.written[0]
-    assert (written.user_id, written.item_id, written.undoes_event_id) == ("ann", "", "e1")
-
-
 async def test_a_stream_that_begins_while_kafka_comes_back_is_written_whole() -> None:
     scene = Scene(limits=Limits(breaker_s=0.01))
     scene.interactions.failure = DOWN

@@ -97,14 +97,6 @@ async def test_what_was_seen_scores_less_for_that_person_alone() -> None:
     assert await ids(scene, k=1, user_id="bob") == ["b"]
 
 
-async def test_rules_and_diversity_choose_by_the_lowered_score() -> None:
-    scene = discounting()
-    answer = await scene.recommend(RecommendQuery(user_id="ann", k=3))
-    await scene.record_impressions("ann", answer.exposure_id, [Impression(1, "f")])
-    await ids(scene, diversity=0.5)
-    assert scene.reranker.discounts[-1] == {"f": pytest.approx(2.5, abs=0.01)}
-
-
 def impressions(names: list[str], user: str = "ann") -> list[Interaction]:
     return [Interaction(user_id=user, item_id=name, type="impression", event_time_ms=now_ms()) for name in names]
 

@@ -206,12 +206,6 @@ async def test_a_bad_search_is_refused_before_any_work(changes: dict[str, Any], 
     assert scene.sources.asked == []
 
 
-@pytest.mark.parametrize("query", ["🚀" * 256, "映画 кино cinéma", "(((", "\u200b", "a" * 1024])
-async def test_words_of_any_script_pass(query: str, scene: Scene) -> None:
-    await search(scene, query)
-    assert {asked[1] for asked in scene.sources.asked} == {query}
-
-
 async def test_what_words_find_joins_the_pool_of_a_recommendation(scene: Scene) -> None:
     scene.candidates.item_ids = ["a", "b"]
     scene.candidates.model_share = 0.5

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.generation.identifiers import IdentifierTable
 from services.algorithms.generation.output_layer import OutputLayer
 from services.algorithms.generation.shortlist import Shortlist
@@ -93,21 +92,6 @@ def test_a_shortlist_that_does_not_fit_is_refused(centers: np.ndarray, sets: lis
         Shortlist(centers, np.array(sets, dtype=np.int32), num_tokens=10)
 
 
-def test_wrong_questions_to_the_shortlist_are_refused(tmp_path: Path) -> None:
-    shortlist = Shortlist(normal(3, 4), np.array([[1], [2], [3]], dtype=np.int32), num_tokens=5)
-    for x0, k, message in (
-        (normal(5), 1, r"x0 has shape \(5,\)"),
-        (normal(4), 0, "k=0 allowed: at least 1"),
-        (np.full(4, np.nan, np.float32), 1, "not finite"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            shortlist.tokens(x0, k)
-    shortlist.save(tmp_path / "shortlist")
-    loaded = Shortlist.load(tmp_path / "shortlist")
-    assert loaded.num_tokens == 5
-    assert loaded.tokens(normal(4), 2).tolist() == shortlist.tokens(normal(4), 2).tolist()
-
-
 def test_identifiers_keep_text_of_any_script_and_their_items(tmp_path: Path) -> None:
     texts = ["", "Amélie", "千と千尋の神隠し", "🎬 film", "a\x00b"]
     table = IdentifierTable.build(texts, [[0], [1, 4], [2], [3], [5]])
@@ -129,18 +113,3 @@ def test_added_identifiers_follow_and_a_reader_keeps_what_it_has() -> None:
         assert len(items.added_offsets) == number + 1
         assert items.of(number).tolist() == [number, number + 1]
         assert items.of(0).tolist() == [0]
-
-
-def test_a_table_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="2 texts for 1 lists of items"):
-        IdentifierTable.build(["a", "b"], [[0]])
-    with pytest.raises(ValueError, match="identifier 1 has no item"):
-        IdentifierTable.build(["a", "b"], [[0], []])
-    with pytest.raises(ValueError, match="item row -1"):
-        IdentifierTable.build(["a"], [[-1]])
-    table = IdentifierTable.build(["a"], [[0]])
-    table.add("b", [1])
-    with pytest.raises(ValueError, match="only a built table is saved"):
-        table.save(tmp_path / "identifiers")
-    with pytest.raises(BundleError, match="is missing; expected the identifiers"):
-        IdentifierTable.load(tmp_path / "identifiers")

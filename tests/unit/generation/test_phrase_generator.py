@@ -8,7 +8,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from identifier_scene import small_generator
 
-from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.generation.generator import FILES, Generated, Generator, GeneratorSettings
 from services.algorithms.generation.identifiers import IdentifierTable
 from services.algorithms.generation.locality import locality_order
@@ -190,29 +189,6 @@ def test_a_saved_generator_answers_the_same(generator: Generator, tmp_path: Path
     loaded.insert("new", [1, 2], [3])
     with pytest.raises(ValueError, match="only a built"):
         loaded.save(tmp_path)
-
-
-def test_every_file_of_a_generator_is_refused_when_missing_or_cut_short(tmp_path: Path) -> None:
-    small_generator(0, count=20).save(tmp_path)
-    for name in FILES:
-        whole = (tmp_path / name).read_bytes()
-        (tmp_path / name).unlink()
-        with pytest.raises(BundleError, match="is missing"):
-            Generator.load(tmp_path)
-        for length in (0, 7, len(whole) // 2, len(whole) - 1):
-            (tmp_path / name).write_bytes(whole[:length])
-            with pytest.raises(BundleError, match=name):
-                Generator.load(tmp_path)
-        (tmp_path / name).write_bytes(whole)
-    Generator.load(tmp_path)
-
-
-def test_parts_of_two_saved_generators_are_refused(tmp_path: Path) -> None:
-    small_generator(0, count=20).save(tmp_path / "a")
-    small_generator(0, count=20, num_tokens=90).save(tmp_path / "b")
-    (tmp_path / "b" / "trie").replace(tmp_path / "a" / "trie")
-    with pytest.raises(BundleError, match="trie is of 90 tokens, the output layer of 200"):
-        Generator.load(tmp_path / "a")
 
 
 def test_the_order_of_phrases_is_an_order_that_keeps_padding_and_puts_sets_together() -> None:

@@ -1,6 +1,5 @@
 """The phrases of a text bundle: read back as written, and refused where vocabulary and model do not match."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,15 +57,3 @@ def test_a_model_of_another_shape_is_refused_naming_both(
 ) -> None:
     with pytest.raises(BundleError, match=says):
         load_phrases(resealed(bundle, tmp_path, load_phrases(bundle), **{field: value}))
-
-
-@pytest.mark.parametrize("name", ["trie", "output_layer", "shortlist", "identifiers", "decoding", "vocabulary"])
-def test_a_file_cut_short_or_missing_is_refused_by_name(bundle: TextBundle, tmp_path: Path, name: str) -> None:
-    copy = replace(bundle, path=Path(shutil.copytree(bundle.path, tmp_path / "copy")))
-    path = copy.path / "phrases" / name
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(BundleError, match=name):
-        load_phrases(copy)
-    path.unlink()
-    with pytest.raises(BundleError, match=name):
-        load_phrases(copy)

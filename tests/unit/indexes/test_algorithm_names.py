@@ -1,8 +1,5 @@
 """Algorithms by name: what is read, what is refused, and that each name builds what it says."""
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 from retrieval_scene import make_items, make_pair_gate, make_queries
@@ -76,12 +73,3 @@ def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(ValueError, match=r"allowed: brute_force, .*top_k_avg\(N\).*; sizes 1-1000000") as caught:
         parse_algorithm(text)
     assert repr(text) in str(caught.value)
-
-
-def test_every_algorithm_in_the_pages_commands_is_taken() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "guide" / "retrieval.md").read_text(encoding="utf-8")
-    settings = re.findall(r'ALGORITHMS="([^"]+)"', page) + re.findall(r"--algorithm (\S+)", page)
-    assert len(settings) >= 3
-    for setting in settings:
-        for name in setting.split():
-            parse_algorithm(name)

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -58,16 +57,6 @@ def test_few_cells_are_enough_whatever_the_filter_leaves_of_them() -> None:
     assert [one.kind for one in answer.certificates[:4]] == ["exact"] * 4
 
 
-@pytest.mark.parametrize("count", [1, 2, 15, 17])
-@pytest.mark.parametrize("zero", [False, True], ids=["any items", "items of zeros"])
-def test_a_catalogue_may_be_smaller_than_a_codebook(count: int, zero: bool) -> None:
-    rng = np.random.default_rng(count)
-    components = (0 if zero else 1) * rng.normal(size=(count, 1, 5)).astype(np.float32)
-    index = anisotropic(ItemStates(components=components), pool_size=3)
-    answer = index.search(QueryStates(components=rng.normal(size=(2, 1, 5)).astype(np.float32)), count)
-    assert [sorted(rows) for rows in answer.item_indices.tolist()] == [list(range(count))] * 2
-
-
 def test_a_scan_scores_as_its_codes_do() -> None:
     rng = np.random.default_rng(6)
     vectors, queries = (rng.normal(size=(count, 9)).astype(np.float32) for count in (700, 3))
@@ -81,17 +70,6 @@ def test_a_scan_scores_as_its_codes_do() -> None:
     assert np.sort(answer.rows, axis=1).tolist() == [list(range(700))] * 3
     # FAISS adds up integers of 8 bits.
     assert np.abs(answer.scores - np.take_along_axis(exact, answer.rows, axis=1)).max() < 0.05 * exact.std()
-
-
-def test_searches_at_once_do_not_disturb_each_other() -> None:
-    rng = np.random.default_rng(7)
-    items, queries, network = make_items(rng, 3_000, 4, 2, 8), make_queries(rng, 40, 4, 2, 8), make_pair_gate(rng, 8, 4)
-    index = anisotropic(items, network, pool_size=50)
-    allowed = rng.random(3_000) < 0.3
-    alone = index.search(queries, 10, allowed).item_indices
-    with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda query: index.search(queries.take([query]), 10, allowed), range(40)))
-    assert [one.item_indices[0].tolist() for one in found] == alone.tolist()
 
 
 def test_what_is_not_there_is_named() -> None:

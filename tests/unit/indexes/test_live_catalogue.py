@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from retrieval_scene import make_items, make_pair_gate, make_queries, unit
 
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.mutable.index import IndexFullError, only
+from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.indexes.mutable.snapshot import SnapshotError, load_snapshot
 from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.items.catalogue import Catalogue
@@ -144,17 +144,6 @@ def base_score(item_id: str) -> float:
     assert STATES.gate is not None
     row = IDS.index(item_id)
     return score(STATES.components[row], STATES.gate[row])
-
-
-def test_query_states_longer_than_1_are_refused_unless_the_items_were_brought_from_elsewhere() -> None:
-    long = replace(QUERY, components=QUERY.components * np.float32(1.002))
-    catalogue = live()
-    catalogue.check(QUERY)
-    catalogue.check(replace(QUERY, components=QUERY.components * 0))
-    with pytest.raises(ValueError, match=r"^components: row 0, component 0 has length 1.002; allowed: at most 1.001$"):
-        catalogue.check(long)
-    own = replace(base(), is_normalised=False)
-    LiveCatalogue(own, build=only(lambda items, gate: BruteForce(items))).check(long)
 
 
 def test_a_snapshot_with_states_longer_than_1_is_refused(tmp_path: Path) -> None:

@@ -309,28 +309,6 @@ def test_a_large_delta_becomes_one_block_with_the_algorithms_long_before_a_tenth
     assert index.version.main.segment is main.segment
 
 
-def test_writers_in_threads_lose_nothing(states: States) -> None:
-    index = make_index(states, 10)
-
-    def write(writer: int) -> None:
-        for step in range(150):
-            index.apply(upserts=batch(states, [f"w{writer}-{step}-{row}" for row in range(8)]))
-            if step % 3 == 2:
-                index.apply(removals=[f"w{writer}-{step - 1}-{row}" for row in range(8)])
-
-    writers = [threading.Thread(target=write, args=(writer,)) for writer in range(3)]
-    with BackgroundMerge(index) as background:
-        for writer in writers:
-            writer.start()
-        for writer in writers:
-            writer.join()
-        index.merge_wanted.set()
-    expected = [f"w{w}-{s}-{r}" for w in range(3) for s in range(150) if s % 3 != 1 for r in range(8)]
-    assert held(index, states) == sorted([*(f"i{row:05d}" for row in range(10)), *expected])
-    assert background.merges >= 1
-    assert MERGE_ROWS < 3 * 150 * 8
-
-
 def test_a_background_merge_that_fails_says_why_and_is_tried_again_until_it_succeeds(states: States) -> None:
     failing, tried, merged = threading.Event(), threading.Semaphore(0), threading.Event()
     failing.set()

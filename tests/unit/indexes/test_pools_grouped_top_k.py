@@ -147,14 +147,6 @@ def test_rounded_storage_scores_the_rounded_vectors_with_half_the_bytes() -> Non
     assert GroupedTopK(items).nbytes == 0
 
 
-@every_build
-def test_no_queries_make_empty_answers(library: ctypes.CDLL) -> None:
-    index = GroupedTopK(np.ones((5, 2, 3), dtype=np.float32))
-    found = index.search(np.empty((0, 4, 3), dtype=np.float32), 2, kernels=library)
-    assert found.rows.shape == (0, 4, 2, 2)
-    assert found.following.shape == (0, 4, 2)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

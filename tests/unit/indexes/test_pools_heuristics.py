@@ -159,15 +159,6 @@ def test_distant_components_make_the_average_an_estimate_and_it_says_so() -> Non
     assert answer.certificates[0].gap is None
 
 
-def test_averages_are_kept_in_half_the_bytes_and_dot_products_in_full() -> None:
-    rng = np.random.default_rng(10)
-    for p_x, expected in ((4, 2), (1, 4)):
-        items = make_items(rng, 640, 2, p_x, 16)
-        index = TopKAvg(items, make_pair_gate(rng, 2 * p_x, 8), pool_size=10)
-        extra = index.nbytes - index.scorer.nbytes - index.ranks.nbytes
-        assert extra == 640 * 17 * expected
-
-
 def test_a_union_smaller_than_k_is_deepened_until_it_has_k() -> None:
     items, queries, gate = trained_like(1)
     answer = TopKPerEmbedding(items, gate, pool_size=1).search(queries, 40)

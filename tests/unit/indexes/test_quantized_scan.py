@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from native_builds import native_builds
 from quantized_scan_in_numpy import search_in_numpy
 
-from services.algorithms.ops.quantized_scan import CellAnswer, Cells, CellScan, Visit, coded, default_cells
+from services.algorithms.ops.quantized_scan import CellAnswer, Cells, CellScan, Visit, coded
 from services.algorithms.ops.quantized_scan.cells import assign, encode, principal_directions, train_centres
 
 BUILDS = native_builds("quantized_scan")
@@ -144,16 +144,6 @@ def test_ties_go_to_the_smaller_rank_even_when_everything_ties(kernel: str | Non
     assert answer.rows[0].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_equal_seeds_make_equal_codes() -> None:
-    vectors = clustered(5, 500, 12)
-    cells = Cells(num_cells=8, bits=4, coded_width=6)
-    first, second = (coded(vectors, cells=cells, seed=3) for _ in range(2))
-    other = coded(vectors, cells=cells, seed=4)
-    assert (first.codes == second.codes).all()
-    assert (first.rows == second.rows).all()
-    assert first.codes.shape != other.codes.shape or (first.codes != other.codes).any()
-
-
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("coded_width", [None, 5])
 def test_what_is_stored_about_a_cell_bounds_all_that_it_holds(bits: int, coded_width: int | None) -> None:
@@ -173,12 +163,6 @@ def test_what_is_stored_about_a_cell_bounds_all_that_it_holds(bits: int, coded_w
     assert (np.linalg.norm(decoded, axis=1) <= codes.code_norms[cell]).all()
     if bits == 8 and coded_width is None:
         assert np.linalg.norm(residuals - whole, axis=1).max() < 0.02 * np.linalg.norm(residuals, axis=1).max()
-
-
-def test_the_defaults_keep_about_a_byte_per_dimension_and_less_where_vectors_are_wide() -> None:
-    assert default_cells(674_044, 32) == Cells(num_cells=1026, bits=8)
-    assert default_cells(146_000, 384) == Cells(num_cells=478, bits=4, coded_width=192)
-    assert default_cells(3, 8).num_cells == 1
 
 
 @pytest.mark.parametrize(

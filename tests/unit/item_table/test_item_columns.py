@@ -67,11 +67,6 @@ def test_columns_that_cannot_be_are_refused_by_row(data: bytes, ends: list[int],
         Strings.from_tensors(tensors, "x")
 
 
-def test_a_string_that_is_not_utf_8_is_named() -> None:
-    with pytest.raises(ValueError, match=r"'a\\ud800' is not UTF-8"):
-        Strings.of(["fine", "a\ud800"])
-
-
 @given(given=ids, asked=ids)
 def test_ids_are_found_as_in_a_dictionary(given: list[str], asked: list[str]) -> None:
     column, known = ItemIds.of(given), {one: row for row, one in enumerate(given)}
@@ -158,11 +153,6 @@ def test_categories_are_the_lists_without_repetitions(given: list[list[str]], da
 def test_codes_that_cannot_be_are_refused(offsets: list[int], codes: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Categories(CategoryLists(np.array(offsets), np.array(codes, np.int32)), ["a", "b"])
-
-
-def test_a_category_named_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match="category names hold 'b' more than once; allowed: each name once"):
-        Categories(CategoryLists(np.array([0, 1]), np.array([2], np.int32)), ["a", "b", "b"])
 
 
 @given(item_ids=ids, data=st.data())

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from loadtest.open_loop import NOT_SENT
 from loadtest.report import write_report
 from loadtest.results import OK, Call, Outcome, RunResults, caveats, summarise
@@ -16,18 +14,6 @@ def call(due_s: float, latency_ms: float, status: str = OK, outcome: Outcome | N
 
 def results(calls: list[Call], **changes: object) -> RunResults:
     return RunResults(seconds=12.0, warmup_s=2.0, calls={"recommend": calls}, **changes)  # type: ignore[arg-type]
-
-
-def test_warm_up_calls_are_left_out() -> None:
-    summary = summarise(results([call(1.0, 900.0), call(3.0, 10.0)]))
-    assert summary["calls"]["recommend"]["latency_ms"]["max"] == 10.0
-    assert summary["calls"]["recommend"]["sent"] == 1
-
-
-def test_rates_are_over_the_measured_seconds() -> None:
-    summary = summarise(results([call(2.0 + row / 10, 5.0) for row in range(100)]))
-    assert summary["calls"]["recommend"]["offered_per_s"] == pytest.approx(10.0)
-    assert summary["calls"]["recommend"]["achieved_per_s"] == pytest.approx(10.0)
 
 
 def test_percentiles_are_of_successful_calls_and_errors_stand_beside() -> None:
@@ -45,12 +31,6 @@ def test_stages_and_degradations_are_gathered() -> None:
     assert summary["stages_ms"]["rerank"]["p50"] == 2.0
     assert summary["degradations"] == {"NOT_FRESH": 2}
     assert summary["counts"] == {"state_stored": 2}
-
-
-def test_nothing_measured_is_none_not_zero() -> None:
-    summary = summarise(results([]))
-    assert summary["calls"]["recommend"]["latency_ms"]["p99"] is None
-    assert summary["error_share"] == 0.0
 
 
 def test_caveats_name_a_late_generator_and_few_calls() -> None:

@@ -128,14 +128,6 @@ def test_one_adam_step_moves_the_weight_of_cosines_by_the_rate_over_tau() -> Non
     np.testing.assert_allclose(moved.numpy(), 1e-3 / 0.05, rtol=1e-3)
 
 
-@torch.no_grad()
-def test_a_saved_head_loads_to_the_very_same_bits() -> None:
-    head, again = head_of(), head_of()
-    again.load_state_dict(head.state_dict())
-    for name, value in head.pair_gate.tensors().items():
-        np.testing.assert_array_equal(again.pair_gate.tensors()[name].numpy(), value.numpy())
-
-
 def test_a_dot_head_is_the_cosine() -> None:
     shape = HeadShape(kind="dot", num_query_components=1, num_item_components=1, component_width=12, tau=0.05)
     head = DotHead(shape, 12)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from native_builds import native_builds
 from token_scores_in_numpy import half_scores, integer_scores
 
-from services.algorithms.ops.token_scores import HalfRows, code_rows, code_vectors, products, token_scores, union
+from services.algorithms.ops.token_scores import HalfRows, code_rows, code_vectors, token_scores, union
 
 
 @settings(max_examples=120, deadline=None)
@@ -52,14 +52,6 @@ def test_int8_products_are_within_the_stated_rounding() -> None:
     off = np.abs(token_scores(code_rows(weights), vectors, None) - exact)
     assert (off <= bound).all()
     assert np.sqrt((off**2).mean()) < 0.01 * np.sqrt((exact**2).mean())
-
-
-@pytest.mark.parametrize("width", [1, 16, 31, 384])
-def test_native_products_with_one_vector_are_numpys(width: int) -> None:
-    rng = np.random.default_rng(0)
-    rows, vector = rng.normal(size=(70, width)).astype(np.float32), rng.normal(size=width).astype(np.float32)
-    for library in native_builds("token_scores").values():
-        np.testing.assert_allclose(products(rows, vector, kernels=library), rows @ vector, atol=1e-4)
 
 
 @pytest.mark.parametrize("value", [0.0, 6e-8, 6.1e-5, 1.0, -2.5, 65504.0, -65504.0])

@@ -75,11 +75,6 @@ async def test_a_process_refuses_a_certificate_of_another_ca(folder: Path, forei
         assert await answer(address, foreign) == "UNAVAILABLE"
 
 
-async def test_a_process_refuses_an_expired_certificate(folder: Path) -> None:
-    async with serving(certificates.of(folder, "encoder")) as address:
-        assert await answer(address, certificates.expired(folder, "gateway")) == "UNAVAILABLE"
-
-
 async def test_a_client_refuses_a_foreign_and_an_expired_server(folder: Path, foreign: Tls) -> None:
     for server in (foreign, certificates.expired(folder, "encoder")):
         async with serving(server) as address:
@@ -92,11 +87,6 @@ async def test_a_client_refuses_a_server_whose_certificate_does_not_name_the_hos
     named = certificates.made(tmp_path, hosts=["127.0.0.2"])
     async with serving(certificates.of(named, "encoder"), host="127.0.0.2") as address:
         assert await answer(address, certificates.of(named, "gateway")) == "SERVING"
-
-
-async def test_an_operators_certificate_serves_nobody(folder: Path) -> None:
-    async with serving(certificates.of(folder, "operator")) as address:
-        assert await answer(address, certificates.of(folder, "gateway")) == "UNAVAILABLE"
 
 
 async def test_the_gateway_answers_clients_without_a_certificate_and_no_plaintext(folder: Path) -> None:

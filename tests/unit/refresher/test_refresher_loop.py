@@ -26,7 +26,6 @@ from refresher_scene import (
     random_records,
     readers_view,
 )
-from structlog.testing import capture_logs
 
 from services.algorithms.scoring.states import ItemStates
 from services.platform.errors import DependencyUnavailable
@@ -482,26 +481,6 @@ def test_a_record_that_fails_for_a_bug_is_set_aside_and_nothing_counts_twice() -
     assert state.counts["dead_lettered"] == 1
     assert sorted(state.sums) == sorted(f"item-{number}" for number in range(9) if number != 4)
     assert state.sums.num_interactions == 8
-
-
-def test_where_most_records_fail_the_refresher_waits_and_loses_none() -> None:
-    rng = np.random.default_rng(16)
-    world = World(RULES)
-    for number in range(9):
-        item = f"item-{number}" if number == 4 else "poison"
-        world.log.append(0, interaction(rng, place=(0, number), item=item, user="a"))
-    running = world.refresher()
-    withdrawn, running.refresher._opener.withdrawn = running.refresher._opener.withdrawn, _Unfoldable()
-    with capture_logs():
-        for _ in range(12):
-            with pytest.raises(RuntimeError) as failed:
-                running.refresher.step()
-            running.refresher.fail(failed.value)
-    assert world.outbox.unreadable == []
-    running.refresher._opener.withdrawn = withdrawn
-    running.settle()
-    assert world.outbox.unreadable == []
-    assert running.digests() == {0: fold_all(RULES, world.log).digest()}
 
 
 def test_a_broker_that_goes_away_costs_nothing_but_time() -> None:

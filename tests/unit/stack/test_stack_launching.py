@@ -86,13 +86,6 @@ def test_kill_ends_the_grandchildren_too(children: Children, tmp_path: Path) -> 
     assert alive == []
 
 
-def test_stale_pid_file_is_nobody(children: Children, tmp_path: Path) -> None:
-    mine = psutil.Process()
-    (tmp_path / "part.json").write_text(json.dumps({"pid": mine.pid, "created": mine.create_time() - 9, "argv": []}))
-    assert children.find("part") is None
-    assert children.signal("part", signal.SIGKILL) is False
-
-
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', "null"])
 def test_broken_pid_file_is_nobody(children: Children, tmp_path: Path, content: str) -> None:
     (tmp_path / "part.json").write_text(content)
@@ -146,13 +139,6 @@ def test_cache_is_keyed_by_the_recipes_content(tmp_path: Path) -> None:
 def test_cache_follows_xdg(tmp_path: Path) -> None:
     assert cache_root({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "freshet"
     assert cache_root({}) == Path.home() / ".cache" / "freshet"
-
-
-def test_ports_are_the_documented_ones_shifted() -> None:
-    assert Ports.default()["gateway"] == 50050
-    assert Ports.default(offset=1000)["kafka"] == 20092
-    with pytest.raises(ValueError, match="allowed: 1-65535"):
-        Ports.default(offset=20_000)
 
 
 def test_free_ports_are_free_and_of_one_block() -> None:
@@ -301,13 +287,6 @@ def test_a_bundle_that_cannot_encode_is_refused_before_anything_starts(
 def test_unknown_part_is_named_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"part='kafak'; allowed: kafka, redis"):
         Stack(tmp_path, ports=Ports.free()).up(["kafak"])
-
-
-def test_opening_a_stack_changes_nothing(tmp_path: Path) -> None:
-    stack = Stack(tmp_path / "state", ports=Ports.free())
-    assert not any(part.running for part in stack.status())
-    assert stack.versions() == {}
-    assert not (tmp_path / "state").exists()
 
 
 def test_doctor_says_what_to_do_about_every_trouble(tmp_path: Path) -> None:

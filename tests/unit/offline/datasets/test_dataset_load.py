@@ -18,11 +18,6 @@ def test_auto_falls_back_to_the_simulator_and_says_so(tmp_path: Path) -> None:
     assert f"{tmp_path} has no ml-1m" in data.source
 
 
-def test_auto_takes_a_smaller_set_where_ml_1m_is_missing(tmp_path: Path, write_ml_1m: WriteSet) -> None:
-    write_ml_1m(tmp_path / "ml-100k")
-    assert load_dataset("auto", root=tmp_path).name == "ml-100k"
-
-
 def test_auto_prefers_ml_1m(tmp_path: Path, write_ml_1m: WriteSet) -> None:
     write_ml_1m(tmp_path / "ml-100k")
     write_ml_1m(tmp_path / "ml-1m")
@@ -34,11 +29,6 @@ def test_freshet_data_comes_first_and_is_named(tmp_path: Path, write_ml_1m: Writ
     data = load_dataset("ml-1m", environ={"FRESHET_DATA": str(tmp_path)}, download=False)
     assert f"in FRESHET_DATA ({tmp_path})" in data.source
     assert len(data) == 4
-
-
-def test_freshet_data_may_be_the_set_itself(tmp_path: Path, write_ml_1m: WriteSet) -> None:
-    folder = write_ml_1m(tmp_path / "ml-1m")
-    assert len(load_dataset("ml-1m", environ={"FRESHET_DATA": str(folder)}, download=False)) == 4
 
 
 def test_the_cache_is_the_last_local_place(tmp_path: Path, write_ml_1m: WriteSet) -> None:

@@ -31,18 +31,6 @@ def test_new_items_arrive_over_time() -> None:
     assert late > 0.05 * data.num_items
 
 
-def test_popularity_has_a_long_tail() -> None:
-    counts = np.sort(simulate(SMALL).item_counts())[::-1]
-    assert counts[: len(counts) // 10].sum() > 0.25 * counts.sum()
-
-
-def test_every_item_has_a_title_and_two_categories() -> None:
-    data = simulate(SMALL)
-    assert all(data.titles)
-    assert len(set(data.titles)) == data.num_items
-    assert {len(categories) for categories in data.categories} == {2}
-
-
 def test_the_last_event_predicts_the_next_far_better_than_popularity() -> None:
     data = simulate(SMALL)
     split = leave_one_out_split(data)

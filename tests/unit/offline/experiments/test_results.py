@@ -196,18 +196,6 @@ def test_a_killed_archive_run_leaves_nothing_that_counts_twice(tmp_path: Path) -
     assert not beyond.exists()
 
 
-def test_what_cannot_follow_the_archive_is_refused(tmp_path: Path) -> None:
-    shown, taken = World().topics()
-    archive_exposures(tmp_path, shown.reader(), {})
-    with log_of(shown, taken, tmp_path):
-        pass
-    other = MemoryTopics({EXPOSURES: 2})
-    with pytest.raises(PreconditionFailed, match="the topic is another one"):
-        archive_exposures(tmp_path, other.reader(), {})
-    with pytest.raises(PreconditionFailed, match="name the archive of this topic"), log_of(other, taken, tmp_path):
-        pass
-
-
 def test_a_forgotten_user_counts_for_nothing_whether_archived_or_not(tmp_path: Path) -> None:
     world = World()
     shown, taken = world.topics()

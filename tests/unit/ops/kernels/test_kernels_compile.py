@@ -43,7 +43,7 @@ def test_what_a_card_is_to_be_asked_runs(tmp_path: Path) -> None:
     steps, events = rng.integers(0, 9_000, 400), tmp_path / "events.npz"
     np.savez(events, users=users, items=items, steps=steps, name=np.array("made"))
     options = f"- train {events} --device cpu --epochs 2 --seconds 60 --checkpoint {tmp_path}/kept".split()
-    code = f"from tests.gpu import questions, training, updates; import sys; sys.argv = {options}; training.main()"
+    code = f"from tests.gpu import training, updates; import sys; sys.argv = {options}; training.main()"
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path.cwd()), "TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -6,10 +6,8 @@ from services.offline.evaluation.catalogues.scene import SHAPES
 from services.offline.evaluation.common.roofline import (
     Rates,
     Work,
-    average_scan,
     full_scores,
     measure_rates,
-    pair_scan,
     pool_scores,
 )
 
@@ -31,23 +29,11 @@ def test_full_scores_count_every_product_and_exponential() -> None:
     assert work.bytes_read == 4 * 10 * (8 * 32 + 64)
 
 
-def test_a_shape_without_gate_parts_reads_none() -> None:
-    work = full_scores(SHAPES["nq320k"], num_queries=1, num_items=1)
-    assert work.bytes_read == 4 * 4 * 768
-
-
 def test_pools_share_no_item_and_full_scans_share_all() -> None:
     shape = SHAPES["ml-20m"]
     pools, scan = pool_scores(shape, num_queries=8, pool=50), full_scores(shape, num_queries=8, num_items=50)
     assert pools.multiply_adds == scan.multiply_adds
     assert pools.bytes_read == 8 * scan.bytes_read
-
-
-def test_a_cheaper_pass_has_the_lower_floor() -> None:
-    shape = SHAPES["books"]
-    sizes = {"num_queries": 32, "num_items": 1000}
-    average, pairs, full = (work(shape, **sizes) for work in (average_scan, pair_scan, full_scores))
-    assert SLOW.seconds(average) < SLOW.seconds(pairs) < SLOW.seconds(full)
 
 
 @pytest.mark.parametrize(("work", "seconds"), [(Work(multiply_adds=3, exponentials=4, bytes_read=5), 7),

@@ -35,16 +35,6 @@ def test_a_copys_cosine_with_its_original_does_not_depend_on_the_width(tmp_path:
     assert nearest.mean() == pytest.approx(0.87, abs=0.01)
 
 
-def test_a_narrow_copy_is_of_its_originals_first_coordinates_and_leaves_no_other_file(tmp_path: Path) -> None:
-    trained = make_bundle(tmp_path / "trained", d=50)
-    found = enlarged(trained, 300, tmp_path / "narrow", seed=1, width=8)
-    assert (found.manifest.head.component_width, found.item_states.components.shape[2]) == (8, 8)
-    np.testing.assert_allclose(np.linalg.norm(found.item_states.components, axis=2), 1, atol=1e-6)
-    assert [*found.item_ids[:2], found.item_ids[299]] == [f"synthetic-{row:08d}" for row in (0, 1, 299)]
-    assert (found.titles[7], found.categories[7]) == ("", ())
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["narrow", "trained"]
-
-
 def test_a_shard_and_the_processes_before_it_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained, shard = make_bundle(tmp_path / "trained", d=16), Shard(0, 2)
     monkeypatch.setattr(processes, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers))

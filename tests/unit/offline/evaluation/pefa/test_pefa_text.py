@@ -9,11 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from services.cli.main import app
 from services.offline.evaluation.common.embeddings import EmbeddingSource
-from services.offline.evaluation.common.recall import pair_ranks, ranks_of_answers, recalls
+from services.offline.evaluation.common.recall import pair_ranks, recalls
 from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.pefa import report as pefa_text
 from services.offline.evaluation.pefa.data import Judged, TextSet, folds, load, sampled
@@ -24,8 +22,6 @@ from services.offline.evaluation.pefa.indexes import (
 )
 from services.offline.evaluation.pefa.serving import rows
 from services.offline.evaluation.pefa.sweep import ENCODER, Setting, chosen, grid, measured, xs_vectors
-
-RUNNER = CliRunner()
 
 
 def unit_rows(count: int, seed: int, width: int = 12) -> np.ndarray:
@@ -98,11 +94,6 @@ def test_a_query_without_documents_and_a_score_of_nan_are_refused() -> None:
         recalls(np.array([0]), np.array([[0, 1]]), 2)
     with pytest.raises(ValueError, match="1 targets have the score NaN"):
         pair_ranks(np.array([[0.1, np.nan]]), np.array([[0, 1]]))
-
-
-def test_a_document_missing_from_an_answer_is_past_every_cut() -> None:
-    found = [np.array([7, 3]), np.array([2, -1])]
-    assert ranks_of_answers(found, np.array([[0, 3], [0, 5], [1, 2]])).tolist() == [1, 100, 0]
 
 
 @pytest.mark.parametrize("tested_are_trained", [False, True])
@@ -263,11 +254,3 @@ def test_the_report_has_every_table_and_a_page_with_plots(tmp_path: Path) -> Non
     assert page == pefa_text.page(report).rstrip() + "\n"
     assert (tmp_path / "out" / "pefa.png").stat().st_size > 0
     assert (tmp_path / "out" / "pefa_shares.png").stat().st_size > 0
-
-
-def test_an_unknown_set_is_a_usage_error_that_names_the_known_ones() -> None:
-    result = RUNNER.invoke(app, ["bench", "pefa", "--data", "nq320k", "--json"])
-    assert result.exit_code == 2
-    error = json.loads(result.output.splitlines()[-1])["error"]
-    assert "nq320k" in error
-    assert "scifact, medquad" in error

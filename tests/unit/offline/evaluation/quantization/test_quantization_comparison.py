@@ -1,14 +1,10 @@
 """The comparison at equal bits on a small set whose answers are known, and the embedding sets' edges."""
 
-import hashlib
-from pathlib import Path
-
 import numpy as np
 import pytest
 from embedding_scene import clustered
 
-from services.algorithms.text.word_pieces import WordPieces
-from services.offline.evaluation.common.embeddings import EmbeddingSet, EmbeddingSource, sentence_vectors, sift
+from services.offline.evaluation.common.embeddings import EmbeddingSet, EmbeddingSource, sift
 from services.offline.evaluation.quantization.codes import (
     FAISS_PQ,
     OURS,
@@ -22,7 +18,6 @@ pytest.importorskip("faiss", reason="faiss is an optional extra")
 
 ALL = clustered(1_400, 24, 0)
 SMALL = EmbeddingSet(name="clusters", items=ALL[:1_000], queries=ALL[1_000:1_200], logged=ALL[1_200:])
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "token", "##ization", "##s", "$", "5", "u", ".", "cafe", "中"]
 
 
 def test_at_equal_bits_the_score_aware_codes_have_the_lower_loss_and_error() -> None:
@@ -52,11 +47,6 @@ def test_items_with_equal_codes_share_their_rank() -> None:
     assert (row["recall_1_at_10"], row["recall_1_at_100"]) == (0, 1)
 
 
-def test_an_unknown_method_is_named() -> None:
-    with pytest.raises(ValueError, match="method is 'scann'"):
-        compare(SMALL, Rate(num_subspaces=6, code_bits=4), methods=("scann",))
-
-
 def test_rows_of_several_seeds_become_one_with_its_spread() -> None:
     rows = [
         {"kind": "rate", **row}
@@ -71,22 +61,6 @@ def test_rows_of_several_seeds_become_one_with_its_spread() -> None:
     assert joined["threshold"] == rows[0]["threshold"]
 
 
-def test_word_pieces_are_berts() -> None:
-    pieces = WordPieces(WORDS)
-    named = [WORDS[number] for number in pieces.token_ids("Tokenization's $5 U. Café中 xyz")]
-    assert named == [
-        *("[CLS]", "token", "##ization", "[UNK]", "[UNK]", "$", "5", "u", ".", "cafe", "中", "[UNK]", "[SEP]")
-    ]
-    assert len(pieces.token_ids("token " * 1_000)) == 256
-
-
-def test_a_missing_data_set_says_where_it_was_sought(tmp_path: Path) -> None:
-    source = EmbeddingSource(environ={"FRESHET_DATA": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)})
-    with pytest.raises(ValueError, match=r"no-such-set\.parquet is not on this machine; looked in FRESHET_DATA"):
-        source.file("no-such-set.parquet")
-    assert source.kept("vectors.npy") == tmp_path / "freshet" / "data" / "embeddings" / "vectors.npy"
-
-
 def test_real_sets_are_split_without_a_shared_row() -> None:
     source = EmbeddingSource()
     try:
@@ -97,13 +71,3 @@ def test_real_sets_are_split_without_a_shared_row() -> None:
     assert found.queries.shape == (500, 128)
     rows = {row.tobytes() for row in found.queries} | {row.tobytes() for row in found.logged}
     assert not rows & {row.tobytes() for row in found.items}
-
-
-def test_kept_vectors_of_another_shape_are_refused(tmp_path: Path) -> None:
-    source = EmbeddingSource(environ={"XDG_CACHE_HOME": str(tmp_path)})
-    fingerprint = hashlib.sha256("\n".join(["one text", "another"]).encode()).hexdigest()[:16]
-    path = source.kept(f"minilm-{fingerprint}.npy")
-    path.parent.mkdir(parents=True)
-    np.save(path, np.zeros((3, 384), dtype=np.float32))
-    with pytest.raises(ValueError, match=r"has shape \(3, 384\); expected \(2, 384\); delete it"):
-        sentence_vectors(source, ["one text", "another"])

@@ -116,14 +116,6 @@ def test_a_state_is_what_encoding_that_history_alone_gives(
     assert (moved > 10) == (learnt is not None)
 
 
-def test_predicting_fewer_events_learns_from_all(setting: StreamSetting, model: StreamModel) -> None:
-    every = walk(setting, _everyone(setting, model))
-    some = walk(setting, _everyone(setting, model), predicted=np.arange(setting.num_streamed) % 3 == 0)
-    assert some.places.tolist() == every.places[::3].tolist()
-    for name, ranks in every.ranks.items():
-        assert ranks[::3].tolist() == some.ranks[name].tolist(), name
-
-
 def test_what_happens_later_changes_no_earlier_rank(setting: StreamSetting, model: StreamModel) -> None:
     events = setting.interactions
     shortened = StreamSetting(
@@ -160,14 +152,6 @@ def test_an_item_the_model_never_saw_is_found_from_its_users_alone(setting: Stre
     assert answered["XS alone"] > answered["XS"] > 0
 
 
-def test_a_model_share_of_one_leaves_frozen_items_as_they_are(setting: StreamSetting, model: StreamModel) -> None:
-    feedback = Feedback(policy=FeedbackPolicy())
-    still = RefreshedItems(setting, model, feedback, {"XS": 10_000}, share=SharePolicy.parse("frozen"))
-    frozen = TrainedModels(setting, [model], name="frozen")
-    walked = walk(setting, [still, frozen])
-    assert walked.ranks["XS"].tolist() == walked.ranks["frozen"].tolist()
-
-
 def test_what_stands_behind_new_items_needs_interactions(busy: tuple[StreamSetting, StreamModel]) -> None:
     setting, model = busy
     items = RefreshedItems(setting, model, Feedback(policy=FeedbackPolicy()), {}, share=SharePolicy.parse("frozen"))
@@ -191,12 +175,6 @@ def test_a_retrained_model_knows_what_came_before_its_training(setting: StreamSe
     assert arrived.any()
     assert (walked.ranks["frozen"][arrived] == missed).all()
     assert (walked.ranks["retrained"][arrived] < missed).any()
-
-
-def test_two_contenders_of_one_name_are_refused(setting: StreamSetting, model: StreamModel) -> None:
-    frozen = TrainedModels(setting, [model], name="frozen")
-    with pytest.raises(ValueError, match="'frozen' appears twice"):
-        walk(setting, [frozen, frozen])
 
 
 def test_popularity_ranks_by_faded_counts(setting: StreamSetting) -> None:
