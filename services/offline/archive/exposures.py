@@ -6,9 +6,7 @@ run, which end beyond it, and removes records of forgotten users. User ids are p
 """
 
 import json
-import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,14 +15,13 @@ import pyarrow.parquet as pq
 
 from services.contracts.experiments import VISITOR
 from services.contracts.topics.exposures import EXPOSURES, Exposure, decode_exposure
-from services.offline.archive.files import EXPOSURE_FOLDER, Progressed
-from services.platform.errors import DependencyUnavailable, FreshetError, PreconditionFailed
+from services.offline.archive.files import EXPOSURE_FOLDER, Progressed, put_durably, read_chunks
+from services.platform.errors import FreshetError, PreconditionFailed
 from services.platform.stream.ports import Reader
-from services.platform.stream.reading import SILENCE_S
 from services.platform.stream.records import SourceRecord
 
 MANIFEST = "archived.json"
-_FILE_RECORDS = 200_000
+_FILE_BYTES = 64 << 20
 _TIME = pa.timestamp("ms", "UTC")
 
 SCHEMA = pa.schema(
@@ -89,10 +86,10 @@ def archive_exposures(
             )
     total, copied = sum(end - ends[partition] for partition, (_, end) in bounds.items()), 0
     for partition, (_, end) in sorted(bounds.items()):
-        for records, reached in _chunks(log, partition, ends[partition], end):
+        for records, reached in read_chunks(log, partition, ends[partition], end, max_bytes=_FILE_BYTES):
             _write(place, partition, ends[partition], reached, exposures_table(records), forgotten)
             ends[partition] = reached
-            _put(place / MANIFEST, json.dumps({"topic": EXPOSURES, "ends": ends}).encode())
+            put_durably(place / MANIFEST, json.dumps({"topic": EXPOSURES, "ends": ends}).encode())
             copied += len(records)
             progress("exposures", copied, total)
     return copied
@@ -181,21 +178,6 @@ def _milliseconds(table: pa.Table) -> list[int]:
     return times
 
 
-def _chunks(log: Reader, partition: int, start: int, end: int) -> Iterator[tuple[list[SourceRecord], int]]:
-    log.assign({partition: start})
-    chunk, at, heard = list[SourceRecord](), start, time.monotonic()
-    while at < end:
-        chunk.extend(record for record in log.poll(500) if record.offset < end)
-        before, at = at, min(log.positions()[partition], end)
-        if at > before:
-            heard = time.monotonic()
-        elif at < end and time.monotonic() - heard > SILENCE_S:
-            raise DependencyUnavailable(f"partition {partition} of {EXPOSURES} fell silent at offset {at} of {end}")
-        if len(chunk) >= _FILE_RECORDS or at >= end:
-            yield chunk, at
-            chunk = []
-
-
 def _files(place: Path) -> list[Path]:
     return sorted(place.glob("day=*/*.parquet"))
 
@@ -208,13 +190,4 @@ def _range(path: Path) -> tuple[int, int, int]:
 def _save(path: Path, table: pa.Table) -> None:
     aside = path.with_suffix(".writing")
     pq.write_table(table, aside, compression="zstd")
-    aside.replace(path)
-
-
-def _put(path: Path, data: bytes) -> None:
-    aside = path.with_suffix(".writing")
-    with aside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
     aside.replace(path)

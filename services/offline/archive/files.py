@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
@@ -19,14 +20,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from services.contracts.topics.interactions import INTERACTIONS
-from services.platform.errors import PreconditionFailed
+from services.platform.errors import DependencyUnavailable, PreconditionFailed
+from services.platform.stream.ports import Reader
+from services.platform.stream.reading import SILENCE_S
 from services.platform.stream.records import SourceRecord
 
 MANIFEST = "archive.json"
 # The folder of services.offline.archive.exposures, next to the interactions.
 EXPOSURE_FOLDER = "exposures"
 FORMAT = 2
-_BATCH = 20_000
+_BATCH, _RECORD_BYTES = 20_000, 256
 _OURS = re.compile(rf"{INTERACTIONS}-\d+-\d+-\d+-[0-9a-f]{{12}}\.parquet(\.writing)?")
 _TIME = pa.timestamp("ms", "UTC")
 
@@ -183,7 +186,7 @@ class Archive:
             bytes=data.size,
             sha256=hashlib.sha256(data).hexdigest(),
         )
-        _put(self.folder / file.name, data)
+        put_durably(self.folder / file.name, data)
         return file
 
     def with_partition(self, number: int, part: ArchivedPartition) -> "Archive":
@@ -192,7 +195,7 @@ class Archive:
 
     def save(self) -> Self:
         """Write `archive.json`, then delete tables that it does not name."""
-        _put(self.folder / MANIFEST, self._text())
+        put_durably(self.folder / MANIFEST, self._text())
         named = {file.name for file in self.files}
         for path in self.folder.iterdir():
             if _OURS.fullmatch(path.name) and path.name not in named:
@@ -236,12 +239,43 @@ def open_whole(
     return archive
 
 
+def read_chunks(
+    log: Reader, partition: int, start: int, end: int, *, max_bytes: int, before_ms: int | None = None
+) -> Iterator[tuple[list[SourceRecord], int]]:
+    """Yield a new file's records and its end offset (exclusive), up to `end`.
+
+    before_ms: stop at the first record of this time or later.
+    max_bytes: a file ends at so many bytes of keys, values and headers, and _RECORD_BYTES for each record.
+    Raises: DependencyUnavailable.
+    """
+    log.assign({partition: start})
+    chunk, size, at, heard = list[SourceRecord](), 0, start, time.monotonic()
+    while at < end:
+        for record in log.poll(500):
+            if record.offset >= end:
+                break
+            if before_ms is not None and record.written_ms >= before_ms:
+                end = record.offset
+                break
+            chunk.append(record)
+            size += _RECORD_BYTES + len(record.key or b"") + len(record.value or b"")
+            size += sum(len(name) + len(value or b"") for name, value in record.headers)
+        before, at = at, min(log.positions()[partition], end)
+        if at > before:
+            heard = time.monotonic()
+        elif at < end and time.monotonic() - heard > SILENCE_S:
+            raise DependencyUnavailable(f"partition {partition} fell silent at offset {at} of {end}")
+        if size >= max_bytes or (at >= end and at > start):
+            yield chunk, at
+            chunk, size, start = [], 0, at
+
+
 def is_archive(folder: Path) -> bool:
     """Whether a folder has an `archive.json`."""
     return (folder / MANIFEST).is_file()
 
 
-def _put(path: Path, data: Any) -> None:
+def put_durably(path: Path, data: Any) -> None:
     """Write to a temporary file, sync, and rename."""
     aside = path.with_name(path.name + ".writing")
     with aside.open("wb") as file:

@@ -5,7 +5,6 @@ the archive's end and commits file by file.
 """
 
 import fcntl
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,17 +23,16 @@ from services.offline.archive.files import (
     Progressed,
     is_archive,
     open_whole,
+    read_chunks,
 )
-from services.platform.errors import DependencyUnavailable, PreconditionFailed
+from services.platform.errors import PreconditionFailed
 from services.platform.stream.ports import Reader
-from services.platform.stream.reading import SILENCE_S
 from services.platform.stream.records import DeadLetter, SourceRecord, is_covered
 from services.user_state.forgetting import ForgetTopic, Forgotten, check_same_log
 from services.user_state.log_identity import Anchor, Anchors, same_logs
 from services.user_state.merging import read_arrival
 
-# A file ends at FILE_BYTES: keys, values and headers, plus _RECORD_BYTES for each record.
-FILE_BYTES, _RECORD_BYTES = 64 << 20, 256
+FILE_BYTES = 64 << 20
 _LOCK = ".lock"
 
 
@@ -179,7 +177,8 @@ class ArchiveInteractions:
     def _copy(self, archive: Archive, partition: int, end: int, done: int, total: int) -> Archive:
         part = archive.partitions[partition]
         begin = part.end
-        for found, reached in self._chunks(partition, begin, end):
+        chunks = read_chunks(self._log, partition, begin, end, max_bytes=self._file_bytes, before_ms=self._before_ms)
+        for found, reached in chunks:
             first = self._log.bounds([partition])[partition][0]
             if first > part.end:
                 raise PreconditionFailed(
@@ -194,29 +193,6 @@ class ArchiveInteractions:
             archive = archive.with_partition(partition, part).save()
             self._progress("archiving", done + reached - begin, total)
         return archive
-
-    def _chunks(self, partition: int, start: int, end: int) -> Iterator[tuple[list[SourceRecord], int]]:
-        self._log.assign({partition: start})
-        chunk, size, at, heard = list[SourceRecord](), 0, start, time.monotonic()
-        while at < end:
-            found = self._log.poll(500)
-            for record in found:
-                if record.offset >= end:
-                    break
-                if self._before_ms is not None and record.written_ms >= self._before_ms:
-                    end = record.offset
-                    break
-                chunk.append(record)
-                size += _RECORD_BYTES + len(record.key or b"") + len(record.value or b"")
-                size += sum(len(name) + len(value or b"") for name, value in record.headers)
-            before, at = at, min(self._log.positions()[partition], end)
-            if at > before:
-                heard = time.monotonic()
-            elif at < end and time.monotonic() - heard > SILENCE_S:
-                raise DependencyUnavailable(f"partition {partition} fell silent at offset {at} of {end}")
-            if size >= self._file_bytes or (at >= end and at > start):
-                yield chunk, at
-                chunk, size, start = [], 0, at
 
 
 @contextmanager

@@ -200,7 +200,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("when", ["half", "before", "after"])
 def test_killed_anywhere_it_is_whole_and_goes_on(tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every file that is written, half of it on the disk or all, renamed or not."""
-    original = files._put
+    original = files.put_durably
     moments, kill_at = 0, 0
 
     def put(path: Path, data: Any) -> None:
@@ -215,7 +215,7 @@ def test_killed_anywhere_it_is_whole_and_goes_on(tmp_path: Path, when: str, monk
         if moments == kill_at:
             raise Killed
 
-    monkeypatch.setattr(files, "_put", put)
+    monkeypatch.setattr(files, "put_durably", put)
     stream, forgets = full(40), MemoryForgetLog()
     expected = logged(stream, lambda record: record.key != b"user-2")
     for kill_at in range(1, 60):
