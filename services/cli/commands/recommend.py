@@ -40,9 +40,7 @@ def recommend(
     max_per_category: Annotated[
         int, typer.Option(min=0, max=1000, help="Largest number of items of a category; 0: no limit.")
     ] = 0,
-    diversity: Annotated[
-        float, typer.Option(help="0 to 1. 0: order by score; higher values prefer unlike items.")
-    ] = 0.0,
+    diversity: Annotated[float, typer.Option(help="0 to 1. 0: order by score; higher: prefer unlike items.")] = 0.0,
     query: Annotated[str, typer.Option(help="Words; the items that they find are ranked, too.")] = "",
     page_depth: Annotated[int, typer.Option(min=0, max=1000, help="Number of items of all pages.")] = 0,
     page_token: Annotated[str, typer.Option(help="Page token of an earlier page.")] = "",
@@ -77,10 +75,8 @@ def recommend(
     if batch is not None and (user or items or token or page_depth or page_token):
         raise usage_error("--batch goes without --user, --items, --token and pages", "see --help for an example")
     if not user and not items and batch is None:
-        raise usage_error(
-            "neither --user, --items nor --batch is given",
-            "freshet recommend --user 42, or freshet recommend --items 1193,661,914",
-        )
+        advice = "freshet recommend --user 42, or freshet recommend --items 1193,661,914"
+        raise usage_error("neither --user, --items nor --batch is given", advice)
     client.check_k(k)
     from freshet.v1 import gateway_pb2
 
