@@ -37,7 +37,6 @@ from services.offline.backfill.reattribution import POLL_RECORDS, RECORDS_PER_US
 from services.offline.backfill.warming import query_states
 from services.platform.errors import DependencyUnavailable
 from services.platform.rpc.server import HealthState
-from services.platform.stream.reading import SILENCE_S
 from services.platform.tracing import OFF
 from services.user_state.forgetting import Forgotten
 
@@ -150,6 +149,8 @@ def _folded(job: Scoring, partition: int, vocabulary: Vocabulary, encoder: Seque
             reader.close()
 
 
+# Workers and broker may share a machine's cores: 10 s were too few beside two workers that import PyTorch.
+_SILENCE_S = 30.0
 # By run: a worker computes several parts of a run with one catalogue; each new run reads it again.
 _opened: dict[str, Live] = {}
 
@@ -175,7 +176,7 @@ def caught_up(settings: CandidatesSettings) -> Live:
         while follower.is_behind:
             if follower.turn():
                 heard = time.monotonic()
-            elif time.monotonic() - heard > SILENCE_S:
+            elif time.monotonic() - heard > _SILENCE_S:
                 raise DependencyUnavailable("the catalogue's topics fell silent, or there is no memory for its changes")
     finally:
         follower.finish()

@@ -289,7 +289,7 @@ def test_an_answer_does_not_depend_on_who_else_is_in_the_batch(
     on_device = "device_" in builder.name
     for k in (10, 100):
         answers, pools = index.search(queries, k, allowed), index.first_stage(queries, k, allowed)
-        for query in (0, 1, 8, num_queries - 1):
+        for query in (0, 8, num_queries - 1):
             alone, its_own = queries.take([query]), allowed[[query]] if filtered == "own" else allowed
             answer, pool = index.search(alone, k, its_own), index.first_stage(alone, k, its_own)
             assert np.array_equal(answer.item_indices[0], answers.item_indices[query])
