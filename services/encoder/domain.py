@@ -1,4 +1,5 @@
-"""Pure functions of the encoder: from histories to the model's jobs, from its arrays to states, and items' popularity.
+"""Pure functions of the encoder: from histories to the model's jobs, from its arrays to states; items' popularity.
+
 Items unknown to the model are left out.
 
 Letters: n events of one sequence, M states wanted of it, P_q query components, P component pairs, d component width.

@@ -136,8 +136,9 @@ class RestoreUsers:
     _scan: Iterator[Sequence[SourceRecord]] | None = field(default=None, init=False)
 
     def __call__(self, user_ids: Collection[str], watermarks: Offsets, epoch: str) -> None:
-        """Restore these users' histories; later turns compute their states. Raises: Conflict if another writer changed
-        one; DependencyUnavailable.
+        """Restore these users' histories; later turns compute their states.
+
+        Raises: Conflict if another writer changed one; DependencyUnavailable.
         """
         users = sorted(user_ids)
         for start in range(0, len(users), MAX_TOGETHER):
@@ -316,9 +317,10 @@ class LostUsers:
             self._looking, self._removed = None, -1
 
     def find(self, *, look: bool) -> StoreUsage:
-        """Return the store's usage. Begin a scan if the store removed keys since the last one began. look: begin one
-        anyway, because the store does not count keys that a client deleted. No scan begins during another or in the
-        pause after it. Raises: DependencyUnavailable.
+        """Return the store's usage. Begin a scan if the store removed keys since the last one began.
+
+        look: begin one anyway, because the store does not count keys that a client deleted. No scan begins during
+        another or in the pause after it. Raises: DependencyUnavailable.
         """
         usage = self._store.usage()
         if self.restore is None or self._looking is not None or self._clock_ms() < self._next_ms:

@@ -100,9 +100,11 @@ class WriteHistories:
     _epoch: str = field(default="", init=False)
 
     def take_over(self, stream: Reader, epoch: str, progress: Mapping[int, Progress]) -> bool:
-        """Synchronise with the state store. Return True if the store was empty and now has watermarks and lost users.
-        progress: of all partitions that this process owns. Raises: Conflict; DependencyUnavailable; PreconditionFailed
-        if topic and log have different numbers of partitions.
+        """Synchronise with the state store.
+
+        Return True if the store was empty and now has watermarks and lost users. progress: of all partitions that this
+        process owns. Raises: Conflict; DependencyUnavailable; PreconditionFailed if topic and log have different
+        numbers of partitions.
         """
         self._give_up_round()
         seeded, marks = False, self.topic.marks
