@@ -1,6 +1,7 @@
 """The jobs over whole topics, with the processes' adapters and settings."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -67,14 +68,8 @@ def run_import(
         attributes=attributes,
         progress=progress,
     )
-    try:
+    with closing(stream), closing(forgets), _closing(writer), closing(encoder), closing(store):
         return job.run(past)
-    finally:
-        stream.close()
-        forgets.close()
-        writer.close(timeout_s=1.0)
-        encoder.close()
-        store.close()
 
 
 def run_reattribution(
@@ -103,7 +98,7 @@ def run_reattribution(
     forgets = forget_log(mine)
     producer = bulk_producer(settings, "freshet-attribute")
     encoder = in_process_encoder(settings, bundle)
-    try:
+    with closing(every), closing(forgets), _closing(producer), closing(encoder):
         if past is not None:
             check_continues(past, every)
         job = Reattribution(
@@ -120,11 +115,6 @@ def run_reattribution(
             archive=past,
         )
         return job.run()
-    finally:
-        every.close()
-        forgets.close()
-        producer.close(timeout_s=1.0)
-        encoder.close()
 
 
 def run_reattribution_on(
@@ -136,11 +126,8 @@ def run_reattribution_on(
     """
     there = settings.model_copy(update={"bundle": settings.bundle.resolve()})
     past = None if archive is None else archive.resolve()
-    log = kafka_stream(there)
-    try:
+    with closing(kafka_stream(there)) as log:
         partitions = list(log.partitions())
-    finally:
-        log.close()
     reports: list[ReattributionReport] = []
 
     def done(_: int, report: ReattributionReport) -> None:
@@ -163,12 +150,8 @@ def run_warming(settings: EncoderSettings, progress: Callable[[int, int], None] 
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
     bundle = load_bundle(settings.bundle)
-    encoder, store = in_process_encoder(settings, bundle), state_writer(settings)
-    try:
+    with closing(in_process_encoder(settings, bundle)) as encoder, closing(state_writer(settings)) as store:
         return warm(store, encoder, vocabulary_of(bundle), progress)
-    finally:
-        encoder.close()
-        store.close()
 
 
 def measure_warmth(settings: EncoderSettings) -> Warmth:
@@ -176,11 +159,8 @@ def measure_warmth(settings: EncoderSettings) -> Warmth:
 
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
-    store = state_writer(settings)
-    try:
+    with closing(state_writer(settings)) as store:
         return measure(store, load_bundle(settings.bundle, verify=False).model_version)
-    finally:
-        store.close()
 
 
 def run_archive(
@@ -196,26 +176,19 @@ def run_archive(
     Raises: PreconditionFailed, DependencyUnavailable as `ArchiveInteractions.run`.
     """
     mine = settings.model_copy(update={"group_id": "freshet-archive", "max_poll_records": POLL_RECORDS})
-    log, forgets = kafka_stream(mine), forget_log(mine)
     shown = TopicReader(settings.kafka, EXPOSURES, group_id="freshet-archive", client_id="freshet-archive")
-    try:
+    with closing(kafka_stream(mine)) as log, closing(forget_log(mine)) as forgets, closing(shown):
         report = ArchiveInteractions(folder, log=log, forgets=forgets, before_ms=before_ms, progress=progress).run()
         if before_ms is not None:
             return report
         return replace(report, exposures=archive_exposures(folder, shown, _forgotten_until(settings), progress))
-    finally:
-        log.close()
-        forgets.close()
-        shown.close()
 
 
 def _forgotten_until(settings: EncoderSettings) -> dict[str, int]:
     """Pseudonym -> time of the user's last forget, Unix milliseconds."""
-    topic, key = forget_log(settings), pseudonym_key(settings)
-    try:
+    key = pseudonym_key(settings)
+    with closing(forget_log(settings)) as topic:
         found = [record.forget for record in topic.read() if record.forget is not None]
-    finally:
-        topic.close()
     return {pseudonym_of(one.user_id, key): one.requested_ms for one in found}
 
 
@@ -228,18 +201,24 @@ def run_rebuild(
     Raises: BundleError; DependencyUnavailable, PreconditionFailed.
     """
     bundle = load_bundle(settings.bundle)
-    source = kafka_log(settings, bundle)
-    topic = checkpoint_topic(settings, bundle.model_version)
-    try:
-        return Rebuild(log=source, rules=fold_rules(settings, bundle), progress=progress).run(topic if keep else None)
-    finally:
-        source.close()
-        topic.close()
+    with (
+        closing(kafka_log(settings, bundle)) as log,
+        closing(checkpoint_topic(settings, bundle.model_version)) as topic,
+    ):
+        return Rebuild(log=log, rules=fold_rules(settings, bundle), progress=progress).run(topic if keep else None)
 
 
 def bulk_producer(settings: EncoderSettings, client_id: str) -> BulkProducer:
     """Return a producer for many records at once."""
     return BulkProducer(settings.kafka, client_id=client_id, linger_ms=50, delivery_timeout_ms=60_000)
+
+
+@contextmanager
+def _closing(producer: BulkProducer) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        producer.close(timeout_s=1.0)
 
 
 def import_interactions(
