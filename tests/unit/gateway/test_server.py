@@ -89,7 +89,8 @@ async def test_silent_streams_take_no_place_of_others() -> None:
                 await stream.write(event)
         for _ in range(50):
             answer = await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2), timeout=5)
-            assert not answer.degradations
+            # Nothing applies the written events: after two seconds, on a slow machine, answers are not fresh.
+            assert set(answer.degradations) <= {gateway_pb2.DEGRADATION_NOT_FRESH}
         async with asyncio.timeout(20):
             while len(refused := [stream for stream in silent if stream.done()]) < len(silent) - 64:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
