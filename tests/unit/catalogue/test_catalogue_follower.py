@@ -504,3 +504,22 @@ def test_a_batch_of_deltas_that_fails_waits_under_the_position_before_it(scene: 
         scene.items.apply = applied  # type: ignore[method-assign]
         turns(scene.follower, 2)
     assert scene.items.calls[-1] == (0, ["a"])
+
+
+def test_other_models_and_unreadable_records_are_counted_and_passed_over(scene: Scene) -> None:
+    scene.delta("x", model="m2")
+    scene.topics.write(INDEX_DELTAS, b"m1/item/y", b"\xff\xff")
+    scene.topics.write(INDEX_DELTAS, None, None)
+    scene.delta("a")
+    scene.steps()
+    assert scene.items.calls == [(3, ["a"])]
+    assert scene.count("changes_total", kind="other_model") == 2
+    assert scene.count("changes_total", kind="unreadable_delta") == 1
+    assert scene.count("changes_total", kind="item") == 1
+
+
+def test_states_that_do_not_fit_the_model_are_counted(scene: Scene) -> None:
+    scene.items.misfits = ("a",)
+    scene.delta("a")
+    scene.steps()
+    assert scene.count("changes_total", kind="misfit") == 1
