@@ -30,10 +30,14 @@ class _Attention(nn.Module):
         self.heads = shape.heads
         self.query, self.key, self.value, self.out = (nn.Linear(shape.width, shape.width) for _ in range(4))
 
-    def forward(self, hidden: Tensor, added: Tensor) -> Tensor:
-        """Mix hidden (B, L, D); `added` (B, 1, 1, L) is added to the attention logits, minus infinity where padded."""
+    def forward(self, hidden: Tensor, added: Tensor, wanted: Tensor) -> Tensor:
+        """Mix hidden (B, L, D) for `wanted`, its first positions.
+
+        `added` (B, 1, 1, L) is added to the attention logits, minus infinity where padded.
+        """
         query, key, value = (
-            part(hidden).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
+            part(given).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part, given in ((self.query, wanted), (self.key, hidden), (self.value, hidden))
         )
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=added.to(query.dtype))
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
@@ -49,8 +53,9 @@ class _BertLayer(nn.Module):
         self.outer = nn.Linear(shape.inner, shape.width)
         self.norm = nn.LayerNorm(shape.width, eps=shape.epsilon)
 
-    def forward(self, hidden: Tensor, added: Tensor) -> Tensor:
-        hidden = self.attention_norm(hidden + self.attention(hidden, added))
+    def forward(self, hidden: Tensor, added: Tensor, rows: int | None = None) -> Tensor:
+        wanted = hidden if rows is None else hidden[:, :rows]
+        hidden = self.attention_norm(wanted + self.attention(hidden, added, wanted))
         out: Tensor = self.norm(hidden + self.outer(functional.gelu(self.inner(hidden))))
         return out
 
@@ -79,17 +84,20 @@ class BertBody(nn.Module):
         out: Tensor = self.norm(self.words(ids) + self.positions(positions) + self.segment)
         return out
 
-    def run(self, hidden: Tensor, mask: Tensor, first: int, last: int) -> Tensor:
-        """Run layers first .. last - 1 over hidden (B, L, D), mask (B, L) true at tokens -> (B, L, D)."""
-        if not self.half_precision:
-            return self._run(hidden, mask, first, last)
-        with torch.autocast(hidden.device.type, torch.bfloat16):
-            return self._run(hidden, mask, first, last).float()
+    def run(self, hidden: Tensor, mask: Tensor, first: int, last: int, rows: int | None = None) -> Tensor:
+        """Run layers first .. last - 1 over hidden (B, L, D), mask (B, L) true at tokens -> (B, L, D).
 
-    def _run(self, hidden: Tensor, mask: Tensor, first: int, last: int) -> Tensor:
+        rows: the last layer computes only so many positions, the first ones.
+        """
+        if not self.half_precision:
+            return self._run(hidden, mask, first, last, rows)
+        with torch.autocast(hidden.device.type, torch.bfloat16):
+            return self._run(hidden, mask, first, last, rows).float()
+
+    def _run(self, hidden: Tensor, mask: Tensor, first: int, last: int, rows: int | None) -> Tensor:
         added = _hidden_where_padded(mask)
         for number in range(first, last):
-            hidden = self.layers[number](hidden, added)
+            hidden = self.layers[number](hidden, added, rows if number == last - 1 else None)
         return hidden
 
     def layers_from(self, first: int) -> list[nn.Parameter]:

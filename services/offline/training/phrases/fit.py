@@ -27,8 +27,9 @@ from services.algorithms.generation.shortlist import Shortlist
 from services.algorithms.generation.trie import IdentifierTrie
 from services.algorithms.generation.vocabulary import PhraseVocabulary
 from services.algorithms.models.sentence_encoder import model_folder
+from services.algorithms.models.text_model_folder import load_body
 from services.algorithms.text.word_pieces import WordPieces
-from services.offline.training.models.phrase_nar import PhraseEncoder, from_minilm
+from services.offline.training.models.phrase_nar import PhraseEncoder
 from services.offline.training.phrases.identifiers import Identifiers, identifiers_of
 from services.offline.training.phrases.losses import PAD, LossSettings, Sampling, phrase_losses
 from services.offline.training.phrases.questions import EncodedQuestions, Questions, drawn_targets, training_questions
@@ -152,7 +153,8 @@ def train_phrases(
         if encoder is None:
             folder = model_folder()
             words = WordPieces.read(folder / "vocab.txt")
-            started = from_minilm(folder, positions=identifiers.positions, max_tokens=settings.max_tokens), words
+            body, positions = load_body(folder), identifiers.positions
+            started = PhraseEncoder(body, positions=positions, max_tokens=settings.max_tokens), words
         else:
             started = encoder(identifiers.positions)
         return _Training(pairs, documents, tokenizer, identifiers, settings, seed, *started, progress).run()

@@ -2,8 +2,9 @@
 
 import torch
 
+from services.algorithms.models.text_bodies import BertBody, BodyShape
 from services.algorithms.text.word_pieces import WordPieces
-from services.offline.training.models.phrase_nar import PhraseEncoder, PhraseShape
+from services.offline.training.models.phrase_nar import PhraseEncoder
 
 COLOURS = ("red", "green", "blue", "white", "black")
 THINGS = ("house", "river", "horse", "ship", "stone")
@@ -27,18 +28,10 @@ class WordTokens:
 
 
 def tiny_encoder(positions: int) -> tuple[PhraseEncoder, WordPieces]:
-    shape = PhraseShape(
-        positions=positions,
-        max_tokens=16,
-        width=32,
-        inner_width=64,
-        num_layers=2,
-        num_heads=4,
-        num_pieces=len(PIECES),
-    )
-    encoder = PhraseEncoder(shape, num_upper=2)
-    torch.nn.init.normal_(encoder.segment, std=0.1)
-    return encoder, WordPieces(PIECES)
+    shape = BodyShape(vocabulary=len(PIECES), width=32, layers=2, heads=4, inner=64, epsilon=1e-12, max_positions=16)
+    body = BertBody(shape)
+    torch.nn.init.normal_(body.segment, std=0.1)
+    return PhraseEncoder(body, positions=positions, max_tokens=16), WordPieces(PIECES)
 
 
 def corpus() -> tuple[list[tuple[str, int]], list[list[str]]]:

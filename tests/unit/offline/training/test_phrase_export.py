@@ -89,5 +89,5 @@ def test_a_graph_of_other_weights_is_seen_to_differ(trained, bundle):
     batches = [trained.pieces.batch(QUERIES)]
     assert max_text_difference(trained.encoder, graph, batches) < TOLERANCE
     moved = copy.deepcopy(trained.encoder)
-    moved.layers[-1].output_norm.bias.data += 0.01
+    moved.body.layers[-1].norm.bias.data += 0.01
     assert max_text_difference(moved, graph, batches) > TOLERANCE

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from services.algorithms.models.text_bodies import BertBody, BodyShape
 from services.offline.training.int8_graphs import write_shared
-from services.offline.training.models.phrase_nar import PhraseEncoder, PhraseShape
+from services.offline.training.models.phrase_nar import PhraseEncoder
 from services.offline.training.onnx_graphs import session, write_text_graph
 
 MAX_TOKENS, POSITIONS, NUM_PIECES = 16, 5, 40
@@ -29,22 +30,16 @@ class Narrow(nn.Module):
         hidden = self.lower.lower(input_ids, attention_mask)
         hidden = torch.cat([self.row.expand(hidden.shape[0], -1, -1), hidden], dim=1)
         mask = torch.cat([attention_mask.new_ones((attention_mask.shape[0], 1)), attention_mask], dim=1)
-        found: Tensor = self.upper.layers[-1](hidden, mask)[:, :2]
-        return found
+        body = self.upper.body
+        return body.run(hidden, mask != 0, body.shape.layers - 1, body.shape.layers)[:, :2]
 
 
 def encoder(seed: int) -> PhraseEncoder:
     torch.manual_seed(seed)
-    shape = PhraseShape(
-        positions=POSITIONS,
-        max_tokens=MAX_TOKENS,
-        width=16,
-        inner_width=32,
-        num_layers=3,
-        num_heads=2,
-        num_pieces=NUM_PIECES,
+    shape = BodyShape(
+        vocabulary=NUM_PIECES, width=16, layers=3, heads=2, inner=32, epsilon=1e-12, max_positions=MAX_TOKENS
     )
-    built = PhraseEncoder(shape, num_upper=1)
+    built = PhraseEncoder(BertBody(shape), positions=POSITIONS, max_tokens=MAX_TOKENS, num_upper=1)
     for weight in built.parameters():
         nn.init.normal_(weight, std=0.3)
     return built.eval()
@@ -96,9 +91,9 @@ def test_encoders_with_other_lower_layers_stay_two(graphs: tuple[Path, Path], tm
 
 
 def test_equal_embeddings_alone_are_not_worth_a_graph(graphs: tuple[Path, Path], tmp_path: Path) -> None:
-    first, second = encoder(0), encoder(2)
-    for name in ("pieces", "places", "norm"):
-        getattr(second, name).load_state_dict(getattr(first, name).state_dict())
-    second.segment.data.copy_(first.segment.data)
-    wide, narrow = graphs[0], narrow_graph(tmp_path, Narrow(second, encoder(1)))
+    first, other = encoder(0), encoder(2)
+    for name in ("words", "positions", "norm"):
+        getattr(other.body, name).load_state_dict(getattr(first.body, name).state_dict())
+    other.body.segment.data.copy_(first.body.segment.data)
+    wide, narrow = graphs[0], narrow_graph(tmp_path, Narrow(other, encoder(1)))
     assert not write_shared(("wide", wide), ("narrow", narrow), tmp_path / "shared.onnx", queries([2, 8]))
