@@ -107,12 +107,11 @@ def _promise(answered: Answered) -> float | None:
 
 
 class Audit:
-    """Samples answers and audits them in a separate thread."""
+    """Audits a share of the answers in a thread, which calls `report`. The catalogue has the algorithm `TRUTH`."""
 
     def __init__(
         self, catalogue: LiveCatalogue, *, share: float, report: Callable[[Finding], None], seed: int | None = None
     ) -> None:
-        """catalogue: has the algorithm `TRUTH`. share: of answers to sample. report: called from the audit's thread."""
         self._catalogue, self._share, self._report = catalogue, share, report
         self._random = random.Random(seed)
         self._busy = threading.Lock()

@@ -221,7 +221,6 @@ def make_follower(
     gate: CatalogueGate,
     tracing: Tracing,
 ) -> tuple[CatalogueFollower, list[BackgroundMerge]]:
-    """Return the stream's follower, and a background merge per index."""
     indexes = [live.catalogue.index, *(() if live.votes is None else (live.votes.index.index,))]
     merges = [BackgroundMerge(index) for index in indexes]
     changes = CatalogueChanges(

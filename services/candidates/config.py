@@ -47,7 +47,6 @@ class CandidatesSettings(ProcessSettings):
 
     @property
     def snapshot_folder(self) -> Path | None:
-        """The folder of the shard's snapshots."""
         if not self.snapshots:
             return None
         root = Path(self.snapshots)

@@ -43,7 +43,7 @@ _MEASURED_K = 100
 
 
 class Search:
-    """Answers searches from one live catalogue by named or chosen algorithms."""
+    """Answers searches by named or chosen algorithms. copied_bytes_per_item: bytes of an item's states on a device."""
 
     def __init__(
         self,
@@ -56,7 +56,6 @@ class Search:
         copied_bytes_per_item: int = 0,
         shard: Shard = WHOLE,
     ) -> None:
-        """copied_bytes_per_item: bytes of an item's states on a device."""
         self._catalogue, self._votes, self._metrics, self._audit = catalogue, votes, metrics, audit
         self.shard = shard
         self._algorithms, self._copied_bytes_per_item = list(algorithms), copied_bytes_per_item

@@ -55,7 +55,6 @@ class CandidatesMetrics:
         self._searches.labels(algorithm, stage).inc(searches)
 
     def gap_asked(self, algorithm: str, is_proven: bool) -> None:
-        """Record an attempt at an answer within a gap."""
         self._gaps.labels(algorithm, "proven" if is_proven else "not_proven").inc()
 
     def passed(self, algorithm: str, passes: Sequence[Pass]) -> None:

@@ -104,7 +104,6 @@ class Voting:
 
     @property
     def num_asked(self) -> int:
-        """Remembered interactions and item neighbours read per search."""
         neighbours = self._base.neighbours
         asked = 0 if neighbours is None else WINDOW * neighbours.shape.num_neighbours
         return asked + (0 if self.memory is None else len(self.memory))

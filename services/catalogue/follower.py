@@ -95,7 +95,12 @@ class Listener(Protocol):
 
 
 class CatalogueFollower(TopicFollower):
-    """Follows the topics. It skips no batch: the index would be wrong under a later position."""
+    """Follows the topics. It skips no batch: the index would be wrong under a later position.
+
+    follows_deltas: False for `items` only. kinds: of the bundle's attributes; an item with another kind is unreadable.
+    snapshots: of `index-deltas`; `items` is read from its start. holds: whether the listener serves an item; states of
+    other items are not decoded.
+    """
 
     def __init__(
         self,
@@ -113,10 +118,6 @@ class CatalogueFollower(TopicFollower):
         turns: TurnClock | None = None,
         tracing: Tracing = OFF,
     ) -> None:
-        """follows_deltas: False for `items` only. kinds: of the bundle's attributes; an item with another kind is
-        unreadable. snapshots: of `index-deltas`; `items` is read from its start. holds: whether the listener serves an
-        item; states of other items are not decoded.
-        """
         super().__init__(
             "catalogue-follower",
             topics,
@@ -193,7 +194,6 @@ class CatalogueFollower(TopicFollower):
         return sum(len(batch.deltas) for batch in self._pending)
 
     def _is_in_place(self, offset: int, mark: str) -> bool:
-        """Return whether the topic has a record of this mark at this offset."""
         if self._topics.end_offsets(INDEX_DELTAS)[0] <= offset:
             return False
         record = self._topics.records_at({0: offset}, INDEX_DELTAS).get(0)

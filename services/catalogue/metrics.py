@@ -37,7 +37,6 @@ class CatalogueMetrics:
         )
 
     def watch_turns(self, turns: TurnClock) -> None:
-        """Export the age of the follower's last good turn."""
         self._figures.turn_age(self._prefix + "turn_age_seconds", turns)
 
     def counted(self, kind: str, changes: int) -> None:

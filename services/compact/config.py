@@ -9,7 +9,7 @@ METRICS_STEP = 100
 
 
 class CompactSettings(GatewaySettings):
-    """worker: set by the parent, see `workers.py`."""
+    """The gateway's settings, and the worker's number, which the parent sets (`workers.py`)."""
 
     # None: the only one.
     worker: int | None = Field(default=None, ge=0, le=7, validation_alias="FRESHET_COMPACT_WORKER")

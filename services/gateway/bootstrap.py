@@ -109,7 +109,7 @@ class _LoadedBundle:
 
     @classmethod
     def of(cls, folder: Path, settings: GatewaySettings) -> "_LoadedBundle":
-        """Raises: BundleError; ConfigError for rules that the attributes do not allow."""
+        """Load a bundle. Raises: BundleError; ConfigError for rules that the attributes do not allow."""
         bundle = load_bundle(folder)
         popular = PopularItems(
             bundle.item_index, bundle.counts, bundle.categories, bundle.attributes, bundle.by_popularity
@@ -137,7 +137,6 @@ class _Stream:
         self.ends.start()
 
     async def close(self) -> None:
-        """Write what is queued, then close."""
         await self.status.close()
         self.letters.close()
         self.shown.close()
@@ -162,10 +161,9 @@ class _Store:
 
 
 class _Gateway:
-    """Connections, followers and version sets. Call `start`, then `close`."""
+    """Connections, followers and version sets. Call `start`, then `close`. Raises: ConfigError for unusable keys."""
 
     def __init__(self, settings: GatewaySettings, tracing: Tracing) -> None:
-        """Raises: ConfigError for unusable keys."""
         self._settings, self._tracing = settings, tracing
         self._key = signing_key(settings.signing_key.get_secret_value(), settings.signing_key_file)
         self.metrics = GatewayMetrics()
@@ -242,7 +240,6 @@ class _Gateway:
     def _make_set(
         self, one: VersionSet, opened: _LoadedBundle, near: Mapping[str, Peer]
     ) -> tuple[ServedSet, CatalogueFollower]:
-        """Return a set's handlers, and the follower of its titles and fallback."""
         bundle, popular, settings = opened.bundle, opened.popular, self._settings
         peers = Peers(one, settings, self._tracing, bundle.model_version, near)
         described = DescribedItems(Titles(bundle.item_index, bundle.titles), popular)

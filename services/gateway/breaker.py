@@ -30,27 +30,24 @@ _SAY_REFUSAL_EVERY_S = 10.0
 # The largest share of a failed call in which the loop may stall; else the call is ignored.
 _STALL_SHARE = 0.2
 _LAST_CALLS, _LAST_S = 20, 5.0
+# Failures of the last calls before a time-out opens the breaker.
+_TIMEOUTS_TO_OPEN = 3
 _LOOK_EVERY_S, _STALLS_KEPT = 0.02, 64
 
 
 class Breaker:
-    """Guards calls to one dependency. For one event loop."""
+    """Guards calls to one dependency. For one event loop. stalled_s: returns the seconds of stalls since a time."""
 
     def __init__(
         self,
         name: str,
         *,
         open_seconds: float = 0.5,
-        timeouts_to_open: int = 3,
         stalled_s: Callable[[float], float] = lambda since: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """timeouts_to_open: so many failures before a time-out opens the breaker. stalled_s: returns the seconds of
-        stalls since a time.
-        """
         self.name = name
         self._open_seconds = open_seconds
-        self._timeouts_to_open = timeouts_to_open
         self._stalled_s = stalled_s
         self._clock = clock
         self._open_until: float | None = None
@@ -135,7 +132,7 @@ class Breaker:
         now = self._clock()
         self._ends.append((now, True))
         ends = [failed for at, failed in self._ends if at > now - _LAST_S]
-        if not probe and sum(ends) < max(self._timeouts_to_open if is_timeout else 1, len(ends) / 2):
+        if not probe and sum(ends) < max(_TIMEOUTS_TO_OPEN if is_timeout else 1, len(ends) / 2):
             return
         if self._open_until is None:
             log.warning("dependency_failed", dependency=self.name, error=type(exc).__name__, reason=exc.message)

@@ -79,7 +79,6 @@ class Minutes:
 
     @property
     def left_s(self) -> float:
-        """The seconds left of the current minute."""
         return max(0.0, MINUTE_S * (self._over + 1) - (self._clock() - self._began))
 
     def seen(self, problems: Mapping[str, str], lags: Mapping[str, float] = MappingProxyType({})) -> None:
@@ -209,7 +208,6 @@ class GatewayMetrics:
         self._gateway.degraded += bool(answer.degradations)
 
     def called(self, method: str, code: str, seconds: float) -> None:
-        """Record the end of a client's call."""
         if method in ("Recommend", "Search", "Similar"):
             self._gateway.add(seconds, failed=code in _FAILURES)
 
@@ -222,7 +220,6 @@ class GatewayMetrics:
         self._component_failures[component].inc()
 
     def watch_turns(self, turns: TurnClock) -> None:
-        """Export the age of the follower's last good turn."""
         self._figures.turn_age("freshet_gateway_turn_age_seconds", turns)
 
     def acknowledged(self, seconds: float) -> None:

@@ -65,14 +65,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
-    """The operator's preferences besides the model's order."""
+    """The operator's preferences, as in `GatewaySettings`."""
 
-    # How much an impression lowers its item's score, and the half-life.
     impression_discount: float = 0.0
     impression_half_life_s: float = 24 * 3600.0
-    # Boost popular items for users with fewer items.
     cold_items: int = 0
-    # Share of positions for new items; how long an item is new.
     new_item_share: float = 0.0
     new_item_age_s: float = 24 * 3600.0
 
@@ -93,7 +90,7 @@ class Work(Generic[Q]):
     searched_share: float = 1.0
     # Items that the passes of all searches read.
     items_touched: int = 0
-    # Discounts of item scores by impressions.
+    # Discounts of items' scores.
     discounts: Mapping[str, float] = field(default_factory=dict)
     absence_bucket: int = 0
     token_honoured: bool = True
@@ -153,7 +150,7 @@ class FoundState:
 
 
 class Stages:
-    """One per version set, called concurrently."""
+    """Makes the optional calls. stalls: of this event loop. on_nothing: called with the component of a failed call."""
 
     def __init__(
         self,
@@ -164,7 +161,6 @@ class Stages:
         stalls: LoopStalls | None = None,
         on_nothing: Callable[[str], None] = lambda component: None,
     ) -> None:
-        """stalls: of this event loop. on_nothing: called with the component of each failed call."""
         self._ports, self._limits, self._on_nothing, self._absence = ports, limits, on_nothing, model.absence
         self._stalls = stalls or LoopStalls()
         self._breakers = {
@@ -288,7 +284,6 @@ class Stages:
     async def propose(
         self, work: Work[RecommendQuery], state: PackedQueryState, pool_size: int, wanted: ItemFilter | None = None
     ) -> Pool | None:
-        """Return the first stage's pool."""
         pool = await self._attempt(
             work,
             "candidates",
@@ -320,7 +315,6 @@ class Stages:
         discounts: Mapping[str, float] | None = None,
         rules: Sequence[Rule] = (),
     ) -> Ranking | None:
-        """Return the k best of a pool by the full model."""
         ranking = await self._attempt(
             work,
             "reranker",

@@ -22,5 +22,4 @@ class ItemChanges(Listener):
         self._on_change()
 
     def counted(self, kind: str, records: int) -> None:
-        """Count records that the follower could not use."""
         self._metrics.counted(kind, records)

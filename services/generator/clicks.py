@@ -30,7 +30,6 @@ _Click = tuple[SourceRecord, ClickRecord]
 
 
 def clicks_reader(bootstrap: Brokers, replicas: Replicas) -> TopicReader:
-    """Return a reader of `search-clicks`."""
     return TopicReader(
         bootstrap,
         SEARCH_CLICKS,

@@ -69,12 +69,10 @@ class GeneratorMetrics:
         self._answers.labels(source).observe(num_items)
 
     def watch_turns(self, topic: str, turns: TurnClock) -> None:
-        """Export the age of a follower's last good turn at scrape time."""
         self._turn_age.labels(topic).set_function(lambda: turns.age_s)
         self._turn_failures.labels(topic).set_function(lambda: turns.failures)
 
     def watch_merges(self, merges: MergeReports) -> None:
-        """Export whether a merge fails at scrape time."""
         self._merge_failed.set_function(lambda: merges.is_failing)
 
     def counted(self, kind: str, records: int = 1) -> None:

@@ -24,7 +24,9 @@ _GATHER_S = 1.0
 
 
 class KafkaExposureLog:
-    """Implements `ports.ExposureLog`. Call `start`, then `close`."""
+    """Implements `ports.ExposureLog`. Call `start`, then `close`. The thread calls `count` with the numbers of written
+    and of lost records.
+    """
 
     def __init__(
         self,
@@ -34,7 +36,6 @@ class KafkaExposureLog:
         count: Callable[[int, int], None] = lambda written, lost: None,
         gather_s: float = _GATHER_S,
     ) -> None:
-        """count: called from any thread with the numbers of written and lost records."""
         self._producer = BulkProducer(bootstrap, client_id="freshet-exposures")
         self._pseudonym_key, self._count, self._gather_s = pseudonym_key, count, gather_s
         self._waiting: deque[tuple[str, Exposure]] = deque()

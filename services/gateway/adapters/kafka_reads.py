@@ -96,7 +96,6 @@ class KafkaDeadLetters(_Thread):
         self._bootstrap = bootstrap
 
     async def newest(self, topics: Collection[str], timeout_s: float) -> tuple[Sequence[StoredLetter], bool]:
-        """Read each topic from its end."""
         return await self._run(lambda letters: letters.newest(topics), timeout_s)
 
     async def replay(self, topic: str, place: Position, *, preview: bool, timeout_s: float) -> Replayed:

@@ -33,10 +33,9 @@ class Peer(Protocol):
 
 
 class Remote:
-    """Implements `Peer` over a channel to SERVING replicas."""
+    """Implements `Peer` over a channel to SERVING replicas. of: ends the peer's name in errors, as " of model m1"."""
 
     def __init__(self, channel: grpc.aio.Channel, of: str = "") -> None:
-        """of: appended to the peer's name in errors, for example " of model m1"."""
         self._channel, self._of = channel, of
         self._stubs: dict[Any, Any] = {}
 
@@ -73,18 +72,18 @@ class Timed:
 
 
 class Peers:
-    """A version set's processes. The gateway's settings give addresses that the set lacks."""
+    """A version set's processes. The gateway's settings give addresses that the set lacks. near: peers inside this
+    process.
+    """
 
     def __init__(
         self, one: VersionSet, settings: GatewaySettings, tracing: Tracing, model_version: str, near: Mapping[str, Peer]
     ) -> None:
-        """near: peers inside this process."""
         channel = partial(rpc_client.channel, interceptors=tracing.client_interceptors, tls=settings.tls)
         # For `ProbedParts`: these channels also reach replicas that are not ready.
         self.checked: dict[str, list[tuple[str, grpc.aio.Channel, str]]] = defaultdict(list)
 
         def replicas(process: str, address: str, shard: str = "") -> Remote:
-            """Return the replicas that serve this model."""
             row = PROCESSES[process]
             health = row.health_of(model_version, shard)
             connected = channel(address, shares=False, service=row.health_service, health=health)

@@ -146,7 +146,7 @@ class RemoteCandidates:
         index_version: str = "",
         max_gap: float | None = None,
     ) -> Any:
-        """index_version: the process uses it if it still has it, else its newest."""
+        """Call Search. The process uses its newest version if it does not have `index_version`."""
         request = candidates_pb2.SearchRequest(
             query_state=to_message(query_state),
             k=k,
@@ -215,7 +215,6 @@ class RemoteCandidates:
         return response
 
     def _check(self, response: Any) -> None:
-        """Raises: PreconditionFailed for another shard's answer."""
         found = (response.shard.index, response.shard.count or 1)
         if found != (self._shard.index, self._shard.count):
             raise PreconditionFailed(

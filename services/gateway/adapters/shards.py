@@ -52,7 +52,6 @@ class _Answers(Generic[A]):
 
     @property
     def oldest(self) -> A:
-        """The answer of the oldest index version."""
         return min(self.there, key=_position)
 
     @property
@@ -148,7 +147,6 @@ class ShardedCandidates:
         )
 
     async def served(self, timeout_s: float) -> ServedIndex:
-        """Return what all shards serve. Raises: the error of any of them."""
         found = await asyncio.gather(*(shard.served(timeout_s) for shard in self._shards))
         return min(found, key=lambda one: one.freshness.deltas_offset)
 

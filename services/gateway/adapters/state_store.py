@@ -10,10 +10,9 @@ from services.user_state.values import UserView
 
 
 class RedisUserStates:
-    """Implements `ports.UserStates` for one model version."""
+    """Implements `ports.UserStates` for one model version. calls: counts the reads of users."""
 
     def __init__(self, reader: StateReader, model_version: str, calls: PartCalls | None = None) -> None:
-        """calls: counts the reads of users."""
         self._reader = reader
         self._model_version = model_version
         self._calls = calls or PartCalls()

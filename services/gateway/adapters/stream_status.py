@@ -50,7 +50,6 @@ class ProbedStreamStatus:
                 await self._task
 
     async def probe(self) -> None:
-        """Probe both once."""
         log_reachable, encoder_serving = await asyncio.gather(
             self._answer("broker", self._half_of_brokers()), self._answer("encoder", self._encoder_health())
         )

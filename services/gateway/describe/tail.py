@@ -14,7 +14,7 @@ from services.platform.errors import InvalidRequest
 from services.platform.stream.records import SourceRecord
 
 _EVERY_S, _TIMEOUT_S = 1.0, 5.0
-# New in each process, so nobody can follow a pseudonym for long.
+# Each process has a new key, so that pseudonyms change.
 _KEY = secrets.token_bytes(16)
 
 

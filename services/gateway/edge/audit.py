@@ -35,7 +35,7 @@ class AuditLog:
     """Writes lines to one file. Call `end_windows` every second, and before the process ends."""
 
     def __init__(self, path: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """path: None for stderr. Raises: ConfigError when it cannot be written."""
+        """Check that the file (None: stderr) can be written. Raises: ConfigError."""
         self._path = path
         if path is not None:
             try:

@@ -164,7 +164,6 @@ async def follow_keys(path: Path, door: Door) -> None:
 
 
 def _look(path: Path) -> tuple[int, ...]:
-    """Return modification time, size and inode; errno without a file."""
     try:
         found = path.stat()
     except OSError as exc:

@@ -189,11 +189,9 @@ class PopularItems:
         return choice.items
 
     def __len__(self) -> int:
-        """The number of known items, with withdrawn ones."""
         return len(self._rows)
 
     def category_counts(self) -> Mapping[str, int]:
-        """Items per category, with withdrawn ones."""
         return self._rows.category_counts()
 
     def categories_of(self, item_ids: Sequence[str]) -> list[tuple[str, ...]]:
@@ -319,8 +317,9 @@ class _Rows:
 
 
 class _Choice:
+    """The answer. withheld: rows. limit: per category; 0: none. total: of all counts."""
+
     def __init__(self, k: int, denied: Set[str], withheld: Container[int], limit: int, total: float) -> None:
-        """withheld: rows. limit: per category; 0: none. total: of all counts."""
         self.k, self.limit, self._denied, self._withheld, self._total = k, limit, denied, withheld, total
         self._taken = Counter[str]()
         self.full: set[str] = set()

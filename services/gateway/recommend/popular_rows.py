@@ -45,7 +45,7 @@ class StreamCounts:
 
     @classmethod
     def of(cls, live: Mapping[int, float], trained: NegatedCounts) -> "StreamCounts":
-        """live: the stream's counts, by row in ascending order. trained (m,): `ItemRows.negatives` of these rows."""
+        """Add the stream's counts `live`, by ascending row, to `trained` (m,), the `ItemRows.negatives` of the rows."""
         rows = np.fromiter(live, np.int64, len(live))
         counts = np.fromiter(live.values(), np.float64, len(live))
         order = np.lexsort((rows, trained - counts))

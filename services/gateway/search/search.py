@@ -25,9 +25,9 @@ from services.user_state.values import UserView
 # rank in all sources win: on 500 pseudo queries over MovieLens-1M's titles, MRR@10 is .759 with 100, .792 with 50, .825
 # with 30, .850 with 20.
 DEPTH = 30
-# Found items that the user's model orders, at least k.
+# How many found items the user's model orders, at least k.
 PERSONAL_POOL = 200
-# Last seen items that come first if found.
+# How many last seen items come first if found.
 RECENT = 10
 
 

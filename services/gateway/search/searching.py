@@ -26,7 +26,7 @@ class SearchQuery:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """score: in the source's unit. identifier: the text generated for the item, if any."""
+    """An item that a source found. score: in the source's unit. identifier: the text generated for the item, if any."""
 
     item_id: str
     score: float

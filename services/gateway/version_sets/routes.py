@@ -119,7 +119,6 @@ class Routes:
         self.experiments = replace(experiments, experiments=kept)
 
     def apply_rules(self, standing: StandingRules) -> None:
-        """Apply standing rules in every set."""
         self.standing = standing
         for served in self.open:
             served.handlers.recommend.rules.apply(standing)
@@ -135,7 +134,6 @@ class Routes:
 
     @property
     def others(self) -> Sequence[ServedSet]:
-        """The open sets besides the serving one."""
         serving = self.serving
         return [served for served in self._sets.values() if served is not serving]
 
@@ -145,7 +143,6 @@ class Routes:
             self._shadow.beside(query, answer)
 
     def took(self, user_id: str, item_id: str) -> None:
-        """Record a user's interaction for the shadow's report."""
         if self._shadow is not None:
             self._shadow.took(user_id, item_id)
 
@@ -179,7 +176,6 @@ class Routes:
             task.add_done_callback(self._closing.discard)
 
     async def report(self) -> list[SetReport]:
-        """Return the state of every recorded set."""
         sets = self.sets or VersionSets.of_one(own_set(self.own.model_version))
         names = list(sets.sets)
         problems = await asyncio.gather(*(self._problem(name) for name in names))

@@ -21,7 +21,7 @@ from services.platform.validation import validate_id
 
 # Time limit of a call without a deadline.
 DEFAULT_WAIT_S = 10.0
-_ANSWER_RESERVE_S = 0.1
+_ANSWER_RESERVE_S, _ASK_TIMEOUT_S = 0.1, 1.0
 _LOOK_AGAIN_S = 0.05
 
 _IN_MODEL = "the model's weights keep a component of this user until a training without it"
@@ -83,7 +83,6 @@ class ForgetUser:
     ports: Ports
     others: Callable[[], Sequence[Refreshers]] = tuple
     append_timeout_s: float = 1.5
-    ask_timeout_s: float = 1.0
 
     async def __call__(self, user_id: str, *, preview: bool) -> ForgetReport:
         """Forget a user; preview: only report.
@@ -133,14 +132,14 @@ class ForgetUser:
     async def _look(self, user_id: str, until: float) -> _Holdings:
         """Return the data that is reported until `until` (monotonic clock)."""
         try:
-            timeout_s = _within(self.ask_timeout_s, until)
+            timeout_s = _within(_ASK_TIMEOUT_S, until)
             async with asyncio.timeout(timeout_s):
                 stored = await self.ports.encoder.describe_user(user_id, timeout_s)
         except (FreshetError, TimeoutError):
             return _Holdings(None, (), all_answered=False)
         found = await asyncio.gather(
             *(
-                refreshers.contributions(stored.pseudonym, _within(self.ask_timeout_s, until))
+                refreshers.contributions(stored.pseudonym, _within(_ASK_TIMEOUT_S, until))
                 for refreshers in (self.ports.refreshers, *self.others())
             )
         )

@@ -45,7 +45,7 @@ _MAX_MARKS = 64
 _SPACING_S = 0.2
 # An answer is marked as not fresh if an event that was acknowledged so long ago is not applied.
 GRACE_S = 2.0
-# The share of GRACE_S after which reads, and later writes, yield to the encoder, if the watermark moved in the last
+# Reads yield to the encoder after this share of GRACE_S, writes after the other, if the watermark moved in the last
 # second.
 _READS_STAND_BACK, _WRITES_STAND_BACK, _MOVES_S = 0.25, 0.5, 1.0
 
@@ -73,7 +73,6 @@ class AcknowledgedLag:
         self._applied: dict[int, tuple[int, float]] = {}
 
     def acknowledged(self, position: Position) -> None:
-        """Record that this position is durable now."""
         marks = self._marks.setdefault(position.partition, deque())
         now = self._clock()
         if marks and position.offset <= marks[-1][0]:
@@ -109,7 +108,6 @@ class AcknowledgedLag:
         return moves and self._behind_s(partition, watermark) > share * self._grace_seconds
 
     def _behind_s(self, partition: int, watermark: int | None) -> float:
-        """Return how long an acknowledged event has not been applied."""
         marks = self._marks.get(partition)
         if not marks:
             return 0.0
@@ -184,7 +182,6 @@ class RecordInteractions:
         return await self.write(interactions)
 
     def takes(self, interaction: Interaction) -> bool:
-        """Return whether the user took the item."""
         return bool(interaction.item_id) and self._schema.weight_for(interaction.type, interaction.value) > 0
 
     async def write(self, interactions: Sequence[Interaction]) -> list[Receipt]:
@@ -324,7 +321,6 @@ def _with_id(interaction: Interaction) -> Interaction:
 
 
 def _with_count(failure: BaseException, written: int, total: int) -> BaseException:
-    """Add the number of durable records to the error."""
     if total == 1 or not isinstance(failure, FreshetError):
         return failure
     message = f"{failure.message}; {written} of {total} were acknowledged, send all again with the same event ids"

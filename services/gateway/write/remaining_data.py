@@ -54,7 +54,6 @@ _DAY_MS = 24 * 3600 * 1000
 
 
 def until(topic: Topic) -> str:
-    """Return how long a record stays."""
     settings = topic.settings
     if settings.get("cleanup.policy") == "compact":
         if topic.name == FORGETS:

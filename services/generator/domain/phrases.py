@@ -25,7 +25,7 @@ _DOUBLINGS = 3
 
 
 class Phrases:
-    """Answers while one thread inserts titles."""
+    """Answers while one thread inserts titles. on_left_out: called for a title with more phrases than positions."""
 
     def __init__(
         self,
@@ -37,7 +37,6 @@ class Phrases:
         text_version: str,
         on_left_out: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_left_out: called for a title with more phrases than positions."""
         self._generator, self._vocabulary, self._items = generator, vocabulary, items
         self._encode_all, self._text_version, self._on_left_out = encode_all, text_version, on_left_out
         self._inserted: dict[int, int] = {}  # identifiers inserted here, by row

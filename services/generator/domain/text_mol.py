@@ -5,7 +5,6 @@ after its first click, since the bundle has no document encoder.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import only
 from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.items.live_catalogue import LiveCatalogue
-from services.algorithms.pefa.policy import NEW_ITEM_SHARE, PAPER, SharePolicy
+from services.algorithms.pefa.policy import NEW_ITEM_SHARE, PAPER
 from services.algorithms.pefa.query_feedback import Click, Encode, QueryFeedback, SourcePosition
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.scoring.states import FloatArray, QueryStates
@@ -30,21 +29,15 @@ from services.generator.domain.requests import Asked, Scored
 EncodeAll = Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClickPolicy:
-    """Weights of clicks, chosen on MedQuAD's held-out queries (docs/benchmarks/pefa.md). share, new_share: lambda of
-    PEFA-XS for items of the model, and for others. neighbours, model_share: k and lambda of PEFA-XL.
-    """
-
-    share: SharePolicy = PAPER
-    new_share: SharePolicy = NEW_ITEM_SHARE
-    neighbours: int = 8
-    model_share: float = 0.7
-    max_remembered: int = 65_536
+# k and lambda of PEFA-XL, chosen on MedQuAD's held-out queries (docs/benchmarks/pefa.md).
+NEIGHBOURS, MODEL_SHARE = 8, 0.7
+MAX_REMEMBERED = 65_536
 
 
 class TextMol:
-    """Answers queries while one thread applies clicks and another descriptions."""
+    """Answers queries while one thread applies clicks and another descriptions. base: the text bundle's documents with
+    states.
+    """
 
     def __init__(
         self,
@@ -53,11 +46,9 @@ class TextMol:
         encode_all: EncodeAll,
         encode: Encode,
         num_query_components: int,
-        policy: ClickPolicy = ClickPolicy(),
     ) -> None:
-        """base: the text bundle's documents with states; its model version is the text version."""
         self.live = LiveCatalogue(base, build=carry_over(only(Exact)))
-        self._encode_all, self._encode, self._policy = encode_all, encode, policy
+        self._encode_all, self._encode = encode_all, encode
         self._num_query_components = num_query_components
         self._feedback = self._no_feedback()
         self._votes = VotingIndex(
@@ -109,7 +100,7 @@ class TextMol:
             kinds.setdefault(asked[position].k, []).append(position)
         for k, positions in kinds.items():
             queries = QueryStates(components=states[positions])
-            votes = self._votes.votes(queries, self._policy.neighbours)
+            votes = self._votes.votes(queries, NEIGHBOURS)
             filters = [asked[position].filter for position in positions]
             top = self.live.index.search(queries, k + num_negative(votes), filters, version=served.version)
             for row, position in enumerate(positions):
@@ -123,7 +114,7 @@ class TextMol:
                     votes[row],
                     k=k,
                     wanted=filters[row],
-                    model_share=self._policy.model_share if len(self._votes) else 1.0,
+                    model_share=MODEL_SHARE if len(self._votes) else 1.0,
                 )
                 answers[position] = Scored(
                     item_ids=joined.item_ids, scores=joined.scores.tolist(), text_version=version
@@ -166,8 +157,8 @@ class TextMol:
             self._voters.difference_update(removals)
             self._voters.update(entry.entry_id for entry in upserts)
         item_ids = list(changes.item_ids)
-        policy, sums = self._policy, self._feedback.sums_of(item_ids)
-        states = self._feedback.states_of(item_ids, share=policy.share, new_share=policy.new_share)
+        sums = self._feedback.sums_of(item_ids)
+        states = self._feedback.states_of(item_ids, share=PAPER, new_share=NEW_ITEM_SHARE)
         refreshed = [
             ItemDelta(item_id=item_id, components=components, num_interactions=int(count), dropped=not count)
             for item_id, components, count in zip(item_ids, states.components, sums.counts, strict=True)
@@ -182,7 +173,7 @@ class TextMol:
             index=base.rows,
             pair_gate=base.pair_gate,
             num_query_components=self._num_query_components,
-            capacity=self._policy.max_remembered,
+            capacity=MAX_REMEMBERED,
         )
 
 

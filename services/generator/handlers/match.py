@@ -30,7 +30,7 @@ _SHARE = 0.9
 
 
 class Match(Generic[A]):
-    """Answers from one source, or reports why it cannot."""
+    """Answers from one source. reason: why `source` is None. is_ready: whether its topics were read."""
 
     def __init__(
         self,
@@ -41,7 +41,6 @@ class Match(Generic[A]):
         metrics: GeneratorMetrics,
         is_ready: Callable[[], bool],
     ) -> None:
-        """reason: why `source` is None. is_ready: whether its topics were read."""
         self.name, self.source, self.reason = name, source, reason
         self._metrics, self._is_ready = metrics, is_ready
         self._batcher: Batcher[Asked, A] | None = None
