@@ -34,10 +34,10 @@ from services.gateway.adapters.peer import Peer, Peers, Timed
 from services.gateway.adapters.processes import (
     RemoteCandidates,
     RemoteEncoder,
+    RemoteRefreshers,
     RemoteReranker,
     RemoteTextSources,
 )
-from services.gateway.adapters.refreshers import RemoteRefreshers
 from services.gateway.adapters.shards import ShardedCandidates
 from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.adapters.stream_status import ProbedStreamStatus

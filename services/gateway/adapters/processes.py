@@ -1,8 +1,11 @@
 """The other processes over gRPC: one RPC per port method. Query states stay bytes."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import grpc
+import structlog
 from freshet.v1 import (
     candidates_pb2,
     candidates_pb2_grpc,
@@ -10,6 +13,8 @@ from freshet.v1 import (
     encoder_pb2_grpc,
     generator_pb2,
     generator_pb2_grpc,
+    refresher_pb2,
+    refresher_pb2_grpc,
     reranker_pb2,
     reranker_pb2_grpc,
 )
@@ -22,17 +27,20 @@ from services.contracts.shards import WHOLE, Shard
 from services.contracts.wire import certificate_of, explained_of, filter_message, rule_message, votes_of
 from services.gateway.adapters.peer import Peer
 from services.gateway.domain import Encoded, HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
-from services.gateway.ports import ServedIndex, StoredUser
+from services.gateway.ports import Contributions, ItemProgress, PartitionProgress, ServedIndex, StoredUser
 from services.gateway.search.searching import Hit, SourceHits
 from services.platform.errors import FreshetError, PreconditionFailed
 from services.platform.rpc import client as rpc_client
 from services.platform.stream.records import set_ms
+
+log = structlog.get_logger()
 
 # The generated stubs carry no types.
 _EncoderStub: Any = encoder_pb2_grpc.EncoderServiceStub
 _CandidatesStub: Any = candidates_pb2_grpc.CandidatesServiceStub
 _RerankerStub: Any = reranker_pb2_grpc.RerankerServiceStub
 _GeneratorStub: Any = generator_pb2_grpc.GeneratorServiceStub
+_RefresherStub: Any = refresher_pb2_grpc.RefresherServiceStub
 
 # Seen items sent for the votes of item neighbours.
 _RECENT = 100
@@ -318,3 +326,60 @@ def _to_hits(answer: Any, text_version: str) -> SourceHits | FreshetError:
         return rpc_client.translate_status(answer.status, answer.reason, "generator")
     items = [Hit(item.item_id, item.score, item.identifier) for item in answer.items]
     return SourceHits(items=items, text_version=text_version, milliseconds=answer.milliseconds)
+
+
+class RemoteRefreshers:
+    """Implements `ports.Refreshers`, one channel per address."""
+
+    def __init__(self, channels: Mapping[str, grpc.aio.Channel]) -> None:
+        self._stubs = {address: _RefresherStub(channel) for address, channel in channels.items()}
+
+    async def folded(self, timeout_s: float) -> tuple[list[PartitionProgress], bool]:
+        answers, all_answered = await self._ask_all("GetStatus", refresher_pb2.GetStatusRequest(), timeout_s)
+        return [
+            PartitionProgress(
+                partition=partition.partition, applied_offset=partition.folded_offset, end_offset=partition.end_offset
+            )
+            for answer in answers
+            for partition in answer.partitions
+        ], all_answered
+
+    async def contributions(self, pseudonym: str, timeout_s: float) -> tuple[list[Contributions], bool]:
+        request = refresher_pb2.DescribeContributionsRequest(user_pseudonym=pseudonym)
+        answers, all_answered = await self._ask_all("DescribeContributions", request, timeout_s)
+        return [
+            Contributions(
+                summed_interactions=answer.interactions,
+                remembered_interactions=answer.remembered,
+                forgotten_up_to=offsets_of(answer.forgotten_up_to),
+                partitions=tuple(answer.partitions),
+            )
+            for answer in answers
+        ], all_answered
+
+    async def item(self, item_id: str, timeout_s: float) -> tuple[list[ItemProgress], bool]:
+        request = refresher_pb2.DescribeItemRequest(item_id=item_id)
+        answers, all_answered = await self._ask_all("DescribeItem", request, timeout_s)
+        return [
+            ItemProgress(
+                num_interactions=answer.num_interactions,
+                num_users=answer.num_users,
+                min_users=answer.min_users,
+                is_published=answer.is_published,
+                reason=answer.reason,
+            )
+            for answer in answers
+        ], all_answered
+
+    async def _ask_all(self, method: str, request: Any, timeout_s: float) -> tuple[list[Any], bool]:
+        """Call all refreshers concurrently; return the answers, and whether all answered (False without refreshers)."""
+
+        async def ask(address: str, stub: Any) -> Any:
+            try:
+                return await rpc_client.call(getattr(stub, method), request, timeout_s=timeout_s, peer="refresher")
+            except FreshetError as exc:
+                log.info("refresher_silent", address=address, error=type(exc).__name__, reason=exc.message)
+                return None
+
+        answers = await asyncio.gather(*(ask(address, stub) for address, stub in self._stubs.items()))
+        return [answer for answer in answers if answer is not None], bool(answers) and None not in answers

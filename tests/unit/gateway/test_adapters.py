@@ -33,10 +33,10 @@ from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import (
     RemoteCandidates,
     RemoteEncoder,
+    RemoteRefreshers,
     RemoteReranker,
     RemoteTextSources,
 )
-from services.gateway.adapters.refreshers import RemoteRefreshers
 from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.gateway.domain import HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
 from services.gateway.ports import PartitionProgress

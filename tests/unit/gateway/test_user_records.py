@@ -9,8 +9,7 @@ from freshet.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc, refresher_pb2,
 from prometheus_client import CollectorRegistry
 
 from services.gateway.adapters.peer import Remote
-from services.gateway.adapters.processes import RemoteEncoder
-from services.gateway.adapters.refreshers import RemoteRefreshers
+from services.gateway.adapters.processes import RemoteEncoder, RemoteRefreshers
 from services.gateway.ports import Contributions, StoredUser
 from services.platform.config import ProcessSettings
 from services.platform.rpc import client as rpc_client
