@@ -44,7 +44,7 @@ class DescribeCatalogue:
         if max_categories > MAX_CATEGORIES:
             raise InvalidRequest.of("max_categories", max_categories, f"0-{MAX_CATEGORIES}")
         # Counting the codes of a million items takes some 10 ms.
-        counts = await asyncio.to_thread(self.popular.category_counts)
+        counts = await asyncio.to_thread(self.popular.rows.category_counts)
         largest = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
         return CatalogueDescription(
             model=self.model,

@@ -91,7 +91,7 @@ class ListItems:
         keys = popular.rows_in(query.category)
         if query.newest_first:
             # New items have negative keys, the newest the smallest.
-            keys = np.sort(np.where(keys >= popular.num_trained, -keys, keys))
+            keys = np.sort(np.where(keys >= popular.rows.num_trained, -keys, keys))
         first = 0 if start is None else int(np.searchsorted(keys, start))
         size, last = query.page_size or DEFAULT_PAGE, min(first + MAX_LOOKED, len(keys))
         found: list[int] = []

@@ -112,13 +112,13 @@ class DescribedItems(Listener):
 
     def item(self, item_id: str) -> KnownItem | None:
         """Return the item, None if unknown."""
-        row = self.popular.row(item_id)
+        row = self.popular.rows.row(item_id)
         return self.known(np.array([row]))[0] if row >= 0 else None
 
     def starting(self, rows: Indices, prefix: bytes) -> Mask:
         """Return which of m rows have an id or a title that begins with `prefix` (lower case): (m,)."""
-        passes, others = self.titles.starting(self.popular.bundled(rows), prefix)
+        passes, others = self.titles.starting(self.popular.rows.bundled(rows), prefix)
         numbers = np.flatnonzero(others)
-        for number, title in zip(numbers, self.titles.of(self.popular.ids_of(rows[numbers])), strict=True):
+        for number, title in zip(numbers, self.titles.of(self.popular.rows.ids_of(rows[numbers])), strict=True):
             passes[number] = title.encode().lower().startswith(prefix)
-        return passes | self.popular.ids_starting(rows, prefix)
+        return passes | self.popular.rows.ids_starting(rows, prefix)

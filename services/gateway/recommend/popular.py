@@ -57,10 +57,10 @@ class PopularItems:
         """Take a bundle's columns without copying them. counts (n,): each item's count in training. by_popularity: the
         order by them, if known.
         """
-        self._rows = ItemRows(item_ids, counts, categories, by_popularity)
+        self.rows = ItemRows(item_ids, counts, categories, by_popularity)
         self._total = TRAINING_COUNTS * int(counts.sum())
-        self._attributes = AttributeRows(attributes or no_attributes(len(self._rows)), self._rows.order)
-        self._by_category = CategoryRows(self._rows.categories, self._rows.rank)
+        self._attributes = AttributeRows(attributes or no_attributes(len(self.rows)), self.rows.order)
+        self._by_category = CategoryRows(self.rows.categories, self.rows.rank)
         self.knows_withdrawn = True
         # Rows of items that no answer may contain: the sum of _WITHDRAWN and _UNAVAILABLE.
         self._withheld: dict[int, int] = {}
@@ -70,15 +70,15 @@ class PopularItems:
 
     def take(self, counts: Mapping[str, float]) -> None:
         """Replace the stream's counts, from any thread. Unknown ids are ignored."""
-        rows = self._rows.rows_of(list(counts)).tolist()
+        rows = self.rows.rows_of(list(counts)).tolist()
         live = dict(sorted((row, count) for row, count in zip(rows, counts.values(), strict=True) if row >= 0))
-        now = StreamCounts.of(live, self._rows.negatives(np.fromiter(live, np.int64, len(live))))
+        now = StreamCounts.of(live, self.rows.negatives(np.fromiter(live, np.int64, len(live))))
         negatives, some = next(self._behind(now, frozenset()), (np.zeros(0), np.zeros(0, np.int64)))
         negatives, some = negatives[:_FIRST], some[:_FIRST]
         is_live, _ = now.places(some)
         after = int(some[~is_live].max(initial=-1)) + 1, int(is_live.sum())
         first = zip(
-            negatives.tolist(), some.tolist(), self._rows.ids_of(some), self._rows.bundled_names(some), strict=True
+            negatives.tolist(), some.tolist(), self.rows.ids_of(some), self.rows.bundled_names(some), strict=True
         )
         self._now = replace(now, first=list(first), after=after)
 
@@ -95,7 +95,7 @@ class PopularItems:
         """Describe an item, from any thread: readers see a new item when it is complete. Under new categories, the item
         has its training count until the next `take`.
         """
-        rows = self._rows
+        rows = self.rows
         row = rows.row(item_id)
         is_new, row = row < 0, row if row >= 0 else len(rows)
         withheld = _WITHDRAWN * withdrawn + _UNAVAILABLE * (not available)
@@ -116,43 +116,22 @@ class PopularItems:
             if written_ms < since_ms or len(found) == most:
                 break
             if row not in self._withheld:
-                found += self._rows.ids_of(np.array([row]))
+                found += self.rows.ids_of(np.array([row]))
         return found
-
-    def row(self, item_id: str) -> int:
-        """Return the item's row, -1 if unknown."""
-        return self._rows.row(item_id)
-
-    @property
-    def num_trained(self) -> int:
-        return len(self._rows.order)
 
     def rows_in(self, category: str) -> Indices:
         """Return the rows of a category, or of all items for "", ascending."""
         if not category:
-            return np.arange(len(self._rows))
+            return np.arange(len(self.rows))
         rows = np.unique(np.concatenate([np.asarray(part, np.int64) for part in self._by_category.of(category)]))
-        return rows[self._rows.of_categories(rows, {category})]
-
-    def ids_of(self, rows: Indices) -> list[str]:
-        return self._rows.ids_of(rows)
-
-    def bundled(self, rows: Indices) -> Indices:
-        """Return the bundle's item of each of m rows, -1 for a new one: (m,)."""
-        items = np.full(len(rows), -1)
-        items[rows < self.num_trained] = self._rows.order[rows[rows < self.num_trained]]
-        return items
-
-    def ids_starting(self, rows: Indices, prefix: bytes) -> Mask:
-        """Return which of m rows have an id that begins with `prefix` (lower case): (m,)."""
-        return self._rows.ids_starting(rows, prefix)
+        return rows[self.rows.of_categories(rows, {category})]
 
     def known(self, rows: Indices) -> list[KnownItem]:
         """Return the items of m rows, without titles."""
         found = []
-        facts = zip(rows.tolist(), self._rows.ids_of(rows), self._rows.names_of(rows), strict=True)
+        facts = zip(rows.tolist(), self.rows.ids_of(rows), self.rows.names_of(rows), strict=True)
         for row, item_id, categories in facts:
-            withheld, number = self._withheld.get(row, 0), row - self.num_trained
+            withheld, number = self._withheld.get(row, 0), row - self.rows.num_trained
             item = CatalogueItem(
                 item_id=item_id,
                 categories=categories,
@@ -170,7 +149,7 @@ class PopularItems:
 
     def are_withdrawn(self, item_ids: Sequence[str]) -> list[bool]:
         """Return whether each of m items is withdrawn or unavailable; False if unknown."""
-        return [row in self._withheld for row in self._rows.rows_of(item_ids).tolist()]
+        return [row in self._withheld for row in self.rows.rows_of(item_ids).tolist()]
 
     def top(self, k: int, wanted: ItemFilter, seen: Iterable[str], max_per_category: int) -> list[ScoredItem]:
         """Return the k most popular allowed items. Scores are shares of all counts."""
@@ -189,14 +168,11 @@ class PopularItems:
         return choice.items
 
     def __len__(self) -> int:
-        return len(self._rows)
-
-    def category_counts(self) -> Mapping[str, int]:
-        return self._rows.category_counts()
+        return len(self.rows)
 
     def categories_of(self, item_ids: Sequence[str]) -> list[tuple[str, ...]]:
         """Return the categories of m items, () for an unknown one."""
-        return self._rows.names_of(self._rows.rows_of(item_ids))
+        return self.rows.names_of(self.rows.rows_of(item_ids))
 
     def warnings(self, wanted: ItemFilter) -> list[str]:
         """Return warnings for the filter's first categories without items; none before all items are known."""
@@ -213,8 +189,8 @@ class PopularItems:
 
     def named(self, item_ids: Sequence[str], which: Sequence[ItemFilter]) -> list[Mask]:
         """Return, for each filter, which of m items match: (m,)."""
-        rows = self._rows.rows_of(item_ids)
-        return [passing(one, _Rows(self._rows, self._attributes, rows, item_ids)) for one in which]
+        rows = self.rows.rows_of(item_ids)
+        return [passing(one, _Rows(self.rows, self._attributes, rows, item_ids)) for one in which]
 
     def _first(self, wanted: ItemFilter, now: StreamCounts) -> Iterable[Entry]:
         """Filter as `passing`, but item by item, since most answers need only a few."""
@@ -222,7 +198,7 @@ class PopularItems:
         if wanted.where:
             rows = np.fromiter((row for _, row, _, _ in now.first), np.int64, len(now.first))
             first = compress(first, self._attributes.mask(wanted.where, rows).tolist())
-        if described := self._rows.described:
+        if described := self.rows.described:
             first = ((negative, row, item_id, described.get(row, names)) for negative, row, item_id, names in first)
         if allowed := frozenset(wanted.allow_categories):
             first = (one for one in first if not allowed.isdisjoint(one[3]))
@@ -233,24 +209,24 @@ class PopularItems:
     def _take(self, choice: "_Choice", wanted: ItemFilter, negatives: NegatedCounts, rows: Indices) -> None:
         """Filter by columns, then decode a few rows at a time."""
         if not wanted.is_open:
-            passes = passing(wanted, _Rows(self._rows, self._attributes, rows))
+            passes = passing(wanted, _Rows(self.rows, self._attributes, rows))
             negatives, rows = negatives[passes], rows[passes]
         size, full = choice.k + 16, 0
         while len(rows) and not choice.is_made:
             if full < len(choice.full):
                 full = len(choice.full)
-                passes = ~self._rows.of_categories(rows, choice.full)
+                passes = ~self.rows.of_categories(rows, choice.full)
                 negatives, rows = negatives[passes], rows[passes]
             some, size = slice(min(size, _DECODED)), 2 * size
-            names = self._rows.names_of(rows[some]) if choice.limit else [()] * len(rows[some])
-            item_ids = self._rows.ids_of(rows[some])
+            names = self.rows.names_of(rows[some]) if choice.limit else [()] * len(rows[some])
+            item_ids = self.rows.ids_of(rows[some])
             choice.take(zip(negatives[some].tolist(), rows[some].tolist(), item_ids, names, strict=True))
             negatives, rows = negatives[some.stop :], rows[some.stop :]
 
     def _asked(self, item_ids: Sequence[str], now: StreamCounts) -> tuple[NegatedCounts, Indices]:
-        rows = np.unique(self._rows.rows_of(item_ids))
+        rows = np.unique(self.rows.rows_of(item_ids))
         rows = rows[rows >= 0]
-        negatives = self._rows.negatives(rows)
+        negatives = self.rows.negatives(rows)
         is_live, at = now.places(rows)
         negatives[is_live] = now.of_ascending[at]
         return _by_count(negatives, rows)
@@ -264,7 +240,7 @@ class PopularItems:
             rows = some[~now.places(some)[0]] if len(now.rows) else some
             if not len(rows):
                 continue
-            negatives = self._rows.negatives(rows)
+            negatives = self.rows.negatives(rows)
             end = now.before(negatives[-1], rows[-1])
             if end > at:
                 negatives = np.concatenate([negatives, now.negatives[at:end]])
@@ -278,7 +254,7 @@ class PopularItems:
         """Yield the rows of the `allowed` categories (empty: all), ascending, in chunks."""
         size, lists = _FIRST, [part for name in allowed for part in self._by_category.of(name)]
         if not allowed:
-            while start < (length := len(self._rows)):
+            while start < (length := len(self.rows)):
                 end, size = min(start + size, length), min(2 * size, _MOST)
                 yield np.arange(start, end)
                 start = end
@@ -288,7 +264,7 @@ class PopularItems:
             # A chunk ends at a row, since writes shift indices into lists, but not rows.
             firsts = [bisect_left(one, start) for one in lists]
             ends = [one[first + size] for one, first in zip(lists, firsts, strict=True) if first + size < len(one)]
-            is_last, end, size = not ends, min(ends, default=len(self._rows)), min(2 * size, _MOST)
+            is_last, end, size = not ends, min(ends, default=len(self.rows)), min(2 * size, _MOST)
             parts = [one[first : bisect_left(one, end)] for one, first in zip(lists, firsts, strict=True)]
             yield np.unique(np.concatenate([np.asarray(part, np.int64) for part in parts]))
             start = end

@@ -89,6 +89,10 @@ class ItemRows:
     def __len__(self) -> int:
         return len(self.order) + len(self._new_ids)
 
+    @property
+    def num_trained(self) -> int:
+        return len(self.order)
+
     def row(self, item_id: str) -> int:
         """Return the row, -1 if unknown."""
         bundled: int = self._ids.get(item_id, -1)
@@ -163,12 +167,16 @@ class ItemRows:
         bundled = iter(self._ids.strings.take(self.order[rows[is_bundled]]))
         return [next(bundled) if row < size else new[row - size] for row in rows.tolist()]
 
-    def bundled_names(self, rows: Indices) -> list[tuple[str, ...]]:
-        """Return the bundle's categories of each row; none for other rows."""
+    def bundled(self, rows: Indices) -> Indices:
+        """Return the bundle's item of each of m rows, -1 for a new or unknown one: (m,)."""
         items = np.full(len(rows), -1)
         is_bundled = (rows >= 0) & (rows < len(self.order))
         items[is_bundled] = self.order[rows[is_bundled]]
-        return self.categories.of_rows(items)
+        return items
+
+    def bundled_names(self, rows: Indices) -> list[tuple[str, ...]]:
+        """Return the bundle's categories of each row; none for other rows."""
+        return self.categories.of_rows(self.bundled(rows))
 
     def names_of(self, rows: Indices) -> list[tuple[str, ...]]:
         """Return the categories of each row; none for row -1."""
