@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from statistics import median
 from typing import TypeVar
 
 import numpy as np
@@ -23,10 +24,10 @@ from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
-# The fastest turn counts, in CPU time of the thread: other load only adds time. By wall clock under sixfold load, three
-# turns chose a strategy 1.7 times as expensive. The first turn warms caches.
-_TURNS = 3
-# One search in 200 tries another strategy that was at most 4 times slower, in case its turns were all disturbed.
+# A strategy costs the median of its last turns, in CPU time of the thread: bounds cost some queries far less than
+# others. By wall clock under sixfold load, three turns chose a strategy 1.7 times as expensive.
+_TURNS, _LAST = 3, 5
+# Three searches in 200 try another strategy that was at most 4 times slower, in case its turns were all disturbed.
 _LOOK_AGAIN_EVERY, _WORTH_LOOKING_AT = 200, 4.0
 
 # Gaps between two of these cost about the same; gaps below the first cost nearly as much as 0.
@@ -106,7 +107,7 @@ class Exact(ScoredIndex):
         seconds = (time.thread_time() - started) / max(1, len(queries))
         with self._lock:
             turns = self._measured[kind][number]
-            turns[:] = sorted([*turns, seconds])[:_TURNS]
+            turns[:] = [*turns, seconds][-_LAST:]
         nothing = np.zeros(len(queries), dtype=np.int64)
         return found, Pass(f"strategy:{self.strategies[number].name}", 0.0, nothing)
 
@@ -118,10 +119,10 @@ class Exact(ScoredIndex):
             if started < _TURNS * len(self.strategies) or not all(measured):
                 return started % len(self.strategies)
             cheapest = _cheapest(measured)
-            if started % _LOOK_AGAIN_EVERY:
+            if started % _LOOK_AGAIN_EVERY >= _TURNS:
                 return cheapest
-            limit = _WORTH_LOOKING_AT * min(measured[cheapest])
-            others = [number for number, turns in enumerate(measured) if number != cheapest and min(turns) <= limit]
+            limit = _WORTH_LOOKING_AT * median(measured[cheapest])
+            others = [number for number, turns in enumerate(measured) if number != cheapest and median(turns) <= limit]
             return others[started // _LOOK_AGAIN_EVERY % len(others)] if others else cheapest
 
 
@@ -148,7 +149,7 @@ def carry_over(build: Build) -> Build:
 
 
 def _cheapest(measured: list[list[float]]) -> int:
-    return int(np.argmin([min(turns) for turns in measured]))
+    return int(np.argmin([median(turns) for turns in measured]))
 
 
 def _kind(batch: int, k: int, max_gap: float = 0.0) -> _Kind:
