@@ -277,9 +277,9 @@ class LiveCatalogue:
     ) -> tuple[str, ...]:
         """Apply a batch of changes as one version at `position`; return the ids whose states do not fit the model.
 
-        An id may occur once in a batch. mark: distinguishes batches of equal position in different logs; part of the
+        An item's last change counts. mark: distinguishes batches of equal position in different logs; part of the
         version's name. The version gets the latest `newest_recorded_ms` so far and its lag. Raises, with nothing
-        changed: ValueError for malformed and some repeated ids, IndexFullError without enough room.
+        changed: ValueError for a malformed id, IndexFullError without enough room.
         """
         changes = list({one.item_id: one for one in changes}.values())
         misfits = [one.item_id for one in changes if not one.dropped and not self._fits(one)]
