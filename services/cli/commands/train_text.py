@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from services.cli import options
-from services.cli.output import answer, json_command, progress, sentences
+from services.cli.output import answer, json_command, progress, sentences, usage_error
 from services.offline.openmp import wait_without_spinning
+
+_OF_THE_OTHER = {"phrases": ("steps",), "text-mol": ("vocabulary", "minutes", "device")}
 
 
 @json_command
@@ -18,13 +20,16 @@ def train_text(
     bundle: options.BundlePath = options.DEFAULT_BUNDLE,
     out: Annotated[Path, typer.Option(help="The text bundle; its other part is preserved.")] = options.DEFAULT_STATE
     / "text",
-    vocabulary: Annotated[int, typer.Option(min=2, help="Largest number of phrases.")] = 8192,
-    minutes: Annotated[float, typer.Option(min=0.05, help="Longest training of the phrase model.")] = 5.0,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of the text MoL.")] = 300,
+    vocabulary: Annotated[int | None, typer.Option(min=2, help="Largest number of phrases. Default: 8192.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.05, help="Longest training of the phrase model. Default: 5.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the text MoL. Default: 300.")] = None,
     seed: options.Seed = 0,
     device: Annotated[
-        str, typer.Option(help="For phrases: cpu (trains the last two layers), or cuda (all of them).")
-    ] = "cpu",
+        str | None,
+        typer.Option(help="For phrases: cpu (the default: trains the last two layers), or cuda (all of them)."),
+    ] = None,
 ) -> None:
     """Train the models that answer queries in words: the phrase model (PIXAR) and the text MoL.
 
@@ -32,6 +37,10 @@ def train_text(
 
     Example:  freshet train-text all --bundle .freshet/bundle --out .freshet/text
     """
+    given = {"vocabulary": vocabulary, "minutes": minutes, "device": device, "steps": steps}
+    for name in _OF_THE_OTHER.get(part, ()):
+        if given[name] is not None:
+            raise usage_error(f"--{name} has no effect on {part}", "leave it out")
     wait_without_spinning()
     from services.offline.training.onnx_graphs import ExportError
     from services.offline.training.phrases.fit import PhraseSettings
@@ -45,12 +54,12 @@ def train_text(
             update(stage, done, total, "" if math.isnan(loss) else f"  loss {loss:.3f}")
 
         if part != "text-mol":
-            settings = PhraseSettings(seconds=60 * minutes, device=device)
+            settings = PhraseSettings(seconds=60 * (minutes or 5.0), device=device or "cpu")
             made["phrases"] = train_phrases_part(
-                bundle, out, vocabulary=vocabulary, settings=settings, seed=seed, progress=follow
+                bundle, out, vocabulary=vocabulary or 8192, settings=settings, seed=seed, progress=follow
             )
         if part != "phrases":
-            mol = TextMolSettings(steps=steps)
+            mol = TextMolSettings(steps=steps or 300)
             made["text_mol"] = train_text_mol_part(bundle, out, settings=mol, seed=seed, progress=follow)
     *_, report = made.values()
     answer(

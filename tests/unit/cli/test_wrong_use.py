@@ -46,6 +46,15 @@ def run(*arguments: str) -> Result:
     return result
 
 
+@pytest.mark.parametrize(
+    ("part", "option"), [("phrases", "--steps=5"), ("text-mol", "--minutes=1"), ("text-mol", "--device=cpu")]
+)
+def test_an_option_of_the_other_text_model_is_refused(part: str, option: str) -> None:
+    result = run("train-text", part, option, "--bundle", "nowhere")
+    assert result.exit_code == 2
+    assert f"{option.partition('=')[0]} has no effect on {part}" in result.output
+
+
 class Titled(MemoryGateway):
     """Ids, titles and sentences that steer a terminal, or look like markup."""
 
