@@ -17,7 +17,7 @@ SLACK_BUCKETS = (1e-6, 1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0)
 
 
 class CandidatesMetrics:
-    """Histograms with few labels."""
+    """Metrics with few labels."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         figures = Figures(registry)

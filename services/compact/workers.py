@@ -69,7 +69,7 @@ class _Workers:
         self._num_ready, self._all_ready, self._stops = 0, asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
-        """Run until a signal, or until one ends before all were ready."""
+        """Run until a signal, or until a worker ends before all are ready."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
@@ -133,5 +133,5 @@ def _has_signing_key() -> bool:
 
 
 def _ends_with_its_parent() -> None:
-    """Let the kernel end this worker with its parent, which frees the port. Runs between fork and exec."""
+    """Let the kernel end this worker when its parent ends, which frees the port. Runs between fork and exec."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

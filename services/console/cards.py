@@ -17,7 +17,7 @@ ICONS = {"like": "thumb_up", "dislike": "thumb_down", "hide": "visibility_off"}
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An item on a card. why: what found the item, if it was not the model alone; else ""."""
+    """An item on a card. why: text of the tag that says how the item was found; "" for no tag."""
 
     item_id: str
     title: str = ""
@@ -41,8 +41,8 @@ class _Card:
 
 
 class Cards:
-    """The grid. `actions`: event types with a button. act, similar: called with an item's button. why: returns the
-    address that explains an item.
+    """The grid. `actions`: event types with a button. act, similar: called when an item's button is
+    clicked. why: returns the address of the page that explains an item.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Cards:
         return self._titles.get(item_id) or item_id
 
     def clear(self) -> None:
-        """Remove all cards: their links are a user's."""
+        """Remove all cards, because their links contain the user's id."""
         self._cards.clear()
         self._grid.clear()
 

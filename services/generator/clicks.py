@@ -85,7 +85,7 @@ class ClicksFollower(TopicFollower):
                 key=lambda one: one[0].offset,
                 apply=lambda one: self._apply([one], one[0].offset + 1),
                 set_aside=self._set_aside,
-                # Clicks may repeat in any order, so repeating the neighbours changes nothing.
+                # Clicks may be applied twice and in any order, so a rehearsal does no harm.
                 rehearse=lambda one: self._taught.apply([one[1]], next_offset=self._next[SEARCH_CLICKS]),
             )
             readable = []

@@ -1,4 +1,4 @@
-"""The leases port over Redis. A script that a group's members run a few times a second assigns the partitions.
+"""The leases port over Redis. A script assigns the partitions; each member runs it a few times a second.
 
 A member that dies stops renewing, so its partitions become free when the lease ends. A member whose working loop hangs
 stops renewing after a minute. A new member gets its share when others release their surplus. While Redis is
@@ -28,7 +28,7 @@ RENEWALS_PER_LEASE = 5
 _MAX_PAUSE_S = 0.2
 
 # KEYS: members, then each partition's lease and term. ARGV: owner, lease in ms.
-# Returns: the fair share, then (index, term) of each leased partition.
+# Returns: the fair share, then (index, term) of each partition that the owner leases.
 _TICK = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -61,7 +61,7 @@ end
 return answer
 """
 
-# KEYS: members, leases. ARGV: owner, "1" to give up the seat too.
+# KEYS: members, leases. ARGV: owner, "1" to remove the owner from the members too.
 _RELEASE = """
 for place = 2, #KEYS do
   if redis.call('GET', KEYS[place]) == ARGV[1] then redis.call('DEL', KEYS[place]) end
@@ -77,9 +77,9 @@ class RedisLeases:
     def __init__(
         self, url: str, *, process: str, group: str, lease_ms: int, timeout_s: float = 1.0, stuck_s: float = STUCK_S
     ) -> None:
-        """process, group: prefix of the keys. stuck_s: a member that does not call `holding` for this long hangs."""
+        """process, group: prefix of the keys. stuck_s: after this long without a call of `holding`, renewals stop."""
         self._redis = open_client(url, timeout_s=timeout_s)
-        # The hash tag puts a group's keys into one cluster slot, for one script.
+        # A script's keys must be in one cluster slot: the hash tag puts a group's keys there.
         self._prefix = f"{process}:{{{group}}}:"
         self._lease_ms, self._stuck_s, self._asked_s = lease_ms, stuck_s, time.monotonic()
         self._owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"

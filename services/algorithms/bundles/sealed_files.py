@@ -1,4 +1,4 @@
-"""Folders that list each file with size and checksum, and the formats of tables and gates."""
+"""Check files against a manifest's sizes and checksums; check and read tables, gates and item states."""
 
 import hashlib
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def file_entry(path: Path) -> FileEntry:
 
 
 def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], *, indices: str = "") -> None:
-    """Raise BundleError unless the file has exactly these arrays, float32 (`indices`: int32)."""
+    """Raise BundleError unless the file has exactly these float32 arrays; the one named by `indices` is int32."""
     found = {name: (dtype.name, shape) for name, (dtype, shape, _) in tensor_places(path).items()}
     wanted = {name: ("int32" if name == indices else "float32", shape) for name, shape in expected.items()}
     if found != wanted:
@@ -53,7 +53,7 @@ def check_table(path: Path, schema: pa.Schema, rows: int) -> None:
 
 
 def read_table(path: Path) -> pa.Table:
-    """A checked table. Raises: BundleError if it is unreadable or a column has a null."""
+    """Return a table. Raises: BundleError if it is unreadable or a column has a null."""
     try:
         table = pq.ParquetFile(path).read()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:
@@ -68,21 +68,21 @@ def read_table(path: Path) -> pa.Table:
 
 
 def read_pair_gate(path: Path) -> PairGate:
-    """A memory-mapped gate. Raises: BundleError for invalid values."""
+    """Return a gate. Raises: BundleError for invalid values."""
     tensors = read_tensors(path)
     with errors_of(path):
         return PairGate(**{name: tensors[name] for name in PAIR_GATE_ARRAYS})
 
 
 def check_pair_gate(path: Path, head: HeadShape) -> None:
-    """Raise BundleError unless the file has such a head's gate."""
+    """Raise BundleError unless the file has a gate of this head's shape."""
     hidden, pairs = head.gate_hidden, head.num_pairs
     shapes = ((hidden, pairs), (hidden,), (pairs, hidden), (pairs,))
     check_tensors(path, dict(zip(PAIR_GATE_ARRAYS, shapes, strict=True)))
 
 
 def read_item_states(path: Path, *, longest: float = MAX_LENGTH, rows: Indices | None = None) -> ItemStates:
-    """Item states, with gates if the file has them; memory-mapped, or copied if `rows` is given.
+    """Return item states, with gates if the file has them. A large file is memory-mapped unless `rows` is given.
 
     longest: allowed length of a component. Raises: BundleError for invalid values.
     """

@@ -1,6 +1,6 @@
 """Read safetensors files (with NumPy alone) and Arrow files.
 
-Mapped pages are shared, but writing to the file changes this process's arrays, and truncating it kills the process.
+Processes share the pages of a mapped file. Writing to the file changes the arrays; truncating it kills the process.
 `changed_in_place` reports a modified file; replacing by rename is safe.
 """
 
@@ -24,10 +24,10 @@ _DTYPES = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I64": np.in
 
 
 def read_tensors(path: Path, *, only: Collection[str] = ()) -> dict[str, npt.NDArray[Any]]:
-    """A safetensors file's arrays, mapped above LOADED_BYTES: writing to an array never changes the file.
+    """Return a safetensors file's arrays, mapped above LOADED_BYTES. Writing to an array never changes the file.
 
-    only: names of arrays to read into memory. Raises: BundleError for an invalid header, or an array beyond the end of
-    the file.
+    only: return these arrays alone, not mapped. Raises: BundleError for an invalid header, or an array beyond the end
+    of the file.
     """
     written = _file_stamp(path)
     is_mapped = not only and written[1] > LOADED_BYTES
@@ -47,7 +47,7 @@ def mapped_or_read(path: Path) -> pa.NativeFile:
 
 
 def changed_in_place() -> str:
-    """A sentence with the mapped file that was written to; "" if none was."""
+    """Return a sentence that names a modified mapped file; "" if none was modified."""
     for path, before in list(_mapped.items()):
         try:
             now = _file_stamp(path)

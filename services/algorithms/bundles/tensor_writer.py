@@ -15,7 +15,8 @@ import numpy.typing as npt
 from services.algorithms.bundles.model_manifest import FileEntry
 
 _NAMES = {"float32": "F32", "float16": "F16", "float64": "F64", "int64": "I64", "int32": "I32", "uint8": "U8"}
-_ALIGNMENT = 64  # of the first array, so that mapped rows suit the vector units
+# Bytes. The first array starts at a multiple, for SIMD access to mapped rows.
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)

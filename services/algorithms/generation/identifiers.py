@@ -1,6 +1,7 @@
-"""Identifiers' texts and their items: titles, keywords, pseudo-queries.
+"""The texts and items of identifiers (titles, keywords, pseudo-queries).
 
-Texts and item rows are flat memory-mapped arrays with boundaries, and lists for identifiers added while serving.
+Built texts and item rows are flat arrays with boundaries, memory-mapped after `load`. Identifiers added while serving
+are stored apart.
 
 Letters: I identifiers.
 """
@@ -30,7 +31,7 @@ class IdentifierTable:
     def __init__(self, letters: npt.NDArray[np.uint8], letter_offsets: Offsets, rows: Rows, row_offsets: Offsets):
         """Take concatenated UTF-8 texts with I + 1 boundaries, and item rows likewise.
 
-        Raises: ValueError for invalid boundaries, unequal numbers or a negative row.
+        Raises: ValueError for invalid boundaries, unequal numbers of texts and item lists, or a negative row.
         """
         for name, flat, offsets in (("letters", letters, letter_offsets), ("rows", rows, row_offsets)):
             if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != len(flat) or (np.diff(offsets) < 0).any():
@@ -47,8 +48,9 @@ class IdentifierTable:
 
     @classmethod
     def build(cls, texts: Sequence[str], item_rows: Sequence[Sequence[int]]) -> Self:
-        """Build from each identifier's text and items. Raises: ValueError for unequal numbers or an identifier without
-        item.
+        """Build from each identifier's text and items.
+
+        Raises: ValueError for unequal numbers of texts and item lists, a negative row, or an identifier without items.
         """
         if len(texts) != len(item_rows):
             raise ValueError(f"{len(texts)} texts for {len(item_rows)} lists of items")
@@ -96,7 +98,7 @@ class IdentifierTable:
             self._added_offsets = _with_room(self._added_offsets, used + 2)
             self._added_rows[begin : begin + len(rows)] = rows
             self._added_offsets[used + 1] = begin + len(rows)
-            self._added_texts.append(text)  # before the items: their readers find the text
+            self._added_texts.append(text)  # before the items, so that readers of the items find the text
             self._items = ItemRows(
                 self._items.rows,
                 self._items.offsets,
@@ -106,7 +108,7 @@ class IdentifierTable:
             return number
 
     def save(self, path: Path) -> None:
-        """Write the table. Raises: ValueError after additions: the caller replays them."""
+        """Write the table. Raises: ValueError if identifiers were added; after `load` the caller adds them again."""
         if self._added_texts:
             raise ValueError(f"{len(self._added_texts)} identifiers were added; only a built table is saved")
         arrays = (self._letters, self._letter_offsets, self._items.rows, self._items.offsets)

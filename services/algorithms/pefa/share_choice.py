@@ -1,6 +1,6 @@
-"""The length of new items' components, from held-out scores or from the sums.
+"""The length of new items' components, from held-out scores or from the sums of known items.
 
-Training stores it in the bundle (services/offline/training/new_items.py).
+Training stores the first in the bundle (services/offline/training/new_items.py); the refresher computes the second.
 
 Letters: n interactions, or items; P_x item components, d their width.
 """
@@ -16,7 +16,7 @@ from services.algorithms.scoring.states import ItemStates
 
 _ENOUGH = 20  # interactions of an item
 _ITEMS = 20
-# In units of weight times coherence: three interactions have about 1.3 and reach nine tenths.
+# In units of weight times coherence. Three interactions are about 1.3, which gives nine tenths of the length.
 _PRIOR = 0.1
 
 
@@ -35,8 +35,8 @@ def new_item_share_from_sums(
 ) -> SharePolicy:
     """The policy under which new items score like trained ones, from known items' sums.
 
-    <g, sum> adds up the similarities of an item's trained state to its users' states (the sum contains the pair
-    weights); ||sum|| adds up those of a new item's direction. Their ratio over all items is a new item's length.
+    <g, sum> is the total similarity of an item's trained state g to its users' states (the sum contains the pair
+    weights). ||sum|| is the same total for a new item's direction. The length is the ratio of both over all items.
     Measured for MovieLens-1M: .46 to .49 for the 8x4x64 model, where .5 to .55 is best; .78 to .85 for 4x2x32, where .8
     to .9 is best. Items with fewer than `_ENOUGH` interactions are too similar to their sums and do not count; with
     fewer than `_ITEMS` others the result is `NEW_ITEM_SHARE`.
@@ -58,12 +58,12 @@ def new_item_share_from_sums(
 
 
 def new_item_length(model: npt.NDArray[np.floating], memory: npt.NDArray[np.floating]) -> float:
-    """The length at which new items' components score like trained ones: the ratio of the means, 0 to 1.
+    """The length at which new items' components score like trained ones: mean(model) / mean(memory), 0 to 1.
 
-    Shapes: model, memory (n,): the similarity of n held-out queries with the known items that followed, by the bundle's
-    states and by Pi(sum) of other users' interactions. On MovieLens-1M .52 (8x4x64), where .5 to .55 is best, and .96
-    (4x2x32). Raises: ValueError for shapes that disagree, no rows, non-finite values, or a memory of opposite
-    direction.
+    Shapes: model, memory (n,): similarities of n held-out queries to the known items that followed. `model` is by the
+    bundle's states, `memory` by the directions of the sums of other users' interactions. On MovieLens-1M the result is
+    .52 for the 8x4x64 model, where .5 to .55 is best, and .96 for 4x2x32. Raises: ValueError for shapes that disagree,
+    no rows, a non-finite mean of `model`, or a mean of `memory` that is not positive.
     """
     by_model, by_memory = np.asarray(model, dtype=np.float64), np.asarray(memory, dtype=np.float64)
     if by_model.shape != by_memory.shape or by_model.ndim != 1 or not len(by_model):

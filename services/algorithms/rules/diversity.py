@@ -1,8 +1,8 @@
 """Choose K of a ranked pool with pins, category limits, caps and maximal marginal relevance (MMR).
 
 MMR (Carbonell and Goldstein, 1998) takes, one by one, the item with the largest (1 - w) * s - w * (largest likeness to
-the chosen items). Two items' likeness is the mean cosine of their components, in the units of s. Items beyond a limit
-are skipped. Pinned items are chosen first: every limit counts them.
+the chosen items). Two items' likeness is the mean cosine of their components, on the scale of s. Items beyond a limit
+are skipped. Pinned items are chosen first and count towards every limit.
 
 Letters: n pool size, P_x item components, d component width, K results.
 """
@@ -40,10 +40,10 @@ def select(
     """The positions of at most `k` chosen items, in display order.
 
     scores (n,): best first; ties keep the pool's order. components (n, P_x, d): required if `diversity`, the weight w
-    in [0, 1], is above 0. categories: of each item; max_per_category: 0 is no limit. caps: masks of items (n,), and how
-    many of each may be chosen. pins: masks of items (n,), and the position, from 1, of the first that the limits admit;
-    of two pins at one position the first counts. Raises: ValueError with the invalid or missing field. Cost: O(K n P_x
-    d) with diversity, O(n) without.
+    in [0, 1], is above 0. categories: those of each item. max_per_category: 0 is no limit. caps: masks of items (n,),
+    and how many items of each mask may be chosen. pins: masks of items (n,), and a position from 1 for the first item
+    of the mask that the limits admit. A position goes to the first pin that has such an item. Raises: ValueError with
+    the invalid or missing field. Cost: O(K n P_x d) with diversity, and O(n) per skipped item; O(n) without.
     """
     if k < 1:
         raise ValueError(f"k={k} allowed: at least 1")

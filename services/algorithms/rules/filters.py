@@ -93,7 +93,7 @@ def passing(wanted: ItemFilter, items: Filterable) -> Mask:
 
 @dataclass(frozen=True, slots=True)
 class ListedItems:
-    """n items with categories, and attributes if there are conditions."""
+    """n items with categories; a filter with conditions also needs their attributes."""
 
     item_ids: Sequence[str]
     categories: Sequence[Sequence[str]] = ()

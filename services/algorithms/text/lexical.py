@@ -1,11 +1,11 @@
 """BM25 over items' words: a bm25s index, and a small delta of later changes.
 
-The baseline finds an item by its exact words, and a new item first, since it needs no model. Rows are items.
+The baseline finds items by exact words. A new item is found here first, since no model is needed. Rows are items.
 
 A put or withdrawn row is masked out in the index; a put row is added to the delta. The delta uses the index's mean
-length and document frequencies, so that scores are comparable; a word unknown to the index has its frequency in the
-delta. When the delta's slots exceed 256 and half the index's rows, one new index replaces both: adding n rows costs
-three builds of an index of n rows, for any batch sizes.
+length and document frequencies, so that scores are comparable. For a word unknown to the index, it uses the frequency
+in the delta. When the delta's slots exceed 256 and half the index's rows, one new index replaces both. So adding n rows
+costs at most about three builds of an index of n rows, for any batch sizes.
 
 Letters: R rows, n slots of the delta.
 """
@@ -25,7 +25,7 @@ Rows = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 
-# Lucene's defaults and formula, the papers' baseline (BM25, bm25s).
+# Lucene's defaults and formula, a usual baseline in papers.
 _K1, _B = 1.2, 0.75
 _MERGE_ROWS, _MERGE_SHARE = 256, 2
 _WORD_BYTES = 160  # a word and its two dictionary entries, measured 131 on MovieLens-1M's titles
@@ -83,8 +83,8 @@ class _Index:
 class _Delta:
     """Rows put after the index was built.
 
-    documents: their words. postings: each word's slots (positions in `rows`) and its weight's factor in each. is_dead
-    (n,): slots whose row changed since.
+    documents: their words. postings: each word's slots (positions in `rows`) and its term-frequency factor in each.
+    is_dead (n,): slots whose row changed since.
     """
 
     rows: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int64))

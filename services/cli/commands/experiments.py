@@ -49,7 +49,7 @@ def create(
 
 @app.command()
 def example() -> None:
-    """Print an experiment's file."""
+    """Print an example of an experiment file."""
     from services.contracts.yaml_files import EXAMPLE
 
     typer.echo(EXAMPLE, nl=False)
@@ -58,7 +58,7 @@ def example() -> None:
 @app.command()
 @json_command
 def start(name: Name, *, state: options.State = options.DEFAULT_STATE) -> None:
-    """Give the arms to users from now on.
+    """Start the experiment: from now on its users get its arms.
 
     Example:  freshet experiments start diversity
     """
@@ -113,7 +113,7 @@ def list_experiments(*, state: options.State = options.DEFAULT_STATE) -> None:
 
 
 def control_of_experiments(state: Path) -> "Control[Experiments]":
-    """Return the record of this stack's experiments."""
+    """Return the operation topic of this stack's experiments."""
     from services.contracts.operation_log import Control
     from services.contracts.topics.experiments import OPERATIONS
     from services.stack import Stack

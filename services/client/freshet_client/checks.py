@@ -32,7 +32,7 @@ def check_text(name: str, text: str, least: int, most: int) -> None:
 
 
 def check_shown(request: Any) -> None:
-    """Check a Recommend's other fields."""
+    """Check the fields of a Recommend request besides `k` and `user_id`."""
     if not 0.0 <= request.diversity <= 1.0:
         raise InvalidArgument.of("diversity", request.diversity, "0-1")
     if request.HasField("max_gap") and not 0.0 <= request.max_gap < math.inf:

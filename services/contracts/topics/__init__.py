@@ -65,8 +65,8 @@ def ensure_topics(
 ) -> list[str]:
     """Create missing topics; return their names. Blocks: call it from a thread.
 
-    Raises: DependencyUnavailable without the broker, or with fewer brokers than wanted replicas; PreconditionFailed for
-    contradictory replicas.
+    Raises: DependencyUnavailable if Kafka fails or has fewer brokers than replicas; PreconditionFailed if more replicas
+    must be in sync than there are.
     """
     try:
         admin = KafkaAdminClient(
@@ -82,7 +82,7 @@ def ensure_topics(
         missing = [topic for topic in topics if topic.name not in existing]
         if missing:
             num_brokers = len(admin.describe_cluster()["brokers"])
-            # While a broker is starting, topics would get one replica for good.
+            # Bootstrap brokers count while they start, because the number of replicas is permanent.
             factor, in_sync = replicas.on(max(num_brokers, len(set(str(bootstrap).split(",")))))
             if num_brokers < factor:
                 raise DependencyUnavailable(

@@ -14,13 +14,13 @@ from services.platform.errors import InvalidRequest
 from services.platform.stream.records import SourceRecord
 
 _EVERY_S, _TIMEOUT_S = 1.0, 5.0
-# Each process has a new key, so that pseudonyms change.
+# Each process has a new key, so that pseudonyms differ between processes and after a restart.
 _KEY = secrets.token_bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
 class TailedInteraction:
-    """An interaction with its item's title ("": unknown). written_ms: Unix milliseconds, of the record."""
+    """An interaction with its item's title ("": unknown). written_ms: as in `SourceRecord`."""
 
     interaction: Interaction
     title: str
@@ -29,7 +29,10 @@ class TailedInteraction:
 
 @dataclass(frozen=True, slots=True)
 class Tailed:
-    """At most one interaction of each partition, oldest first. left_out: other records of the same time."""
+    """At most one interaction of each partition, oldest first.
+
+    left_out: number of other records written since the previous sample, undecodable ones included.
+    """
 
     interactions: Sequence[TailedInteraction]
     left_out: int
@@ -45,7 +48,8 @@ class TailInteractions:
     async def __call__(self, *, shows_users: bool) -> AsyncIterator[Tailed]:
         """Yield an empty sample at once, then one each second with new records.
 
-        shows_users: user ids instead of pseudonyms. Raises: DependencyUnavailable, DeadlineExceeded of the log.
+        shows_users: user ids instead of pseudonyms. Raises: DependencyUnavailable or DeadlineExceeded if the
+        log cannot be read.
         """
         before = await self.ends.interactions(_TIMEOUT_S)
         yield Tailed((), 0)

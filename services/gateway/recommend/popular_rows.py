@@ -29,10 +29,11 @@ Entry = tuple[float, int, str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class StreamCounts:
-    """Items with counts in the stream; `total` is their sum. A negative is a count with training, times -1.
+    """Items with counts in the stream; `total` is the sum of these counts.
 
-    negatives, rows: by descending count. ascending, of_ascending: rows and negatives by row. first: the catalogue's
-    most popular items. after: the first row, and the first index in `rows`, of the others.
+    A negative is the sum of the item's stream count and weighted training count, times -1. negatives, rows: by
+    descending count. ascending, of_ascending: rows and their negatives, by ascending row. first: the most popular items
+    of the whole catalogue. after: where the items behind `first` begin, as a row and as an index in `rows`.
     """
 
     negatives: NegatedCounts
@@ -59,7 +60,7 @@ class StreamCounts:
         return is_here, at[is_here]
 
     def before(self, negative: float, row: int) -> int:
-        """Return how many of `rows` come before this one. negative: as `ItemRows.negatives`."""
+        """Return how many of `rows` come before an item with this negated count and row."""
         first, last = (int(np.searchsorted(self.negatives, negative, side)) for side in ("left", "right"))
         return first + int(np.searchsorted(self.rows[first:last], row))
 
@@ -80,7 +81,7 @@ class ItemRows:
         by_popularity = by_popularity or ByPopularity.of(self._ids.strings, counts)
         # order: the item index of each row. rank: the row of each item.
         self.order, self.rank = by_popularity.rows, by_popularity.rank
-        # By row: categories that differ from the bundle's, and whether a bundle item has such.
+        # By row: categories of new items and of changed bundle items; which bundle items changed.
         self.described: dict[int, tuple[str, ...]] = {}
         self._is_described = np.zeros(len(self.order), dtype=bool)
         self._new_ids: list[str] = []

@@ -1,5 +1,7 @@
-"""Find a request's state, as fresh as its token: a stored state of the whole history, else a state encoded from that
-history now, else an older stored state.
+"""Find a request's state, as fresh as its token if possible.
+
+A history in the request is encoded. Without one, the result is a stored state of the user's whole history, else a
+state encoded now from the stored history, else an older stored state.
 """
 
 import asyncio
@@ -41,7 +43,7 @@ class RequestStates:
     preferences: Preferences
 
     async def find(self, work: Work[RecommendQuery], *, asked_ms: int, at_ms: int) -> FoundState:
-        """Find the state. at_ms: its time, Unix milliseconds."""
+        """Find the state. at_ms: the time for which the request asks, Unix milliseconds."""
         query = work.query
         if query.not_again is not None or (query.user_id and self.preferences.impression_discount):
             await self._read_shown(work, asked_ms)
@@ -71,7 +73,7 @@ class RequestStates:
             )
 
     async def _of_store(self, work: Work[RecommendQuery]) -> FoundState:
-        """Use the stored state; if it does not reflect all events, one of the stored history."""
+        """Use the stored state; if it does not reflect all events, encode the stored history."""
         view = await self._read_user(work)
         if view is None:
             return FoundState()
@@ -90,7 +92,7 @@ class RequestStates:
         else:
             view, encoded = None, await self.stages.encode(work, history)
         own = seen_in(reversed(history), self.schema)
-        # Stored items are excluded too, but only the request's own vote.
+        # Items seen in the stored history are excluded too, but only items of the request's history vote.
         silent = [*turned_down_in(history, self.schema), *(set(work.seen.item_ids) - set(own))]
         work.seen = Seen([*own, *work.seen.item_ids], silent)
         if encoded is not None:
@@ -148,7 +150,7 @@ def token_failed(work: Work[RecommendQuery]) -> None:
 
 
 def _token_behind(work: Work[RecommendQuery], state: StoredState | None) -> None:
-    """Mark the token if a state older than the watermark does not reach it."""
+    """Mark the token as not honoured if this state, which is older than the watermark, does not reach it."""
     token = work.query.token
     if token is None:
         return

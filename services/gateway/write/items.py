@@ -1,8 +1,9 @@
 """Write items to the topic `items`, which every process reads. A failed request may have written some items.
 
-Each record is a whole item. An edit of some fields is merged into the item as known here, written, and read back; if
-another record came between, the edit is merged into that one and written again. A gateway's edits run one after the
-other. Not covered: gateways A and B edit one item, and A edits it again in the milliseconds before B's correction.
+Each record is a whole item. An edit of some fields is merged into the gateway's copy of the item, written, and read
+back. If another process wrote the item after that copy, the edit is merged into that record and written again. A
+gateway's edits run one after the other. One case loses A's first edit: gateways A and B edit one item at once, and A
+edits it again in the milliseconds before B writes it again.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ _LOOK_AGAIN_S = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutItems:
-    """The handler. described: this version set's catalogue. others: returns those of other sets."""
+    """The handler. described: this version set's catalogue. others: returns the other sets' catalogues."""
 
     log: Log[CatalogueItem]
     kinds: Mapping[str, str]
@@ -37,7 +38,7 @@ class PutItems:
     async def __call__(self, items: Sequence[CatalogueItem], fields: Sequence[str] = ()) -> int:
         """Write the items, or only these fields; return the number of items.
 
-        Raises: InvalidRequest before anything is written; NotFound for an edit of an unknown item;
+        Raises: InvalidRequest; NotFound for an edit of an unknown item; DeadlineExceeded if an edit takes too long;
         DependencyUnavailable with a retry hint if not all were acknowledged.
         """
         await in_turn(_check, items, self.kinds)

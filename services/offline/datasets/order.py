@@ -1,7 +1,7 @@
 """Test whether the order of the events carries information, by shuffling each user's events.
 
-The previous item predicts the next one by how often it followed in other users' sequences. If the order means nothing,
-this is as good after shuffling.
+The items that most often followed the previous item in other users' sequences predict the next one. If the order means
+nothing, the predictions are as good after shuffling.
 
 Letters: N events, X items.
 """
@@ -29,8 +29,8 @@ _MIN_Z = 4.0
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderTest:
     """The result. `hit_rate`: share of held-out steps whose item is among the ten predictions. `shuffled_mean`: its
-    mean after shuffling. `z`: distance in standard deviations of the shuffled rates. `p_value` = (1 + shuffles at least
-    as high) / (1 + shuffles). `lift`: ratio of the rates.
+    mean after shuffling. `z`: their difference in standard deviations of the shuffled rates. `p_value` = (1 + shuffles
+    at least as high) / (1 + shuffles). `lift`: `hit_rate` / `shuffled_mean`.
     """
 
     name: str
@@ -45,10 +45,12 @@ class OrderTest:
 def order_test(interactions: Interactions, *, num_shuffles: int = 20, seed: int = 0, ties: str = "file") -> OrderTest:
     """Compare the hit rate of first-order predictions before and after shuffling each user's events.
 
-    A fifth of the users is held out; the others' counts predict their steps, with ties in random order.
-    `ties="shuffled"` also shuffles the original's events of one second. "ordered" needs z of at least 4 and a higher
-    rate than every shuffle; "sorted by item": nine of ten steps go to a higher (or a lower) item code.
-    Raises: ValueError for fewer than two shuffles, an unknown `ties`, or if no held-out user has two events.
+    About a fifth of the users is held out. The others' counts predict the held-out steps, with equal counts in random
+    order. `ties="shuffled"` shuffles events of the same second in the original order. "sorted by item": nine of ten
+    steps to another item go to a higher (or a lower) item code. Otherwise "ordered" needs z of at least 4 and a higher
+    rate than every shuffle.
+    Raises: ValueError for fewer than two shuffles, an unknown `ties`, or if no held-out or no other user has two
+    events.
     Cost: O(N log N) per shuffle.
     """
     if num_shuffles < 2:

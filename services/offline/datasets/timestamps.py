@@ -1,7 +1,7 @@
 """Convert event times to unix seconds; reject ambiguous units and formats.
 
 Numbers, also as text, are seconds, milliseconds, microseconds or nanoseconds: the unit in which every row is between
-1973 and 2100. Other text must be ISO 8601, UTC by default. Fractions of a second only order events.
+1973 and 2100. Other text must be ISO 8601, UTC by default. Fractions of a second affect only the order.
 
 Letters: N rows.
 """
@@ -28,7 +28,7 @@ NumberArray = npt.NDArray[np.integer | np.floating]
 
 
 class TimestampError(ValueError):
-    """Times that can't be read: rows (N,), and advice."""
+    """Some times can't be read. rows (N,): whether each is one of them. advice: the remedy."""
 
     def __init__(self, what: str, rows: BoolArray, advice: str) -> None:
         super().__init__(what)
@@ -38,7 +38,7 @@ class TimestampError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedTimes:
-    """Read times. seconds (N,): unix seconds, rounded down. order (N,): the rows by time, including fractions of a
+    """Parsed times. seconds (N,): unix seconds, rounded down. order (N,): the rows by time, including fractions of a
     second, then by the file's order. unit: "s", "ms", "us", "ns" or "iso".
     """
 
@@ -82,7 +82,7 @@ def _from_numbers(numbers: NumberArray) -> ParsedTimes:
 
 
 def _from_text(text: pa.ChunkedArray) -> ParsedTimes:
-    # Arrow rejects fractions finer than its unit, and reads zones only as a type with a zone.
+    # Arrow rejects fractions finer than its unit. It parses text with a zone only to a type with a zone.
     digits = pc.replace_substring_regex(text, f"{_FRACTION}|^.*$", r"\2")
     text = pc.replace_substring_regex(text, _FRACTION, r"\1\3")
     zoned = pc.match_substring_regex(text, f"{_DATE}{_CLOCK}{_ZONE}").to_numpy(zero_copy_only=False)

@@ -11,7 +11,7 @@ from services.refresher.handlers.publish import Batch, Publisher
 from services.refresher.metrics import RefresherMetrics
 from services.refresher.ports import Outbox
 
-# Batch numbers per lease term, which order terms.
+# Batch numbers per lease term: a later term's numbers are higher.
 _BATCHES_PER_TERM = 1 << 32
 _MAX_WAITING = 10_000
 
@@ -19,8 +19,8 @@ _MAX_WAITING = 10_000
 class Publication:
     """Publishes batches. Not thread-safe.
 
-    max_changes: per publication, over all partitions. every_s: seconds between publications; none if changes are left
-    and no records wait. share: largest share of time for publications while records wait.
+    max_changes: per publication, over all partitions. every_s: shortest pause between publications, in seconds; no
+    pause if changes are left and no records wait. share: largest share of time for publications while records wait.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Publication:
             self._waiting.pop(number, None)
 
     def write_unreadable(self) -> None:
-        """Write the dead letters now, so that no checkpoint includes a record before its dead letter.
+        """Write the dead letters now: a checkpoint may include a record only after its dead letter is written.
 
         Raises: as the outbox.
         """
@@ -116,7 +116,7 @@ class Publication:
         room, batches = self._max_changes, list[Batch]()
         self._turn += 1
         for step in range(len(numbers)):
-            # The first partition rotates, so that a backlog delays no other.
+            # The first partition rotates, so that one partition's backlog does not delay the others.
             number = numbers[(step + self._turn) % len(numbers)]
             self._sequence += 1
             batch_number = terms.get(number, 0) * _BATCHES_PER_TERM + self._sequence

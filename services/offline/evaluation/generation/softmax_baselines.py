@@ -1,7 +1,8 @@
-"""Methods that find the phrases worth scoring, over the same output layer.
+"""Methods that choose the phrases to score with one output layer.
 
-SVD-softmax (NeurIPS 2018) scans the leading directions of a rotated layer and rescores the best. Clustered weights
-score the nearest cells of k-means. Both work at every position; PIXAR's shortlist works once per query.
+SVD-softmax (NeurIPS 2018) scans the leading directions of a rotated layer and chooses the best phrases. Clustered
+weights choose the phrases of the nearest k-means cells. Both choose at every position; PIXAR's shortlist chooses once
+per query.
 
 Letters: V vocabulary size, D width, s positions, N tokens taken per position, C cells, U union.
 """
@@ -57,10 +58,10 @@ class ShortlistTokens:
 
 
 class LowRank:
-    """SVD-softmax: products over the `window` leading directions; rescore the N best of each position."""
+    """SVD-softmax: about the N tokens per position with the largest products over the `window` leading directions."""
 
     def __init__(self, layer: OutputLayer, *, window: int, taken: int) -> None:
-        """The directions are of the rows' second moments; previews are in int8. Cost: V D (D + window)."""
+        """Take the directions from the rows' second-moment matrix. Projected rows are int8. Cost: V D (D + window)."""
         if not 1 <= window <= layer.width:
             raise ValueError(f"window={window} allowed: 1 to {layer.width}")
         moments = np.zeros((layer.width, layer.width))
@@ -84,10 +85,10 @@ class LowRank:
 
 
 class Clustered:
-    """At each position all rows of the `probes` cells with the largest <x_t, centre> are scored."""
+    """All tokens of the `probes` cells with the largest <x_t, centre>, at each position."""
 
     def __init__(self, layer: OutputLayer, centres: Floats, owners: npt.NDArray[np.int64], *, probes: int) -> None:
-        """Shapes: centres (C, D), owners (V,) below C."""
+        """Shapes: centres (C, D); owners (V,), each token's cell."""
         self._centres, self._probes, self._num_tokens = np.ascontiguousarray(centres), probes, len(layer)
         self._members = np.argsort(owners, kind="stable").astype(np.int32)
         self._bounds = np.append(0, np.cumsum(np.bincount(owners, minlength=len(centres))))
@@ -108,9 +109,10 @@ _SAMPLED = 1 << 15
 
 
 def best_of_each(scores: Floats, taken: int) -> Tokens:
-    """Return about the `taken` best tokens of each position, and [PAD]: scores (s, V), a view of (V, s) -> (U,).
+    """Return the union (U,) of [PAD] and about the `taken` best tokens of each position.
 
-    For a large V every V / 32,768th token gives the threshold, because exact selection would cost more than the scores.
+    scores (s, V): a view of a (V, s) array. For a large V the threshold comes from a sample of at least 32,768 tokens,
+    because exact selection would cost more than the scores.
     """
     by_token = scores.T
     step = max(1, len(by_token) // _SAMPLED)

@@ -23,7 +23,7 @@ _FOLDER = Path(__file__).parent
 TITLES = {"scifact": "SciFact", "medquad": "MedQuAD"}
 # The recalls that choose lambda and k.
 DECIDED_BY = {"scifact": ("recall@10", "recall@100"), "medquad": ("recall@1", "recall@10")}
-# For comparisons with other numbers.
+# What to know before comparing with published numbers.
 _NOTES = {
     "scifact": "A document is its title and abstract. A document without feedback keeps its whole vector. "
     "With equation 8 as printed, and in libpecos, it keeps only λ of it, which lowers documents without feedback.",
@@ -123,7 +123,7 @@ _CUT_NAMES = tuple(f"recall@{cut}" for cut in PAIR_CUTS)
 
 
 def run(request: Request, *, names: Sequence[str], source: EmbeddingSource | None = None) -> Report:
-    """Measure every set; writes pefa.{md,json,png} and pefa_shares.png.
+    """Measure each named set; write pefa.{md,json,png} and pefa_shares.png.
 
     Raises: ValueError for an unknown set, a missing file, or weights that are not installed.
     """

@@ -1,6 +1,6 @@
-"""The arms of the comparison: encoder, head, and the settings that each tunes in a given processor time.
+"""The arms of the comparison: encoder, head, and the settings to tune within a given processor time.
 
-They are those of the paper's Table 3 (arXiv:2407.15462) and two controls: a dot product at the mixture's bytes per
+The arms are those of the paper's Table 3 (arXiv:2407.15462) and two controls: a dot product at the mixture's bytes per
 item, and a mixture without its mutual-information loss.
 """
 
@@ -19,8 +19,8 @@ _FIELDS = ("loss", "num_negatives", "groups_per_tile", "head_rate", "gate_rate",
 class Trial:
     """An arm's setting. `regularised`: more dropout, encoder .3 and item .2.
 
-    `component_width` is for mixtures; None: the preset's. `rate`, `head_rate` and `gate_rate` multiply the learning
-    rate: of all parameters, of the head's projections, of the gate.
+    `component_width` is for mixtures; None: the preset's. `rate` multiplies the learning rate of all parameters,
+    `head_rate` that of the head's projections, `gate_rate` that of the gate.
     """
 
     loss: str
@@ -73,8 +73,8 @@ class Arm:
         return self.name.endswith(("mol", "no-mi"))
 
 
-# The paper's loss, and its log-Q correction with 64 and 256 negatives. Mixtures omit the full softmax, which costs X /
-# K times the sampled one. More dropout of encoder and items is omitted: it lost in 35 of 36 trials
+# The paper's loss, and its log-Q correction with 64 and 256 negatives. Mixtures omit the full softmax, which costs
+# (items / negatives) times the sampled one. No arm tries `regularised`: it scored lower in 23 of 24 trials
 # (docs/benchmarks/quality.json).
 EVERY_ARM: Changes = (
     {"loss": "sampled-softmax"},

@@ -1,7 +1,7 @@
 """One run of the comparison: train an arm or fit a baseline, rank the events, store the result.
 
-A finished run is a row and its ranks, and is not repeated; an interrupted training continues from its checkpoint. Only
-final runs rank the test events.
+A finished run is stored and not repeated; an interrupted training continues from its checkpoint. Only final runs rank
+the test events.
 
 Letters: E events, X items.
 """
@@ -27,9 +27,9 @@ from services.offline.training.presets import TrainConfig
 
 Row = dict[str, Any]
 
-# Maximised by trials and the choice of an epoch, on validation.
+# The validation metric that selects trials and epochs.
 CHOSEN_BY = "ndcg@10"
-# Enough to separate .05 from .055, few enough to take little of an epoch's time.
+# Enough events to separate scores of .05 and .055, at a small part of an epoch's time.
 _EVENTS_PER_EPOCH = 4_000
 
 
@@ -105,9 +105,9 @@ def run_arm(
     progress: Callable[[Step], None],
     with_neighbours: bool = False,
 ) -> Finished:
-    """Train an arm with one setting on the training rows; the epoch with the best validation counts.
+    """Train an arm with one setting on the training rows; use the epoch with the best validation score.
 
-    with_neighbours: serve the final run's checkpoint with item neighbours, whose weight is best on validation.
+    with_neighbours: combine the final run's model with item neighbours, at the weight that is best on validation.
     """
     config = trial.applied(arm.shaped(plan.config))
     config = replace(config, seed=seed, epochs=plan.final_epochs if is_final else plan.trial_epochs)
