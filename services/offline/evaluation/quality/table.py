@@ -122,7 +122,7 @@ DATA = (
             variant="equal",
             splits=(LAST,),
             baselines=(),
-            arms=("hstu-dot", "hstu-mol"),
+            arms=("hstu-dot", "hstu-dot-wide", "hstu-mol"),
             setting=Trial(loss="corrected-softmax", num_negatives=256),
         )
         for name in ("amazon-sports-2014", "amazon-beauty-large-2014")
