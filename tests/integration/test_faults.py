@@ -51,7 +51,7 @@ async def kill_while_streaming(
 async def counts_add_up(traffic: Traffic, *, within_s: float = 60.0) -> None:
     """Distinct acknowledged event ids = applied; a retried write that had landed is a duplicate, never applied."""
     counts = await traffic.applied(within_s=within_s)
-    assert len(traffic.acknowledged) > 100
+    assert len(traffic.acknowledged) > 20
     assert counts["dead_lettered"] == 0
     assert counts["applied"] == len(traffic.acknowledged)
 

@@ -133,7 +133,7 @@ def test_watch_shows_positions_versions_and_what_waits(gateway: tuple[str, Memor
     target, _ = gateway
     result = run("watch", "--once", "--gateway", target, "--state", str(tmp_path))
     assert result.exit_code == 0, result.output
-    for shown in ("model m1", "index i1+7", "250 ms", "nobody", "no answer"):
+    for shown in ("model m1", "index i1+7", "250 ms", "no reader", "no answer"):
         assert shown in result.stdout
 
 

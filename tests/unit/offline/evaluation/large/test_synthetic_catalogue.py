@@ -53,7 +53,7 @@ def dot_product(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     out = tmp_path_factory.mktemp("dot") / "bundle"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PRESETS, "quick", with_sasrec(CONFIG))
-        run_training(out=out, interactions=cyclic_interactions(), split="none", head="dot", epochs=1, export=False)
+        run_training(out=out, interactions=cyclic_interactions(), split="none", head="dot", epochs=1)
     return load_bundle(out)
 
 
