@@ -81,6 +81,12 @@ def test_peeking_a_hundred_times_raises_few_false_alarms_where_fixed_intervals_r
     assert fixed < 0.75
 
 
+def test_a_known_lift_is_covered_at_all_looks() -> None:
+    alarms, covered, _ = looked_at(np.random.default_rng(2), 200, lift=0.2)
+    assert covered >= 0.94
+    assert alarms > 0.95
+
+
 def test_the_past_narrows_the_interval_and_moves_no_difference() -> None:
     rng = np.random.default_rng(4)
     past = rng.gamma(2.0, 1.0, 20_000)
