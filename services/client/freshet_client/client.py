@@ -306,7 +306,7 @@ class Client:
         return self._run(calls.user(user_id, max_events, skip_events), timeout_s)
 
     def tail(self) -> Iterator[TailedInteractions]:
-        """Samples of the stream as it is written, until the iterator is closed (role operator or support).
+        """Yield live samples of the stream until the iterator is closed (role operator or support).
 
         The first one comes at once and is empty. User ids are pseudonyms without the role support.
         """

@@ -1,4 +1,4 @@
-"""TailInteractions: a sample of the stream as it is written, for authorized people."""
+"""TailInteractions: a live sample of the topic `interactions`, for operators and support."""
 
 import asyncio
 import contextlib

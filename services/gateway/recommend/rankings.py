@@ -2,8 +2,8 @@
 
 Candidates find the k best. With words, rules or limits, the reranker chooses from a pool (fallback: the first stage's
 order). Popular items score more while the user has few events (decision 057): an item of count n scores
-WEIGHT * tau * ln(n / n_200) more, where n_200 is the 200th item's count. The search, and one more among the boosted
-items, prove such an answer.
+BOOST_WEIGHT * tau * ln(n / n_200) more, where n_200 is the 200th item's count. The search, and one more among the
+boosted items, prove such an answer.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ MAX_POOL = 10_000
 MAX_WIDENINGS = 8
 # Items requested of each text source, at least k.
 WORDS_DEPTH = 100
-# A boost's weight in units of tau, the scale of scores; the number of boosted items.
-WEIGHT = 2.0
+# In units of tau, the scale of scores.
+BOOST_WEIGHT = 2.0
 MAX_BOOSTED = 200
 
 
@@ -195,7 +195,7 @@ def boosts(popular: Sequence[ScoredItem], tau: float) -> dict[str, float]:
     if not counted:
         return {}
     least = counted[-1].score
-    return {item.item_id: WEIGHT * tau * math.log(item.score / least) for item in counted}
+    return {item.item_id: BOOST_WEIGHT * tau * math.log(item.score / least) for item in counted}
 
 
 def with_boosts(found: Ranking, among: Ranking, boost: Mapping[str, float], k: int) -> Ranking:

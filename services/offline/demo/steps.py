@@ -65,7 +65,7 @@ def train_and_export(
     With `reuse`, a bundle trained on exactly this past is used.
     """
     if options.reuse and (found := _trained_on(past, options.bundle)) is not None:
-        display.fact(f"model {found.model_version} was trained on this past before; taken as it is")
+        display.fact(f"model {found.model_version} was trained on the same past; it is used again")
         return found
     wait_without_spinning()
     from services.offline.training.export import export_bundle

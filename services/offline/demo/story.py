@@ -189,7 +189,7 @@ class Story:
         self._call("PutItems", gateway_pb2.PutItemsRequest(items=[item]))
         put = time.monotonic()
         titled = next(self._finds(scene.readers, item_id, 2 * _DEPTH), None)
-        says = f"{title}: nobody has touched it; by its title it is among nobody's first {2 * _DEPTH}"
+        says = f"{title}: no interaction yet; by its title no reader has it among the first {2 * _DEPTH}"
         if titled is not None:
             milliseconds = 1000 * (time.monotonic() - put)
             says = (
@@ -219,7 +219,7 @@ class Story:
             voters = "; ".join(f"{voters.count} x {voters.type}" for voters in explained.votes.voters)
             self._say(f"why: score {explained.score:.3f} ({parts}); voted: {voters or 'nobody'}")
             return found | {"found_after_seconds": round(seconds, 3), "rank": rank, "shares": shares}
-        self._say(f"liked by {NUM_EARLY}: in nobody's top {_TOP} after {_WAIT_S:.0f} s")
+        self._say(f"liked by {NUM_EARLY}: no reader has it in the top {_TOP} after {_WAIT_S:.0f} s")
         return found
 
     def forget(self, scene: Scene, item_id: str) -> Summary:

@@ -13,7 +13,7 @@ from test_rules import Real, X, real
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
 from services.algorithms.rules.filters import ItemFilter
 from services.gateway.domain import HistoryEvent, Ranking, RecommendQuery, ScoredItem
-from services.gateway.recommend.rankings import WEIGHT, boosts, with_boosts
+from services.gateway.recommend.rankings import BOOST_WEIGHT, boosts, with_boosts
 from services.gateway.stages import Limits, Preferences
 
 __all__ = ["real"]  # the fixture
@@ -51,7 +51,7 @@ async def test_an_answer_is_the_best_by_boosted_scores_and_proven(real: Real, se
     allowed = [row for row in range(X) if f"item-{row}" not in (*denied, *SEEN)]
     least = min(counts.values())
     final = {
-        row: float(real.exact[row]) + WEIGHT * math.log(max(1.0, counts.get(f"item-{row}", 0.0) / least))
+        row: float(real.exact[row]) + BOOST_WEIGHT * math.log(max(1.0, counts.get(f"item-{row}", 0.0) / least))
         for row in allowed
     }
     best = sorted(final, key=lambda row: -final[row])[:8]

@@ -97,4 +97,4 @@ def test_a_new_item_is_found_explained_and_no_longer_served_once_one_of_three_is
     assert set(forgotten["left"].values()) == {0}
     assert forgotten["new_item_without_interactions"]
     assert not any(user in str(new) + str(forgotten) for user in ("'a'", "'b'", "'c'", "reader"))
-    assert ("at rank 4 for user reader" if by_title else "among nobody's first 200") in said[0]
+    assert ("at rank 4 for user reader" if by_title else "no reader has it among the first 200") in said[0]
