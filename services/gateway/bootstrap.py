@@ -335,7 +335,7 @@ async def run(
     async with opened_door(settings.api_keys, settings.audit_log) as door:
         gateway = _Gateway(settings, tracing)
         routes = await gateway.start(health, in_process or {})
-        servicer = GatewayServicer(routes, operations(settings, routes), tracing)
+        servicer = GatewayServicer(routes, operations(settings, routes), tracing, lambda: health.is_draining)
 
         def add_services(server: grpc.aio.Server) -> list[str]:
             _add_servicer(servicer, server)

@@ -1,6 +1,6 @@
 """The RPCs of gateway.proto: messages become dataclasses and answers become messages."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -58,8 +58,11 @@ SERVICE = "freshet.v1.GatewayService"
 class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     """GatewayService. A request's user decides which version set answers."""
 
-    def __init__(self, routes: Routes, operations: Operations, tracing: Tracing = OFF) -> None:
-        self.routes, self.operations, self.tracing = routes, operations, tracing
+    def __init__(
+        self, routes: Routes, operations: Operations, tracing: Tracing = OFF, stops: Callable[[], bool] = lambda: False
+    ) -> None:
+        """stops: whether the process is stopping, so that streams end."""
+        self.routes, self.operations, self.tracing, self.stops = routes, operations, tracing, stops
         self.interleaved = Interleaved(rng=routes.rng)
 
     async def Recommend(self, request: gateway_pb2.RecommendRequest, context: Any) -> gateway_pb2.RecommendResponse:
@@ -200,7 +203,8 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         self, request: gateway_pb2.TailInteractionsRequest, context: Any
     ) -> AsyncIterator[gateway_pb2.TailInteractionsResponse]:
         roles = request_context.roles.get()
-        async for found in self._serving.tail(shows_users=roles is None or Role.SUPPORT in roles):
+        shows_users = roles is None or Role.SUPPORT in roles
+        async for found in self._serving.tail(shows_users=shows_users, stops=lambda: self.stops()):
             yield tailed_message(found)
 
     async def GetHealth(self, request: gateway_pb2.GetHealthRequest, context: Any) -> gateway_pb2.GetHealthResponse:

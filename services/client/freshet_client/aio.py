@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -93,14 +93,18 @@ class AsyncGrpcTransport:
         except grpc.aio.UsageError as error:
             raise FreshetError(f"the client of {endpoint.target} is closed") from error
 
-    async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
+    async def stream(self, method: str, request: Any) -> AsyncGenerator[Any, None]:
+        target = self._endpoint.target
         self._connect()
-        call = getattr(self._stub, method)(request, metadata=tuple(self._endpoint.metadata))
+        try:
+            call = getattr(self._stub, method)(request, metadata=tuple(self._endpoint.metadata))
+        except grpc.aio.UsageError as error:
+            raise FreshetError(f"the client of {target} is closed") from error
         try:
             async for message in call:
                 yield message
         except grpc.RpcError as error:
-            raise of_call(error, target=self._endpoint.target, timeout_s=0.0) from error
+            raise of_call(error, target=target) from error
         finally:
             call.cancel()
 
@@ -266,7 +270,7 @@ class AsyncClient:
     ) -> UserReport:
         return await self._run(calls.user(user_id, max_events, skip_events), timeout_s)
 
-    async def tail(self) -> AsyncIterator[TailedInteractions]:
+    async def tail(self) -> AsyncGenerator[TailedInteractions, None]:
         one = calls.tail()
         async with aclosing(self._transport.stream(one.method, one.request)) as messages:
             async for message in messages:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -105,13 +105,17 @@ class GrpcTransport:
             # gRPC raises this for a closed channel.
             raise FreshetError(f"the client of {endpoint.target} is closed") from error
 
-    def stream(self, method: str, request: Any) -> Iterator[Any]:
+    def stream(self, method: str, request: Any) -> Generator[Any, None, None]:
         """Send the request and yield the messages of its answer. Raises: FreshetError."""
-        call = getattr(self._stub, method)(request, metadata=self._endpoint.metadata)
+        target = self._endpoint.target
+        try:
+            call = getattr(self._stub, method)(request, metadata=self._endpoint.metadata)
+        except ValueError as error:
+            raise FreshetError(f"the client of {target} is closed") from error
         try:
             yield from call
         except grpc.RpcError as error:
-            raise of_call(error, target=self._endpoint.target, timeout_s=0.0) from error
+            raise of_call(error, target=target) from error
         finally:
             call.cancel()
 
@@ -305,10 +309,12 @@ class Client:
         """What is stored of a user (role support): 1-1,000 events (0 is 100), newest first."""
         return self._run(calls.user(user_id, max_events, skip_events), timeout_s)
 
-    def tail(self) -> Iterator[TailedInteractions]:
-        """Yield live samples of the stream until the iterator is closed (role operator or support).
+    def tail(self) -> Generator[TailedInteractions, None, None]:
+        """Yield live samples of the stream: an empty one at once, then one in each second with new interactions.
 
-        The first one comes at once and is empty. User ids are pseudonyms without the role support.
+        It needs the role operator or support; without support, user ids are pseudonyms. It ends after five minutes, or
+        when the gateway stops; closing the generator ends it earlier. A gateway has at most eight at a time, four of
+        one key. Raises: FreshetError.
         """
         one = calls.tail()
         for message in self._transport.stream(one.method, one.request):

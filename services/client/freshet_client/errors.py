@@ -155,8 +155,8 @@ _BY_STATUS: dict[str, type[FreshetError]] = {
 }
 
 
-def of_call(error: Any, *, target: str, timeout_s: float) -> FreshetError:
-    """Convert gRPC's error."""
+def of_call(error: Any, *, target: str, timeout_s: float | None = None) -> FreshetError:
+    """Convert gRPC's error. timeout_s: the call's deadline, if it had one."""
     metadata = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
     status, details = error.code().name, str(error.details() or error.code().name)
     request_id, after_ms = metadata.get("x-request-id", ""), metadata.get("retry-after-ms", "")
@@ -165,7 +165,8 @@ def of_call(error: Any, *, target: str, timeout_s: float) -> FreshetError:
         found: FreshetError = TooLarge(f"the {what} is too large for {target}: {details}")
     elif status == "DEADLINE_EXCEEDED":
         why = f": {details}" if request_id else ""
-        found = DeadlineExceeded(f"{target} did not answer within {timeout_s * 1000:.0f} ms{why}")
+        within = "" if timeout_s is None else f" within {timeout_s * 1000:.0f} ms"
+        found = DeadlineExceeded(f"{target} did not answer{within}{why}")
     elif request_id:
         found = _BY_STATUS.get(status, InternalError)(details)
     else:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 from freshet_client import AsyncClient, FreshnessReport, TailedInteraction, TailedInteractions
 from nicegui import ui
@@ -14,9 +15,12 @@ from services.console.frame import Visit, box, item_link, link, panel, text
 from services.console.plots import Watch, draw, figure, shared
 from services.console.sentences import MEANINGS, duration
 
+T = TypeVar("T")
+
 KEPT, EVERY_S, OVER = 120, 1.0, "two minutes"
 # Lines of the tail, the most new ones of a second, the characters of a user id, and when an unseen tail ends.
 LINES, MOST, SHORT, UNSEEN_S = 12, 5, 24, 3.0
+AGAIN_S = 5.0  # from a stream's failure to the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +70,30 @@ class Tail:
     """The newest interactions, numbered from 1. It reads the gateway's stream while somebody looks."""
 
     def __init__(self, client: AsyncClient) -> None:
-        self._client, self._looked_s = client, 0.0
-        self._reading: asyncio.Task[None] | None = None
+        self._client, self._looked_s, self._again_s = client, 0.0, 0.0
+        self._reading: asyncio.Future[None] | None = None
         self._lines: deque[tuple[int, TailedInteraction]] = deque(maxlen=LINES)
         self._num_lines = self.left_out = 0
 
     def look(self) -> Sequence[tuple[int, TailedInteraction]]:
-        """Return them, oldest first. Raises: FreshetError that ended the stream; the next look opens a new one."""
+        """Return them, oldest first. Raises: for five seconds, the error that ended the stream."""
         self._looked_s = time.monotonic()
         if self._reading is None or self._reading.done():
-            ended, self._reading = self._reading, asyncio.create_task(self._read())
-            if ended is not None:
-                ended.result()
+            if self._reading is not None and self._looked_s < self._again_s:
+                self._reading.result()
+            self._reading = _retrieved(asyncio.create_task(self._read()))
         return list(self._lines)
 
     async def _read(self) -> None:
+        try:
+            await self._read_stream()
+        except Exception:
+            self._again_s = time.monotonic() + AGAIN_S
+            raise
+
+    async def _read_stream(self) -> None:
         samples = self._client.tail()
-        next_one = asyncio.ensure_future(anext(samples, None))
+        next_one = _retrieved(asyncio.ensure_future(anext(samples, None)))
         try:
             while time.monotonic() - self._looked_s < UNSEEN_S:
                 if not (await asyncio.wait({next_one}, timeout=EVERY_S))[0]:
@@ -90,7 +101,7 @@ class Tail:
                 if (sample := next_one.result()) is None:
                     break
                 self._take(sample)
-                next_one = asyncio.ensure_future(anext(samples, None))
+                next_one = _retrieved(asyncio.ensure_future(anext(samples, None)))
         finally:
             next_one.cancel()
 
@@ -100,6 +111,12 @@ class Tail:
         for one in shown:
             self._num_lines += 1
             self._lines.append((self._num_lines, one))
+
+
+def _retrieved(future: asyncio.Future[T]) -> asyncio.Future[T]:
+    """Else asyncio logs an error that nobody waits for, after the last tab is closed."""
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future
 
 
 def _watch(client: AsyncClient) -> Watch[Sequence[Sample]]:

@@ -53,6 +53,10 @@ class _ReaderThread(_Thread):
         super().__init__(name)
         self._reader = TopicReader(bootstrap, topic, group_id="freshet-gateway", client_id=f"freshet-gateway-{name}")
 
+    def read(self, act: Callable[[TopicReader], T]) -> asyncio.Future[T]:
+        """Start a reading in the thread."""
+        return self._submit(lambda: act(self._reader))
+
     def close(self) -> None:
         """Close the reader after the calls that wait, and stop the thread; do not wait for it."""
         self._thread.submit(self._reader.close)
@@ -64,7 +68,13 @@ class KafkaStreamEnds(_ReaderThread):
 
     def __init__(self, bootstrap: Brokers) -> None:
         super().__init__(bootstrap, INTERACTIONS, "ends")
+        # Its own thread: reading records may take seconds, for which forgets and GetFreshness would wait.
+        self._records = _ReaderThread(bootstrap, INTERACTIONS, "tail")
         self._asking: asyncio.Future[Mapping[int, int]] | None = None
+
+    def close(self) -> None:
+        super().close()
+        self._records.close()
 
     def start(self) -> None:
         """Connect in the background: otherwise the first caller would time out."""
@@ -76,16 +86,16 @@ class KafkaStreamEnds(_ReaderThread):
         Raises: DependencyUnavailable; DeadlineExceeded.
         """
         if self._asking is None or self._asking.done():
-            self._asking = self._submit(self._reader.end_offsets)
+            self._asking = self.read(TopicReader.end_offsets)
         return await _within(self._asking, timeout_s)
 
     async def records(self, offsets: Mapping[int, int], timeout_s: float) -> Mapping[int, SourceRecord]:
         """Return the record at each offset. Raises: as `interactions`."""
-        return await _within(self._submit(lambda: self._reader.records_at(offsets)), timeout_s)
+        return await _within(self._records.read(lambda reader: reader.records_at(offsets)), timeout_s)
 
     async def attribution_partitions(self, timeout_s: float) -> int:
         """Return the number in the client's metadata. Raises: as `interactions`."""
-        return await _within(self._submit(lambda: self._reader.num_partitions(ATTRIBUTIONS)), timeout_s)
+        return await _within(self.read(lambda reader: reader.num_partitions(ATTRIBUTIONS)), timeout_s)
 
 
 class KafkaDeadLetters(_Thread):

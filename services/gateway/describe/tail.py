@@ -3,17 +3,20 @@
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Iterable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from services.contracts.pseudonyms import pseudonym_of
-from services.contracts.topics.interactions import Interaction, decode_interaction
+from services.contracts.topics.interactions import Interaction, decode_interaction, validate
+from services.gateway.domain import now_ms
 from services.gateway.ports import StreamEnds
 from services.gateway.recommend.catalogue import Titles
 from services.platform.errors import InvalidRequest
 from services.platform.stream.records import SourceRecord
 
-_EVERY_S, _TIMEOUT_S = 1.0, 5.0
+# A tail that is opened again is authorized and audited again.
+_EVERY_S, _TIMEOUT_S, _LONGEST_S = 1.0, 5.0, 300.0
 # Each process has a new key, so that pseudonyms differ between processes and after a restart.
 _KEY = secrets.token_bytes(16)
 
@@ -31,7 +34,7 @@ class TailedInteraction:
 class Tailed:
     """At most one interaction of each partition, oldest first.
 
-    left_out: number of other records written since the previous sample, undecodable ones included.
+    left_out: number of other records written since the previous sample, including those that the encoder rejects.
     """
 
     interactions: Sequence[TailedInteraction]
@@ -45,22 +48,23 @@ class TailInteractions:
     ends: StreamEnds
     titles: Titles
 
-    async def __call__(self, *, shows_users: bool) -> AsyncIterator[Tailed]:
-        """Yield an empty sample at once, then one each second with new records.
+    async def __call__(self, *, shows_users: bool, stops: Callable[[], bool]) -> AsyncIterator[Tailed]:
+        """Yield an empty sample at once, then one each second with new records, for five minutes or until `stops`.
 
         shows_users: user ids instead of pseudonyms. Raises: DependencyUnavailable or DeadlineExceeded if the
         log cannot be read.
         """
+        until = time.monotonic() + _LONGEST_S
         before = await self.ends.interactions(_TIMEOUT_S)
         yield Tailed((), 0)
-        while True:
+        while time.monotonic() < until and not stops():
             await asyncio.sleep(_EVERY_S)
             after = await self.ends.interactions(_TIMEOUT_S)
-            moved = {partition: end - 1 for partition, end in after.items() if end > before.get(partition, 0)}
+            moved = {partition: end - 1 for partition, end in after.items() if end > before.get(partition, end)}
             if moved:
                 records = await self.ends.records(moved, _TIMEOUT_S)
                 shown = self._shown(records.values(), shows_users=shows_users)
-                num_written = sum(at + 1 - before.get(partition, 0) for partition, at in moved.items())
+                num_written = sum(at + 1 - before[partition] for partition, at in moved.items())
                 yield Tailed(shown, num_written - len(shown))
             before = after
 
@@ -69,6 +73,7 @@ class TailInteractions:
         for record in sorted(records, key=lambda one: one.written_ms):
             with contextlib.suppress(InvalidRequest):
                 one = decode_interaction(record.value, record.headers, record.key)
+                validate(one, now_ms())
                 user_id = one.user_id if shows_users else pseudonym_of(one.user_id, _KEY)
                 found.append((replace(one, user_id=user_id), record.written_ms))
         titles = self.titles.of([one.item_id for one, _ in found])

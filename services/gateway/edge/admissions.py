@@ -22,7 +22,7 @@ def admissions() -> dict[str, Admission]:
         "RecordImpressions": writes,
         "UndoInteraction": writes,
         "StreamInteractions": streams,
-        "TailInteractions": Admission("tails", smallest=8, largest=8),
+        "TailInteractions": Admission("tails", smallest=8, largest=8, per_caller=4),
         **dict.fromkeys(
             (
                 *("Similar", "Explain", "GetFreshness", "GetVersionSets", "PutItems", "ForgetUser"),

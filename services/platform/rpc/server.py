@@ -65,7 +65,7 @@ class HealthState:
         """check: returns why the process must not accept work, or ""."""
         # Set by the process, and found by checks.
         self._own_reason, self._found = "" if ready else _STARTING, ""
-        self._draining = False
+        self.is_draining = False
         self._look_every_s = look_every_s
         self._loops: dict[str, TurnClock] = {}
         self._check = check
@@ -84,7 +84,7 @@ class HealthState:
     @property
     def why_not(self) -> str:
         """Why the process accepts no work; "" if it does."""
-        return "draining" if self._draining else self._found or self._own_reason
+        return "draining" if self.is_draining else self._found or self._own_reason
 
     def set_ready(self, ready: bool, why_not: str = "") -> None:
         """Publish the state."""
@@ -121,7 +121,7 @@ class HealthState:
 
     async def drain(self) -> None:
         """Become not ready for good."""
-        self._draining = True
+        self.is_draining = True
         if self._looking is not None:
             self._looking.cancel()
         await self.publish()
@@ -131,7 +131,7 @@ class HealthState:
             return
         kinds = health_pb2.HealthCheckResponse
         why_not = self.why_not
-        if why_not and why_not != self._published and not self._draining:
+        if why_not and why_not != self._published and not self.is_draining:
             log.warning("not_ready", reason=why_not)
         elif self._published and not why_not:
             log.info("ready", after=self._published)

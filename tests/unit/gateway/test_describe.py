@@ -149,3 +149,53 @@ async def test_the_tail_has_the_newest_interaction_of_each_partition_and_pseudon
             await anext(stream)
         scene.ends.failure = None
     assert re.fullmatch("[0-9a-f]{32}", one.user_id)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        encode_interaction(Interaction(user_id="ann", item_id="x" * 900_000, type="like")),
+        rb'{"user_id": "\ud800", "item_id": "b", "type": "like"}',
+        b"",
+    ],
+    ids=["too long", "not UTF-8", "empty"],
+)
+async def test_a_record_that_the_encoder_rejects_is_left_out_of_the_tail(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, value: bytes
+) -> None:
+    monkeypatch.setattr(tail, "_EVERY_S", 0.0)
+    stream = scene.servicer.TailInteractions(gateway_pb2.TailInteractionsRequest(), None)
+    await anext(stream)
+    offset = scene.ends.ends[3]
+    scene.ends.ends[3] = offset + 1
+    scene.ends.stored[3, offset] = SourceRecord(INTERACTIONS, 3, offset, 5_000, b"ann", value)
+    assert await anext(stream) == gateway_pb2.TailInteractionsResponse(left_out=1)
+
+
+async def test_the_tail_begins_where_a_new_partition_ends(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "_EVERY_S", 0.0)
+    stream = scene.servicer.TailInteractions(gateway_pb2.TailInteractionsRequest(), None)
+    await anext(stream)
+    scene.ends.ends[9] = 1 << 33
+    offset = scene.ends.ends[3]
+    scene.ends.ends[3] = offset + 1
+    value = encode_interaction(Interaction(user_id="ann", item_id="b", type="like"))
+    scene.ends.stored[3, offset] = SourceRecord(INTERACTIONS, 3, offset, 5_000, b"ann", value)
+    found = await anext(stream)
+    assert ([one.item_id for one in found.interactions], found.left_out) == (["b"], 0)
+
+
+@pytest.mark.parametrize("why", ["stops", "five minutes"])
+async def test_the_tail_ends_when_the_gateway_stops_and_after_five_minutes(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.setattr(tail, "_EVERY_S", 0.0)
+    stream = scene.servicer.TailInteractions(gateway_pb2.TailInteractionsRequest(), None)
+    await anext(stream)
+    if why == "stops":
+        scene.servicer.stops = lambda: True
+    else:
+        monkeypatch.setattr(tail, "_LONGEST_S", 0.0)
+        stream = scene.servicer.TailInteractions(gateway_pb2.TailInteractionsRequest(), None)
+        await anext(stream)
+    assert await anext(stream, None) is None
