@@ -33,8 +33,10 @@ arms:
   - name: diverse
     share: 0.5
     diversity: 0.3          # and max_per_category, new_item_share, max_gap, version_set, rules (as in a rules file)
-# Only requests with this in their context; leave it out for all. context: {surface: home} Both arms in one answer, item
-# by item: a verdict with far fewer users. Two arms. interleaved: true
+# Only requests with this in their context; leave it out for all.
+# context: {surface: home}
+# Both arms in one answer, item by item: a verdict with far fewer users. Two arms.
+# interleaved: true
 """
 
 

@@ -30,3 +30,9 @@ def test_the_example_is_an_experiment() -> None:
 def test_a_key_that_cannot_be_read_is_named(written: str, error: str) -> None:
     with pytest.raises(InvalidRequest, match=error):
         parse_experiment(written, "file")
+
+
+def test_each_commented_key_of_the_example_stands_alone() -> None:
+    written = EXAMPLE.replace("# context:", "context:")
+    assert dict(parse_experiment(written, "file").context) == {"surface": "home"}
+    assert experiment_of(parse_experiment(EXAMPLE.replace("# interleaved:", "interleaved:"), "file")).interleaved
