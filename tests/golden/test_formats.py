@@ -279,7 +279,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def _bundle(folder: Path) -> Any:
-    edit(folder / "backup/bundle/manifest.json", format=4)
+    edit(folder / "backup/bundle/manifest.json", format=5)
     return lambda: load_bundle(folder / "backup/bundle")
 
 
@@ -323,7 +323,7 @@ def _backup(folder: Path) -> Any:
 @pytest.mark.parametrize(
     ("change", "where", "message"),
     [
-        (_bundle, "backup/bundle/manifest.json", "format=4; this program reads format 3"),
+        (_bundle, "backup/bundle/manifest.json", "format=5; this program reads format 4"),
         (_text, "text/manifest.json", "format=2; this program reads format 1"),
         (_vocabulary, "text/phrases/vocabulary", "version=9; allowed: "),
         (_snapshot, f"snapshots/{SNAPSHOT.name}/manifest.json", "format=4; this program reads format 3"),

@@ -176,7 +176,7 @@ class Bundle:
         shape = self.manifest.neighbours
         if shape is None:
             return None
-        with errors_of(self.path / NEIGHBOURS):
+        with errors_of(self.path / NEIGHBOURS, TypeError):
             return ItemNeighbours(shape=shape, **read_tensors(self.path / NEIGHBOURS))
 
     @cached_property
@@ -187,7 +187,7 @@ class Bundle:
         if CODEBOOKS not in self.manifest.files:
             return None
         path, head = self.path / CODEBOOKS, self.manifest.head
-        with errors_of(path):
+        with errors_of(path, TypeError):
             codebooks = Codebooks(**read_tensors(path))
             scale = None if codebooks.gate_scale is None else codebooks.gate_scale.shape
             wanted = (head.num_pairs,) if head.is_mixture else None

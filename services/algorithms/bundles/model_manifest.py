@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, get_args, get_origin
 
 from services.algorithms.encoding.history import check_max_history
 
-FORMAT = 3
+FORMAT = 4
 ENCODER_KINDS = ("hstu", "sasrec")
 HEAD_KINDS = ("mol", "dot")
 OUTPUT_NORMS = ("length", "layer")
@@ -37,13 +37,13 @@ class BundleError(ValueError):
 
 
 @contextmanager
-def errors_of(path: Path) -> Iterator[None]:
-    """Raise the block's ValueError or TypeError as a BundleError with the file."""
+def errors_of(path: Path, also: type[Exception] = ValueError) -> Iterator[None]:
+    """Raise the block's ValueError, or an `also`, as a BundleError with the file."""
     try:
         yield
     except BundleError:
         raise
-    except (ValueError, TypeError) as exc:
+    except (ValueError, also) as exc:
         raise BundleError(f"{path}: {exc}") from exc
 
 

@@ -189,7 +189,7 @@ class IdentifierTrie:
         """Load memory-mapped. Raises: as `read_arrays`."""
         found = read_arrays(path, (*_ARRAYS, "limits"), kind="trie", version=VERSION)
         max_tokens, num_tokens = found.pop("limits").tolist()
-        with errors_of(path):
+        with errors_of(path, TypeError):
             return cls(TrieArrays(**found), max_tokens=max_tokens, num_tokens=num_tokens)
 
 

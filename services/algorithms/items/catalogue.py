@@ -21,8 +21,8 @@ from services.algorithms.item_table.strings import Indices, Strings
 from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.algorithms.scoring.states import ItemStates, PairGate
 
-# Per id: its hash, the sorted hash, and its row.
-_HASH_BYTES = 20
+# Per id: its hash; and in a part, whose ids are copied, the sorted hash and its row, too.
+_HASH_BYTES, _PART_HASH_BYTES = 8, 20
 # An id as a Python object with reference: 61 bytes on MovieLens-1M.
 _ID_OBJECT_BYTES = 64
 
@@ -127,7 +127,7 @@ def required_bytes(manifest: Manifest, *, parts: int = 1) -> int:
     head = manifest.head
     gate = 2 * head.num_pairs if head.is_mixture else 0
     floats = head.num_item_components * head.component_width + gate + head.component_width + 1
-    each = 4 * floats + 16 + _HASH_BYTES
+    each = 4 * floats + 16 + (_HASH_BYTES if parts == 1 else _PART_HASH_BYTES)
     if manifest.neighbours is None:
         return (manifest.num_items * each + manifest.files[ITEMS].bytes) // parts
     own = manifest.num_items * (each + _ID_OBJECT_BYTES) + manifest.files[ITEMS].bytes

@@ -156,7 +156,7 @@ def test_a_different_number_of_items_is_refused(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "format=2; this program reads format 3; `freshet train` or `freshet index` writes it again"),
+        ({"format": 3}, "format=3; this program reads format 4; `freshet train` or `freshet index` writes it again"),
         ({"surprise": 1}, "fields .*'surprise'"),
         ({"num_items": 0}, "num_items=0; allowed: more than 0"),
         ({"num_users": 3}, "num_users=3; a model without user-id component has 0"),
