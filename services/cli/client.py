@@ -3,6 +3,7 @@
 gRPC is imported only for a call.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -44,8 +45,15 @@ def gateway(target: str, *, is_background: bool = False) -> "Iterator[Client]":
 
 def ask(target: str, method: str, request: "Message", timeout_ms: int) -> Any:
     """Call one method of the gateway at `target`. Raises: CommandError with advice."""
+    return timed(target, method, request, timeout_ms)[0]
+
+
+def timed(target: str, method: str, request: "Message", timeout_ms: int) -> tuple[Any, float]:
+    """As `ask`; return the answer and the call's milliseconds, connecting included."""
     with gateway(target) as client:
-        return client.call(method, request, timeout_s=timeout_ms / 1000)
+        started = time.perf_counter()
+        found = client.call(method, request, timeout_s=timeout_ms / 1000)
+        return found, round((time.perf_counter() - started) * 1000, 3)
 
 
 @contextmanager

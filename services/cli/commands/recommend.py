@@ -3,7 +3,6 @@
 Titles are shown if the bundle is on this machine.
 """
 
-import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -103,9 +102,7 @@ def recommend(
     if batch is not None and out is not None:
         _recommend_to_all(batch, out, request, gateway, timeout_ms / 1000)
         return
-    started = time.perf_counter()
-    found = client.ask(gateway, "Recommend", request, timeout_ms)
-    elapsed_ms = round((time.perf_counter() - started) * 1000, 3)
+    found, elapsed_ms = client.timed(gateway, "Recommend", request, timeout_ms)
     facts = as_dict(found, read_titles(bundle)) | {"elapsed_ms": elapsed_ms}
     answer(facts, lambda: _print_answer(facts, subject=f"user {user}" if user else "this sequence"))
 

@@ -3,7 +3,6 @@
 Search learns from chosen results, which `freshet record --query` records.
 """
 
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,9 +39,8 @@ def search(
 
     allowed.exclude_seen = exclude_seen
     request = gateway_pb2.GatewayServiceSearchRequest(query=words, user_id=user, k=k, filter=allowed)
-    started = time.perf_counter()
-    found = client.ask(gateway, "Search", request, timeout_ms)
-    facts = as_dict(found) | {"elapsed_ms": round((time.perf_counter() - started) * 1000, 3)}
+    found, elapsed_ms = client.timed(gateway, "Search", request, timeout_ms)
+    facts = as_dict(found) | {"elapsed_ms": elapsed_ms}
     answer(facts, lambda: _print_answer(facts, words, user))
 
 

@@ -27,9 +27,9 @@ class Exposures:
         """Return the exposure id of an answer sent now. user_id: "" for a visitor. fields: those of `Exposure`."""
         shown_ms = self._clock_ms()
         exposure_id = self._signer.sign(shown_ms.to_bytes(_TIME_BYTES, "big") + os.urandom(_NONCE_BYTES), user_id)
+        arms = assigned_texts(assignments)
+        one = Exposure(exposure_id=exposure_id, shown_ms=shown_ms, surface=surface, assignments=arms, **fields)
         if self._log is not None:
-            arms = assigned_texts(assignments)
-            one = Exposure(exposure_id=exposure_id, shown_ms=shown_ms, surface=surface, assignments=arms, **fields)
             self._log.append(user_id, one)
         return exposure_id
 

@@ -205,6 +205,9 @@ class WithVotes:
         changes = self._memory.take_changes()
         if changes.entered or changes.left:
             self._index.apply(upserts=changes.entered, removals=changes.left)
+            if (index := self._index.index).merge_wanted.is_set():
+                index.merge_wanted.clear()
+                index.tidy()
 
     @property
     def share_on_seen(self) -> float:

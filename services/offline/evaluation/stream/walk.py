@@ -160,6 +160,7 @@ def walk(
         had[user].append(item)
         if (place + 1) % _PROGRESS_EVERY == 0:
             progress(place + 1)
+    progress(setting.num_streamed)
     return Walked(places=np.array(places), ranks={name: np.array(found) for name, found in ranks.items()})
 
 
