@@ -335,11 +335,7 @@ class Search:
 def _stack(queries: Sequence[QueryStates]) -> QueryStates:
     if len(queries) == 1:
         return queries[0]
-    gates = [query.gate for query in queries if query.gate is not None]
-    return QueryStates(
-        components=np.concatenate([query.components for query in queries]),
-        gate=np.concatenate(gates) if gates else None,
-    )
+    return QueryStates.joined(queries)
 
 
 def _is_open(search: SearchQuery, found: SearchResult) -> bool:

@@ -95,7 +95,7 @@ def parse_condition(text: str) -> ParsedCondition:
 
 
 def parse_value(text: str) -> Value:
-    """Return a number, Unix milliseconds, or a tag. Raises: InvalidRequest for an invalid date."""
+    """Return a number, Unix milliseconds (UTC by default), or a tag. Raises: InvalidRequest for an invalid date."""
     if len(text) > 1 and text[0] == text[-1] == '"':
         return text[1:-1]
     if _NUMBER.fullmatch(text):

@@ -92,7 +92,10 @@ class DeadLetters:
         return sorted(found, key=lambda letter: (letter.written_ms, letter.name))
 
     def newest(self, topics: Collection[str] = LETTERED) -> tuple[list[StoredLetter], bool]:
-        """Return the newest dead letters, newest first, and whether there are older ones."""
+        """Return the newest dead letters, newest first, and whether there are older ones.
+
+        It reads at most 8 MiB of each topic, for two seconds.
+        """
         found: list[StoredLetter] = []
         has_older = False
         for topic in topics:

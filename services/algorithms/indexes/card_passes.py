@@ -54,7 +54,8 @@ class CardPasses:
     ) -> None:
         """Prepare X items. tie_ranks (X,): each item's position in id order (default the row number).
 
-        max_graphs: most cached CUDA graphs, one per algorithm, batch size and K. Raises: ValueError for repeated ranks.
+        max_graphs: most cached CUDA graphs, one per algorithm, batch size and K (0: none). Raises: ValueError for
+        repeated ranks.
         """
         self.scorer = scorer
         # Dense ranks 0..X-1.
@@ -90,7 +91,7 @@ class CardPasses:
     def on_device(
         self, queries: QueryStates, prepared: DeviceQueries, key: Hashable, steps: Callable[[CardRequest], Found]
     ) -> Found:
-        """Run the device's part of an unfiltered search, for timing."""
+        """Run the device's part of an unfiltered search, for timing. The result is valid until the next call."""
         request = CardRequest(queries=queries, prepared=prepared, allowed=None, mask=None, started=0.0)
         return self._found(request, key, steps)
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from services.algorithms.indexes.protocol import Scores
 from services.algorithms.ops.mol_scores import MolScorer, rounding
+from services.algorithms.scoring.silu import silu
 from services.algorithms.scoring.states import QueryStates
 
 DoubleArray = npt.NDArray[np.float64]
@@ -28,7 +29,7 @@ _SLACK = 1e-12  # relative allowance for float64 rounding, P and G up to thousan
 
 def silu_range(low: DoubleArray, high: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
     """The least and largest SiLU on each interval [low, high]: it falls until -1.278, then rises."""
-    at_low, at_high = rounding.silu(low), rounding.silu(high)
+    at_low, at_high = silu(low), silu(high)
     least = np.where((low <= _SILU_MINIMUM_AT) & (high >= _SILU_MINIMUM_AT), _LOWEST, np.minimum(at_low, at_high))
     return _outwards(least, np.maximum(at_low, at_high))
 

@@ -170,7 +170,7 @@ class LiveCatalogue:
         parts = [items.states.take(slice(count, None)), *stored.aside.values(), base.states.take(absent)]
         item_ids = [*items.ids.strings[count:], *stored.aside, *base.rows.strings.take(absent)]
         if item_ids:
-            self._upsert(item_ids, _together(parts))
+            self._upsert(item_ids, ItemStates.joined(parts))
         self._evidence = stored.evidence
         self._publish(stored.position, stored.newest_recorded_ms, None, stored.mark)
 
@@ -398,7 +398,7 @@ class LiveCatalogue:
     def _change(self, states: dict[str, ItemStates], removals: Sequence[str]) -> None:
         """Insert and remove as one index version, under the writer's lock."""
         if states:
-            self._upsert(list(states), _together(list(states.values())), removals)
+            self._upsert(list(states), ItemStates.joined(list(states.values())), removals)
         elif removals:
             self.index.apply(removals=removals)
 
@@ -468,12 +468,6 @@ class LiveCatalogue:
         return one.components.shape == (shape.num_components, shape.width) and gate == (
             (shape.num_pairs,) if shape.gated else None
         )
-
-
-def _together(parts: Sequence[ItemStates]) -> ItemStates:
-    gates = [one.gate for one in parts if one.gate is not None]
-    components = np.concatenate([one.components for one in parts])
-    return ItemStates(components=components, gate=np.concatenate(gates) if gates else None)
 
 
 def _state(one: ItemChange) -> ItemStates:

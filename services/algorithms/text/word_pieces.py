@@ -61,7 +61,7 @@ class WordPieces:
         """Ids of [CLS], the text's pieces and [SEP]: at most `max_tokens`."""
         start = text[: _CHARACTERS_PER_TOKEN * max_tokens].encode(errors="ignore").decode()  # without surrogates
         pieces = self._tokenizer.encode(start, add_special_tokens=False).ids
-        return [self._ids["[CLS]"], *pieces[: max_tokens - 2], self._ids["[SEP]"]]
+        return [self._ids["[CLS]"], *pieces[: max(0, max_tokens - 2)], self._ids["[SEP]"]]
 
     def batch(self, texts: Sequence[str], *, max_tokens: int = MAX_TOKENS) -> tuple[Tokens, Tokens]:
         """Input ids (B, L), zero at padding, and attention mask (B, L), 1 at tokens."""

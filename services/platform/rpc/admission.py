@@ -1,8 +1,9 @@
 """Adaptive concurrency limits per class of calls, fair between callers.
 
- While the median latency is above twice the
-unloaded latency, the limit falls in proportion; otherwise it grows by its square root (the gradient of Netflix's
-concurrency-limits and of Envoy's adaptive concurrency). The unloaded latency is learned while few calls run.
+While the median latency is above twice the unloaded latency, the limit falls in proportion; otherwise it grows by its
+square root (the gradient of Netflix's concurrency-limits and of Envoy's adaptive concurrency). The unloaded latency is
+learned while few calls run, so a long overload does not count as normal. Calls that report work of higher priority also
+lower the limit.
 """
 
 import asyncio

@@ -102,7 +102,10 @@ _ROWS = 1024
 
 @dataclass(frozen=True, slots=True)
 class ContributionRows:
-    """n interactions with nonzero weights. Shapes: weights (n,), contributions (n, P_x, d), seconds (n,)."""
+    """n interactions with nonzero weights. Shapes: weights (n,), contributions (n, P_x, d).
+
+    P_x: item components of width d.
+    """
 
     interactions: Sequence[Interaction]
     item_ids: list[str]

@@ -67,12 +67,7 @@ class ContentStates:
             for row, listing in enumerate(new):
                 gate = None if made.gate is None else made.gate[row : row + 1]
                 self._states[listing.item_id] = ItemStates(components=made.components[row : row + 1], gate=gate)
-        states = [self._states[item_id] for item_id in item_ids]
-        gates = [state.gate for state in states if state.gate is not None]
-        return ItemStates(
-            components=np.concatenate([state.components for state in states]),
-            gate=np.concatenate(gates) if gates else None,
-        )
+        return ItemStates.joined([self._states[item_id] for item_id in item_ids])
 
 
 @dataclass(slots=True)

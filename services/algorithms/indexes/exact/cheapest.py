@@ -27,7 +27,7 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 # A strategy costs the median of its last turns, in CPU time of the thread: bounds cost some queries far less than
 # others. By wall clock under sixfold load, three turns chose a strategy 1.7 times as expensive.
 _TURNS, _LAST = 3, 5
-# Three searches in 200 try another strategy that was at most 4 times slower, in case its turns were all disturbed.
+# Three searches in 200 try another strategy that was at most 4 times slower, in case most of its turns were disturbed.
 _LOOK_AGAIN_EVERY, _WORTH_LOOKING_AT = 200, 4.0
 
 # Gaps between two of these cost about the same; gaps below the first cost nearly as much as 0.

@@ -217,7 +217,9 @@ def _read_manifest(path: Path) -> SnapshotManifest:
         content = read_fields(path, "a snapshot")
         if content.get("format") != FORMAT:
             raise SnapshotError(f"{path}: format={content.get('format')!r:.80}; this program reads format {FORMAT}")
-        expected = content.pop("checksum", None)
+        if "checksum" not in content:
+            raise SnapshotError(f"{path} has no checksum")
+        expected = content.pop("checksum")
         check_names(path, "manifest", content, SnapshotManifest)
         if (found := _checksum(content)) != expected:
             raise SnapshotError(f"{path}: its fields have sha256 {found}; it says {expected}")

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.ops.mol_bounds.items import LEVELS, VECTOR, Lanes, bounded
-from services.algorithms.ops.mol_scores.rounding import silu
+from services.algorithms.scoring.silu import silu
 from services.algorithms.scoring.states import PairGate
 
 Doubles = npt.NDArray[np.float64]

@@ -16,7 +16,7 @@ For one query-item pair with cosines c, hidden values h = SiLU(z) and gating wei
 Assumed of the GPU: a matrix product of K terms errs by at most (K + 4) 2**-22 of the sum of magnitudes (float32 sums
 that truncate), tanh.approx by 2**-10.9 of its value (PTX: 2**-11), exp2 by 2**-20.
 
-Letters: B queries, P_q query components, P pairs, d width.
+Letters: B queries, P_q, P_x query and item components, P = P_q * P_x (pair p_q * P_x + p_x), d width.
 """
 
 from dataclasses import dataclass

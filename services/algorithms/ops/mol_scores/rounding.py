@@ -72,12 +72,6 @@ def _network_norms(gate: PairGate) -> _NetworkNorms:
     )
 
 
-def silu(x: DoubleArray) -> DoubleArray:
-    """x / (1 + e**-x), elementwise."""
-    with np.errstate(over="ignore"):  # far below zero the exponential is infinite, the quotient correct
-        return np.asarray(x / (1 + np.exp(-x)))
-
-
 def _gamma(terms: int, unit: float) -> float:
     return terms * unit / (1 - terms * unit)
 
