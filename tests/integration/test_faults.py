@@ -37,7 +37,7 @@ async def kill_while_streaming(
     await traffic.until_all(is_ok, for_s=QUIET_S, within_s=60)
     stack.kill(part)
     try:
-        await traffic.until_all(notices, for_s=0.5, within_s=30)
+        await traffic.until_all(notices, for_s=0.5, within_s=10)
         noticed = time.monotonic()
         await asyncio.sleep(DEAD_S)
         back = time.monotonic()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from freshet.v1 import gateway_pb2
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from outside import JSON, Outside, event, same_state, until
 
 from services.contracts.topics.interactions import INTERACTIONS
@@ -116,3 +117,14 @@ def test_undo_takes_the_event_out_as_if_it_had_never_been(outside: Outside) -> N
     assert [item.item_id for item in answer.items] == of_twin
     assert outside.seen(user) == set(items)
     assert change(before, outside.counts(outside.partition_of(user))) == {"applied": 1, "undone": 1}
+
+
+def test_producers_may_compress(outside: Outside, stack: Stack) -> None:
+    """The broker unpacks what it stores, so the reader needs no codec."""
+    admin = KafkaAdminClient(bootstrap_servers=stack.kafka_bootstrap)
+    try:
+        (answer,) = admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, INTERACTIONS)])
+        settings = {entry[0]: entry[1] for entry in answer.resources[0][4]}
+    finally:
+        admin.close()
+    assert settings["compression.type"] == "uncompressed"

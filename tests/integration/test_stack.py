@@ -223,3 +223,10 @@ def test_recycled_process_id_is_never_signalled(other_stack: Stack) -> None:
     finally:
         bystander.send_signal(signal.SIGKILL)
         bystander.wait()
+
+
+def test_parts_on_other_ports_are_not_started_twice(other_stack: Stack) -> None:
+    other_stack.up(["redis"])
+    moved = Stack(other_stack.place.state.root, ports=Ports.free())
+    with pytest.raises(StackError, match="run already with other ports"):
+        moved.up(["redis"])

@@ -162,3 +162,9 @@ def test_first_keys_are_made_once_in_two_folders(tmp_path: Path) -> None:
     make_first_keys(keys, secrets)
     assert (secrets / "api-key").read_bytes() != before[secrets / "api-key"]
     assert (secrets / "pseudonym-key").read_bytes() == before[secrets / "pseudonym-key"]
+
+
+def test_every_secret_is_another_one_of_256_bits(file: Path) -> None:
+    made = {create_key(file, id=f"k{number}", roles=frozenset(Role)) for number in range(20)}
+    assert len(made) == 20
+    assert all(len(secret.removeprefix("freshet_")) == 43 for secret in made)

@@ -213,3 +213,14 @@ def test_lag_of_a_long_outage_is_remembered_within_bounds() -> None:
         lag.acknowledged(Position(0, offset))
     assert lag.behind(0, 0)
     assert not lag.behind(0, 9_999)
+
+
+def test_lag_of_the_last_event_of_a_burst_shows_too() -> None:
+    clock = Clock()
+    lag = AcknowledgedLag(grace_seconds=2.0, clock=clock)
+    for offset in range(3):
+        lag.acknowledged(Position(0, offset))
+        clock.now += 0.01
+    clock.now += 3
+    assert lag.behind(0, 1)
+    assert not lag.behind(0, 2)

@@ -166,3 +166,19 @@ def test_a_line_that_cannot_be_written_goes_into_the_log_and_the_call_goes_on(sc
 def test_an_audit_log_that_cannot_be_written_is_refused_at_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"FRESHET_AUDIT_LOG='{tmp_path}' allowed: a file to append to \(Is a dir"):
         AuditLog(tmp_path)
+
+
+def test_other_keys_from_now_on_and_what_was_used_up_stays_used_up(scene: Scene) -> None:
+    for _ in range(3):
+        scene.door("Recommend", showing("slow"))
+    limits = {"requests_per_second": 2.0, "burst": 3}
+    scene.door.set_keys([key("slow", Role.RECOMMEND, **limits), key("new", Role.INGEST)])
+    refused(scene.door, "Recommend", showing("slow"), Overloaded)
+    refused(scene.door, "Recommend", showing("recommend"), Unauthenticated)
+    scene.door("RecordInteractions", showing("new"))
+    scene.door.set_keys([key("slow", Role.RECOMMEND, **limits | {"burst": 4})])
+    scene.door("Recommend", showing("slow"))
+
+
+def test_the_schemes_case_does_not_matter(scene: Scene) -> None:
+    scene.door("Recommend", Call(("authorization", "bearer secret of recommend")))

@@ -103,3 +103,10 @@ async def test_a_model_that_takes_impressions_for_something_else_refuses_them() 
     scene = Scene(schema=EventSchema.parse(b"types: {impression: {role: positive}}", "events.yaml"))
     with pytest.raises(PreconditionFailed, match=r"events\.yaml .*'impression' has another role; allowed: exposure"):
         await scene.record_impressions("ann", await shown(scene), [Impression(1, "f")])
+
+
+async def test_two_answers_to_one_user_have_ids_of_their_own_that_do_not_show_the_user(scene: Scene) -> None:
+    first, second = await shown(scene), await shown(scene)
+    assert len(first) == len(second) == 32
+    tags = [base64.urlsafe_b64decode(one)[10:16] for one in (first, second)]
+    assert tags[0] != tags[1]

@@ -216,3 +216,19 @@ def test_a_record_does_not_cost_memory_for_each_item_of_its_category(item_id: st
     assert peak_bytes < 20_000
     wanted = ItemFilter(allow_categories=("x",), allow_item_ids=(item_id,))
     assert [item.item_id for item in catalogue.top(1, wanted, [], 0)] == ([item_id] if "x" in categories else [])
+
+
+def test_neither_a_record_nor_an_answer_costs_memory_for_each_hidden_item() -> None:
+    item_ids = [f"i{number}" for number in range(20_000)]
+    catalogue = PopularItems(item_ids, np.ones(20_000, dtype=np.int64), [()] * 20_000)
+    for item_id in item_ids[:-5]:
+        catalogue.describe(item_id, (), withdrawn=True)
+    tracemalloc.start()
+    catalogue.describe(item_ids[-1], (), withdrawn=True)
+    catalogue.describe(item_ids[0], ())
+    answered = [item.item_id for item in catalogue.top(10, ItemFilter(), [], 0)]
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sorted(answered) == sorted([item_ids[0], *item_ids[-5:-1]])
+    # A copy of the hidden set would be a megabyte.
+    assert peak_bytes < 400_000

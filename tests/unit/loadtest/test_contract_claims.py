@@ -107,3 +107,15 @@ def test_nearest_items_begin_with_the_anchor_and_leave_out_who_may_not_be() -> N
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     (found,) = neighbourhoods(["a", "b", "c", "d"], vectors, np.array([0]), size=2, among=np.array([0, 2, 3]))
     assert found == ["a", "d"]
+
+
+def test_one_broken_token_breaks_the_promise() -> None:
+    assert contract.tokens({"honoured": 9_999, "said_so": 1}, unanswered=3)[1].held is True
+    assert contract.tokens({"honoured": 9_999, "silently_not_honoured": 1}, unanswered=0)[1].held is False
+
+
+def test_one_late_user_breaks_the_promise_of_new_items() -> None:
+    assert contract.new_items([1.0, 4.9], waited_s=15, top=50)[1].held is True
+    for late in (5.1, None):
+        _, claim, found = contract.new_items([1.0, late], waited_s=15, top=50)
+        assert (claim.held, claim.value, found["in_time"]) == (False, 0.5, 1)

@@ -104,3 +104,12 @@ def test_it_is_usual_again_where_a_seconds_answers_are_good() -> None:
 
 def test_failures_have_their_names() -> None:
     assert knee._failures([0, 8, 8, 255]) == {"RESOURCE_EXHAUSTED": 2, "NOT_SENT": 1}
+
+
+PAGES = Path(__file__).resolve().parents[3] / "docs" / "benchmarks"
+
+
+@pytest.mark.parametrize("name", ["knee", "knee-before"])
+def test_the_published_tables_are_their_json(name: str) -> None:
+    page = (PAGES / "overload.md").read_text(encoding="utf-8")
+    assert knee.table(knee.read_knee(PAGES / f"{name}.json")) in page

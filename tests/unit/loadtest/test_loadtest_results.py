@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from loadtest.open_loop import NOT_SENT
 from loadtest.report import write_report
 from loadtest.results import OK, Call, Outcome, RunResults, caveats, summarise
@@ -60,3 +62,15 @@ def test_the_page_stands_alone_and_escapes_what_it_shows(tmp_path: Path) -> None
     assert "<steady>" not in page
     assert "a &lt; b" in page
     assert json.loads((tmp_path / "new" / "summary.json").read_text())["scenario"] == "<steady>"
+
+
+def test_warm_up_calls_are_left_out() -> None:
+    summary = summarise(results([call(1.0, 900.0), call(3.0, 10.0)]))
+    assert summary["calls"]["recommend"]["latency_ms"]["max"] == 10.0
+    assert summary["calls"]["recommend"]["sent"] == 1
+
+
+def test_rates_are_over_the_measured_seconds() -> None:
+    summary = summarise(results([call(2.0 + row / 10, 5.0) for row in range(100)]))
+    assert summary["calls"]["recommend"]["offered_per_s"] == pytest.approx(10.0)
+    assert summary["calls"]["recommend"]["achieved_per_s"] == pytest.approx(10.0)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from fakes import certificates
+from pydantic import SecretStr
 from redis.connection import parse_url
 
 from services.encoder.config import EncoderSettings
@@ -165,3 +166,10 @@ def test_the_inference_server_is_shown_the_certificate_only_where_it_is_asked_fo
     assert ProcessSettings(inference_server_tls=True, **given).inference_tls == certificates.of(folder, "encoder")
     with pytest.raises(ValueError, match="FRESHET_INFERENCE_SERVER_TLS='true' allowed: only with"):
         ProcessSettings(inference_server_tls=True)
+
+
+def test_a_secret_that_is_no_text_is_not_printed() -> None:
+    with pytest.raises(ValueError, match="kafka_password") as refused:
+        ProcessSettings(kafka_password=[PASSWORD])
+    assert PASSWORD not in str(refused.value)
+    assert SecretStr("") == ProcessSettings().kafka_password

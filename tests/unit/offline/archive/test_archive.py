@@ -1,12 +1,15 @@
 """An archive holds what the topic held, whenever a run ends; what is not what was written is refused."""
 
 import fcntl
+import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from encoder.streams import NOW_MS, append, forget, interaction
@@ -385,3 +388,48 @@ def test_an_archive_of_nothing_says_so(tmp_path: Path) -> None:
     run(tmp_path, MemoryStream(1))
     with pytest.raises(ValueError, match="holds no interaction that counts"):
         load_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["no table", "without a column", "of another type", "with nulls", "half of one"])
+def test_a_listed_file_that_holds_no_records_is_refused_by_name(tmp_path: Path, what: str) -> None:
+    run(tmp_path, full(40))
+    data = one_file(tmp_path).read_bytes()
+    table, sink = pq.read_table(one_file(tmp_path)), pa.BufferOutputStream()
+    offsets, at = table.column("offset"), table.column_names.index("offset")
+    match what:
+        case "no table":
+            replaced(tmp_path, b"PAR1" + data[4:-40] + b"\xff" * 40)
+        case "half of one":
+            replaced(tmp_path, data[: len(data) // 2] + data[-len(data) // 4 :])
+        case _:
+            other = {
+                "without a column": table.drop_columns(["record_key"]),
+                "of another type": table.set_column(at, "offset", offsets.cast(pa.float64())),
+                "with nulls": table.set_column(at, "offset", pa.nulls(len(table), pa.int64())),
+            }[what]
+            pq.write_table(other, sink)
+            replaced(tmp_path, bytes(sink.getvalue()))
+    with pytest.raises(PreconditionFailed, match=r"interactions-.*\.parquet"):
+        archived(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"first": "0"}, {"records": None}, {"partition": -1}, {"sha256": 7}, {"end": 1.5}])
+def test_a_listed_file_of_other_types_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    run(tmp_path, full(40))
+    said = json.loads((tmp_path / MANIFEST).read_text())
+    next(part for part in said["partitions"].values() if part["files"])["files"][0] |= change
+    (tmp_path / MANIFEST).write_text(json.dumps(said))
+    with pytest.raises(PreconditionFailed, match="not what `freshet archive` writes"):
+        Archive.open(tmp_path)
+
+
+def replaced(folder: Path, data: bytes) -> None:
+    """Put a file with this content in the place of one, under the name and the checksums that it has then."""
+    archive = Archive.open(folder)
+    old = next(file for file in archive.files if (folder / file.name) == one_file(folder))
+    new = replace(old, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    (folder / old.name).rename(folder / new.name)
+    (folder / new.name).write_bytes(data)
+    part = archive.partitions[old.partition]
+    files_of_part = [new if one == old else one for one in part.files]
+    archive.with_partition(old.partition, replace(part, files=files_of_part)).save()

@@ -16,7 +16,7 @@ from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.engine.baselines import GRIDS
 from services.offline.evaluation.engine.ranked_events import RankedEvents
 from services.offline.evaluation.quality import table
-from services.offline.evaluation.quality.arms import ARMS, EVERY_ARM, Trial, tune
+from services.offline.evaluation.quality.arms import ARMS, EVERY_ARM, Trial, bytes_per_item, tune
 from services.offline.evaluation.quality.page import page, plot_curves, quality
 from services.offline.evaluation.quality.runs import Finished, Plan, Store
 from services.offline.evaluation.quality.table import DATA as SETS
@@ -306,3 +306,7 @@ def test_one_person_with_many_events_decides_nothing() -> None:
     assert found.mean == pytest.approx(0.8)
     assert (found.low, found.high) == (-1, 1)
     assert found.p_value > 0.2
+
+
+def test_the_wide_dot_product_has_the_mixtures_bytes_per_item() -> None:
+    assert bytes_per_item(ARMS["hstu-dot-wide"].shaped(CONFIG)) == bytes_per_item(CONFIG)

@@ -216,3 +216,25 @@ def test_neighbours_score_by_their_formula(setting: StreamSetting) -> None:
         level = (scores[others] >= scores[target] * (1 - 1e-5) - 1e-12).sum()
         found = walked.ranks["item-kNN"][place]
         assert found == num_items if not counts[target] else above <= found <= level
+
+
+def test_predicting_fewer_events_learns_from_all(setting: StreamSetting, model: StreamModel) -> None:
+    every = walk(setting, _everyone(setting, model))
+    some = walk(setting, _everyone(setting, model), predicted=np.arange(setting.num_streamed) % 3 == 0)
+    assert some.places.tolist() == every.places[::3].tolist()
+    for name, ranks in every.ranks.items():
+        assert ranks[::3].tolist() == some.ranks[name].tolist(), name
+
+
+def test_two_contenders_of_one_name_are_refused(setting: StreamSetting, model: StreamModel) -> None:
+    frozen = TrainedModels(setting, [model], name="frozen")
+    with pytest.raises(ValueError, match="'frozen' appears twice"):
+        walk(setting, [frozen, frozen])
+
+
+def test_a_model_share_of_one_leaves_frozen_items_as_they_are(setting: StreamSetting, model: StreamModel) -> None:
+    feedback = Feedback(policy=FeedbackPolicy())
+    still = RefreshedItems(setting, model, feedback, {"XS": 10_000}, share=SharePolicy.parse("frozen"))
+    frozen = TrainedModels(setting, [model], name="frozen")
+    walked = walk(setting, [still, frozen])
+    assert walked.ranks["XS"].tolist() == walked.ranks["frozen"].tolist()
