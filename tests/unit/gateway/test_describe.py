@@ -154,7 +154,7 @@ async def test_the_tail_has_the_newest_interaction_of_each_partition_and_pseudon
 @pytest.mark.parametrize(
     "value",
     [
-        encode_interaction(Interaction(user_id="ann", item_id="x" * 900_000, type="like")),
+        encode_interaction(Interaction(user_id="ann", item_id="x" * 129, type="like")),
         rb'{"user_id": "\ud800", "item_id": "b", "type": "like"}',
         b"",
     ],
