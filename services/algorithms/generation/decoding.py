@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.generation.trie import PADDING, IdentifierTrie
-from services.algorithms.ops.trie_search import MAX_POSITIONS, ItemRows, TrieQuestion, search_trie
+from services.algorithms.ops.trie_search import ItemRows, search_trie
 
 Mode = Literal["permutation", "fixed"]
 MODES: tuple[Mode, ...] = ("permutation", "fixed")
@@ -67,8 +67,6 @@ def decode(
     """
     if scores.ndim != 2 or scores.shape[1] != len(tokens):
         raise ValueError(f"scores have shape {scores.shape}; allowed: (s, {len(tokens)}), a column per token")
-    if not 1 <= scores.shape[0] <= MAX_POSITIONS:
-        raise ValueError(f"positions={scores.shape[0]} allowed: 1 to {MAX_POSITIONS}")
     if trie.max_tokens > scores.shape[0]:
         raise ValueError(f"identifiers have up to {trie.max_tokens} tokens; allowed: {scores.shape[0]}, the positions")
     if not len(tokens) or tokens[0] != PADDING or (np.diff(tokens) <= 0).any():
@@ -83,14 +81,17 @@ def decode(
     gains = by_token - padding
     if not np.isfinite(gains).all():
         raise ValueError("scores hold a value that is not finite")
-    question = TrieQuestion(
-        tokens=np.ascontiguousarray(tokens, dtype=np.int32),
-        gains=gains,
+    view = trie.view()
+    found = search_trie(
+        view.parts,
+        view.deleted,
+        np.ascontiguousarray(tokens, dtype=np.int32),
+        gains,
         beams=beams,
         results=results,
         in_order=mode == "fixed",
+        items=items,
+        allowed=allowed,
     )
-    view = trie.view()
-    found = search_trie(view.parts, view.deleted, question, items=items, allowed=allowed)
     base = float(padding.sum(dtype=np.float64))
     return Decoded(found.identifiers, base + found.gains.astype(np.float64), base + found.bound, results)

@@ -99,7 +99,7 @@ def test_an_assignment_is_scored_as_its_definition_says() -> None:
         (np.zeros((2, 2)), [0, 0], {}, r"tokens begin with \[0, 0\]"),
         (np.zeros((2, 0)), [], {}, r"tokens begin with \[\]"),
         (np.zeros((1, 2)), [0, 1], {}, "identifiers have up to 2 tokens; allowed: 1, the positions"),
-        (np.zeros((13, 2)), [0, 1], {}, "positions=13 allowed: 1 to 12"),
+        (np.zeros((13, 2)), [0, 1], {}, r"gains have shape \(2, 13\); allowed: \(2, 1 to 12\)"),
         (np.array([[0, np.nan], [0, 0]]), [0, 1], {}, "scores hold a value that is not finite"),
         (np.zeros((2, 2)), [0, 1], {"beams": 0}, "beams=0 allowed: at least 1"),
         (np.zeros((2, 2)), [0, 1], {"results": 0}, "results=0 allowed: at least 1"),

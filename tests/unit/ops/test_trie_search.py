@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from native_builds import native_builds
 from trie_search_in_numpy import search_in_numpy
 
-from services.algorithms.ops.trie_search import ItemRows, TrieArrays, TrieQuestion, laid_end_to_end, search_trie
+from services.algorithms.ops.trie_search import ItemRows, TrieArrays, laid_end_to_end, search_trie
 
 
 def part(sequences: list[list[int]], first: int) -> TrieArrays:
@@ -49,9 +49,6 @@ def test_native_and_numpy_agree_to_the_bit(
     if levels:
         gains = rng.integers(-levels, levels + 1, size=gains.shape)
     gains[0] = 0
-    question = TrieQuestion(
-        tokens=tokens, gains=gains.astype(np.float32), beams=beams, results=results, in_order=in_order
-    )
     deleted = rng.random(count) < 0.2
     items, allowed = None, None
     if filtered is not None:
@@ -65,12 +62,14 @@ def test_native_and_numpy_agree_to_the_bit(
             offsets[known:] - offsets[known],
         )
         allowed = rng.random(45) < filtered  # rows beyond it are newer than the filter
-    wanted = search_in_numpy(parts, deleted, question, items, allowed)
+    question = (parts, deleted, tokens, gains.astype(np.float32))
+    how = {"beams": beams, "results": results, "in_order": in_order, "items": items, "allowed": allowed}
+    wanted = search_in_numpy(*question, **how)
     assert not deleted[wanted.identifiers].any()
     if items is not None and allowed is not None:
         assert all(allowed[of[of < 45]].any() for of in map(items.of, wanted.identifiers.tolist()))
     for library in native_builds("trie_search").values():
-        found = search_trie(parts, deleted, question, items=items, allowed=allowed, kernels=library)
+        found = search_trie(*question, **how, kernels=library)
         assert found.identifiers.tolist() == wanted.identifiers.tolist()
         assert found.gains.tobytes() == wanted.gains.tobytes()
         assert found.bound == wanted.bound
@@ -82,10 +81,9 @@ def test_a_million_identifiers_on_one_node_cost_the_results_alone() -> None:
     trie = TrieArrays.build(np.ones(count, dtype=np.int32), offsets, np.arange(count, dtype=np.int32))
     assert trie.num_nodes == 2
     tokens, gains = np.array([0, 1], dtype=np.int32), np.array([[0.0], [2.5]], dtype=np.float32)
-    question = TrieQuestion(tokens=tokens, gains=gains, beams=8, results=5, in_order=False)
     deleted = np.zeros(count, dtype=bool)
     deleted[[0, 3]] = True
-    found = search_trie((trie,), deleted, question)
+    found = search_trie((trie,), deleted, tokens, gains, beams=8, results=5)
     assert found.identifiers.tolist() == [1, 2, 4, 5, 6]
     assert found.gains.tolist() == [2.5] * 5
 
@@ -94,16 +92,10 @@ def test_identifiers_that_the_items_do_not_reach_yet_are_left_out_under_a_filter
     items = ItemRows(
         np.array([0], dtype=np.int32), np.array([0, 1]), np.zeros(0, dtype=np.int32), np.zeros(1, dtype=np.int64)
     )
-    question = TrieQuestion(
-        tokens=np.array([0, 1], dtype=np.int32),
-        gains=np.zeros((2, 1), dtype=np.float32),
-        beams=8,
-        results=5,
-        in_order=False,
-    )
-    parts, deleted, allowed = (part([[1], [1]], 0),), np.zeros(2, bool), np.ones(1, bool)
-    assert search_trie(parts, deleted, question, items=items, allowed=allowed).identifiers.tolist() == [0]
-    assert search_in_numpy(parts, deleted, question, items, allowed).identifiers.tolist() == [0]
+    question = ((part([[1], [1]], 0),), np.zeros(2, bool), np.array([0, 1], np.int32), np.zeros((2, 1), np.float32))
+    how = {"beams": 8, "results": 5, "items": items, "allowed": np.ones(1, bool)}
+    assert search_trie(*question, **how).identifiers.tolist() == [0]
+    assert search_in_numpy(*question, **how).identifiers.tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -124,12 +116,16 @@ def test_boundaries_that_would_lead_a_walk_astray_are_refused(changes: dict, mes
         TrieArrays(**{**arrays, **changes})
 
 
-def test_gains_of_another_shape_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"gains have shape \(3, 13\); allowed: \(3, 1 to 12\)"):
-        TrieQuestion(
-            tokens=np.arange(3, dtype=np.int32),
-            gains=np.zeros((3, 13), dtype=np.float32),
-            beams=1,
-            results=1,
-            in_order=False,
-        )
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gains": np.zeros((3, 13), np.float32)}, r"gains have shape \(3, 13\); allowed: \(3, 1 to 12\)"),
+        ({"gains": np.zeros((2, 4), np.float32)}, r"gains have shape \(2, 4\); allowed: \(3, 1 to 12\)"),
+        ({"beams": 0}, "beams=0 allowed: at least 1"),
+        ({"results": 0}, "results=0 allowed: at least 1"),
+    ],
+)
+def test_wrong_questions_are_refused(changes: dict, message: str) -> None:
+    question = {"gains": np.zeros((3, 4), np.float32), "beams": 1, "results": 1, **changes}
+    with pytest.raises(ValueError, match=message):
+        search_trie((part([[1]], 0),), np.zeros(1, bool), np.arange(3, dtype=np.int32), **question)

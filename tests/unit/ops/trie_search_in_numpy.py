@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.ops.trie_search import ItemRows, TrieArrays, TrieMatches, TrieQuestion
+from services.algorithms.ops.trie_search import ItemRows, TrieArrays, TrieMatches
 
 Floats = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
@@ -56,24 +56,29 @@ class _Best:
 def search_in_numpy(
     parts: tuple[TrieArrays, ...],
     deleted: npt.NDArray[np.bool_],
-    question: TrieQuestion,
-    items: ItemRows | None,
-    allowed: npt.NDArray[np.bool_] | None,
+    tokens: npt.NDArray[np.int32],
+    gains: Floats,
+    *,
+    beams: int,
+    results: int,
+    in_order: bool = False,
+    items: ItemRows | None = None,
+    allowed: npt.NDArray[np.bool_] | None = None,
 ) -> TrieMatches:
     """As `search_trie` says."""
-    gains, positions = question.gains, question.gains.shape[1]
+    positions = gains.shape[1]
     largest = np.maximum(gains.max(axis=0, initial=0), 0).astype(np.float32)
     rest = _rest(largest)
     slack = _SLACK * np.float32(1.0 + positions * float(np.abs(gains).max(initial=0)))
-    best = _Best(question.results)
+    best = _Best(results)
     bound = np.float32(-np.inf)
     kept_parts = np.arange(len(parts))
     kept_nodes = np.zeros(len(parts), dtype=np.int64)
     table = np.zeros((len(parts), 1), dtype=np.float32)
     for level in range(positions):
-        masks = _masks(positions, level, question.in_order)
-        reach, gain = _free(table, masks, rest, positions, level, question.in_order)
-        children = _children(parts, kept_parts, kept_nodes, question.tokens)
+        masks = _masks(positions, level, in_order)
+        reach, gain = _free(table, masks, rest, positions, level, in_order)
+        children = _children(parts, kept_parts, kept_nodes, tokens)
         if not len(children.nodes):
             break
         ours = gains[children.tokens]
@@ -95,12 +100,10 @@ def search_in_numpy(
         for part in range(len(parts)):
             ours_here = chosen[children.parts[chosen] == part]
             order = ours_here[np.lexsort((ours_here, -bounds[ours_here]))]
-            bound = max(bound, bounds[order[question.beams :]].max(initial=-np.inf))
-            kept.append(np.sort(order[: question.beams]))
+            bound = max(bound, bounds[order[beams:]].max(initial=-np.inf))
+            kept.append(np.sort(order[:beams]))
         chosen = np.concatenate(kept)
-        table = _grown(
-            table[children.parents[chosen]], ours[chosen], masks, _masks(positions, level + 1, question.in_order)
-        )
+        table = _grown(table[children.parents[chosen]], ours[chosen], masks, _masks(positions, level + 1, in_order))
         kept_parts, kept_nodes = children.parts[chosen], children.nodes[chosen]
         if not len(chosen):
             break

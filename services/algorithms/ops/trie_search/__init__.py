@@ -6,7 +6,7 @@ Letters: s positions, U tokens scored, I identifiers, K results.
 """
 
 import ctypes
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ __all__ = [
     "ItemRows",
     "TrieArrays",
     "TrieMatches",
-    "TrieQuestion",
     "laid_end_to_end",
     "search_trie",
 ]
@@ -28,37 +27,13 @@ __all__ = [
 MAX_POSITIONS = 12  # a node of depth n has a score per set of n used positions: at most C(12, 6) = 924
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrieQuestion:
-    """Tokens (U,) int32, ascending, and gains (U, s) float32, C-contiguous: the gain of token u at position t.
-
-    beams: nodes per level and part. results: of identifiers. in_order: token i at position i only.
-    """
-
-    tokens: npt.NDArray[np.int32]
-    gains: npt.NDArray[np.float32]
-    beams: int
-    results: int
-    in_order: bool
-
-    def __post_init__(self) -> None:
-        if self.gains.shape[0] != len(self.tokens) or not 1 <= self.gains.shape[1] <= MAX_POSITIONS:
-            raise ValueError(
-                f"gains have shape {self.gains.shape}; allowed: ({len(self.tokens)}, 1 to {MAX_POSITIONS})"
-            )
-        for name in ("beams", "results"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} allowed: at least 1")
-
-
-@dataclass(frozen=True, slots=True)
-class TrieMatches:
+class TrieMatches(NamedTuple):
     """Best first: identifiers (n,) int32, gains (n,) float32, n at most K.
 
     No omitted identifier gains more than `bound`; -inf: the beam dropped no node.
     """
 
-    identifiers: npt.NDArray[np.int32]
+    identifiers: Ints
     gains: npt.NDArray[np.float32]
     bound: float
 
@@ -88,18 +63,29 @@ class _Question(ctypes.Structure):
 def search_trie(
     parts: tuple[TrieArrays, ...],
     deleted: npt.NDArray[np.bool_],
-    question: TrieQuestion,
+    tokens: Ints,
+    gains: npt.NDArray[np.float32],
     *,
+    beams: int,
+    results: int,
+    in_order: bool = False,
     items: ItemRows | None = None,
     allowed: npt.NDArray[np.bool_] | None = None,
     kernels: ctypes.CDLL | None = None,
 ) -> TrieMatches:
     """Several tries' best identifiers together, best first, ties by identifier.
 
-    Shapes: deleted (I,), allowed (X,) over the rows of `items`: an identifier needs one allowed item.
+    Shapes: deleted (I,); tokens (U,), ascending, and their gains (U, s) at each position, C-contiguous; allowed (X,)
+    over the rows of `items`: an identifier needs one allowed item. beams: nodes per level and part. results: K.
+    in_order: token i at position i only. kernels: another library than this processor's.
+    Raises: ValueError for gains of another shape, beams or results below 1.
     Cost:   per level and part, s C(s, level) operations for each of at most `beams` nodes, and s per child of theirs.
-    kernels: another library than this processor's.
     """
+    if len(gains) != len(tokens) or not 1 <= gains.shape[1] <= MAX_POSITIONS:
+        raise ValueError(f"gains have shape {gains.shape}; allowed: ({len(tokens)}, 1 to {MAX_POSITIONS})")
+    for name, value in (("beams", beams), ("results", results)):
+        if value < 1:
+            raise ValueError(f"{name}={value} allowed: at least 1")
     tries = (_Trie * len(parts))(
         *(
             _Trie(
@@ -111,19 +97,19 @@ def search_trie(
             for part in parts
         )
     )
-    results = min(question.results, sum(len(part.identifiers) for part in parts))
+    results = min(results, sum(len(part.identifiers) for part in parts))
     identifiers = np.empty(results, dtype=np.int32)
-    gains = np.empty(results, dtype=np.float32)
+    found = np.empty(results, dtype=np.float32)
     bound = np.empty(1, dtype=np.float32)
     if results == 0:
-        return TrieMatches(identifiers, gains, -np.inf)
+        return TrieMatches(identifiers, found, -np.inf)
     filtered = None if allowed is None or items is None else np.ascontiguousarray(allowed)
     ask = _Question(
-        *question.gains.shape,
-        question.beams,
+        *gains.shape,
+        beams,
         results,
-        question.in_order,
-        *map(address, (question.tokens, question.gains)),
+        in_order,
+        *map(address, (tokens, gains)),
         len(deleted),
         address(deleted),
         0 if items is None else len(items.offsets) - 1,
@@ -134,9 +120,9 @@ def search_trie(
             for name in ("rows", "offsets", "added_rows", "added_offsets")
         ),
         address(filtered),
-        *map(address, (identifiers, gains, bound)),
+        *map(address, (identifiers, found, bound)),
     )
     function = (kernels or load_kernels("trie_search")).freshet_search_trie
     function.restype = _INT64
     count = function(tries, _INT64(len(parts)), ctypes.byref(ask))
-    return TrieMatches(identifiers[:count], gains[:count], float(bound[0]))
+    return TrieMatches(identifiers[:count], found[:count], float(bound[0]))
