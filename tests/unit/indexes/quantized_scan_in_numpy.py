@@ -6,8 +6,8 @@ Letters: B queries, X items, C cells, d width, h coded width, K results, N pool 
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.ops.quantized_scan import CellAnswer, Visit
 from services.algorithms.ops.quantized_scan.cells import LANES, CellCodes, FloatMatrix
-from services.algorithms.ops.quantized_scan.native import CellAnswer, CellQuestion
 
 _UNIT = 2.0**-24
 _CELLS_AT_ONCE = 16
@@ -17,16 +17,23 @@ def search_in_numpy(
     codes: CellCodes,
     vectors: FloatMatrix | None,
     ranks: npt.NDArray[np.int64],
-    question: CellQuestion,
     answer: CellAnswer,
+    queries: FloatMatrix,
+    allowed: npt.NDArray[np.bool_] | None,
+    allowed_counts: npt.NDArray[np.int64],
+    tolerances: npt.NDArray[np.float64],
+    k: int,
+    pool: int,
+    visit: Visit,
+    *,
+    prove: bool,
+    rescore: bool,
 ) -> None:
     """Fill the answer, as `CellScan` says."""
-    k, pool, visit = question.k, question.pool, question.visit
-    prove, rescore = question.prove, question.rescore
     integers = codes.integers().astype(np.float32)  # sums stay below 2^24, where float32 is exact
     largest_centre = np.linalg.norm(codes.centres, axis=1).max()
     spread = 1.0 if codes.projection is None else codes.coded_width**0.5
-    for number, query in enumerate(question.queries):
+    for number, query in enumerate(queries):
         norm = float(np.linalg.norm(query.astype(np.float64)))
         coded = query if codes.projection is None else query @ codes.projection
         unit = float(np.abs(coded).max(initial=0)) / 127 or 1.0
@@ -36,8 +43,8 @@ def search_in_numpy(
         bases = codes.centres @ query
         slacks = norm * codes.errors + code_error * codes.code_norms + rounding if prove else np.zeros(len(bases))
         keys = bases + norm * codes.radii if prove else bases + visit.reach * norm * codes.spreads
-        mask = question.allowed if question.allowed is None or question.allowed.ndim == 1 else question.allowed[number]
-        num_allowed = int(question.num_allowed[number])
+        mask = allowed if allowed is None or allowed.ndim == 1 else allowed[number]
+        num_allowed = int(allowed_counts[number])
         wanted = min(k if prove else pool, num_allowed)
         found_rows = np.empty(0, dtype=np.int64)
         found, slack = np.empty(0), np.empty(0)
@@ -78,7 +85,7 @@ def search_in_numpy(
         scores = found
         if rescore and vectors is not None:
             scores = vectors[found_rows].astype(np.float64) @ query.astype(np.float64)
-        rows, scores = _ordered(found_rows, scores, ranks, float(question.tolerances[number]) if rescore else 0.0)
+        rows, scores = _ordered(found_rows, scores, ranks, float(tolerances[number]) if rescore else 0.0)
         size = min(k if rescore else pool, len(rows))
         answer.rows[number, :size], answer.scores[number, :size] = rows[:size], scores[:size]
         if len(found) == num_allowed and (rescore or size == len(found)):

@@ -30,8 +30,8 @@ def search(kernel: str | None, vectors: np.ndarray, cells: Cells, queries: np.nd
     """A search by one kernel, or in NumPy for None."""
     scan = CellScan(coded(vectors, cells=cells, seed=0), vectors=vectors, kernels=BUILDS[kernel or "baseline"])
     if kernel is None:
-        ask = functools.partial(search_in_numpy, scan.codes, vectors, np.arange(len(vectors)))
-        scan._native.search = lambda question, answer, threads: ask(question, answer)  # type: ignore[method-assign]
+        fill = functools.partial(search_in_numpy, scan.codes, vectors, np.arange(len(vectors)))
+        scan._fill = fill  # type: ignore[method-assign]
     how = str(wanted.pop("how"))
     answer: CellAnswer = getattr(scan, how)(queries, **wanted)
     return answer

@@ -13,9 +13,10 @@ from typing import Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.native import load_kernels
+from services.algorithms.native import address, load_kernels
 from services.algorithms.native.threads import compute_threads
 from services.algorithms.ops.quantized_scan.cells import (
+    LANES,
     CellCodes,
     FloatMatrix,
     assign,
@@ -23,7 +24,6 @@ from services.algorithms.ops.quantized_scan.cells import (
     principal_directions,
     train_centres,
 )
-from services.algorithms.ops.quantized_scan.native import CellAnswer, CellQuestion, NativeCells, Visit
 from services.algorithms.ops.top_rows import count_passing
 
 __all__ = [
@@ -158,6 +158,62 @@ def vectors_coded(
     return cells.coded(vectors(), seed=seed)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Visit:
+    """A search's extent: the `probes` nearest cells (more until the pool is full).
+
+    reach: cells are visited by <q, centre> + reach ||q|| times the cell's root mean square residual, until that is
+    below the pool's worst score. 0: all `probes` cells, by <q, centre>.
+    """
+
+    probes: int
+    reach: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.probes < 1:
+            raise ValueError(f"probes={self.probes} allowed: at least 1")
+        if not 0 <= self.reach < 100:
+            raise ValueError(f"reach={self.reach} allowed: 0 up to 100")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellAnswer:
+    """The best of B queries, best first, ties by rank.
+
+    Shapes: rows (B, n), scores (B, n), padded with -1 and -inf; bounds (B,): no allowed item outside the pool scores
+    above it, -inf if none was omitted; touched (B, 2): items scanned, exact products.
+    """
+
+    rows: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float64]
+    bounds: npt.NDArray[np.float64]
+    touched: npt.NDArray[np.int64]
+
+
+_INT64, _FLOAT, _DOUBLE, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_double, ctypes.c_void_p
+
+
+class _Cells(ctypes.Structure):
+    _fields_ = (
+        *((name, _INT64) for name in ("num_items", "num_cells", "width", "coded_width", "num_groups", "bits")),
+        *((name, _POINTER) for name in ("centres", "spreads", "radii", "scales", "errors", "code_norms")),
+        *((name, _POINTER) for name in ("counts", "starts", "rows", "codes", "ranks", "vectors", "projection")),
+        *((name, _DOUBLE) for name in ("largest_error", "largest_code_norm", "largest_centre_norm")),
+    )
+
+
+class _Search(ctypes.Structure):
+    _fields_ = (
+        *((name, _INT64) for name in ("num_queries", "k", "pool", "probes", "prove", "rescore")),
+        ("reach", _FLOAT),
+        *((name, _POINTER) for name in ("queries", "tolerances", "allowed")),
+        ("allowed_stride", _INT64),
+        *((name, _POINTER) for name in ("out_rows", "out_scores")),
+        ("out_stride", _INT64),
+        *((name, _POINTER) for name in ("bounds", "num_allowed", "touched")),
+    )
+
+
 class CellScan:
     """X vectors in coded cells. Thread-safe."""
 
@@ -173,10 +229,26 @@ class CellScan:
         kernels: another library than this processor's.
         """
         self.codes = codes
-        self._ranks = np.arange(codes.num_items, dtype=np.int64) if tie_ranks is None else tie_ranks
-        self._vectors = None if vectors is None else np.ascontiguousarray(vectors, dtype=np.float32)
-        library = kernels or load_kernels("quantized_scan")
-        self._native = NativeCells(library, codes, self._vectors, self._ranks)
+        ranks = np.arange(codes.num_items, dtype=np.int64) if tie_ranks is None else tie_ranks
+        vectors = None if vectors is None else np.ascontiguousarray(vectors, dtype=np.float32)
+        self._can_rescore = vectors is not None
+        self._function = (kernels or load_kernels("quantized_scan")).freshet_search_cells
+        self._function.argtypes = (_POINTER, _POINTER, _INT64)
+        self._function.restype = None
+        padded = -(-codes.num_cells // LANES) * LANES
+        centres = np.zeros((padded, codes.width), dtype=np.float32)
+        centres[: codes.num_cells] = codes.centres
+        centres = np.ascontiguousarray(centres.reshape(-1, LANES, codes.width).transpose(0, 2, 1))
+        spreads, radii = (np.pad(array, (0, padded - codes.num_cells)) for array in (codes.spreads, codes.radii))
+        sizes = (codes.num_items, codes.num_cells, codes.width, codes.coded_width, codes.codes.shape[1], codes.bits)
+        arrays: tuple[npt.NDArray[np.generic] | None, ...]
+        arrays = (centres, spreads, radii, codes.scales, codes.errors, codes.code_norms, codes.counts)
+        arrays += (codes.starts, codes.rows, codes.codes, ranks, vectors, codes.projection)
+        self._alive = arrays  # referenced by address alone
+        largest_centre_norm = np.linalg.norm(codes.centres.astype(np.float64), axis=1).max()
+        largest = (float(codes.errors.max()), float(codes.code_norms.max()), float(largest_centre_norm))
+        self._cells = _Cells(*sizes, *map(address, arrays), *largest)
+        self._cells_address = ctypes.addressof(self._cells)
 
     @property
     def num_items(self) -> int:
@@ -240,7 +312,7 @@ class CellScan:
         prove: bool,
         rescore: bool,
     ) -> CellAnswer:
-        if rescore and self._vectors is None:
+        if rescore and not self._can_rescore:
             raise ValueError("exact products need the vectors")
         num_queries, num_items = len(queries), self.num_items
         queries = np.ascontiguousarray(queries, dtype=np.float32)
@@ -248,12 +320,49 @@ class CellScan:
         allowed = None if allowed is None else np.ascontiguousarray(allowed)
         num_allowed = count_passing(allowed, num_queries, num_items)
         slack = np.zeros(num_queries) if tolerances is None else np.ascontiguousarray(tolerances, dtype=np.float64)
-        question = CellQuestion(queries, allowed, num_allowed, slack, k, pool, visit, prove, rescore)
         answer = CellAnswer(
             rows=np.full((num_queries, k), -1),
             scores=np.full((num_queries, k), -np.inf),
             bounds=np.empty(num_queries),
             touched=np.zeros((num_queries, 2), dtype=np.int64),
         )
-        self._native.search(question, answer, compute_threads())
+        self._fill(answer, queries, allowed, num_allowed, slack, k, pool, visit, prove=prove, rescore=rescore)
         return answer
+
+    def _fill(
+        self,
+        answer: CellAnswer,
+        queries: FloatMatrix,
+        allowed: npt.NDArray[np.bool_] | None,
+        num_allowed: npt.NDArray[np.int64],
+        tolerances: npt.NDArray[np.float64],
+        k: int,
+        pool: int,
+        visit: Visit,
+        *,
+        prove: bool,
+        rescore: bool,
+    ) -> None:
+        """Search with C-contiguous arrays. num_allowed (B,): allowed items. prove: bounds, not `visit`, choose the
+        cells. rescore: the pool gets exact products.
+        """
+        search = _Search(
+            len(queries),
+            k,
+            pool,
+            visit.probes,
+            prove,
+            rescore,
+            visit.reach,
+            queries.ctypes.data,
+            tolerances.ctypes.data,
+            None if allowed is None else allowed.ctypes.data,
+            0 if allowed is None or allowed.ndim == 1 else allowed.shape[1],
+            answer.rows.ctypes.data,
+            answer.scores.ctypes.data,
+            answer.rows.shape[1],
+            answer.bounds.ctypes.data,
+            num_allowed.ctypes.data,
+            answer.touched.ctypes.data,
+        )
+        self._function(self._cells_address, ctypes.addressof(search), compute_threads())
