@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from services.algorithms.bundles.model_bundle import Bundle
-from services.algorithms.ops.mol_scores import mol_scores
+from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.packed_state import unpack_query_state
 from services.contracts.version_sets import VersionSet, VersionSets
 from services.stack import Stack
@@ -157,7 +157,7 @@ def _gap(answer: Answer, bundle: Bundle, rows: Mapping[str, int]) -> float:
     if bundle.absence is not None:
         query = bundle.absence.apply(query, answer.absence_bucket)
     states = bundle.item_states.take(np.array([rows[item] for item in listed]))
-    own = mol_scores(query, states, bundle.pair_gate)[0]
+    own = MolScorer(states, bundle.pair_gate).scores(query)[0]
     served = dict(zip(answer.items, answer.scores, strict=True))
     return float(np.mean(np.abs(own - np.array([served[item] for item in listed]))))
 

@@ -12,9 +12,8 @@ from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.native import INSTRUCTION_SETS
 from services.algorithms.native.threads import compute_threads, set_compute_threads
-from services.algorithms.ops.mol_scores import MolScorer, mol_scores
+from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.ops.mol_scores.scorer import NativeScores
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 # Queries, items, P_q, P_x, d, G: around the widths of vectors (4, 8, 16), row blocks (4, 8) and tiles (12, 24, 48).
@@ -34,11 +33,11 @@ SHAPES = [
 every_build = pytest.mark.parametrize("name", INSTRUCTION_SETS)
 
 
-def build(name: str, items: ItemStates, gate: PairGate | None) -> NativeScores:
+def build(name: str, items: ItemStates, gate: PairGate | None) -> MolScorer:
     builds = native_builds("mol_scores")
     if name not in builds:
         pytest.skip(f"this processor lacks {name}")
-    return NativeScores(builds[name], items, gate)
+    return MolScorer(items, gate, kernels=builds[name])
 
 
 @functools.cache
@@ -255,7 +254,7 @@ def test_what_does_not_fit_is_refused_by_name(change: dict, message: str) -> Non
     pairs = change.get("pair_gate", 8)
     gate: PairGate | None = None if pairs is None else make_pair_gate(rng, pairs, 16)
     with pytest.raises(ValueError, match=message.replace("'", ".")):
-        mol_scores(queries, items, gate)
+        MolScorer(items, gate).scores(queries)
 
 
 @pytest.mark.parametrize("rows", [[5], [-1], [0, 4, 7]])

@@ -10,7 +10,7 @@ from refresher_scene import NUM_ITEMS, D, World, interaction, make_rules, reader
 from services.algorithms.bundles.event_schema import default_schema
 from services.algorithms.bundles.model_bundle import load_bundle
 from services.algorithms.item_table.ids import ItemIds
-from services.algorithms.ops.mol_scores import mol_scores
+from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.scoring.packed_state import pack_query_state
 from services.algorithms.scoring.states import ItemStates, QueryStates
@@ -71,7 +71,7 @@ def test_after_three_interactions_a_new_item_is_found_by_people_like_those_who_t
         running.settle()
         new = readers_view(world.outbox.deltas)[0]["new"].components[None]
         every = ItemStates(components=np.concatenate([known, new]))
-        scores = mol_scores(QueryStates(components=asker), every, None)[0]
+        scores = MolScorer(every, None).scores(QueryStates(components=asker))[0]
         return int((scores > scores[-1]).sum())
 
     assert place_of_the_new_item(share_from(tmp_path, 0.9)) == 0

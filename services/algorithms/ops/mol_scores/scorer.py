@@ -7,9 +7,10 @@ Letters: B queries, X items, P_x item components, P pairs, d component width.
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,90 +36,10 @@ class _Problem(ctypes.Structure):
     )
 
 
-class NativeScores:
-    """One library's kernels over one catalogue. References the items' arrays (copied if not C-contiguous)."""
-
-    def __init__(self, library: ctypes.CDLL, items: ItemStates, pair_gate: PairGate | None) -> None:
-        """Prepare X items, without the gates of a single pair, whose weight is always 1."""
-        self._library = library
-        self._components = np.ascontiguousarray(items.components, dtype=np.float32)
-        self._gate: npt.NDArray[np.float32] | None = None
-        self._weights: tuple[npt.NDArray[np.float32], ...] = ()
-        if items.gate is not None and items.gate.shape[1] > 1:
-            self._gate = np.ascontiguousarray(items.gate, dtype=np.float32)
-        if pair_gate is not None and pair_gate.num_pairs > 1:
-            self._weights = (
-                self._packed(pair_gate.hidden_weight),
-                np.ascontiguousarray(pair_gate.hidden_bias, dtype=np.float32),
-                self._packed(pair_gate.out_weight),
-                np.ascontiguousarray(pair_gate.out_bias, dtype=np.float32),
-            )
-
-    def scores(self, queries: QueryStates) -> npt.NDArray[np.float32]:
-        out = np.empty((len(queries), len(self._components)), dtype=np.float32)
-        with self._problem(queries, out.size) as problem:
-            self._library.freshet_mol_scores(problem, address(out))
-        return out
-
-    def scores_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[npt.NDArray[np.float32]]:
-        """Score the items `rows[b]` (n_b,) for each query b: (n_b,) each."""
-        flat, offsets = self._flatten(rows)
-        out = np.empty(len(flat), dtype=np.float32)
-        with self._problem(queries, len(flat)) as problem:
-            self._library.freshet_mol_scores_at(problem, address(flat), address(offsets), address(out))
-        return [out[start:stop] for start, stop in pairwise(offsets)]
-
-    def scores_float64_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[npt.NDArray[np.float64]]:
-        flat, offsets = self._flatten(rows)
-        out = np.empty(len(flat), dtype=np.float64)
-        with self._problem(queries, len(flat)) as problem:
-            self._library.freshet_mol_scores_at_float64(problem, address(flat), address(offsets), address(out))
-        return [out[start:stop] for start, stop in pairwise(offsets)]
-
-    def largest_norms(self) -> npt.NDArray[np.float64]:
-        """Each component's largest norm over all items: (P_x,)."""
-        num_items, parts, width = self._components.shape
-        norms = np.zeros(parts)
-        sizes = (num_items, parts, width, compute_threads())
-        self._library.freshet_largest_norms(address(self._components), *map(ctypes.c_int64, sizes), address(norms))
-        return norms
-
-    def _flatten(self, rows: Sequence[Rows]) -> tuple[Rows, Rows]:
-        """All rows (N,), and each query's begin (B + 1,)."""
-        offsets = np.cumsum([0, *map(len, rows)])
-        flat = np.concatenate([*rows, np.empty(0, dtype=np.int64)]).astype(np.int64, copy=False)
-        return flat, offsets
-
-    @contextmanager
-    def _problem(self, queries: QueryStates, num_pairs_scored: int) -> Iterator[object]:
-        num_items, item_parts, width = self._components.shape
-        query_parts = queries.components.shape[1]
-        pairs = query_parts * item_parts
-        hidden_width = len(self._weights[1]) if self._weights else 0
-        work = num_pairs_scored * pairs * (width + 2 * hidden_width)
-        threads = min(compute_threads(), 1 + work // _MULTIPLY_ADDS_PER_THREAD)
-        gated = self._gate is not None and queries.gate is not None
-        arrays = (
-            np.ascontiguousarray(queries.components, dtype=np.float32),
-            np.ascontiguousarray(queries.gate, dtype=np.float32) if gated else None,
-            self._components,
-            self._gate if gated else None,
-            *(self._weights or (None,) * 4),
-        )
-        sizes = (len(queries), num_items, query_parts, item_parts, width, hidden_width, threads)
-        yield ctypes.byref(_Problem(*map(address, arrays), *sizes))
-
-    def _packed(self, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        source = np.ascontiguousarray(weights, dtype=np.float32)
-        packed = np.empty_like(source)
-        rows, depth = source.shape
-        self._library.freshet_pack(address(source), ctypes.c_int64(rows), ctypes.c_int64(depth), address(packed))
-        return packed
-
-
 FloatMatrix = npt.NDArray[np.float32]
 FloatVector = npt.NDArray[np.float32]
 DoubleVector = npt.NDArray[np.float64]
+Real = TypeVar("Real", np.float32, np.float64)
 
 _DOT_FLOATS = 1 << 16  # of dot products at a time: their transposition stays in cache
 
@@ -126,19 +47,33 @@ _DOT_FLOATS = 1 << 16  # of dot products at a time: their transposition stays in
 class MolScorer:
     """X items ready to be scored. Thread-safe.
 
-    components (X, P_x, d) and item_gate (X, P), or None: the given arrays, memory maps included, read-only. Memory
-    besides results: about 200 KB per thread.
+    components (X, P_x, d) and item_gate (X, P), or None: the given arrays, memory maps included, read-only, copied if
+    not C-contiguous. Memory besides results: about 200 KB per thread.
     """
 
-    def __init__(self, items: ItemStates, pair_gate: PairGate | None) -> None:
-        """Prepare X items. Raises: ValueError if gates and components disagree."""
+    def __init__(self, items: ItemStates, pair_gate: PairGate | None, *, kernels: ctypes.CDLL | None = None) -> None:
+        """Prepare X items. kernels: another library than this processor's. Raises: ValueError if gates and components
+        disagree.
+        """
         self.shape = shape_of(items, pair_gate)
         self.num_pairs, self.num_query_components = self.shape.num_pairs, self.shape.num_query_components
         self.num_items, self.num_item_components, self.width = (int(size) for size in items.components.shape)
         self.pair_gate = pair_gate
-        self.components = np.ascontiguousarray(items.components)
+        self.components = np.ascontiguousarray(items.components, dtype=np.float32)
         self.item_gate = items.gate
-        self._native = NativeScores(load_kernels("mol_scores"), items, pair_gate)
+        self._library = kernels or load_kernels("mol_scores")
+        # A single pair's weight is always 1.
+        self._gate: FloatMatrix | None = None
+        self._weights: tuple[npt.NDArray[np.float32], ...] = ()
+        if items.gate is not None and self.num_pairs > 1:
+            self._gate = np.ascontiguousarray(items.gate, dtype=np.float32)
+        if pair_gate is not None and self.num_pairs > 1:
+            self._weights = (
+                self._packed(pair_gate.hidden_weight),
+                np.ascontiguousarray(pair_gate.hidden_bias, dtype=np.float32),
+                self._packed(pair_gate.out_weight),
+                np.ascontiguousarray(pair_gate.out_bias, dtype=np.float32),
+            )
         self._last_bounds: tuple[QueryStates, DoubleVector] | None = None
 
     @lazy_property
@@ -159,7 +94,7 @@ class MolScorer:
     def magnitudes(self) -> rounding.ItemMagnitudes:
         """The largest item values, for error bounds and certificates."""
         gate = None if self.gate_range is None else np.maximum(-self.gate_range[0], self.gate_range[1])
-        return rounding.ItemMagnitudes(norms=self._native.largest_norms(), gate=gate, width=self.width)
+        return rounding.ItemMagnitudes(norms=self._largest_norms(), gate=gate, width=self.width)
 
     def check(self, queries: QueryStates) -> None:
         """Raise ValueError as `ItemShape.check_queries` does."""
@@ -168,21 +103,20 @@ class MolScorer:
     def scores(self, queries: QueryStates) -> FloatMatrix:
         """Score every item: (B, X) float32, each within `error_bounds` of the exact value."""
         self.check(queries)
-        if self.num_pairs > 1:
-            return self._native.scores(queries)
-        return _dot_products(queries.components[:, 0], self.components[:, 0])
+        if self.num_pairs == 1:
+            return _dot_products(queries.components[:, 0], self.components[:, 0])
+        out = np.empty((len(queries), self.num_items), dtype=np.float32)
+        with self._problem(queries, out.size) as problem:
+            self._library.freshet_mol_scores(problem, address(out))
+        return out
 
     def scores_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[FloatVector]:
         """Score the items `rows[b]` (n_b,) for each query b in float32: (n_b,) each, within `error_bounds`."""
-        self.check(queries)
-        self._check_rows(queries, rows)
-        return self._native.scores_at(queries, rows)
+        return self._scores_at(queries, rows, self._library.freshet_mol_scores_at, np.float32)
 
     def scores_float64_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[DoubleVector]:
         """Score as `scores_at` in float64 over the stored float32 states, within `error_bounds_float64`."""
-        self.check(queries)
-        self._check_rows(queries, rows)
-        return self._native.scores_float64_at(queries, rows)
+        return self._scores_at(queries, rows, self._library.freshet_mol_scores_at_float64, np.float64)
 
     def scores_float64(self, queries: QueryStates, query: int, rows: Rows) -> DoubleVector:
         return self.scores_float64_at(queries.take(slice(query, query + 1)), [rows])[0]
@@ -201,12 +135,54 @@ class MolScorer:
         """Bound |float64 score - exact value| for every item, per query: (B,)."""
         return self.error_bounds(queries) * rounding.FLOAT64_PER_FLOAT32
 
+    def _scores_at(
+        self, queries: QueryStates, rows: Sequence[Rows], function: Callable[..., object], dtype: type[Real]
+    ) -> list[npt.NDArray[Real]]:
+        self.check(queries)
+        self._check_rows(queries, rows)
+        offsets = np.cumsum([0, *map(len, rows)])
+        flat = np.concatenate([*rows, np.empty(0, dtype=np.int64)]).astype(np.int64, copy=False)
+        out = np.empty(len(flat), dtype=dtype)
+        with self._problem(queries, len(flat)) as problem:
+            function(problem, address(flat), address(offsets), address(out))
+        return [out[start:stop] for start, stop in pairwise(offsets)]
+
     def _check_rows(self, queries: QueryStates, rows: Sequence[Rows]) -> None:
         if len(rows) != len(queries):
             raise ValueError(f"rows has {len(rows)} entries; expected one per query: {len(queries)}")
         for chosen in rows:
             if len(chosen) and (chosen.min() < 0 or chosen.max() >= self.num_items):
                 raise ValueError(f"rows={chosen.min()}..{chosen.max()} allowed: 0 to {self.num_items - 1}")
+
+    def _largest_norms(self) -> DoubleVector:
+        """Each component's largest norm over all items: (P_x,)."""
+        norms = np.zeros(self.num_item_components)
+        sizes = (*self.components.shape, compute_threads())
+        self._library.freshet_largest_norms(address(self.components), *map(ctypes.c_int64, sizes), address(norms))
+        return norms
+
+    @contextmanager
+    def _problem(self, queries: QueryStates, num_pairs_scored: int) -> Iterator[object]:
+        query_parts, hidden_width = queries.components.shape[1], len(self._weights[1]) if self._weights else 0
+        work = num_pairs_scored * self.num_pairs * (self.width + 2 * hidden_width)
+        threads = min(compute_threads(), 1 + work // _MULTIPLY_ADDS_PER_THREAD)
+        gated = self._gate is not None and queries.gate is not None
+        arrays = (
+            np.ascontiguousarray(queries.components, dtype=np.float32),
+            np.ascontiguousarray(queries.gate, dtype=np.float32) if gated else None,
+            self.components,
+            self._gate if gated else None,
+            *(self._weights or (None,) * 4),
+        )
+        sizes = (len(queries), self.num_items, query_parts, self.num_item_components, self.width, hidden_width, threads)
+        yield ctypes.byref(_Problem(*map(address, arrays), *sizes))
+
+    def _packed(self, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        source = np.ascontiguousarray(weights, dtype=np.float32)
+        packed = np.empty_like(source)
+        rows, depth = source.shape
+        self._library.freshet_pack(address(source), ctypes.c_int64(rows), ctypes.c_int64(depth), address(packed))
+        return packed
 
 
 def _dot_products(queries: FloatMatrix, items: FloatMatrix) -> FloatMatrix:
