@@ -97,10 +97,9 @@ class GroupedTopK:
     ) -> GroupedBest:
         """The `size` best allowed items of each query vector and item component.
 
-        Shapes: queries (B, Q, d), allowed (X,) or (B, X) or None for all. kernels: another library than this
-        processor's. Raises: ValueError with `queries`, `size` or `allowed` and what is expected.
+        Shapes: queries (B, Q, d), allowed (X,) or (B, X) or None for all, checked by the caller. kernels: another
+        library than this processor's.
         """
-        self._check(queries, size, allowed)
         num_queries, num_vectors, _ = queries.shape
         size = min(size, self.num_items)
         shape = (num_queries, num_vectors, self.num_groups)
@@ -113,51 +112,29 @@ class GroupedTopK:
             return best
         library = kernels or load_kernels("grouped_top_k")
         queries = np.ascontiguousarray(queries, dtype=np.float32)
+        mask = None if allowed is None else np.ascontiguousarray(allowed).view(np.uint8)
         threads = compute_threads()
         per_query = num_vectors * self.num_groups * threads * 8 * (2 * (size + 1) + _PANEL)
         step = max(1, self._buffer_bytes // per_query)
+        whole = ctypes.c_int64
         for start in range(0, num_queries, step):
             some = slice(start, start + step)
-            mask = allowed if allowed is None or allowed.ndim == 1 else allowed[some]
-            part = GroupedBest(rows=best.rows[some], scores=best.scores[some], following=best.following[some])
-            self._search(library, queries[some], size, mask, part, threads)
-        return best
-
-    def _check(self, queries: FloatArray, size: int, allowed: npt.NDArray[np.bool_] | None) -> None:
-        if queries.ndim != 3 or queries.shape[2] != self.width:
-            raise ValueError(f"queries has shape {queries.shape}; expected (B, Q, {self.width})")
-        if size < 1:
-            raise ValueError(f"size={size} allowed: at least 1")
-        if allowed is not None and allowed.shape not in ((self.num_items,), (len(queries), self.num_items)):
-            raise ValueError(
-                f"allowed has shape {allowed.shape}; expected ({self.num_items},) or ({len(queries)}, {self.num_items})"
+            is_shared = mask is None or mask.ndim == 1
+            library.freshet_grouped_top_k(
+                address(self._items),
+                ctypes.c_int(("rows", "float32", "bfloat16").index(self.storage)),
+                *map(whole, (self.num_items, self.num_groups, self.width)),
+                address(queries[some]),
+                *map(whole, queries[some].shape[:2]),
+                address(mask if mask is None or is_shared else mask[some]),
+                whole(0 if is_shared else self.num_items),
+                address(self._ranks),
+                address(self._row_of_rank),
+                whole(size),
+                *(address(array[some]) for array in (best.rows, best.scores, best.following)),
+                ctypes.c_int(threads),
             )
-
-    def _search(
-        self,
-        library: ctypes.CDLL,
-        queries: FloatArray,
-        size: int,
-        allowed: npt.NDArray[np.bool_] | None,
-        best: GroupedBest,
-        threads: int,
-    ) -> None:
-        mask = None if allowed is None else np.ascontiguousarray(allowed).view(np.uint8)
-        whole = ctypes.c_int64
-        library.freshet_grouped_top_k(
-            address(self._items),
-            ctypes.c_int(("rows", "float32", "bfloat16").index(self.storage)),
-            *map(whole, (self.num_items, self.num_groups, self.width)),
-            address(queries),
-            *map(whole, queries.shape[:2]),
-            address(mask),
-            whole(0 if mask is None or mask.ndim == 1 else self.num_items),
-            address(self._ranks),
-            address(self._row_of_rank),
-            whole(size),
-            *(address(array) for array in (best.rows, best.scores, best.following)),
-            ctypes.c_int(threads),
-        )
+        return best
 
 
 def _panels(items: FloatArray, storage: Storage) -> npt.NDArray[np.generic]:
