@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from services.algorithms.indexes.passes import Array, Lists, Passes, Request
 from services.algorithms.indexes.pools import Depths, PooledIndex, check_pool_size
-from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores, empty_answer
+from services.algorithms.indexes.protocol import Mask, Pass, Pool, Scores, empty_answer
 from services.algorithms.indexes.top_k_avg import AverageScan, TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import PairScan, TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
@@ -53,10 +53,6 @@ class CombinedTopK(PooledIndex):
     def depths(self, k: int) -> Depths:
         return self.pool_size, max(k, self.average_pool_size)
 
-    def scan_depths(self, depth: int) -> Depths:
-        """`depth` for every pair, and N2 / N1 times as many for the average."""
-        return depth, -(-min(depth, self.num_items) * self.average_pool_size // self.pool_size)
-
     def lists(self, request: Request, depths: Depths) -> tuple[Lists, ...]:
         return (*self._pairs.lists(request, depths[:1]), *self._average.lists(request, depths[1:]))
 
@@ -66,7 +62,7 @@ class CombinedTopK(PooledIndex):
     def scanned(self, request: Request, lists: tuple[Lists, ...], depths: Depths) -> "CombinedScan":
         pairs = self._pairs.scanned(request, lists[:1], depths[:1])
         average = self._average.scanned(request, lists[1:], depths[1:])
-        return CombinedScan(pairs, average, pair_share=self.pool_size, average_share=self.average_pool_size)
+        return CombinedScan(pairs, average)
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """A pool of `size`: half from the pairs' lists, the rest by the average, which scores all."""
@@ -81,7 +77,7 @@ class CombinedTopK(PooledIndex):
             for query in range(len(queries)):
                 listed = pairs.item_indices[query]
                 listed = listed[listed >= 0]
-                averaged = scan.pool(query, scan.depth)
+                averaged = scan.pool(query)
                 rows = np.concatenate([listed, averaged[~np.isin(averaged, listed)]])[:size]
                 found = scan.average_scores(query, rows)
                 order = np.lexsort((self.ranks[rows], -found))
@@ -98,25 +94,15 @@ class CombinedTopK(PooledIndex):
 
 
 class CombinedScan:
-    """Both scans of B queries, average_share / pair_share times as many by the average as per pair."""
+    """Both scans of B queries."""
 
-    def __init__(self, pairs: PairScan, average: AverageScan, *, pair_share: int, average_share: int) -> None:
+    def __init__(self, pairs: PairScan, average: AverageScan) -> None:
         self._pairs, self._average = pairs, average
-        self._pair_share, self._average_share = pair_share, average_share
-        self.depth = pairs.depth
 
     @property
     def seconds(self) -> float:
         return self._pairs.seconds + self._average.seconds
 
-    def pool(self, query: int, size: int) -> Indices:
-        return np.union1d(self._pairs.pool(query, size), self._average.pool(query, self._averaged(size)))
-
-    def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
-        """The pairs' bounds at `size`; -inf if the average's list has all allowed items."""
-        is_complete = self._average.is_complete(self._averaged(size))
-        return np.where(is_complete, -np.inf, self._pairs.bounds(size, kth_scores))
-
-    def _averaged(self, size: int) -> int:
-        wanted = -(-size * self._average_share // self._pair_share)
-        return self._average.depth if size == self.depth else min(wanted, self._average.depth)
+    def bounds(self, kth_scores: Scores | None = None) -> Scores:
+        """The pairs' bounds; -inf if the average's list has all allowed items."""
+        return np.where(self._average.is_complete(), -np.inf, self._pairs.bounds(kth_scores))

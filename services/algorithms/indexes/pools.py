@@ -1,5 +1,5 @@
-"""The common part of the pool heuristics: one pass over the items makes lists; the answer is the top K of a pool, of
-any size up to the lists' depth.
+"""The common part of the pool heuristics: one pass over the items makes lists, whose items form a pool; the answer is
+the pool's top K.
 
 Letters: B queries, K results, N pool size (items per list of the scan).
 """
@@ -32,20 +32,14 @@ Depths = tuple[int, ...]  # one depth for each kind of list
 
 
 class PoolScan(Protocol):
-    """The first pass of B queries, for pools of up to `depth` per list."""
-
-    @property
-    def depth(self) -> int: ...
+    """The first pass of B queries."""
 
     @property
     def seconds(self) -> float:
         """Wall clock of the pass and of bounds so far."""
 
-    def pool(self, query: int, size: int) -> Indices:
-        """Distinct rows among the `size` best of each list; `size` is at most `depth`."""
-
-    def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
-        """Upper bounds (B,) on s of the allowed items outside the pools of `size`; -inf: none omitted; NaN: no proof.
+    def bounds(self, kth_scores: Scores | None = None) -> Scores:
+        """Upper bounds (B,) on s of the allowed items outside the pools; -inf: none omitted; NaN: no proof.
 
         kth_scores (B,), NaN if unknown. A bound below its K-th score, or provably always above it, is not tightened.
         """
@@ -69,18 +63,6 @@ class PooledIndex(ScoredIndex, ABC):
         self.pool_size = pool_size
         super().__init__(items, pair_gate, tie_ranks=tie_ranks)
 
-    def scan(self, queries: QueryStates, depth: int, allowed: Mask | None) -> PoolScan:
-        """Run the first pass on the CPU, to a `depth` of at most X. Raises: ValueError for shapes that disagree."""
-        self.scorer.check(queries)
-        depths = self.scan_depths(depth)
-        return self.passes.run(
-            queries,
-            allowed,
-            None,
-            lambda request: self.lists(request, depths),
-            lambda request, lists: self.scanned(request, lists, depths),
-        )
-
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None, max_gap: float = 0.0) -> TopK:
         """The top `k` by s of a pool of at least max(N, k) items."""
         self.check(queries, k, allowed)
@@ -93,10 +75,6 @@ class PooledIndex(ScoredIndex, ABC):
     @abstractmethod
     def depths(self, k: int) -> Depths:
         """The list depths of a search for `k`."""
-
-    def scan_depths(self, depth: int) -> Depths:
-        """The list depths of a scan."""
-        return (depth,)
 
     def deeper(self, depths: Depths, k: int) -> Depths | None:
         """The next depths if a pool has fewer than `k` items; None: deeper lists add none."""
@@ -131,7 +109,7 @@ class PooledIndex(ScoredIndex, ABC):
 
         def answer(request: Request, found: tuple[tuple[Lists, ...], Any]) -> tuple[TopK, Indices]:
             scan, rescored = self.scanned(request, found[0], depths), self.passes.rescored(request, found[1])
-            bounds = scan.bounds(scan.depth, rescored.kth_scores)
+            bounds = scan.bounds(rescored.kth_scores)
             top = TopK(
                 item_indices=rescored.item_indices,
                 scores=rescored.scores,

@@ -68,7 +68,7 @@ class TopKAvg(PooledIndex):
 
         def cut(request: Request, lists: tuple[Lists, ...]) -> Pool:
             scan = self.scanned(request, lists, (size,))
-            bounds = scan.bounds(scan.depth)
+            bounds = scan.bounds()
             rows, scores = (self.passes.fetch(array[:, 0, : scan.depth]) for array in (lists[0].rows, lists[0].scores))
             first = Pass("first_stage", scan.seconds, self.every_item(queries))
             return Pool(item_indices=rows.copy(), scores=scores.astype(np.float64), bounds=bounds, passes=(first,))
@@ -84,8 +84,9 @@ class AverageScan:
         self._passes, self._averages, self._request, self._lists = passes, averages, request, lists
         self.depth, self.seconds = depth, lists.seconds
 
-    def pool(self, query: int, size: int) -> Indices:
-        rows = self._passes.fetch(self._lists.rows[query, 0, :size])
+    def pool(self, query: int) -> Indices:
+        """One query's `depth` best rows: (n,)."""
+        rows = self._passes.fetch(self._lists.rows[query, 0, : self.depth])
         return np.asarray(rows[rows >= 0])
 
     def average_scores(self, query: int, rows: Indices) -> Scores:
@@ -94,11 +95,11 @@ class AverageScan:
         average = self._request.queries.components[query].astype(np.float64).mean(axis=0)
         return np.asarray(means.astype(np.float64) @ average)
 
-    def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
+    def bounds(self, kth_scores: Scores | None = None) -> Scores:
         """See `PoolScan.bounds`: NaN if the radii are no better than the norms."""
         started = time.perf_counter()
         queries: QueryStates = self._request.queries
-        is_complete = self.is_complete(size)
+        is_complete = self.is_complete()
         if is_complete.all():
             return np.full(len(queries), -np.inf)
         components = queries.components.astype(np.float64)
@@ -108,9 +109,9 @@ class AverageScan:
         average = self._averages.items.average(self._request)
         apart = np.linalg.norm(components - average[:, None], axis=-1).max(axis=1, initial=0)
         error = self._averages.error(np.maximum(norms, np.linalg.norm(average, axis=-1)))
-        left_out = self._passes.fetch(self._lists.scores[:, 0, size]).astype(np.float64)
+        left_out = self._passes.fetch(self._lists.scores[:, 0, self.depth]).astype(np.float64)
         free = left_out + self._averages.farthest(apart, norms) + error
-        witnessed = self._witnessed(size)
+        witnessed = self._witnessed()
         wanted = np.full(len(queries), -np.inf) if kth_scores is None else np.nan_to_num(kth_scores, nan=-np.inf)
         bounds = np.where(free < trivial, free, np.nan)
         bounds[is_complete] = -np.inf
@@ -120,19 +121,19 @@ class AverageScan:
         open_ = (left_out > -np.inf) & ~(free < wanted) & hopeful
         chosen = np.flatnonzero(open_)
         if len(chosen):
-            reach = self._scanned(chosen, size) + error[chosen]
+            reach = self._scanned(chosen) + error[chosen]
             bounds[chosen] = np.where(reach < trivial[chosen], reach, np.nan)
         self.seconds += time.perf_counter() - started
         return bounds
 
-    def is_complete(self, size: int) -> npt.NDArray[np.bool_]:
-        """For each query whether its `size` best are all allowed items: (B,)."""
-        following = self._passes.fetch(self._lists.scores[:, 0, size : size + 1])
+    def is_complete(self) -> npt.NDArray[np.bool_]:
+        """For each query whether its pool has all allowed items: (B,)."""
+        following = self._passes.fetch(self._lists.scores[:, 0, self.depth : self.depth + 1])
         return np.asarray((following == -np.inf).all(axis=1))
 
-    def _witnessed(self, size: int) -> Scores:
+    def _witnessed(self) -> Scores:
         """The largest reach (B,) of the items just beyond the pool, -inf without any."""
-        rows = self._passes.fetch(self._lists.rows[:, 0, size : size + _WITNESSES])
+        rows = self._passes.fetch(self._lists.rows[:, 0, self.depth : self.depth + _WITNESSES])
         means, radii = self._averages.items.at(np.maximum(rows, 0))
         components = self._request.queries.components
         reach = np.einsum("bqd,bnd->bnq", components, means)
@@ -140,14 +141,14 @@ class AverageScan:
         best = reach.max(axis=2, initial=-np.inf)
         return np.asarray(np.where(rows >= 0, best, -np.inf).max(axis=1, initial=-np.inf), dtype=np.float64)
 
-    def _scanned(self, chosen: Indices, size: int) -> Scores:
+    def _scanned(self, chosen: Indices) -> Scores:
         """The largest reach (n,) of allowed items outside the pools of some queries, in float32."""
         left_out = np.ones((len(chosen), self._passes.num_items), dtype=np.bool_)
         allowed = self._request.allowed
         if allowed is not None:
             left_out &= allowed if allowed.ndim == 1 else allowed[chosen]
         for number, query in enumerate(chosen):
-            left_out[number, self.pool(int(query), size)] = False
+            left_out[number, self.pool(int(query))] = False
         components = self._request.queries.components[chosen]
         norms = np.linalg.norm(components.astype(np.float64), axis=-1, keepdims=True)
         return self._averages.items.largest(np.concatenate([components, _round_up(norms)], axis=2), left_out)

@@ -80,7 +80,7 @@ class TopKPerEmbedding(PooledIndex):
             bounds[found == count_passing(allowed, len(queries), self.num_items)] = -np.inf
             first = Pass("first_stage", scan.seconds + time.perf_counter() - started, self.every_item(queries))
             pool = Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
-            deeper = scan.thresholds(scan.depth).min(axis=1, initial=np.inf) > -np.inf
+            deeper = self.passes.fetch(lists[0].following).min(axis=1, initial=np.inf) > -np.inf
             return pool, np.flatnonzero((found < size) & deeper)
 
         pool, short = self.passes.run(
@@ -112,17 +112,9 @@ class PairScan:
     def _scores(self) -> npt.NDArray[Any]:
         return self._index.passes.fetch(self._lists.scores)
 
-    def pool(self, query: int, size: int) -> Indices:
-        rows = np.unique(self._rows[query, :, :size])
-        return rows[rows >= 0]
-
-    def thresholds(self, size: int) -> Scores:
-        """t_p (B, P): the best cosine outside each pair's `size` best; -inf if none is outside."""
-        return self._thresholds(np.full(len(self._request.queries), size, dtype=np.int64))
-
-    def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
+    def bounds(self, kth_scores: Scores | None = None) -> Scores:
         """See `PoolScan.bounds`: never NaN."""
-        return self.bounds_at(np.full(len(self._request.queries), size, dtype=np.int64))
+        return self.bounds_at(np.full(len(self._request.queries), self.depth, dtype=np.int64))
 
     def bounds_at(self, sizes: Indices) -> Scores:
         """Bounds on items outside the union of each query's `sizes` best per pair: (B,) -> (B,)."""
@@ -146,7 +138,7 @@ class PairScan:
         return found[order], level[order], best[order]
 
     def _thresholds(self, sizes: Indices) -> Scores:
-        """`thresholds` with each query's own size: (B,) -> (B, P)."""
+        """t_p (B, P): the best cosine outside each pair's `sizes` (B,) best; -inf if none is outside."""
         following = self._index.passes.fetch(self._lists.following)
         if (sizes == self.depth).all():
             return following.astype(np.float64)

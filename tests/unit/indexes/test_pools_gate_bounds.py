@@ -128,7 +128,13 @@ def test_gates_that_hardly_vary_prove_what_the_largest_cosine_cannot() -> None:
     queries = QueryStates(components=unit(near), gate=0.05 * rng.normal(size=(8, 8)).astype(np.float32))
     index = TopKPerEmbedding(items, make_pair_gate(rng, 8, 8, scale=0.02), pool_size=100)
     answer = index.search(queries, 1)
-    largest = index.scan(queries, 100, None).thresholds(100).max(axis=1)
+    largest = index.passes.run(
+        queries,
+        None,
+        None,
+        lambda request: index.lists(request, (100,)),
+        lambda _, lists: lists[0].following.max(axis=1),
+    )
     assert (largest > answer.scores[:, 0] + 0.3).all()
     assert {found.kind for found in answer.certificates} == {"exact"}
     assert answer.item_indices[:, 0].tolist() == list(range(8))

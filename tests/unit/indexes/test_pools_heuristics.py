@@ -1,6 +1,7 @@
 """What the pool heuristics promise beyond conformance: their bounds, and the papers' bounds that are none."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 from retrieval_scene import make_items, make_pair_gate, make_queries, unit
 
 from services.algorithms.indexes.combined_top_k import CombinedTopK
+from services.algorithms.indexes.passes import Lists, Request
+from services.algorithms.indexes.pools import PooledIndex
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
@@ -105,12 +108,19 @@ def test_no_left_out_item_reaches_above_the_average_scans_bound(
     cosines = pair_cosines(queries, items)
     allowed = rng.random((4, 90)) < share
     index = TopKAvg(items, make_pair_gate(rng, p_q * p_x, 4) if p_q * p_x > 1 else None, pool_size=size)
-    scan = index.scan(queries, size, allowed)
+    depths = (size,)
+    scan = index.passes.run(
+        queries,
+        allowed,
+        None,
+        lambda request: index.lists(request, depths),
+        lambda request, lists: index.scanned(request, lists, depths),
+    )
     kth_scores = rng.uniform(-length, length, size=4) if known else None
-    bounds = scan.bounds(scan.depth, kth_scores)
+    bounds = scan.bounds(kth_scores)
     for query in range(4):
         left_out = allowed[query].copy()
-        left_out[scan.pool(query, scan.depth)] = False
+        left_out[scan.pool(query)] = False
         if not left_out.any():
             assert bounds[query] == -np.inf
         elif not np.isnan(bounds[query]):
@@ -165,16 +175,28 @@ def test_a_union_smaller_than_k_is_deepened_until_it_has_k() -> None:
     assert (answer.item_indices >= 0).all()
 
 
+def pools_and_bounds(index: PooledIndex, queries: QueryStates) -> tuple[list[np.ndarray], np.ndarray]:
+    depths = index.depths(1)
+
+    def steps(request: Request) -> tuple[tuple[Lists, ...], Any]:
+        lists = index.lists(request, depths)
+        return lists, index.passes.pool(request, index.listed(lists, depths))
+
+    def then(request: Request, found: tuple[tuple[Lists, ...], Any]) -> tuple[list[np.ndarray], np.ndarray]:
+        return found[1], index.scanned(request, found[0], depths).bounds()
+
+    return index.passes.run(queries, None, None, steps, then)
+
+
 def test_the_combined_pool_holds_both_pools_and_proves_as_much_as_the_lists() -> None:
     items, queries, gate = trained_like(2)
     scorer = MolScorer(items, gate)
-    combined = CombinedTopK(scorer, pair_pool_size=20, average_pool_size=60).scan(queries, 20, None)
-    average = TopKAvg(scorer, pool_size=60).scan(queries, 60, None)
-    pairs = TopKPerEmbedding(scorer, pool_size=20).scan(queries, 20, None)
-    for query in range(len(queries)):
-        both = np.union1d(average.pool(query, 60), pairs.pool(query, 20))
-        np.testing.assert_array_equal(combined.pool(query, 20), both)
-    np.testing.assert_array_equal(combined.bounds(20), pairs.bounds(20))
+    combined, bounds = pools_and_bounds(CombinedTopK(scorer, pair_pool_size=20, average_pool_size=60), queries)
+    average, _ = pools_and_bounds(TopKAvg(scorer, pool_size=60), queries)
+    pairs, pair_bounds = pools_and_bounds(TopKPerEmbedding(scorer, pool_size=20), queries)
+    for both, one, other in zip(combined, average, pairs, strict=True):
+        np.testing.assert_array_equal(both, np.union1d(one, other))
+    np.testing.assert_array_equal(bounds, pair_bounds)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 50])
