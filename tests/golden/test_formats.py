@@ -284,15 +284,8 @@ def _bundle(folder: Path) -> Any:
 
 
 def _text(folder: Path) -> Any:
-    edit(folder / "text/manifest.json", format=2)
+    edit(folder / "text/manifest.json", format=3)
     return lambda: load_text_bundle(folder / "text")
-
-
-def _vocabulary(folder: Path) -> Any:
-    path = folder / "text/phrases/vocabulary"
-    first, _, body = path.read_bytes().partition(b"\n")
-    path.write_bytes(json.dumps({**json.loads(first), "version": 9}).encode() + b"\n" + body)
-    return lambda: load_phrases(load_text_bundle(folder / "text", verify=False))
 
 
 def _snapshot(folder: Path) -> Any:
@@ -324,8 +317,7 @@ def _backup(folder: Path) -> Any:
     ("change", "where", "message"),
     [
         (_bundle, "backup/bundle/manifest.json", "format=5; this program reads format 4"),
-        (_text, "text/manifest.json", "format=2; this program reads format 1"),
-        (_vocabulary, "text/phrases/vocabulary", "version=9; allowed: "),
+        (_text, "text/manifest.json", "format=3; this program reads format 2"),
         (_snapshot, f"snapshots/{SNAPSHOT.name}/manifest.json", "format=4; this program reads format 3"),
         (_training, "training/000000000156", "format=2; this program reads format 1"),
         (_archive, "archive/archive.json", "in format 3; this version reads 'interactions' in format 2"),

@@ -1,7 +1,7 @@
 """The text bundle: one directory with everything for text queries.
 
 Parts: documents (item ids and texts), word list, `text_mol/` (text encoder, document states, pair gate), `phrases/`
-(phrase encoder, vocabulary, output layer, shortlist, trie, identifiers).
+(phrase encoder, vocabulary, generator).
 
 Letters: X documents, P_x item components, P pairs, d component width.
 """

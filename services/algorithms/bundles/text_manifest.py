@@ -19,7 +19,7 @@ from services.algorithms.bundles.model_manifest import (
 )
 
 KIND = "text"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

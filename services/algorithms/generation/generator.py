@@ -11,17 +11,30 @@ from typing import Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundles.model_manifest import errors_of
-from services.algorithms.generation.array_file import read_arrays, write_arrays
+from services.algorithms.bundles.model_manifest import BundleError, errors_of
+from services.algorithms.bundles.tensor_file import read_tensors
+from services.algorithms.bundles.tensor_writer import SlicedTensor, write_tensors
 from services.algorithms.generation.decoding import MODES, Mode, decode
-from services.algorithms.generation.identifiers import IdentifierTable
-from services.algorithms.generation.locality import locality_order
+from services.algorithms.generation.identifiers import TABLE_ARRAYS, IdentifierTable
 from services.algorithms.generation.output_layer import OutputLayer
 from services.algorithms.generation.shortlist import Shortlist
-from services.algorithms.generation.trie import PADDING, IdentifierTrie
-from services.algorithms.ops.trie_search import laid_end_to_end
+from services.algorithms.generation.trie import TRIE_ARRAYS, IdentifierTrie
+from services.algorithms.ops.trie_search import TrieArrays
 
-FILES = ("output_layer", "shortlist", "trie", "identifiers", "decoding")
+_INTS = ((1, "int32"),)
+# The axes and types of a file's arrays.
+_FORMS = {
+    "weights": ((2, "uint8"), (2, "float16")),
+    "scales": ((1, "float32"),),
+    "centers": ((2, "float32"),),
+    "sets": ((2, "int32"),),
+    **dict.fromkeys(TRIE_ARRAYS, _INTS),
+    "letters": ((1, "uint8"),),
+    "letter_offsets": ((1, "int64"),),
+    "rows": _INTS,
+    "row_offsets": ((1, "int64"),),
+    "settings": ((1, "int64"),),
+}
 
 _WIDEN = 8
 
@@ -65,17 +78,13 @@ class Generated:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generator:
-    """The parts for decoding, checked against each other. Thread-safe.
-
-    token_rows (V,): the row of each token in the parts (locality.py); None if it is the token's number.
-    """
+    """The parts for decoding, checked against each other. Thread-safe."""
 
     output_layer: OutputLayer
     shortlist: Shortlist
     trie: IdentifierTrie
     identifiers: IdentifierTable
     settings: GeneratorSettings = field(default_factory=GeneratorSettings)
-    token_rows: npt.NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError with both values if vocabulary sizes, widths or identifiers of parts differ."""
@@ -91,13 +100,6 @@ class Generator:
                 f"the trie names identifier {self.trie.num_identifiers - 1}; the table has {len(self.identifiers)}"
             )
 
-        if self.token_rows is not None and (
-            len(self.token_rows) != len(self.output_layer)
-            or self.token_rows[PADDING] != PADDING
-            or (np.bincount(np.clip(self.token_rows, 0, None), minlength=len(self.token_rows)) != 1).any()
-        ):
-            raise ValueError(f"token_rows is no order of {len(self.output_layer)} tokens with {PADDING} ([PAD]) first")
-
     @classmethod
     def build(
         cls,
@@ -112,53 +114,60 @@ class Generator:
         precision: Literal["int8", "float16"] = "int8",
         settings: GeneratorSettings | None = None,
     ) -> Self:
-        """Build from a trained model; phrases of one shortlist become adjacent.
+        """Build from a trained model and each identifier's tokens, text and item rows.
 
         Shapes: weights (V, D), centers (m, D), sets (m, r) most probable first. Raises: ValueError as the parts do.
         """
-        token_rows = locality_order(centers, sets, num_tokens=len(weights))
-        ordered = np.empty_like(weights)
-        ordered[token_rows] = weights
-        tokens, offsets = laid_end_to_end(sequences)
-        outside = np.flatnonzero((tokens < 0) | (tokens >= len(weights)))
-        if len(outside):
-            raise ValueError(f"an identifier holds token {tokens[outside[0]]}; allowed: 1 to {len(weights) - 1}")
+        num_tokens = len(weights)
         return cls(
-            output_layer=OutputLayer.from_weights(ordered, precision=precision),
-            shortlist=Shortlist(centers, token_rows[sets], num_tokens=len(weights)),
-            trie=IdentifierTrie.build_flat(
-                token_rows[tokens], offsets, np.arange(len(texts)), max_tokens=max_tokens, num_tokens=len(weights)
-            ),
+            output_layer=OutputLayer.from_weights(weights, precision=precision),
+            shortlist=Shortlist(centers, sets, num_tokens=num_tokens),
+            trie=IdentifierTrie.build(sequences, range(len(texts)), max_tokens=max_tokens, num_tokens=num_tokens),
             identifiers=IdentifierTable.build(texts, item_rows),
             settings=settings or GeneratorSettings(),
-            token_rows=token_rows,
         )
 
-    def save(self, folder: Path) -> list[str]:
-        """Write one file per part; return their names. Raises: ValueError after inserts or deletes."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.output_layer.save(folder / "output_layer")
-        self.shortlist.save(folder / "shortlist")
-        self.trie.save(folder / "trie")
-        self.identifiers.save(folder / "identifiers")
-        token_rows = np.zeros(0, dtype=np.int32) if self.token_rows is None else self.token_rows
-        numbers = np.array([self.settings.sets, self.settings.beams, MODES.index(self.settings.mode)], dtype=np.int64)
-        write_arrays(folder / "decoding", {"places": token_rows, "settings": numbers}, kind="decoding", version=1)
-        return list(FILES)
+    def save(self, path: Path) -> None:
+        """Write a new safetensors file. Raises: ValueError after inserts or deletes."""
+        settings = self.settings
+        numbers = (settings.sets, settings.beams, MODES.index(settings.mode), self.trie.max_tokens)
+        arrays = {
+            **self.output_layer.arrays,
+            "centers": self.shortlist.centers,
+            "sets": self.shortlist.sets,
+            **self.trie.arrays,
+            **self.identifiers.arrays,
+            "settings": np.array(numbers, dtype=np.int64),
+        }
+        write_tensors(path, {name: SlicedTensor.whole(array) for name, array in arrays.items()})
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
-        """Load memory-mapped. Raises: BundleError for an invalid file, and for parts that do not match."""
-        found = read_arrays(folder / "decoding", ("places", "settings"), kind="decoding", version=1)
-        sets, beams, mode = found["settings"].tolist()
-        with errors_of(folder):
+    def load(cls, path: Path) -> Self:
+        """Load a file, memory-mapped if large. The bundle's manifest protects it from changes.
+
+        Raises: BundleError for an invalid file, and for parts that do not match.
+        """
+        found = read_tensors(path)
+        forms = {name: (array.ndim, array.dtype.name) for name, array in found.items()}
+        if forms.keys() != _FORMS.keys() or any(form not in _FORMS[name] for name, form in forms.items()):
+            raise BundleError(f"{path} holds {forms}; allowed: {_FORMS}")
+        with errors_of(path, IndexError):
+            sets, beams, mode, max_tokens = found["settings"].tolist()
+            num_tokens = len(found["weights"])
+            # First, because tries and tables take memory for the largest number.
+            for name, limit in (("tokens", num_tokens), ("identifiers", len(found["row_offsets"]) - 1)):
+                if found[name].max(initial=-1) >= limit:
+                    raise ValueError(f"{name} reach {found[name].max()}; allowed: below {limit}")
             return cls(
-                output_layer=OutputLayer.load(folder / "output_layer"),
-                shortlist=Shortlist.load(folder / "shortlist"),
-                trie=IdentifierTrie.load(folder / "trie"),
-                identifiers=IdentifierTable.load(folder / "identifiers"),
+                output_layer=OutputLayer.from_arrays(found["weights"], found["scales"]),
+                shortlist=Shortlist(found["centers"], found["sets"], num_tokens=num_tokens),
+                trie=IdentifierTrie(
+                    TrieArrays(**{name: found[name] for name in TRIE_ARRAYS}),
+                    max_tokens=max_tokens,
+                    num_tokens=num_tokens,
+                ),
+                identifiers=IdentifierTable(*(found[name] for name in TABLE_ARRAYS)),
                 settings=GeneratorSettings(sets=sets, beams=beams, mode=MODES[mode]),
-                token_rows=found["places"] if len(found["places"]) else None,
             )
 
     def generate(
@@ -201,8 +210,6 @@ class Generator:
         Raises: ValueError, with nothing inserted, for invalid tokens or rows, such as more tokens than positions.
         """
         self.trie.check(tokens)
-        if self.token_rows is not None:
-            tokens = self.token_rows[np.asarray(tokens)].tolist()
         identifier = self.identifiers.add(text, item_rows)
         self.trie.insert(tokens, identifier)
         return identifier

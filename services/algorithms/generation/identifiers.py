@@ -1,6 +1,6 @@
 """The texts and items of identifiers (titles, keywords, pseudo-queries).
 
-Built texts and item rows are flat arrays with boundaries, memory-mapped after `load`. Identifiers added while serving
+Built texts and item rows are flat arrays with boundaries, memory-mapped if large. Identifiers added while serving
 are stored apart.
 
 Letters: I identifiers.
@@ -8,21 +8,17 @@ Letters: I identifiers.
 
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundles.model_manifest import errors_of
-from services.algorithms.generation.array_file import read_arrays, write_arrays
 from services.algorithms.ops.trie_search import ItemRows
 
 Rows = npt.NDArray[np.int32]
 Offsets = npt.NDArray[np.int64]
 
-VERSION = 1
-_NAMES = ("letters", "letter_offsets", "rows", "row_offsets")
+TABLE_ARRAYS = ("letters", "letter_offsets", "rows", "row_offsets")
 
 
 class IdentifierTable:
@@ -107,19 +103,13 @@ class IdentifierTable:
             )
             return number
 
-    def save(self, path: Path) -> None:
-        """Write the table. Raises: ValueError if identifiers were added; after `load` the caller adds them again."""
+    @property
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The built table, to be stored. Raises: ValueError if identifiers were added; the caller adds them again."""
         if self._added_texts:
             raise ValueError(f"{len(self._added_texts)} identifiers were added; only a built table is saved")
         arrays = (self._letters, self._letter_offsets, self._items.rows, self._items.offsets)
-        write_arrays(path, dict(zip(_NAMES, arrays, strict=True)), kind="identifiers", version=VERSION)
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Load memory-mapped. Raises: as `read_arrays`."""
-        found = read_arrays(path, _NAMES, kind="identifiers", version=VERSION)
-        with errors_of(path):
-            return cls(*(found[name] for name in _NAMES))
+        return dict(zip(TABLE_ARRAYS, arrays, strict=True))
 
 
 def _with_room(array: npt.NDArray[Any], wanted: int) -> npt.NDArray[Any]:

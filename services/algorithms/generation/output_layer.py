@@ -6,21 +6,15 @@ vocabulary. Of five million int8 rows of width 384, 1.9 GB, a shortlist reads 25
 Letters: V vocabulary size, D width, s positions, U requested tokens.
 """
 
-from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundles.model_manifest import BundleError
-from services.algorithms.generation.array_file import read_arrays, write_arrays
 from services.algorithms.ops.token_scores import CodedRows, HalfRows, code_rows, token_scores
 
 Floats = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int32]
-
-VERSION = 1
-_NAMES = ("weights", "scales")
 
 
 class OutputLayer:
@@ -82,21 +76,19 @@ class OutputLayer:
     def decoded_rows(self, tokens: npt.NDArray[np.integer]) -> Floats:
         return self._rows.decoded(tokens)
 
-    def save(self, path: Path) -> None:
-        rows = self._rows
-        scales = rows.scales if isinstance(rows, CodedRows) else np.zeros(0, dtype=np.float32)
-        write_arrays(path, {"weights": rows.weights, "scales": scales}, kind="output layer", version=VERSION)
+    @property
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Weights and, for int8, scales, to be stored."""
+        scales = self._rows.scales if isinstance(self._rows, CodedRows) else np.zeros(0, dtype=np.float32)
+        return {"weights": self._rows.weights, "scales": scales}
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        """Load memory-mapped. Raises: as `read_arrays`."""
-        found = read_arrays(path, _NAMES, kind="output layer", version=VERSION)
-        weights, scales = found["weights"], found["scales"]
-        if weights.ndim != 2 or 0 in weights.shape or len(scales) not in (0, len(weights)):
-            raise BundleError(f"{path}: weights of shape {weights.shape} with {len(scales)} scales")
-        if weights.dtype == np.float16:
-            return cls(HalfRows(weights))
-        return cls(CodedRows(weights, scales))
+    def from_arrays(cls, weights: npt.NDArray[Any], scales: Floats) -> Self:
+        """The inverse of `arrays`, without a copy. Raises: ValueError for shapes that disagree."""
+        is_half = weights.dtype == np.float16
+        if 0 in weights.shape or len(scales) != (0 if is_half else len(weights)):
+            raise ValueError(f"{weights.dtype} weights of shape {weights.shape} with {len(scales)} scales")
+        return cls(HalfRows(weights) if is_half else CodedRows(weights, scales))
 
     def _checked(self, x: Floats) -> Floats:
         if x.ndim != 2 or x.shape[1] != self.width:

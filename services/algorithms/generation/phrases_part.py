@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.bundles.text_bundle import PHRASES, TextBundle
-from services.algorithms.generation.generator import FILES, Generator
+from services.algorithms.generation.generator import Generator
 from services.algorithms.generation.vocabulary import PhraseVocabulary
 
-VOCABULARY = "vocabulary"
+GENERATOR, VOCABULARY = "generator", "vocabulary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +22,13 @@ def load_phrases(bundle: TextBundle) -> PhraseParts:
     Raises: BundleError if the part or a file is missing, truncated, or contradicts another, with both values.
     """
     part = bundle.phrases
-    for name in (*FILES, VOCABULARY):
-        bundle.file(f"{PHRASES}/{name}")
-    folder = bundle.path / PHRASES
-    vocabulary = PhraseVocabulary.load(folder / VOCABULARY)
+    vocabulary = PhraseVocabulary.load(bundle.file(f"{PHRASES}/{VOCABULARY}"))
     if (vocabulary.fingerprint, len(vocabulary)) != (part.vocabulary, part.vocabulary_size):
         raise BundleError(
             f"{bundle.path}: the vocabulary is {vocabulary.fingerprint} of {len(vocabulary)} phrases; the model was "
             f"trained for {part.vocabulary} of {part.vocabulary_size}"
         )
-    generator = Generator.load(folder)
+    generator = Generator.load(bundle.file(f"{PHRASES}/{GENERATOR}"))
     layer = generator.output_layer
     if (len(layer), layer.width) != (part.vocabulary_size, part.width):
         raise BundleError(

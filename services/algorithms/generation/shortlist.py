@@ -5,21 +5,13 @@ A query's x_0 selects the k vectors with the largest products; the union of thei
 Letters: m vectors, r tokens of a set, k joined sets, U union, D width, V vocabulary size.
 """
 
-from pathlib import Path
-from typing import Self
-
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundles.model_manifest import errors_of
-from services.algorithms.generation.array_file import Arrays, read_arrays, write_arrays
 from services.algorithms.ops.token_scores import products, union
 
 Floats = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int32]
-
-VERSION = 1
-_NAMES = ("centers", "sets", "num_tokens")
 
 
 class Shortlist:
@@ -54,18 +46,3 @@ class Shortlist:
         near = products(self.centers, x0.astype(np.float32))
         nearest = np.argsort(-near, kind="stable")[:k]
         return union(self.sets, nearest, self.num_tokens)
-
-    def save(self, path: Path) -> None:
-        arrays: Arrays = {
-            "centers": self.centers,
-            "sets": self.sets,
-            "num_tokens": np.array([self.num_tokens], dtype=np.int64),
-        }
-        write_arrays(path, arrays, kind="shortlist", version=VERSION)
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Load memory-mapped. Raises: as `read_arrays`."""
-        found = read_arrays(path, _NAMES, kind="shortlist", version=VERSION)
-        with errors_of(path):
-            return cls(found["centers"], found["sets"], num_tokens=int(found["num_tokens"][0]))

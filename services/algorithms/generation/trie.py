@@ -9,19 +9,15 @@ Letters: I identifiers, n tokens of an identifier.
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundles.model_manifest import errors_of
-from services.algorithms.generation.array_file import read_arrays, write_arrays
 from services.algorithms.ops.trie_search import MAX_POSITIONS, Ints, TrieArrays, laid_end_to_end
 
 PADDING = 0
-VERSION = 1
-_ARRAYS = ("tokens", "children", "ends", "identifiers")
+TRIE_ARRAYS = ("tokens", "children", "ends", "identifiers")
 
 # A part is merged into the previous one once it has an eighth of that one's identifiers, so most inserts rebuild few
 # identifiers and a search walks few parts.
@@ -175,22 +171,13 @@ class IdentifierTrie:
             self._deleted[identifier] = True
             return True
 
-    def save(self, path: Path) -> None:
-        """Write the built trie. Raises: ValueError after inserts or deletes, which are replayed."""
+    @property
+    def arrays(self) -> dict[str, Ints]:
+        """The built trie, to be stored. Raises: ValueError after inserts or deletes, which are replayed."""
         with self._lock:
             if self._additions or np.count_nonzero(~self._deleted) != len(self._arrays.identifiers):
                 raise ValueError("the trie has changed since it was built; only a built one is saved")
-        arrays = {name: getattr(self._arrays, name) for name in _ARRAYS}
-        limits = np.array([self.max_tokens, self.num_tokens], dtype=np.int64)
-        write_arrays(path, {**arrays, "limits": limits}, kind="trie", version=VERSION)
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Load memory-mapped. Raises: as `read_arrays`."""
-        found = read_arrays(path, (*_ARRAYS, "limits"), kind="trie", version=VERSION)
-        max_tokens, num_tokens = found.pop("limits").tolist()
-        with errors_of(path, TypeError):
-            return cls(TrieArrays(**found), max_tokens=max_tokens, num_tokens=num_tokens)
+        return {name: getattr(self._arrays, name) for name in TRIE_ARRAYS}
 
 
 def _addition(sequences: tuple[tuple[int, ...], ...], identifiers: tuple[int, ...]) -> _Addition:

@@ -8,9 +8,6 @@ Letters: V tokens, T texts.
 """
 
 import hashlib
-import json
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -19,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundles.model_manifest import BundleError, errors_of
+from services.algorithms.bundles.model_manifest import errors_of
 from services.algorithms.generation.vocabulary_lattice import Lattice, Way
 from services.algorithms.generation.vocabulary_segments import Integers, Matches, PieceTrie
 from services.algorithms.generation.vocabulary_text import (
@@ -33,9 +30,6 @@ from services.algorithms.generation.vocabulary_text import (
     word_ends,
 )
 from services.algorithms.ops.trie_search import laid_end_to_end
-
-FORMAT = "freshet-phrase-vocabulary"
-VERSION = 1
 
 PAD = 0
 _LEADS = range(0xC2, 0xF5)  # UTF-8's lead bytes of characters beyond ASCII; _FOLLOWERS: its continuation bytes
@@ -139,47 +133,15 @@ class PhraseVocabulary:
         return joined(words)
 
     def save(self, path: Path) -> None:
-        """Write a JSON line with format and SHA-256, then a line per piece; rename into place."""
-        body = self._body()
-        header = {
-            "format": FORMAT,
-            "version": VERSION,
-            "tokens": len(self),
-            "bytes": len(body),
-            "sha256": self.fingerprint,
-        }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as out:
-                out.write(json.dumps(header).encode() + b"\n" + body)
-            Path(aside).replace(path)
-        finally:
-            Path(aside).unlink(missing_ok=True)
+        """Write a line per piece: count, "##" for a flag, and text, separated by tabs."""
+        path.write_bytes(self._body())
 
     @classmethod
     def load(cls, path: Path) -> "PhraseVocabulary":
-        """Load a vocabulary. Raises: BundleError for an invalid, truncated or altered file, or another version."""
-        try:
-            first, _, body = path.read_bytes().partition(b"\n")
-            header = json.loads(first)
-            fields = {name: header[name] for name in ("format", "version", "tokens", "bytes", "sha256")}
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise BundleError(f"{path}: not a phrase vocabulary ({error})") from error
-        if (fields["format"], fields["version"]) != (FORMAT, VERSION):
-            found = f"format={fields['format']!r}, version={fields['version']!r}"
-            raise BundleError(f"{path}: {found}; allowed: {FORMAT!r}, {VERSION}")
-        if len(body) != fields["bytes"]:
-            raise BundleError(f"{path}: {len(body)} bytes follow the header, which says {fields['bytes']}; cut short?")
-        digest = hashlib.sha256(body).hexdigest()
-        if digest != fields["sha256"]:
-            raise BundleError(f"{path}: sha256={digest}; the header says {fields['sha256']}")
-        with errors_of(path):
-            lines = [line.split("\t") for line in body.decode().split("\n")[:-1]]
-            vocabulary = cls([(text, flag == "##") for _, flag, text in lines], [int(count) for count, _, _ in lines])
-        if len(vocabulary) != fields["tokens"]:
-            raise BundleError(f"{path}: {len(vocabulary)} tokens; the header says {fields['tokens']}")
-        return vocabulary
+        """Load a vocabulary, whose `fingerprint` the caller compares. Raises: BundleError for other lines or pieces."""
+        with errors_of(path, OverflowError):
+            lines = [line.split("\t") for line in path.read_bytes().decode().split("\n")[:-1]]
+            return cls([(text, flag == "##") for _, flag, text in lines], [int(count) for count, _, _ in lines])
 
     def _body(self) -> bytes:
         counts = self._counts[NUM_BYTE_TOKENS:].tolist()

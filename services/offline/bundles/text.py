@@ -29,7 +29,7 @@ from services.algorithms.bundles.text_bundle import (
     text_version_of,
 )
 from services.algorithms.bundles.text_manifest import PhrasesPart, TextManifest, TextMolPart
-from services.algorithms.generation.phrases_part import VOCABULARY, PhraseParts
+from services.algorithms.generation.phrases_part import GENERATOR, VOCABULARY, PhraseParts
 from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
 from services.algorithms.text.word_pieces import WordPieces
 from services.offline.bundles.folders import folder_aside, put_file, save_pair_gate, save_tensors, swap
@@ -182,6 +182,7 @@ def save_phrases(folder: Path, parts: PhraseParts, encoder: Path) -> dict[str, P
 
     Raises: ValueError for a trie or identifiers that changed after they were built.
     """
-    names = [*parts.generator.save(folder), VOCABULARY]
+    folder.mkdir(parents=True, exist_ok=True)
+    parts.generator.save(folder / GENERATOR)
     parts.vocabulary.save(folder / VOCABULARY)
-    return {Path(PHRASE_ENCODER).name: encoder, **{name: folder / name for name in names}}
+    return {Path(PHRASE_ENCODER).name: encoder, **{name: folder / name for name in (GENERATOR, VOCABULARY)}}

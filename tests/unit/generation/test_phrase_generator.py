@@ -8,9 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from identifier_scene import small_generator
 
-from services.algorithms.generation.generator import FILES, Generated, Generator, GeneratorSettings
+from services.algorithms.bundles.model_manifest import BundleError
+from services.algorithms.bundles.tensor_file import read_tensors
+from services.algorithms.bundles.tensor_writer import SlicedTensor, write_tensors
+from services.algorithms.generation.generator import Generated, Generator, GeneratorSettings
 from services.algorithms.generation.identifiers import IdentifierTable
-from services.algorithms.generation.locality import locality_order
 from services.algorithms.generation.output_layer import OutputLayer
 from services.algorithms.generation.shortlist import Shortlist
 from services.algorithms.generation.trie import IdentifierTrie
@@ -170,7 +172,6 @@ def test_parts_of_different_models_are_refused_with_both_values(generator: Gener
         ("shortlist", "shortlist is of 60 tokens, the output layer of 200"),
         ("trie", "trie is of 60 tokens, the output layer of 200"),
         ("identifiers", "the trie names identifier 299; the table has 20"),
-        ("token_rows", "token_rows is no order of 200 tokens"),
     ):
         parts = {part: getattr(generator, part) for part in ("output_layer", "shortlist", "trie", "identifiers")}
         with pytest.raises(ValueError, match=message):
@@ -179,27 +180,42 @@ def test_parts_of_different_models_are_refused_with_both_values(generator: Gener
         GeneratorSettings(sets=0)
 
 
-def test_a_saved_generator_answers_the_same(generator: Generator, tmp_path: Path) -> None:
+def test_a_saved_generator_answers_the_same_and_takes_changes(generator: Generator, tmp_path: Path) -> None:
     fresh = small_generator(0, count=COUNT, positions=POSITIONS, width=WIDTH)
-    assert fresh.save(tmp_path) == list(FILES)
-    loaded = Generator.load(tmp_path)
+    fresh.save(tmp_path / "generator")
+    loaded = Generator.load(tmp_path / "generator")
     assert loaded.settings == fresh.settings
     for seed in range(20):
         assert plain(loaded.generate(outputs(seed), 10)) == plain(fresh.generate(outputs(seed), 10))
-    loaded.insert("new", [1, 2], [3])
+    best = loaded.generate(outputs(0), 1).answers[0]
+    added = loaded.insert("new", [int(token) for token in best.text.split()], [3])
+    loaded.delete(best.identifier)
+    assert loaded.generate(outputs(0), 1).answers[0].identifier == added
     with pytest.raises(ValueError, match="only a built"):
-        loaded.save(tmp_path)
+        loaded.save(tmp_path / "changed")
 
 
-def test_the_order_of_phrases_is_an_order_that_keeps_padding_and_puts_sets_together() -> None:
-    rng = np.random.default_rng(0)
-    centers = rng.normal(size=(6, 5)).astype(np.float32)
-    sets = np.stack([np.arange(10 * number, 10 * number + 10) for number in range(6)]).astype(np.int32)
-    shuffled = rng.permutation(100).astype(np.int32)
-    places = locality_order(centers, shuffled[sets], num_tokens=100)
-    assert sorted(places.tolist()) == list(range(100))
-    assert places[0] == 0
-    for row in shuffled[sets]:
-        rows = np.sort(places[row[row > 0]])
-        assert rows[-1] - rows[0] == len(rows) - 1
-    assert places[row[row > 0]].tolist() == rows.tolist()
+def test_a_file_cut_short_or_with_other_arrays_is_refused(tmp_path: Path) -> None:
+    small_generator(0, count=3, num_tokens=50, width=2).save(tmp_path / "whole")
+    whole = (tmp_path / "whole").read_bytes()
+    for length in range(0, len(whole), 7):
+        (tmp_path / "short").write_bytes(whole[:length])
+        with pytest.raises(BundleError, match=r"short: "):
+            Generator.load(tmp_path / "short")
+    found = read_tensors(tmp_path / "whole")
+    for number, (name, array, message) in enumerate(
+        (
+            ("tokens", found["tokens"] + 60, "tokens reach .*; allowed: below 50"),
+            ("identifiers", found["identifiers"] + 9, "identifiers reach 11; allowed: below 3"),
+            ("identifiers", 0 * found["identifiers"], "identifiers repeat"),
+            ("rows", found["rows"][:-1], "the boundaries of rows do not run"),
+            ("scales", found["scales"][:-1], "uint8 weights of shape .50, 2. with 49 scales"),
+            ("settings", np.array([3, 64, 5, 4]), "out of range"),
+            ("children", found["children"].astype(np.int64), "holds .*allowed"),
+            ("other", found["rows"], "holds .*allowed"),
+        )
+    ):
+        path = tmp_path / f"wrong-{number}"
+        write_tensors(path, {key: SlicedTensor.whole(one) for key, one in {**found, name: array}.items()})
+        with pytest.raises(BundleError, match=f"{path.name}.*{message}"):
+            Generator.load(path)

@@ -1,5 +1,6 @@
 """The phrases of a text bundle: read back as written, and refused where vocabulary and model do not match."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +48,17 @@ def test_a_vocabulary_of_another_model_is_refused_naming_both(bundle: TextBundle
     parts = replace(load_phrases(bundle), vocabulary=other)
     with pytest.raises(BundleError, match=rf"{other.fingerprint}.*trained for {bundle.phrases.vocabulary}"):
         load_phrases(resealed(bundle, tmp_path, parts))
+
+
+@pytest.mark.parametrize("name", ["generator", "vocabulary"])
+def test_a_byte_changed_anywhere_is_refused(bundle: TextBundle, tmp_path: Path, name: str) -> None:
+    shutil.copytree(bundle.path, tmp_path / "text")
+    path = tmp_path / "text" / "phrases" / name
+    whole = path.read_bytes()
+    for place in range(0, len(whole), len(whole) // 40):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(BundleError, match=f"phrases/{name} has sha256"):
+            load_text_bundle(tmp_path / "text")
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,7 @@ def _text(identifier: int, tokens: tuple[int, ...] | list[int]) -> str:
 
 
 def _scored_right(generator: Generator, x: Floats, tokens: tuple[int, ...], score: float) -> bool:
-    assert generator.token_rows is not None
-    scores = generator.output_layer.scores(x[1:], generator.token_rows[np.array((0, *tokens))])
+    scores = generator.output_layer.scores(x[1:], np.array((0, *tokens)))
     if generator.settings.mode == "fixed":
         kept = np.arange(len(tokens))
         expected = float(scores[kept, kept + 1].sum(dtype=np.float64) + scores[len(tokens) :, 0].sum(dtype=np.float64))

@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 
 from services.algorithms.bundles.tensor_file import read_tensors
-from services.algorithms.generation.locality import locality_order
 from services.algorithms.generation.output_layer import OutputLayer
 from services.algorithms.generation.shortlist import Shortlist
 from services.algorithms.generation.trie import IdentifierTrie
 from services.algorithms.models.sentence_encoder import model_folder
 from services.algorithms.ops.token_scores import CodedRows, code_rows
+from services.offline.evaluation.generation.locality import locality_order
 
 Floats = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int32]

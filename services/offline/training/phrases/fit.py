@@ -13,7 +13,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,6 @@ import torch
 from torch import Tensor
 
 from services.algorithms.generation.generator import Generator, GeneratorSettings
-from services.algorithms.generation.identifiers import IdentifierTable
-from services.algorithms.generation.output_layer import OutputLayer
-from services.algorithms.generation.shortlist import Shortlist
-from services.algorithms.generation.trie import IdentifierTrie
 from services.algorithms.generation.vocabulary import PhraseVocabulary
 from services.algorithms.models.sentence_encoder import model_folder
 from services.algorithms.models.text_model_folder import load_body
@@ -37,7 +33,6 @@ from services.offline.training.phrases.shortlist_fit import ShortlistSize, cover
 from services.offline.training.seeded import seeded
 
 FloatArray = npt.NDArray[np.float32]
-Precision = Literal["int8", "float16"]
 
 # Too few held-out questions would end training by chance.
 _HELD_OUT_SHARE, _FEWEST_HELD_OUT, _MOST_HELD_OUT = 0.05, 50, 256
@@ -118,17 +113,15 @@ class TrainedPhrases:
 
     def generator(self, settings: GeneratorSettings | None = None) -> Generator:
         """Return a generator; item rows are document rows, and k defaults to the shortlist's."""
-        trie = IdentifierTrie.build(
+        return Generator.build(
+            self.weights,
+            self.centers,
+            self.sets,
             self.identifiers.tokens,
-            range(len(self.identifiers)),
+            self.identifiers.texts,
+            self.identifiers.documents,
             max_tokens=self.identifiers.positions,
-            num_tokens=len(self.weights),
-        )
-        return Generator(
-            output_layer=OutputLayer.from_weights(self.weights, precision="float16"),
-            shortlist=Shortlist(self.centers, self.sets, num_tokens=len(self.weights)),
-            trie=trie,
-            identifiers=IdentifierTable.build(self.identifiers.texts, self.identifiers.documents),
+            precision="float16",
             settings=settings or GeneratorSettings(sets=self.shortlist.joined),
         )
 

@@ -1,8 +1,8 @@
 """An order of the vocabulary in which the phrases of one shortlist are adjacent.
 
 A shortlist's 25,000 rows, scattered over gigabytes, each cost a page walk. Adjacent rows cost less than half (2.1 ms of
-processor time against 5.4 for 25,000 of 5 million int8 rows in runs of 25). Only the generator's internal numbering
-changes.
+processor time against 5.4 for 25,000 of 5 million int8 rows in runs of 25). Only the numbering
+changes. Bundles do without it (decision 060).
 
 Letters: V vocabulary size, m vectors, r tokens of a set, D width.
 """
