@@ -35,6 +35,12 @@ class Forgotten:
         # A mapping never changes, so most users share that of their only forget.
         self._up_to[forget.user_id] = forget.up_to if before is None else furthest(before, forget.up_to)
 
+    def read(self, topic: "ForgetTopic") -> None:
+        """Add all forgets of a topic. Raises: DependencyUnavailable."""
+        for record in topic.read():
+            if record.forget is not None:
+                self.add(record.forget)
+
     def up_to(self, user_id: str) -> Mapping[int, int]:
         """Return the last forgotten offset per partition; empty if the user was never forgotten."""
         return self._up_to.get(user_id, {})

@@ -3,30 +3,13 @@
 When a history reaches L events, the oldest L/4 are dropped and the rest is encoded again. Between drops a causal
 encoder only appends, so encoding only the new events is exact.
 
-Letters: L = max_history. Windows are half-open ranges of events, oldest first.
+Letters: L = max_history.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TypeVar
 
 Event = TypeVar("Event")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Window:
-    """One range to encode: events [start, stop).
-
-    It yields the state after each event j, first_state <= j < stop: the encoder's output at position j - start.
-    """
-
-    start: int
-    stop: int
-    first_state: int
-
-    @property
-    def num_events(self) -> int:
-        return self.stop - self.start
 
 
 def check_max_history(max_history: int) -> None:
@@ -52,18 +35,3 @@ def window_start(num_events: int, max_history: int) -> int:
 def trim(events: Sequence[Event], max_history: int) -> Sequence[Event]:
     """The window's events, oldest first, of a history that may have been trimmed before."""
     return events[window_start(len(events), max_history) :]
-
-
-def windows(num_events: int, max_history: int, *, first_state: int = 0) -> Iterator[Window]:
-    """Yield the fewest windows that give the states after events j, first_state <= j < num_events.
-
-    For m events appended to a window of w events, `windows(w + m, L, first_state=w - 1)` gives the state before each
-    new event and after the last one.
-    """
-    check_max_history(max_history)
-    following = max(0, first_state)
-    while following < num_events:
-        start = window_start(following + 1, max_history)
-        stop = min(num_events, start + max_history - 1)
-        yield Window(start=start, stop=stop, first_state=following)
-        following = stop

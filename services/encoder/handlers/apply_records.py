@@ -84,6 +84,7 @@ class ApplyRecords:
         restore_users: RestoreUsers | None = None,
         keep: WriteHistories | None = None,
         stores_states: bool = True,
+        caches: bool = True,
         attributes: bool = True,
         records_per_user: int = MAX_RECORDS_PER_USER,
         popularity_half_life_s: float = 7 * 86_400,
@@ -91,21 +92,21 @@ class ApplyRecords:
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
         """forgotten: the follower of `forgets` adds to it. restore_users, keep: None if the store cannot lose users.
-        stores_states: False if only attributions are wanted. attributes: False if none are. records_per_user: most
-        records of a user applied together.
+        stores_states: False if only attributions are wanted. caches: see `encode_job`. attributes: False if none are
+        wanted. records_per_user: most records of a user applied together.
         """
         self.progress = StreamProgress(store, keep, vocabulary.model_version)
         self.lost = LostUsers(store, self.progress, restore_users, clock_ms)
         self.encode_batch = EncodeBatch(
             own=Model(vocabulary, encoder),
             pseudonym_key=pseudonym_key,
-            cached=stores_states,
+            cached=stores_states and caches,
             tracing=tracing,
             clock_ms=clock_ms,
         )
         self._store, self._outbox, self._keep = store, outbox, keep
         self._forgotten = Forgotten() if forgotten is None else forgotten
-        self._attributes, self._records_per_user = attributes, records_per_user
+        self._stores_states, self._attributes, self._records_per_user = stores_states, attributes, records_per_user
         self._half_life_s = popularity_half_life_s
 
     def resync(self, stream: Reader) -> bool:
@@ -158,6 +159,13 @@ class ApplyRecords:
                     total.add(self._apply_together([arrivals[number] for number in part], traced, span))
         return total
 
+    def fill(self, arrivals: Sequence[Arrival]) -> Mapping[int, Counter[str]]:
+        """Apply all arrivals of some users, in any order of users, without moving a watermark (an import).
+
+        Return the counts by partition, for the caller to advance with. Raises: as `apply`.
+        """
+        return self._write_users(arrivals)[1]
+
     def rehearse(self, record: SourceRecord) -> None:
         """Process a record without writing. Raises: as `apply`."""
         arrival = read_arrival(record)
@@ -180,6 +188,13 @@ class ApplyRecords:
     def _apply_together(
         self, entries: Sequence[Arrival | DeadLetter], traced: Collection[tuple[int, int]] = (), span: str = ""
     ) -> Applied:
+        applied, counts, work = self._write_users(entries, traced, span)
+        self._advance(entries, counts, work)
+        return applied
+
+    def _write_users(
+        self, entries: Sequence[Arrival | DeadLetter], traced: Collection[tuple[int, int]] = (), span: str = ""
+    ) -> tuple[Applied, dict[int, Counter[str]], dict[str, UserWork]]:
         """traced: positions of entries with a trace. span: the states' traceparent."""
         arrivals = [entry for entry in entries if isinstance(entry, Arrival)]
         work = self._merge(arrivals, traced)
@@ -189,14 +204,14 @@ class ApplyRecords:
         self._publish(entries, work, [own, *(made for made in beside.values() if made is not None)])
         num_updated = self._write(work, own, beside)
         counts = self._count(entries, work)
-        self._advance(entries, counts, work)
-        return Applied(
+        applied = Applied(
             counts=sum(counts.values(), Counter()),
             unknown_types=self._unknown_types(work),
             users=num_updated,
             encode_seconds=own.encode_seconds,
             recorded_ms=[arrival.recorded_ms for arrival in arrivals],
         )
+        return applied, counts, work
 
     @property
     def _words(self) -> Vocabulary:
@@ -222,7 +237,7 @@ class ApplyRecords:
             for number, prefix in merged.preceding.items():
                 if number in user.attributed:
                     user.wanted.setdefault(prefix.sequence, []).append(prefix.num_events)
-            if merged.changed and self.encode_batch.cached:
+            if merged.changed and self._stores_states:
                 user.wanted.setdefault(len(merged.sequences) - 1, []).append(len(merged.events))
         return work
 

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
@@ -20,16 +19,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from services.contracts.topics.interactions import INTERACTIONS
-from services.platform.errors import DependencyUnavailable, PreconditionFailed
+from services.platform.errors import PreconditionFailed
 from services.platform.stream.ports import Reader
-from services.platform.stream.reading import SILENCE_S
+from services.platform.stream.reading import read_ranges
 from services.platform.stream.records import SourceRecord
 
 MANIFEST = "archive.json"
 # The folder of services.offline.archive.exposures, next to the interactions.
 EXPOSURE_FOLDER = "exposures"
 FORMAT = 2
-_BATCH, _RECORD_BYTES = 20_000, 256
+_BATCH, _POLL_MS, _RECORD_BYTES = 20_000, 500, 256
 _OURS = re.compile(rf"{INTERACTIONS}-\d+-\d+-\d+-[0-9a-f]{{12}}\.parquet(\.writing)?")
 _TIME = pa.timestamp("ms", "UTC")
 
@@ -248,26 +247,22 @@ def read_chunks(
     max_bytes: a file ends at so many bytes of keys, values and headers, and _RECORD_BYTES for each record.
     Raises: DependencyUnavailable.
     """
-    log.assign({partition: start})
-    chunk, size, at, heard = list[SourceRecord](), 0, start, time.monotonic()
-    while at < end:
-        for record in log.poll(500):
-            if record.offset >= end:
-                break
+    chunk, size, reached = list[SourceRecord](), 0, start
+    for records in read_ranges(log, {partition: (start, end - 1)}, poll_ms=_POLL_MS, max_records=_BATCH):
+        for record in records:
             if before_ms is not None and record.written_ms >= before_ms:
-                end = record.offset
-                break
+                if record.offset > reached:
+                    yield chunk, record.offset
+                return
             chunk.append(record)
             size += _RECORD_BYTES + len(record.key or b"") + len(record.value or b"")
             size += sum(len(name) + len(value or b"") for name, value in record.headers)
-        before, at = at, min(log.positions()[partition], end)
-        if at > before:
-            heard = time.monotonic()
-        elif at < end and time.monotonic() - heard > SILENCE_S:
-            raise DependencyUnavailable(f"partition {partition} fell silent at offset {at} of {end}")
-        if size >= max_bytes or (at >= end and at > start):
-            yield chunk, at
-            chunk, size, start = [], 0, at
+        if size >= max_bytes:
+            reached = chunk[-1].offset + 1
+            yield chunk, reached
+            chunk, size = [], 0
+    if end > reached:
+        yield chunk, end
 
 
 def is_archive(folder: Path) -> bool:

@@ -108,9 +108,7 @@ class ArchiveInteractions:
         """
         with _alone(self._folder):
             archive = self._opened()
-            for record in self._forgets.read():
-                if record.forget is not None:
-                    self._forgotten.add(record.forget)
+            self._forgotten.read(self._forgets)
             bounds = self._log.bounds(self._log.partitions())
             check_same_log(self._forgotten.last(), {partition: end for partition, (_, end) in bounds.items()})
             if archive.partitions:

@@ -15,8 +15,8 @@ from services.encoder.domain import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.ports import Outbox, SequenceEncoder
 from services.offline.archive.files import Archive
-from services.platform.errors import DependencyUnavailable
 from services.platform.stream.ports import Reader
+from services.platform.stream.reading import read_ranges
 from services.platform.stream.records import DeadLetter, SourceRecord
 from services.user_state.forgetting import ForgetTopic, Forgotten
 from services.user_state.ports import Store
@@ -25,7 +25,6 @@ from services.user_state.ports import Store
 RECORDS_PER_USER = 4_096
 POLL_RECORDS = 20_000
 POLL_MS = 500
-MAX_SILENT_POLLS = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +37,7 @@ class ReattributionReport:
     skipped: int
 
 
-class _AttributionsOnly:
+class AttributionsOnly:
     """Counts attributions and drops dead letters, which the live consumer has written.
 
     Search clicks depend on no model, so they are dropped unless writes_clicks.
@@ -92,7 +91,7 @@ class Reattribution:
         """
         self._open_stream = open_stream
         self._partitions = partitions
-        self._outbox = _AttributionsOnly(outbox, writes_clicks=writes_clicks)
+        self._outbox = AttributionsOnly(outbox, writes_clicks=writes_clicks)
         self._forgets = forgets
         self._encoder = encoder
         self._vocabulary = vocabulary
@@ -109,9 +108,7 @@ class Reattribution:
         """
         self._encoder.check()
         forgotten = Forgotten()
-        for record in self._forgets.read():
-            if record.forget is not None:
-                forgotten.add(record.forget)
+        forgotten.read(self._forgets)
         streams = {partition: self._open_stream(partition) for partition in self._partitions}
         try:
             ends = {partition: stream.end_offsets()[partition] for partition, stream in streams.items()}
@@ -164,11 +161,5 @@ def read_partition(
     if archive is not None:
         yield from archive.records(partition)
         stream.seek({partition: archive.partitions[partition].end})
-    silent_polls = 0
-    # A topic may end with offsets without records, for example of an aborted transaction.
-    while stream.positions()[partition] < end:
-        records = [record for record in stream.poll(POLL_MS, POLL_RECORDS) if record.offset < end]
-        silent_polls = 0 if records else silent_polls + 1
-        if silent_polls > MAX_SILENT_POLLS:
-            raise DependencyUnavailable(f"partition {partition} cannot be read beyond {stream.positions()[partition]}")
-        yield records
+    first = stream.positions()[partition]
+    yield from read_ranges(stream, {partition: (first, end - 1)}, poll_ms=POLL_MS, max_records=POLL_RECORDS)

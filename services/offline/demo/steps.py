@@ -96,7 +96,7 @@ def train_and_export(
 def expected_seconds(options: DemoOptions, past: Interactions) -> dict[str, float]:
     """Return the seconds of the data-dependent steps, on two cores (35,000 positions of training a second)."""
     epochs = options.epochs or _default_epochs(past) or _MAX_EPOCHS
-    return {"training": len(past) * (epochs / 35_000 + 1 / 40_000), "past": len(past) / 40_000}
+    return {"training": len(past) * (epochs / 35_000 + 1 / 40_000), "past": len(past) / 28_000}
 
 
 def _default_epochs(past: Interactions) -> int | None:

@@ -1,8 +1,8 @@
-"""The window rule: counts alone decide, appending is stable, and windows hand out every state once."""
+"""The window rule: counts alone decide, and appending is stable."""
 
 import pytest
 
-from services.algorithms.encoding.history import trim, window_start, windows
+from services.algorithms.encoding.history import trim, window_start
 
 
 @pytest.mark.parametrize("max_history", [4, 8, 100])
@@ -28,17 +28,6 @@ def test_a_full_history_drops_its_oldest_quarter(max_history: int) -> None:
     assert window_start(max_history - 1, max_history) == 0
     assert window_start(max_history, max_history) == max_history // 4
     assert window_start(max_history + max_history // 4, max_history) == max_history // 2
-
-
-@pytest.mark.parametrize("first_state", [0, 3, 7, 250])
-def test_windows_give_each_state_once_from_the_window_that_serving_had(first_state: int) -> None:
-    given = {}
-    for window in windows(400, 8, first_state=first_state):
-        assert window.num_events < 8
-        for event in range(window.first_state, window.stop):
-            assert event not in given
-            given[event] = window.start
-    assert given == {event: window_start(event + 1, 8) for event in range(first_state, 400)}
 
 
 def test_an_unusable_length_is_refused_by_name() -> None:

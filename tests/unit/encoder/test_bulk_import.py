@@ -13,7 +13,7 @@ from services.contracts.topics.forgets import Forget
 from services.offline.backfill.bulk_import import BulkImport, ImportReport
 from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.past_interactions import lay_out
-from services.offline.backfill.past_log import PastLog
+from services.offline.backfill.past_log import write_past
 from services.offline.datasets import Interactions
 from services.platform.errors import DependencyUnavailable, InvalidRequest, PreconditionFailed
 from services.platform.stream.kafka import Record, partition_for
@@ -242,7 +242,7 @@ def test_what_breaks_a_limit_is_refused_before_anything_is_written(change: dict[
 
 def test_an_import_goes_on_from_what_was_written_before_there_was_a_model() -> None:
     data, stream, store = past(), MemoryStream(PARTITIONS), MemoryStore()
-    log = PastLog(stream=stream, writer=MemoryWriter(stream), pause=lambda: None)
-    assert log.write(data, lay_out(data, PARTITIONS)) == len(data)
+    layout, writer = lay_out(data, PARTITIONS), MemoryWriter(stream)
+    assert write_past(data, layout, stream=stream, writer=writer, pause=lambda: None) == len(data)
     assert run(stream, store, data).written == 0
     assert effect(store) == effect(streamed(stream))
