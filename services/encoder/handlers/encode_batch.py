@@ -159,14 +159,21 @@ def _state(user_id: str, user: UserWork, encoded: _Encoded, applied_ms: int, tra
 
 
 def states_of(
-    model: Model, histories: Mapping[str, UserHistory], epoch: str, clock_ms: Callable[[], int] = now_ms
+    model: Model,
+    histories: Mapping[str, UserHistory],
+    epoch: str,
+    clock_ms: Callable[[], int] = now_ms,
+    *,
+    cached: bool = True,
 ) -> dict[str, StoredState]:
-    """Each user's state after the whole history, if it has a known item. Raises: as its encoder."""
+    """Each user's state after the whole history, if it has a known item. cached: see `encode_job`. Raises: as its
+    encoder.
+    """
     jobs: list[EncodeJob] = []
     row_of: dict[str, int] = {}
     for user_id, history in histories.items():
         length = len(history.events)
-        job, rows = encode_job(model.vocabulary, user_id, history.events, [length], cached=True)
+        job, rows = encode_job(model.vocabulary, user_id, history.events, [length], cached=cached)
         if job is not None and length in rows:
             row_of[user_id] = rows[length]
             jobs.append(job)

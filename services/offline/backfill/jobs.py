@@ -1,7 +1,7 @@
 """The jobs over whole topics, with the processes' adapters and settings."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from services.encoder.bootstrap import (
     vocabulary_of,
 )
 from services.encoder.config import EncoderSettings
+from services.encoder.models import Model
 from services.offline.archive.exposures import archive_exposures
 from services.offline.archive.files import open_whole
 from services.offline.archive.writing import ArchiveInteractions, ArchiveReport, check_continues
@@ -68,7 +69,7 @@ def run_import(
         attributes=attributes,
         progress=progress,
     )
-    with closing(stream), closing(forgets), _closing(writer), closing(encoder), closing(store):
+    with closing(stream), closing(forgets), closing(writer), closing(encoder), closing(store):
         return job.run(past)
 
 
@@ -98,7 +99,7 @@ def run_reattribution(
     forgets = forget_log(mine)
     producer = bulk_producer(settings, "freshet-attribute")
     encoder = in_process_encoder(settings, bundle)
-    with closing(every), closing(forgets), _closing(producer), closing(encoder):
+    with closing(every), closing(forgets), closing(producer), closing(encoder):
         if past is not None:
             check_continues(past, every)
         job = Reattribution(
@@ -151,7 +152,7 @@ def run_warming(settings: EncoderSettings, progress: Callable[[int, int], None] 
     """
     bundle = load_bundle(settings.bundle)
     with closing(in_process_encoder(settings, bundle)) as encoder, closing(state_writer(settings)) as store:
-        return warm(store, encoder, vocabulary_of(bundle), progress)
+        return warm(store, Model(vocabulary_of(bundle), encoder), progress)
 
 
 def measure_warmth(settings: EncoderSettings) -> Warmth:
@@ -211,14 +212,6 @@ def run_rebuild(
 def bulk_producer(settings: EncoderSettings, client_id: str) -> BulkProducer:
     """Return a producer for many records at once."""
     return BulkProducer(settings.kafka, client_id=client_id, linger_ms=50, delivery_timeout_ms=60_000)
-
-
-@contextmanager
-def _closing(producer: BulkProducer) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        producer.close(timeout_s=1.0)
 
 
 def import_interactions(

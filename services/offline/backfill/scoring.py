@@ -28,13 +28,14 @@ from services.encoder.bootstrap import forget_log, in_process_encoder, kafka_str
 from services.encoder.config import EncoderSettings
 from services.encoder.domain import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
+from services.encoder.handlers.encode_batch import states_of
+from services.encoder.models import Model
 from services.encoder.ports import SequenceEncoder
 from services.offline.archive.files import open_whole
 from services.offline.archive.writing import check_continues
 from services.offline.backfill.answer_rows import SCHEMA
 from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.reattribution import POLL_RECORDS, RECORDS_PER_USER, read_partition
-from services.offline.backfill.warming import query_states
 from services.platform.errors import DependencyUnavailable
 from services.platform.rpc.server import HealthState
 from services.platform.tracing import OFF
@@ -101,8 +102,8 @@ def score_partition(job: Scoring, partition: int, users: Sequence[str] | None = 
     for start in range(0, len(wanted), _USERS):
         histories = store.load_users(wanted[start : start + _USERS], epoch)
         asked = {
-            user_id: after_absence(state, vocabulary.absence, histories[user_id].events[-1].event_time_ms, job.as_of_ms)
-            for user_id, state in query_states(encoder, vocabulary, histories).items()
+            user_id: after_absence(state.query_state, vocabulary.absence, state.event_time_ms, job.as_of_ms)
+            for user_id, state in states_of(Model(vocabulary, encoder), histories, epoch, cached=False).items()
         }
         states = {user_id: state for user_id, (state, _) in asked.items()}
         seen = {user_id: _newest_first(store.seen.get(user_id, {})) for user_id in states}
@@ -126,9 +127,7 @@ def _folded(job: Scoring, partition: int, vocabulary: Vocabulary, encoder: Seque
         if archive is not None:
             check_continues(archive, every)
         store, forgotten = MemoryStore(max_seen=mine.max_seen_items), Forgotten()
-        for record in forgets.read():
-            if record.forget is not None:
-                forgotten.add(record.forget)
+        forgotten.read(forgets)
         handler = ApplyRecords(
             store=store,
             outbox=_NoOutbox(),
