@@ -27,7 +27,7 @@ from services.algorithms.models.text_model_folder import load_body
 from services.algorithms.text.word_pieces import WordPieces
 from services.offline.training.models.phrase_nar import PhraseEncoder
 from services.offline.training.phrases.identifiers import Identifiers, identifiers_of
-from services.offline.training.phrases.losses import PAD, LossSettings, Sampling, phrase_losses
+from services.offline.training.phrases.losses import PAD, LossSettings, phrase_losses
 from services.offline.training.phrases.questions import EncodedQuestions, Questions, drawn_targets, training_questions
 from services.offline.training.phrases.shortlist_fit import ShortlistSize, covered, fit_shortlist
 from services.offline.training.seeded import seeded
@@ -43,9 +43,8 @@ _SMALL_NOISE = 0.02  # BERT's own for fresh weights
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhraseSettings:
     """Settings of `train_phrases`. `positions`, `shortlist` None: from the data. `least_steps`: with few questions
-    training exceeds `epochs` until it has so many. `exact_limit`: above that many logits of a step (rows times V) l1
-    and l2 are sampled with `drawn_tokens`, and l3 is exact on `drawn_rows` rows. `seconds`: limit of the training time,
-    towards which the learning rate decays.
+    training exceeds `epochs` until it has so many. `seconds`: limit of the training time, towards which the learning
+    rate decays.
     """
 
     positions: int | None = None
@@ -58,15 +57,12 @@ class PhraseSettings:
     warmup_share: float = 0.1
     shortlist_weight: float = 0.25
     normalisation_weight: float = 1.0
-    exact_limit: int = 2**30
-    drawn_tokens: int = 8192
-    drawn_rows: int = 256
     shortlist: ShortlistSize | None = None
     seconds: float | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "encoder_rate", "output_rate", "exact_limit", "drawn_tokens", "drawn_rows"):
+        for name in ("epochs", "batch", "encoder_rate", "output_rate"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: above 0")
         if self.least_steps < 0:
@@ -297,20 +293,11 @@ class _Training:
         for group in self.optimizer.param_groups:
             group["lr"] = group["first"] * factor
         x = self._outputs(self.inputs, rows)
-        losses = phrase_losses(x, self.weights, targets.to(self.device), self.losses, self._sampling(targets))
+        losses = phrase_losses(x, self.weights, targets.to(self.device), self.losses)
         self.optimizer.zero_grad()
         torch.autograd.backward(losses.total)
         self.optimizer.step()
         return float(losses.total.detach())
-
-    def _sampling(self, targets: Tensor) -> Sampling | None:
-        rows, size = targets.numel(), len(self.weights)
-        if (rows + len(targets)) * size <= self.settings.exact_limit:
-            return None
-        tokens = torch.from_numpy(self.rng.integers(0, size, self.settings.drawn_tokens))
-        chosen = torch.from_numpy(self.rng.permutation(rows)[: self.settings.drawn_rows].copy())
-        chances = torch.full((size,), 1.0 / size)
-        return Sampling(tokens=tokens.to(self.device), chances=chances.to(self.device), rows=chosen.to(self.device))
 
     @torch.no_grad()
     def _held_out(self, targets: npt.NDArray[np.int64]) -> float:

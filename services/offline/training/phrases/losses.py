@@ -3,10 +3,9 @@
 l1 is the cross entropy at each position, l2 that of the same tokens from x_0, l3 = log^2 of the partition sum, which
 lets serving omit the sum. Each is the paper's sum divided by B s, so that learning rates do not depend on them. Targets
 are padded with [PAD] = 0. l1 counts every position, as decoding does; l2 real tokens alone, since [PAD] is in every
-shortlist anyway. If V s does not fit, `Sampling` draws: l1 and l2 use an estimate of the partition sum from drawn
-tokens, unbiased as a sum and biased under its logarithm; l3 stays exact per row, on drawn rows, and is unbiased.
+shortlist anyway.
 
-Letters: B queries, s positions, D width, V vocabulary, S drawn tokens, R drawn rows.
+Letters: B queries, s positions, D width, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -75,17 +74,6 @@ class LossSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sampling:
-    """Drawn tokens and rows. tokens (S,): drawn independently with probabilities `chances` (V,), above 0. rows (R,):
-    distinct rows of the B s for l3, drawn uniformly.
-    """
-
-    tokens: Tensor
-    chances: Tensor
-    rows: Tensor
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Losses:
     """The losses. `total` has gradients; the three terms are detached and not weighted."""
 
@@ -95,9 +83,7 @@ class Losses:
     normalisation: Tensor
 
 
-def phrase_losses(
-    x: Tensor, weights: Tensor, targets: Tensor, settings: LossSettings, sampling: Sampling | None = None
-) -> Losses:
+def phrase_losses(x: Tensor, weights: Tensor, targets: Tensor, settings: LossSettings) -> Losses:
     """Return the losses of x (B, 1+s, D), weights (V, D), targets (B, s), [PAD] after the identifier's end.
 
     Raises: ValueError if the shapes do not fit.
@@ -109,37 +95,11 @@ def phrase_losses(
     at_positions = (x[:, 1:] * wanted).sum(dim=2)
     at_shortlist = (x[:, :1] * wanted).sum(dim=2)
     real = (targets != PAD).to(x.dtype)
-    rows = x[:, 1:].flatten(0, 1)
-    if sampling is None:
-        every = log_partition(x.flatten(0, 1), weights, chunk=settings.chunk, half=settings.half)
-        every = every.view(batch, positions + 1)
-        log_sums, log_shortlist_sum = every[:, 1:], every[:, :1].expand(-1, positions)
-        exact = log_sums.flatten()
-    else:
-        log_sums = log_sampled_partition(rows, weights, targets.flatten(), at_positions.flatten(), sampling)
-        log_sums = log_sums.view(batch, positions)
-        repeated = x[:, :1].expand(-1, positions, -1).flatten(0, 1)
-        log_shortlist_sum = log_sampled_partition(
-            repeated, weights, targets.flatten(), at_shortlist.flatten(), sampling
-        ).view(batch, positions)
-        exact = log_partition(rows[sampling.rows], weights, chunk=settings.chunk, half=settings.half)
+    every = log_partition(x.flatten(0, 1), weights, chunk=settings.chunk, half=settings.half)
+    every = every.view(batch, positions + 1)
+    log_sums, log_shortlist_sum = every[:, 1:], every[:, :1].expand(-1, positions)
     l1 = (log_sums - at_positions).mean()
     l2 = ((log_shortlist_sum - at_shortlist) * real).mean()
-    l3 = exact.square().mean()
+    l3 = log_sums.flatten().square().mean()
     total = l1 + settings.shortlist_weight * l2 + settings.normalisation_weight * l3
     return Losses(total=total, positions=l1.detach(), shortlist=l2.detach(), normalisation=l3.detach())
-
-
-def log_sampled_partition(
-    x: Tensor, weights: Tensor, targets: Tensor, target_logits: Tensor, sampling: Sampling
-) -> Tensor:
-    """Return the log of an unbiased estimate of each row's partition sum: x (N, D), targets, target_logits (N,) ->
-    (N,).
-
-    The target's own term is exact; every other drawn token v counts exp(x . w_v) / (S chance_v).
-    """
-    drawn = sampling.tokens
-    corrections = torch.log(sampling.chances[drawn] * len(drawn))
-    logits = x @ weights[drawn].T - corrections.to(x.dtype)
-    logits = logits.masked_fill(drawn[None, :] == targets[:, None], -torch.inf)
-    return torch.logsumexp(torch.cat([target_logits[:, None], logits], dim=1), dim=1)
