@@ -6,14 +6,14 @@ the replay's start, durations milliseconds.
 Letters: S scheduled events, M predictions.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from loadtest.open_loop import MAX_IN_FLIGHT
 
@@ -65,15 +65,6 @@ class ReplayPlan:
     # Recommend calls before the clock starts: they warm connections, caches and code paths.
     warm_up_calls: int = 100
 
-    def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        return cls(**{**raw, "events": [ReplayEvent(**event) for event in raw["events"]]})
-
 
 @dataclass(kw_only=True, slots=True)
 class Prediction:
@@ -117,16 +108,18 @@ class ReplayResult:
     cpu_seconds: float = 0.0
     send_errors: dict[str, int] = field(default_factory=dict)
 
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        for name in ("predictions", "predictions_with_token"):
-            raw[name] = [Prediction(**prediction) for prediction in raw[name]]
-        raw["last_offsets"] = {int(partition): offset for partition, offset in raw["last_offsets"].items()}
-        return cls(**raw)
+def write(value: ReplayPlan | ReplayResult, path: Path) -> None:
+    """Write a plan or a result as JSON."""
+    path.write_bytes(TypeAdapter(type(value)).dump_json(value))
+
+
+T = TypeVar("T", ReplayPlan, ReplayResult)
+
+
+def read(kind: type[T], path: Path) -> T:
+    """Return what `write` wrote."""
+    return TypeAdapter(kind).validate_json(path.read_bytes())
 
 
 HITS_AT = 10

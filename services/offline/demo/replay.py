@@ -26,7 +26,7 @@ from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 
 from loadtest.open_loop import NOT_SENT, OpenLoop
 from services.offline.demo.outside_producer import OnAcknowledged, OutsideProducer
-from services.offline.demo.plan import Prediction, ReplayEvent, ReplayPlan, ReplayResult
+from services.offline.demo.plan import Prediction, ReplayEvent, ReplayPlan, ReplayResult, read, write
 from services.platform.config import environment_kafka, environment_tls
 from services.platform.rpc import client as rpc_client
 
@@ -300,8 +300,7 @@ def with_key(channel: grpc.aio.Channel) -> Any:
 
 async def replay(plan_path: Path, result_path: Path) -> None:
     """Read the plan, run it, write the result."""
-    plan = ReplayPlan.read(plan_path)
-
+    plan = read(ReplayPlan, plan_path)
     kafka = environment_kafka(plan.bootstrap)
 
     def make_producer(on_acknowledged: OnAcknowledged) -> OutsideProducer:
@@ -309,7 +308,7 @@ async def replay(plan_path: Path, result_path: Path) -> None:
 
     async with rpc_client.channel(plan.gateway, tls=environment_tls()) as channel:
         result = await Replay(plan, with_key(channel), make_producer).run()
-    result.write(result_path)
+    write(result, result_path)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from services.algorithms.scoring.packed_state import unpack_query_state
 from services.algorithms.scoring.states import QueryStates
 from services.offline.datasets import Interactions
-from services.offline.demo.plan import ReplayEvent, ReplayPlan, ReplayResult
+from services.offline.demo.plan import ReplayEvent, ReplayPlan, ReplayResult, read, write
 from services.offline.demo.schedule import Schedule
 from services.user_state.reader import StateReader
 from services.user_state.values import Progress
@@ -66,7 +66,7 @@ def run_replay(plan: ReplayPlan, folder: Path, on_progress: OnProgress) -> Repla
     """
     folder.mkdir(parents=True, exist_ok=True)
     plan_path, result_path, errors_path = (folder / name for name in ("plan.json", "result.json", "replay.log"))
-    plan.write(plan_path)
+    write(plan, plan_path)
     result_path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "services.offline.demo.replay", str(plan_path), str(result_path)]
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -88,7 +88,7 @@ def run_replay(plan: ReplayPlan, folder: Path, on_progress: OnProgress) -> Repla
         raise ReplayFailedError(
             f"the replay ended with status {status}: {' '.join(last) or 'no message'} ({errors_path})"
         )
-    return ReplayResult.read(result_path)
+    return read(ReplayResult, result_path)
 
 
 T = TypeVar("T")
