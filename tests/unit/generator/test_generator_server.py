@@ -285,7 +285,7 @@ async def test_parts_of_a_text_bundle_load_apart(tmp_path: Path, parts: tuple[st
     await running.servicer.close()
 
 
-@pytest.mark.parametrize("name", ["phrases/trie", "text_mol/encoder.onnx"])
+@pytest.mark.parametrize("name", ["phrases/generator", "text_mol/encoder.onnx"])
 async def test_a_damaged_text_bundle_leaves_the_catalogues_words(tmp_path: Path, name: str) -> None:
     write_catalogue(tmp_path / "bundle")
     write_text(tmp_path / "text", tmp_path)

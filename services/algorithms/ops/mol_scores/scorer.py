@@ -56,7 +56,7 @@ class MolScorer:
         disagree.
         """
         self.shape = shape_of(items, pair_gate)
-        self.num_pairs, self.num_query_components = self.shape.num_pairs, self.shape.num_query_components
+        self.num_pairs = self.shape.num_pairs
         self.num_items, self.num_item_components, self.width = (int(size) for size in items.components.shape)
         self.pair_gate = pair_gate
         self.components = np.ascontiguousarray(items.components, dtype=np.float32)
@@ -75,6 +75,10 @@ class MolScorer:
                 np.ascontiguousarray(pair_gate.out_bias, dtype=np.float32),
             )
         self._last_bounds: tuple[QueryStates, DoubleVector] | None = None
+
+    @property
+    def num_query_components(self) -> int:
+        return self.shape.num_query_components
 
     @lazy_property
     def gate_range(self) -> tuple[DoubleVector, DoubleVector] | None:
