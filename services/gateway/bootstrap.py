@@ -26,11 +26,10 @@ from services.contracts.shards import Shard
 from services.contracts.topics import experiments, rules, version_sets
 from services.contracts.topics.items import ITEMS
 from services.contracts.version_sets import VersionSet
-from services.gateway.adapters.exposure_log import KafkaExposureLog
 from services.gateway.adapters.kafka_reads import KafkaDeadLetters, KafkaShownAnswers, KafkaStreamEnds
 from services.gateway.adapters.operations import operations
-from services.gateway.adapters.parts import ProbedParts
 from services.gateway.adapters.peer import Peer, Peers, Timed
+from services.gateway.adapters.probes import ProbedParts, ProbedStreamStatus
 from services.gateway.adapters.processes import (
     RemoteCandidates,
     RemoteEncoder,
@@ -39,21 +38,18 @@ from services.gateway.adapters.processes import (
     RemoteTextSources,
 )
 from services.gateway.adapters.shards import ShardedCandidates
-from services.gateway.adapters.state_store import RedisUserStates
-from services.gateway.adapters.stream_status import ProbedStreamStatus
-from services.gateway.adapters.topics import forget_log, interaction_log, item_log
-from services.gateway.breaker import LoopStalls
+from services.gateway.adapters.topics import KafkaExposureLog, forget_log, interaction_log, item_log
 from services.gateway.config import GatewaySettings
+from services.gateway.dependencies import AcknowledgedLag, LoopStalls
 from services.gateway.domain import ServedModel
-from services.gateway.edge.admissions import admissions
 from services.gateway.edge.door import opened_door
-from services.gateway.edge.signing import signing_key
+from services.gateway.edge.roles import admissions
 from services.gateway.get_freshness import check_processes
 from services.gateway.handlers import make_handlers
-from services.gateway.metrics import GatewayMetrics
+from services.gateway.metrics import GatewayMetrics, PartCalls
 from services.gateway.ports import Candidates, Ports
 from services.gateway.recommend.catalogue import DescribedItems, Titles
-from services.gateway.recommend.exposures import Exposures
+from services.gateway.recommend.exposures import Exposures, signing_key
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.popular_now import FollowedPopularity
@@ -61,7 +57,6 @@ from services.gateway.recommend.standing_rules import LiveRules, check_arms, sta
 from services.gateway.server import SERVICE, GatewayServicer
 from services.gateway.stages import Limits
 from services.gateway.version_sets.routes import Routes, ServedSet, own_set
-from services.gateway.write.record import AcknowledgedLag
 from services.platform.http.origins import origins
 from services.platform.http.server import HttpServer
 from services.platform.process import configure_tracing
@@ -150,9 +145,11 @@ class _Stream:
 class _Store:
     """A Redis connection per concurrent call, so that a burst does not look like an outage."""
 
-    def __init__(self, settings: GatewaySettings, tracing: Tracing) -> None:
+    def __init__(self, settings: GatewaySettings, tracing: Tracing, reads: PartCalls) -> None:
         timeout_s, most = settings.state_timeout_ms / 1000, settings.max_in_flight
-        self.reader = StateReader(settings.redis, timeout_s=timeout_s, max_connections=most, with_traces=tracing.is_on)
+        self.reader = StateReader(
+            settings.redis, timeout_s=timeout_s, max_connections=most, with_traces=tracing.is_on, on_read=reads.add
+        )
         self.sessions = SessionStore(settings.redis, self.reader.last_epoch, timeout_s=timeout_s, max_connections=most)
 
     async def close(self) -> None:
@@ -167,7 +164,8 @@ class _Gateway:
         self._settings, self._tracing = settings, tracing
         self._key = signing_key(settings.signing_key.get_secret_value(), settings.signing_key_file)
         self.metrics = GatewayMetrics()
-        self._store, self._stream = _Store(settings, tracing), _Stream(settings, tracing, self.metrics)
+        self._store = _Store(settings, tracing, self.metrics.minutes.of("redis"))
+        self._stream = _Stream(settings, tracing, self.metrics)
         self._lag, self._stalls, self._pages = AcknowledgedLag(), LoopStalls(), PageTokens(self._key)
         self._followers: list[OperationFollower[Any]] = []
         self._looking: asyncio.Task[None] | None = None
@@ -297,7 +295,7 @@ class _Gateway:
         producer, tracing, calls = self._stream.producer, self._tracing, self.metrics.minutes.of
         candidates = [Timed(one, calls("candidates")) for one in peers.candidates]
         return Ports(
-            states=RedisUserStates(self._store.reader, model_version, calls("redis")),
+            states=self._store.reader,
             sessions=self._store.sessions,
             encoder=RemoteEncoder(Timed(peers.encoder, calls("encoder")), model_version),
             candidates=_candidates(candidates, self._settings.limits, self.metrics, self._stalls.since),

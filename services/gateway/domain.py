@@ -15,6 +15,7 @@ from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.experiments import Assignment
 from services.contracts.query_state import PackedQueryState
+from services.contracts.stored_history import StoredEvent
 from services.contracts.topics.interactions import DEFAULT_TYPE
 from services.user_state.values import StoredState
 
@@ -75,6 +76,10 @@ class HistoryEvent:
     value: float = 0.0
 
 
+# An event of a request or of the state store.
+Event = HistoryEvent | StoredEvent
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """A user's items, newest first. turned_down: items of them, such as rejected ones, that do not vote."""
@@ -83,18 +88,18 @@ class Seen:
     turned_down: Collection[str] = ()
 
 
-def seen_in(history: Iterable[HistoryEvent], schema: EventSchema) -> list[str]:
+def seen_in(history: Iterable[Event], schema: EventSchema) -> list[str]:
     """Return the items that count as seen, in the history's order."""
     return [event.item_id for event in history if schema.of(event.type or DEFAULT_TYPE).seen]
 
 
-def turned_down_in(history: Sequence[HistoryEvent], schema: EventSchema) -> list[str]:
+def turned_down_in(history: Sequence[Event], schema: EventSchema) -> list[str]:
     """Return the items rejected recently. history: oldest first."""
     last = history[-TURNED_DOWN_EVENTS:]
     return schema.turned_down([(event.item_id, (event.type or DEFAULT_TYPE, event.value)) for event in last])
 
 
-def last_event_ms(history: Sequence[HistoryEvent], schema: EventSchema) -> int:
+def last_event_ms(history: Sequence[Event], schema: EventSchema) -> int:
     """Return the time of the last event that enters histories, else 0. history: with times, oldest first."""
     kept = (event for event in reversed(history) if schema.of(event.type or DEFAULT_TYPE).history)
     return next((event.event_time_ms or 0 for event in kept), 0)

@@ -12,6 +12,7 @@ import structlog
 from services.gateway.domain import Degradation
 from services.gateway.ports import UNKNOWN, PartitionProgress, Ports, ServedIndex
 from services.platform.errors import FreshetError
+from services.user_state.values import Progress
 
 log = structlog.get_logger()
 
@@ -45,7 +46,7 @@ class GetFreshness:
     async def __call__(self) -> FreshnessReport:
         """Return the current positions, versions and degradations."""
         progress, ends, candidates, reranker, (attributions, all_refreshers) = await asyncio.gather(
-            _or_none(self.ports.states.progress()),
+            _or_none(self.ports.states.read_progress()),
             _or_none(self.ports.ends.interactions(self.timeout_s)),
             _or_none(self.ports.candidates.served(self.timeout_s)),
             _or_none(self.ports.reranker.served(self.timeout_s)),
@@ -88,10 +89,10 @@ async def check_processes(ports: Ports, model_version: str) -> str:
     return "; ".join(filter(None, (*problems, "" if all_refreshers else "refresher: not every one answers")))
 
 
-def _interactions(applied: Mapping[int, int], ends: Mapping[int, int]) -> list[PartitionProgress]:
+def _interactions(progress: Mapping[int, Progress], ends: Mapping[int, int]) -> list[PartitionProgress]:
     return [
-        PartitionProgress(partition=partition, applied_offset=offset, end_offset=ends.get(partition, UNKNOWN))
-        for partition, offset in sorted(applied.items())
+        PartitionProgress(partition=partition, applied_offset=one.watermark, end_offset=ends.get(partition, UNKNOWN))
+        for partition, one in sorted(progress.items())
     ]
 
 

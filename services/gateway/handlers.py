@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from services.gateway.breaker import LoopStalls
+from services.gateway.dependencies import AcknowledgedLag, LoopStalls
 from services.gateway.describe.catalogue import DescribeCatalogue
 from services.gateway.describe.items import GetItem, ListItems
 from services.gateway.describe.shown import ShownTo
@@ -22,18 +22,15 @@ from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.new_items import NewItems
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.rankings import Rankings
-from services.gateway.recommend.recommend import Recommend
-from services.gateway.recommend.request_states import RequestStates
+from services.gateway.recommend.recommend import Recommend, RequestStates
 from services.gateway.recommend.similar import Similar
 from services.gateway.recommend.standing_rules import LiveRules
 from services.gateway.recommend.token_waits import TokenWaits
-from services.gateway.search.search import Search
-from services.gateway.search.text_retrieval import TextRetrieval
+from services.gateway.search.search import Search, TextRetrieval
 from services.gateway.stages import Limits, Preferences, Stages
 from services.gateway.write.forget import ForgetUser
-from services.gateway.write.impressions import RecordImpressions
 from services.gateway.write.items import PutItems
-from services.gateway.write.record import AcknowledgedLag, RecordInteractions
+from services.gateway.write.record import RecordImpressions, RecordInteractions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -44,7 +44,7 @@ class PartCalls:
         self.calls = self.failed = self.degraded = 0
         self._buckets = [0] * _BUCKETS
 
-    def add(self, seconds: float, *, failed: bool = False) -> None:
+    def add(self, seconds: float, failed: bool = False) -> None:
         self.calls += 1
         self.failed += failed
         self._buckets[min(_BUCKETS - 1, int(log2(1.0 + 1e6 * max(0.0, seconds)) * _PER_OCTAVE))] += 1

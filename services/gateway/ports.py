@@ -18,11 +18,11 @@ from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.describe.shown import ShownAnswers
-from services.gateway.domain import Encoded, HistoryEvent, IndexFreshness, Pool, Ranking, Seen
+from services.gateway.domain import Encoded, Event, IndexFreshness, Pool, Ranking, Seen
 from services.gateway.search.searching import SourceHits
 from services.platform.errors import FreshetError
 from services.platform.stream.records import Position, SourceRecord
-from services.user_state.values import UserView
+from services.user_state.values import Progress, UserView
 
 R = TypeVar("R", contravariant=True)
 
@@ -85,19 +85,23 @@ class Contributions:
 
 
 class UserStates(Protocol):
-    """The state store (Redis)."""
+    """The state store (`services.user_state.reader`)."""
 
-    async def read_user(self, user_id: str, *, with_seen: bool, partition: int | None) -> UserView:
-        """Read state, seen items, epoch and the watermark of `partition` (None: the user's) together."""
+    async def read_user(
+        self, user_id: str, model_version: str, *, with_seen: bool = True, partition: int | None = None
+    ) -> UserView:
+        """Read state, seen items, epoch and the watermark of `partition` (None: the user's) together. States of other
+        models are ignored.
+        """
 
-    async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
+    async def read_events(self, user_id: str) -> Sequence[Event]:
         """Return the stored events, oldest first."""
 
     async def epoch(self) -> str | None:
         """Return the stream's epoch, if any."""
 
-    async def progress(self) -> tuple[str | None, Mapping[int, int]]:
-        """Return the epoch, and each partition's applied watermark (-1: nothing yet); (None, {}) without an epoch."""
+    async def read_progress(self) -> tuple[str | None, Mapping[int, Progress]]:
+        """Return the epoch, and each partition's progress; (None, {}) without an epoch."""
 
 
 class Sessions(Protocol):
@@ -115,7 +119,7 @@ class Sessions(Protocol):
 class Encoder(Protocol):
     """The encoder process."""
 
-    async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
+    async def encode(self, user_id: str, history: Sequence[Event], timeout_s: float) -> Encoded:
         """Encode `history`: oldest first, every event with a time."""
 
     async def describe_user(self, user_id: str, timeout_s: float) -> StoredUser:

@@ -12,11 +12,11 @@ from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
 from services.algorithms.scoring.packed_state import after_absence
 from services.contracts.query_state import PackedQueryState
-from services.gateway.breaker import Breaker, LoopStalls
+from services.gateway.dependencies import Breaker, LoopStalls
 from services.gateway.domain import (
     Degradation,
     Encoded,
-    HistoryEvent,
+    Event,
     Pool,
     Ranking,
     RecommendQuery,
@@ -161,7 +161,7 @@ class Stages:
         stalls: LoopStalls | None = None,
         on_nothing: Callable[[str], None] = lambda component: None,
     ) -> None:
-        self._ports, self._limits, self._on_nothing, self._absence = ports, limits, on_nothing, model.absence
+        self._ports, self._limits, self._on_nothing, self._model = ports, limits, on_nothing, model
         self._stalls = stalls or LoopStalls()
         self._breakers = {
             name: Breaker(name, open_seconds=limits.breaker_s, stalled_s=self._stalls.since) for name in COMPONENTS
@@ -169,12 +169,12 @@ class Stages:
 
     async def read_user(self, work: Work[Any], *, with_seen: bool, partition: int | None = None) -> UserView | None:
         """Return the user's view. partition: its watermark is read; None: the user's partition."""
-        user_id = work.query.user_id
+        user_id, read = work.query.user_id, self._ports.states.read_user
         return await self._attempt(
             work,
             "state_store",
             self._limits.state_timeout_s,
-            lambda _: self._ports.states.read_user(user_id, with_seen=with_seen, partition=partition),
+            lambda _: read(user_id, self._model.version, with_seen=with_seen, partition=partition),
         )
 
     async def read_watermark(self, user_id: str, partition: int) -> UserView | None:
@@ -183,7 +183,7 @@ class Stages:
         work = Work(query=SearchQuery(query="", user_id=user_id, k=1), started=0.0, deadline=until)
         return await self.read_user(work, with_seen=False, partition=partition)
 
-    async def encode(self, work: Work[Any], history: Sequence[HistoryEvent]) -> Encoded | None:
+    async def encode(self, work: Work[Any], history: Sequence[Event]) -> Encoded | None:
         """Encode a history. Every event needs a time."""
         encoded = await self._attempt(
             work,
@@ -211,7 +211,7 @@ class Stages:
         """Apply the user's absence until `at_ms` to the state."""
         if found.query_state is None:
             return None
-        state, work.absence_bucket = after_absence(found.query_state, self._absence, found.last_event_ms, at_ms)
+        state, work.absence_bucket = after_absence(found.query_state, self._model.absence, found.last_event_ms, at_ms)
         return state
 
     async def _state_of_history(self, work: Work[Any], view: UserView) -> FoundState:
@@ -234,7 +234,7 @@ class Stages:
             work,
             "state_store",
             self._limits.state_timeout_s,
-            lambda _: self._ports.states.read_history(work.query.user_id),
+            lambda _: self._ports.states.read_events(work.query.user_id),
         )
         if not history:
             return None, 0, history is not None

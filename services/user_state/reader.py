@@ -1,6 +1,7 @@
 """Read user states in an event loop, one round trip per user."""
 
-from collections.abc import Awaitable
+import time
+from collections.abc import Awaitable, Callable
 from typing import cast
 
 from redis.exceptions import NoScriptError
@@ -32,10 +33,17 @@ class StateReader:
     """
 
     def __init__(
-        self, url: str, *, timeout_s: float = 0.25, max_connections: int = 64, with_traces: bool = False
+        self,
+        url: str,
+        *,
+        timeout_s: float = 0.25,
+        max_connections: int = 64,
+        with_traces: bool = False,
+        on_read: Callable[[float, bool], None] = lambda seconds, failed: None,
     ) -> None:
-        """with_traces: states include the span that made them."""
+        """with_traces: states include the span that made them. on_read: called after each `read_user`."""
         self._redis = open_async_client(url, timeout_s=timeout_s, max_connections=max_connections)
+        self._on_read = on_read
         # The last answer's epoch, which determines homes and rarely changes.
         self._epoch = ""
         # Home partitions that had progress. If it is missing later, the store lost it.
@@ -55,14 +63,20 @@ class StateReader:
 
         One round trip; a watermark outside the home needs one more.
         """
-        # A local copy: a concurrent call may set a new epoch meanwhile.
-        epoch = self._epoch or await self._current_epoch()
-        while epoch:
-            view, found = await self._read_user(user_id, model_version, with_seen, partition, epoch)
-            self._epoch = found if found == epoch else _checked(found)
-            if found == epoch:
-                return view
-            epoch = found
+        began, failed = time.perf_counter(), True
+        try:
+            # A local copy: a concurrent call may set a new epoch meanwhile.
+            epoch = self._epoch or await self._current_epoch()
+            while epoch:
+                view, found = await self._read_user(user_id, model_version, with_seen, partition, epoch)
+                self._epoch = found if found == epoch else _checked(found)
+                if found == epoch:
+                    failed = False
+                    return view
+                epoch = found
+            failed = False
+        finally:
+            self._on_read(time.perf_counter() - began, failed)
         home = partition_for(user_id.encode(), NUM_PARTITIONS)
         asked = home if partition is None else partition
         is_lost = home in self._applied

@@ -12,7 +12,7 @@ from unittest import mock
 from fakes.refresher import MemoryCheckpoints
 
 from services.catalogue import gate as catalogue_gate
-from services.gateway.breaker import Breaker
+from services.gateway.dependencies import Breaker
 from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.write import forget
 from services.platform.errors import DependencyUnavailable, PreconditionFailed

@@ -48,8 +48,7 @@ from services.encoder.consumer import ConsumerLimits
 from services.encoder.domain import EncodedStates, EncodeJob, Vocabulary
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
-from services.gateway.adapters.state_store import RedisUserStates
-from services.gateway.breaker import Breaker
+from services.gateway.dependencies import AcknowledgedLag, Breaker
 from services.gateway.domain import Encoded, Pool, Ranking, ScoredItem, Seen, ServedModel
 from services.gateway.handlers import make_handlers
 from services.gateway.metrics import GatewayMetrics
@@ -60,7 +59,7 @@ from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.search.searching import Hit
 from services.gateway.stages import Limits, Preferences
-from services.gateway.write.record import AcknowledgedLag, EpochCache
+from services.gateway.write.record import EpochCache
 from services.platform.errors import DependencyUnavailable, FreshetError, PreconditionFailed
 from services.platform.rpc import request_context
 from services.platform.rpc.server import HealthState
@@ -324,7 +323,7 @@ class Gateway:
         me: Any = SimpleNamespace
         found = {name: [Hit(item, 1.0) for item in BUNDLE[row::2]] for row, name in enumerate(("text_mol", "lexical"))}
         ports = Ports(
-            states=RedisUserStates(reader, model_version),
+            states=reader,
             sessions=MemorySessions(),
             encoder=me(encode=self._encode, describe_user=self._describe_user),
             candidates=me(search=self._search, propose=self._propose),

@@ -24,8 +24,7 @@ from structlog.testing import capture_logs
 from services.gateway.config import GatewaySettings
 from services.gateway.edge import door as door_module
 from services.gateway.edge.api_keys import create_key, remove_key
-from services.gateway.edge.audit import MAX_REFUSALS
-from services.gateway.edge.door import opened_door
+from services.gateway.edge.door import MAX_REFUSALS, opened_door
 from services.gateway.edge.roles import AUDITED, ROLES_OF, Role
 from services.gateway.server import SERVICE
 from services.platform.rpc import client as rpc_client

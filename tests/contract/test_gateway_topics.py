@@ -18,9 +18,8 @@ from services.contracts.topics.exposures import EXPOSURES, Exposure, encode_expo
 from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
 from services.contracts.topics.interactions import INTERACTIONS, Interaction, decode_interaction, encode_interaction
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
-from services.gateway.adapters.exposure_log import KafkaExposureLog
 from services.gateway.adapters.kafka_reads import KafkaStreamEnds
-from services.gateway.adapters.topics import forget_log, interaction_log, item_log
+from services.gateway.adapters.topics import KafkaExposureLog, forget_log, interaction_log, item_log
 from services.gateway.ports import ExposureLog, Log
 from services.platform.stream.event_producer import EventProducer
 from services.platform.stream.topic import NUM_PARTITIONS

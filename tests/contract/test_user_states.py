@@ -12,8 +12,6 @@ from suites import either
 
 from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import RecentId, StoredEvent
-from services.gateway.adapters.state_store import RedisUserStates
-from services.gateway.domain import HistoryEvent
 from services.gateway.ports import UserStates
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.redis_clients import open_client
@@ -37,7 +35,11 @@ class Scene:
     store: Store
 
     async def view(self, user_id: str = "ann", *, with_seen: bool = True) -> UserView:
-        return await self.states.read_user(user_id, with_seen=with_seen, partition=3)
+        return await self.states.read_user(user_id, MODEL, with_seen=with_seen, partition=3)
+
+    async def watermarks(self) -> tuple[str | None, dict[int, int]]:
+        epoch, found = await self.states.read_progress()
+        return epoch, {partition: one.watermark for partition, one in found.items()}
 
     def lose_epoch(self) -> None:
         if isinstance(self.store, MemoryStore):
@@ -81,16 +83,16 @@ async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
     with open_client(url, timeout_s=5) as client:
         client.flushall()
     reader, writer = StateReader(url, timeout_s=2), StateWriter(url, max_seen=5)
-    yield Scene(RedisUserStates(reader, MODEL), writer)
+    yield Scene(reader, writer)
     writer.close()
     await reader.close()
 
 
 async def test_of_an_empty_store_nothing_is_known(scene: Scene) -> None:
     assert told(await scene.view()) == (None, [], None, None)
-    assert list(await scene.states.read_history("ann")) == []
+    assert list(await scene.states.read_events("ann")) == []
     assert await scene.states.epoch() is None
-    assert await scene.states.progress() == (None, {})
+    assert await scene.watermarks() == (None, {})
 
 
 async def test_one_reading_brings_state_seen_items_epoch_and_watermark(scene: Scene) -> None:
@@ -106,14 +108,15 @@ async def test_one_reading_brings_state_seen_items_epoch_and_watermark(scene: Sc
     assert told(await scene.view(with_seen=False)) == (state, [], epoch, 42)
     assert told(await scene.view("bob")) == (None, [], epoch, 42)
     assert await scene.states.epoch() == epoch
-    assert await scene.states.progress() == (epoch, NOTHING_APPLIED | {3: 42})
+    assert await scene.watermarks() == (epoch, NOTHING_APPLIED | {3: 42})
 
 
 async def test_a_history_is_read_oldest_first(scene: Scene) -> None:
     epoch, _ = scene.store.ensure_epoch(NUM_PARTITIONS)
     scene.apply(epoch)
-    assert list(await scene.states.read_history("ann")) == [HistoryEvent(f"item-{n}", 1_000 + n) for n in range(3)]
-    assert list(await scene.states.read_history("bob")) == []
+    found = [(event.item_id, event.event_time_ms) for event in await scene.states.read_events("ann")]
+    assert found == [(f"item-{n}", 1_000 + n) for n in range(3)]
+    assert list(await scene.states.read_events("bob")) == []
 
 
 async def test_a_state_of_another_model_version_is_no_state(scene: Scene) -> None:
@@ -156,9 +159,9 @@ async def test_no_partition_means_the_users_home_as_the_epoch_counts_partitions(
     epoch, _ = scene.store.ensure_epoch(5)
     scene.store.begin([home], epoch)
     scene.store.advance([AdvanceStep(partition=home, from_watermark=-1, to_watermark=42, counts={})], epoch)
-    found = await scene.states.read_user("ann", with_seen=False, partition=None)
+    found = await scene.states.read_user("ann", MODEL, with_seen=False)
     assert (found.partition, found.watermark) == (home, 42)
-    assert (await scene.states.progress())[1].keys() == set(range(5))
+    assert (await scene.watermarks())[1].keys() == set(range(5))
 
 
 async def test_what_an_earlier_epoch_left_is_read_until_it_is_replaced_but_its_progress_is_not(scene: Scene) -> None:
@@ -170,8 +173,8 @@ async def test_what_an_earlier_epoch_left_is_read_until_it_is_replaced_but_its_p
     scene.lose_epoch()
     epoch, _ = scene.store.ensure_epoch(NUM_PARTITIONS)
     assert told(await scene.view()) == (state, ["item-1"], epoch, -1)
-    assert len(await scene.states.read_history("ann")) == 3
-    assert await scene.states.progress() == (epoch, NOTHING_APPLIED)
+    assert len(await scene.states.read_events("ann")) == 3
+    assert await scene.watermarks() == (epoch, NOTHING_APPLIED)
 
 
 async def test_a_forgotten_user_is_unknown(scene: Scene) -> None:
@@ -186,7 +189,7 @@ async def test_a_forgotten_user_is_unknown(scene: Scene) -> None:
     scene.store.rewrite([update], epoch)
     view = await scene.view()
     assert (view.state, view.seen) == (None, [])
-    assert list(await scene.states.read_history("ann")) == []
+    assert list(await scene.states.read_events("ann")) == []
     scene.apply(epoch, positions={3: 43})
     assert (await scene.view()).reaches_history
 

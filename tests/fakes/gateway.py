@@ -18,7 +18,7 @@ from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.describe.shown import Looked, Shown
-from services.gateway.domain import Encoded, HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
+from services.gateway.domain import Encoded, Event, IndexFreshness, Pool, Ranking, ScoredItem, Seen
 from services.gateway.ports import Contributions, ItemProgress, PartitionProgress, ServedIndex, StoredUser
 from services.gateway.search.searching import Hit, SourceHits
 from services.offline.backfill.memory_store import MemoryStore
@@ -27,7 +27,7 @@ from services.platform.stream.kafka import partition_for
 from services.platform.stream.records import Position, SourceRecord
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.user_state.layout import num_partitions_of, pack_positions, reaches
-from services.user_state.values import StoredState, UserView
+from services.user_state.values import Progress, StoredState, UserView
 
 
 @dataclass
@@ -99,7 +99,7 @@ class MemoryUserStates(_Failing):
     states: dict[str, StoredState] = field(default_factory=dict)
     seen: dict[str, list[str]] = field(default_factory=dict)
     turned_down: dict[str, Sequence[str]] = field(default_factory=dict)
-    histories: dict[str, list[HistoryEvent]] = field(default_factory=dict)
+    histories: dict[str, Sequence[Event]] = field(default_factory=dict)
     watermarks: dict[int, int] = field(default_factory=dict)
     current_epoch: str | None = "epoch-1"
     behind: set[str] = field(default_factory=set)
@@ -109,7 +109,9 @@ class MemoryUserStates(_Failing):
     num_partitions: int = NUM_PARTITIONS
     on_read: Callable[[int], None] | None = None
 
-    async def read_user(self, user_id: str, *, with_seen: bool, partition: int | None) -> UserView:
+    async def read_user(
+        self, user_id: str, model_version: str, *, with_seen: bool = True, partition: int | None = None
+    ) -> UserView:
         await self._behave()
         if self.on_read is not None:
             self.on_read(self.calls)
@@ -127,7 +129,7 @@ class MemoryUserStates(_Failing):
             turned_down=self.turned_down.get(user_id, ()) if with_seen else (),
         )
 
-    async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
+    async def read_events(self, user_id: str) -> Sequence[Event]:
         await self._behave()
         return list(self.histories.get(user_id, ()))
 
@@ -135,11 +137,12 @@ class MemoryUserStates(_Failing):
         await self._behave()
         return self.current_epoch
 
-    async def progress(self) -> tuple[str | None, Mapping[int, int]]:
+    async def read_progress(self) -> tuple[str | None, Mapping[int, Progress]]:
         await self._behave()
         if self.current_epoch is None:
             return None, {}
-        return self.current_epoch, {number: self.watermarks.get(number, -1) for number in range(self.num_partitions)}
+        watermarks = [self.watermarks.get(number, -1) for number in range(self.num_partitions)]
+        return self.current_epoch, {number: Progress(watermark=found) for number, found in enumerate(watermarks)}
 
 
 @dataclass
@@ -162,12 +165,7 @@ class StoredUserStates(MemoryUserStates):
             for user, times in store.seen.items()
         }
         self.turned_down = store.turned_down
-        self.histories = {
-            user: [
-                HistoryEvent(event.item_id, event.event_time_ms, event.type, event.value) for event in history.events
-            ]
-            for user, history in store._histories.items()
-        }
+        self.histories = {user: history.events for user, history in store._histories.items()}
         self.behind = {user for user, state in self.states.items() if not self._reaches_history(user, state)}
         self.lost = {user for user in self.states if user not in store._positions}
         self.incomplete = set(*store.find_lost(range(self.num_partitions), self.current_epoch or ""))
@@ -188,10 +186,10 @@ class MemoryEncoder(_Failing):
 
     query_state: PackedQueryState | None = None
     known_items: set[str] = field(default_factory=set)
-    histories: list[tuple[str, list[HistoryEvent]]] = field(default_factory=list)
+    histories: list[tuple[str, list[Event]]] = field(default_factory=list)
     users: dict[str, StoredUser] = field(default_factory=dict)
 
-    async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
+    async def encode(self, user_id: str, history: Sequence[Event], timeout_s: float) -> Encoded:
         self.histories.append((user_id, list(history)))
         await self._behave()
         known = any(event.item_id in self.known_items for event in history)

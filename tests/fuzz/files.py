@@ -428,8 +428,7 @@ class Keys(Files):
         return folder / "keys"
 
     def read(self) -> None:
-        from services.gateway.edge.audit import AuditLog
-        from services.gateway.edge.door import Door
+        from services.gateway.edge.door import AuditLog, Door
 
         Door(read_keys(self.root / "api-keys.json"), AuditLog(None))
 

@@ -56,11 +56,9 @@ from services.encoder.server import EncoderServicer
 from services.gateway.bootstrap import MAX_REQUEST_BYTES
 from services.gateway.config import GatewaySettings
 from services.gateway.domain import Ranking, ScoredItem, now_ms
-from services.gateway.edge.admissions import admissions
 from services.gateway.edge.api_keys import ApiKey, digest
-from services.gateway.edge.audit import AuditLog
-from services.gateway.edge.door import Door
-from services.gateway.edge.roles import Role
+from services.gateway.edge.door import AuditLog, Door
+from services.gateway.edge.roles import Role, admissions
 from services.gateway.ports import Contributions, StoredUser
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens, ServedList, packed_list

@@ -19,8 +19,8 @@ from services.contracts.topics.exposures import EXPOSURES, Exposure
 from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
 from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
-from services.gateway.adapters.exposure_log import KafkaExposureLog
 from services.gateway.adapters.kafka_reads import KafkaDeadLetters, KafkaShownAnswers
+from services.gateway.adapters.topics import KafkaExposureLog
 from services.platform.errors import NotFound, PreconditionFailed
 from services.platform.stream.kafka import BulkProducer, Record, partition_for
 from services.platform.stream.reading import Backwards

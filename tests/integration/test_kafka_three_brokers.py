@@ -25,7 +25,7 @@ from traffic import Answer, Traffic
 
 from services.algorithms.bundles.model_bundle import load_bundle
 from services.contracts.topics import TOPICS, ensure_topics
-from services.gateway.adapters.stream_status import ProbedStreamStatus
+from services.gateway.adapters.probes import ProbedStreamStatus
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.event_producer import EventProducer
 from services.stack import Stack

@@ -26,7 +26,7 @@ from services.contracts.query_state import PackedQueryState, from_message, to_me
 from services.contracts.shards import WHOLE, Shard
 from services.contracts.wire import certificate_of, explained_of, filter_message, rule_message, votes_of
 from services.gateway.adapters.peer import Peer
-from services.gateway.domain import Encoded, HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
+from services.gateway.domain import Encoded, Event, IndexFreshness, Pool, Ranking, ScoredItem, Seen
 from services.gateway.ports import Contributions, ItemProgress, PartitionProgress, ServedIndex, StoredUser
 from services.gateway.search.searching import Hit, SourceHits
 from services.platform.errors import FreshetError, PreconditionFailed
@@ -77,7 +77,7 @@ class RemoteEncoder:
     def __init__(self, peer: Peer, model_version: str) -> None:
         self._peer, self._model_version = peer, model_version
 
-    async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
+    async def encode(self, user_id: str, history: Sequence[Event], timeout_s: float) -> Encoded:
         """Call Encode. Raises: PreconditionFailed for an answer of another model."""
         request = encoder_pb2.EncodeRequest(user_id=user_id, model_version=self._model_version)
         for event in history:

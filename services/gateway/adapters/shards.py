@@ -22,7 +22,7 @@ from services.contracts.explanations import ItemVotes
 from services.contracts.query_state import PackedQueryState
 from services.contracts.shards import home_shard
 from services.gateway.adapters.processes import RemoteCandidates
-from services.gateway.breaker import Breaker
+from services.gateway.dependencies import Breaker
 from services.gateway.domain import IndexFreshness, Pool, Ranking, Seen
 from services.gateway.ports import ServedIndex
 from services.platform.errors import DependencyUnavailable, FreshetError

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from services.algorithms.bundles.event_schema import EventSchema, Role
 from services.contracts.topics.interactions import DEFAULT_TYPE
-from services.gateway.domain import HistoryEvent, ServedModel
+from services.gateway.domain import Event, ServedModel
 from services.gateway.ports import UserStates
 from services.gateway.recommend.catalogue import Titles
 from services.platform.errors import InvalidRequest
@@ -20,7 +20,7 @@ DEFAULT_EVENTS, MAX_EVENTS, MAX_SKIPPED = 100, 1_000, 100_000
 class DescribedEvent:
     """An event with its item's title ("": unknown) and meaning, an `event_schema.Role`."""
 
-    event: HistoryEvent
+    event: Event
     title: str
     role: str
 
@@ -53,7 +53,7 @@ class GetUser:
         if skip_events > MAX_SKIPPED:
             raise InvalidRequest.of("skip_events", skip_events, f"0-{MAX_SKIPPED}")
         view, history = await asyncio.gather(
-            self.states.read_user(user_id, with_seen=True, partition=None), self.states.read_history(user_id)
+            self.states.read_user(user_id, self.model.version), self.states.read_events(user_id)
         )
         shown = history[::-1][skip_events : skip_events + (max_events or DEFAULT_EVENTS)]
         titles = self.titles.of([event.item_id for event in shown])
@@ -70,7 +70,7 @@ class GetUser:
         )
 
 
-def _role(event: HistoryEvent, schema: EventSchema) -> str:
+def _role(event: Event, schema: EventSchema) -> str:
     kind = event.type or DEFAULT_TYPE
     if schema.speaks_for(kind, event.value):
         return Role.POSITIVE

@@ -12,8 +12,8 @@ from services.algorithms.rules.ranking_rules import Rule
 from services.algorithms.scoring.packed_state import after_absence
 from services.contracts.explanations import ExplainedScore, ItemVotes
 from services.gateway.domain import (
+    Event,
     ExplainQuery,
-    HistoryEvent,
     Seen,
     ServedModel,
     last_event_ms,
@@ -123,15 +123,15 @@ class Explain:
             rules=[rules[place] for place in similarity.rules],
         )
 
-    async def _find_state(self, query: ExplainQuery, asked_ms: int) -> tuple[FoundState, Sequence[HistoryEvent]]:
+    async def _find_state(self, query: ExplainQuery, asked_ms: int) -> tuple[FoundState, Sequence[Event]]:
         """Return the state of the request's history, else the stored state, else the state of the stored history."""
         if query.history:
-            history: Sequence[HistoryEvent] = with_times(query.history, asked_ms)
+            history: Sequence[Event] = with_times(query.history, asked_ms)
             source = "request"
         else:
             view, history = await asyncio.gather(
-                self.ports.states.read_user(query.user_id, with_seen=False, partition=None),
-                self.ports.states.read_history(query.user_id),
+                self.ports.states.read_user(query.user_id, self.model.version, with_seen=False),
+                self.ports.states.read_events(query.user_id),
             )
             if view.state is not None and (view.reaches_history or not view.has_history):
                 return FoundState.of_stored(view.state), history
@@ -145,5 +145,5 @@ class Explain:
         return FoundState(query_state=encoded.query_state, last_event_ms=last_ms, source=source), history
 
 
-def _time(event: HistoryEvent) -> int:
+def _time(event: Event) -> int:
     return event.event_time_ms or 0

@@ -1,17 +1,89 @@
-"""Exposures: each answer's exposure id, and its record in the log. An id contains the answer's time and is signed for
-the user, so checking it needs no stored state.
+"""Signed texts that clients return, each valid for one user; among them exposure ids, whose answers are recorded.
+
+A text is body | tag of user and body | MAC of both, in URL-safe base64. The tag depends on the body, so two texts do
+not show that they are of one user. Checking a text needs no stored state. Gateways with the same clients share the key.
 """
 
+import binascii
 import os
+import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from hmac import compare_digest
+from pathlib import Path
 from typing import Any
 
+import structlog
+
 from services.contracts.experiments import Assignment
+from services.contracts.pseudonyms import read_key
 from services.contracts.topics.exposures import Exposure
 from services.gateway.domain import assigned_texts, now_ms
-from services.gateway.edge.signing import Altered, OfAnotherUser, Signer
 from services.gateway.ports import ExposureLog
 from services.platform.errors import InvalidRequest, PermissionDenied
+
+log = structlog.get_logger()
+
+_TAG_BYTES = 6
+_MAC_BYTES = 8
+_KEY_BYTES = 32
+
+
+class Altered(ValueError):
+    """The text was changed, or made with another key or purpose."""
+
+
+class OfAnotherUser(ValueError):
+    """The text is valid, but for another user."""
+
+
+class Signer:
+    """Signs bodies for one purpose. purpose: at most 16 bytes."""
+
+    def __init__(self, key: bytes, purpose: bytes) -> None:
+        self._key = blake2b(key, digest_size=_KEY_BYTES, person=purpose).digest()
+
+    def sign(self, body: bytes, user_id: str) -> str:
+        """Return the text for `user_id`. A multiple of three bytes needs no padding."""
+        signed = body + self._tag(body, user_id)
+        return urlsafe_b64encode(signed + self._mac(signed)).decode()
+
+    def open(self, text: str, num_bytes: int, user_id: str) -> bytes:
+        """Return the body of `num_bytes`. Raises: Altered, OfAnotherUser."""
+        try:
+            raw = urlsafe_b64decode(text.encode("ascii"))
+        except (binascii.Error, ValueError) as exc:
+            raise Altered from exc
+        body, signed, mac = raw[:num_bytes], raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
+        whole = len(raw) == num_bytes + _TAG_BYTES + _MAC_BYTES
+        # base64 decodes some other texts to the same bytes.
+        if not whole or not compare_digest(mac, self._mac(signed)) or urlsafe_b64encode(raw).decode() != text:
+            raise Altered
+        if not compare_digest(signed[num_bytes:], self._tag(body, user_id)):
+            raise OfAnotherUser
+        return body
+
+    def _tag(self, body: bytes, user_id: str) -> bytes:
+        return blake2b(body + user_id.encode(), key=self._key, digest_size=_TAG_BYTES, person=b"user").digest()
+
+    def _mac(self, signed: bytes) -> bytes:
+        return blake2b(signed, key=self._key, digest_size=_MAC_BYTES, person=b"mac").digest()
+
+
+def signing_key(key: str, file: Path | None) -> bytes:
+    """Return `key`, else the file's, else a random one. Raises: ConfigError for a file without a key."""
+    if not key and file is not None:
+        key = read_key("FRESHET_GATEWAY_SIGNING_KEY_FILE", file)
+    if not key:
+        log.warning(
+            "random_signing_key",
+            reason="neither FRESHET_GATEWAY_SIGNING_KEY nor _FILE is set: exposure ids and page tokens of this process "
+            "become invalid when it ends, and no other gateway accepts them",
+        )
+        key = secrets.token_urlsafe(32)
+    return key.encode()
+
 
 _TIME_BYTES, _NONCE_BYTES = 6, 4
 _BODY_BYTES = _TIME_BYTES + _NONCE_BYTES

@@ -9,7 +9,7 @@ from services.algorithms.rules.reserved_positions import MAX_POSITIONS, draw_slo
 from services.contracts.query_state import PackedQueryState
 from services.gateway.domain import Ranking, RecommendQuery, ScoredItem
 from services.gateway.recommend.popular import PopularItems
-from services.gateway.recommend.ruled_pools import rescored, within_rules
+from services.gateway.recommend.rankings import rescored, within_rules
 from services.gateway.stages import Stages, Work
 
 # How many newest items are scored, and from how many of the best the draw chooses.

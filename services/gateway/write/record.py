@@ -1,6 +1,7 @@
-"""Record, stream and undo interactions: durable writes, and how far the applied stream lags behind them.
+"""Record, stream and undo interactions and impressions: durable writes.
 
-A failed request may have written some interactions: repeated with the same event ids, each counts once.
+A failed request may have written some interactions: repeated with the same event ids, each counts once. An exposure id
+contains the answer's time and user, so a repeated request of impressions writes the same records.
 """
 
 import asyncio
@@ -9,24 +10,25 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from services.algorithms.bundles.event_schema import EventSchema, Role
 from services.contracts.topics.interactions import Interaction
-from services.gateway.breaker import Breaker
-from services.gateway.domain import FreshnessToken, Receipt, now_ms
+from services.gateway.dependencies import AcknowledgedLag, Breaker
+from services.gateway.domain import FreshnessToken, Impression, Receipt, now_ms
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports, UserStates
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.repeats import MAX_DISCOUNTED, MAX_IMPRESSIONS, TTL_HALF_LIVES, packed_items
 from services.gateway.stages import Limits, Preferences
-from services.gateway.validation import check_interaction, check_interactions
+from services.gateway.validation import MAX_BATCH, check_interaction, check_interactions
 from services.platform.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
     FreshetError,
     InvalidRequest,
     PermissionDenied,
+    PreconditionFailed,
 )
 from services.platform.large_requests import in_turn, side_by_side
 from services.platform.rpc import admission, request_context
@@ -40,14 +42,6 @@ RETRY_AFTER_MS = 500
 _ANSWER_RESERVE_S = 0.05
 # A healthy stream acknowledges in milliseconds; this wait may be its fault.
 _PATIENCE_S = 0.4
-# Marks per partition, one per `_SPACING_S`: they cover several seconds.
-_MAX_MARKS = 64
-_SPACING_S = 0.2
-# An answer is marked as not fresh if an event that was acknowledged so long ago is not applied.
-GRACE_S = 2.0
-# Reads yield to the encoder after this share of GRACE_S, writes after the other, if the watermark moved in the last
-# second.
-_READS_STAND_BACK, _WRITES_STAND_BACK, _MOVES_S = 0.25, 0.5, 1.0
 
 
 def write_timeout_s(limit_s: float, what: str) -> float:
@@ -60,61 +54,6 @@ def write_timeout_s(limit_s: float, what: str) -> float:
     if timeout_s <= 0:
         raise DeadlineExceeded(f"too little of the deadline is left to write {what}")
     return timeout_s
-
-
-class AcknowledgedLag:
-    """How far each partition's applied stream lags behind this gateway's writes; other producers do not count."""
-
-    def __init__(self, *, grace_seconds: float = GRACE_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self._grace_seconds = grace_seconds
-        self._clock = clock
-        self._marks: dict[int, deque[tuple[int, float]]] = {}
-        # By partition: the highest watermark, and when it was found.
-        self._applied: dict[int, tuple[int, float]] = {}
-
-    def acknowledged(self, position: Position) -> None:
-        marks = self._marks.setdefault(position.partition, deque())
-        now = self._clock()
-        if marks and position.offset <= marks[-1][0]:
-            return
-        if marks and now - marks[-1][1] < _SPACING_S:
-            # Events of a burst share a mark, with the last offset.
-            marks[-1] = (position.offset, marks[-1][1])
-            return
-        # The oldest marks measure the lag: beyond the limit, the newest is left out.
-        if len(marks) < _MAX_MARKS:
-            marks.append((position.offset, now))
-
-    def behind(self, partition: int, watermark: int | None) -> bool:
-        """Whether an event that was acknowledged longer ago than the grace is not applied."""
-        return self._behind_s(partition, watermark) > self._grace_seconds
-
-    def reads_yield(self, partition: int, watermark: int | None) -> bool:
-        """Record the watermark; return whether answers will soon be `behind` while events are applied."""
-        applied = -1 if watermark is None else watermark
-        if applied > self._applied.get(partition, (-1, 0.0))[0]:
-            self._applied[partition] = applied, self._clock()
-        return self._hurries(partition, _READS_STAND_BACK)
-
-    def writes_yield(self, partition: int) -> bool:
-        """As `reads_yield`, at a larger lag, by the recorded watermark."""
-        return self._hurries(partition, _WRITES_STAND_BACK)
-
-    def _hurries(self, partition: int, share: float) -> bool:
-        if partition not in self._applied:
-            return False
-        watermark, since = self._applied[partition]
-        moves = self._clock() - since < _MOVES_S
-        return moves and self._behind_s(partition, watermark) > share * self._grace_seconds
-
-    def _behind_s(self, partition: int, watermark: int | None) -> float:
-        marks = self._marks.get(partition)
-        if not marks:
-            return 0.0
-        applied = -1 if watermark is None else watermark
-        while marks and marks[0][0] <= applied:
-            marks.popleft()
-        return self._clock() - marks[0][1] if marks else 0.0
 
 
 class EpochCache:
@@ -325,3 +264,58 @@ def _with_count(failure: BaseException, written: int, total: int) -> BaseExcepti
         return failure
     message = f"{failure.message}; {written} of {total} were acknowledged, send all again with the same event ids"
     return type(failure)(message, retriable=failure.retriable, retry_after_ms=failure.retry_after_ms)
+
+
+IMPRESSION = "impression"
+MAX_POSITION = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordImpressions:
+    """The handler."""
+
+    exposures: Exposures
+    record: RecordInteractions
+    schema: EventSchema
+
+    async def __call__(self, user_id: str, exposure_id: str, impressions: Sequence[Impression]) -> list[Receipt]:
+        """Write impressions; return receipts in order.
+
+        Raises: InvalidRequest, PermissionDenied for another user's exposure, PreconditionFailed if the model's schema
+        gives impressions another role, before anything is written; and as RecordInteractions.
+        """
+        validate_id("user_id", user_id)
+        if not 1 <= len(impressions) <= MAX_BATCH:
+            raise InvalidRequest.of("impressions", f"{len(impressions)} impressions", f"1-{MAX_BATCH}")
+        if self.schema.of(IMPRESSION).role is not Role.EXPOSURE:
+            raise PreconditionFailed(
+                f"events.yaml of the served model: type {IMPRESSION!r} has another role; allowed: exposure. Train with "
+                "a schema that gives it this role, or record interactions of a type of your own"
+            )
+        shown_ms = self.exposures.time_of(exposure_id, user_id)
+        positions = set[int]()
+        for number, one in enumerate(impressions):
+            validate_id(f"impressions[{number}].item_id", one.item_id)
+            if not 1 <= one.position <= MAX_POSITION or one.position in positions:
+                allowed = f"1-{MAX_POSITION}, each once"
+                raise InvalidRequest.of(f"impressions[{number}].position", one.position, allowed)
+            positions.add(one.position)
+        return await self.record.write(
+            [
+                Interaction(
+                    user_id=user_id,
+                    item_id=one.item_id,
+                    # A position counts once, even if a later request names another item.
+                    event_id=f"impression-{_digest(exposure_id, one.position)}",
+                    type=IMPRESSION,
+                    event_time_ms=shown_ms,
+                    context={"position": str(one.position)},
+                    exposure_id=exposure_id,
+                )
+                for one in impressions
+            ]
+        )
+
+
+def _digest(exposure_id: str, position: int) -> str:
+    return hashlib.blake2b(f"{exposure_id}\0{position}".encode(), digest_size=16).hexdigest()

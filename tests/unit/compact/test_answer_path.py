@@ -39,10 +39,10 @@ from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import RecentId, StoredEvent
 from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
-from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.config import GatewaySettings
+from services.gateway.dependencies import AcknowledgedLag
 from services.gateway.domain import ServedModel
-from services.gateway.edge.admissions import admissions
+from services.gateway.edge.roles import admissions
 from services.gateway.handlers import make_handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports
@@ -51,7 +51,6 @@ from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.server import GatewayServicer
-from services.gateway.write.record import AcknowledgedLag
 from services.platform.rpc import client as rpc_client
 from services.platform.rpc.server import RpcServer
 from services.platform.stream.kafka import partition_for
@@ -97,7 +96,7 @@ async def recommend(calls: Calls, request: gateway_pb2.RecommendRequest, folder:
     reader = StateReader("redis://localhost")
     reader._redis = AsyncClient(redis)  # type: ignore[assignment]
     ports = Ports(
-        states=RedisUserStates(reader, bundle.model_version),
+        states=reader,
         sessions=MemorySessions(),
         encoder=MemoryEncoder(),
         candidates=RemoteCandidates(first),

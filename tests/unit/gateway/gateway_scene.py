@@ -34,6 +34,7 @@ from services.contracts.operations import Operation
 from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.rules import StandingRules
 from services.contracts.version_sets import VersionSet, VersionSets
+from services.gateway.dependencies import AcknowledgedLag
 from services.gateway.domain import ServedModel, now_ms
 from services.gateway.handlers import Handlers, make_handlers
 from services.gateway.metrics import GatewayMetrics
@@ -47,7 +48,6 @@ from services.gateway.server import GatewayServicer
 from services.gateway.stages import Limits, Preferences
 from services.gateway.version_sets.routes import Routes, ServedSet
 from services.gateway.write.operations import ChangeExperiment, ChangeVersionSet, Operate, Operations
-from services.gateway.write.record import AcknowledgedLag
 from services.platform.errors import PreconditionFailed
 from services.user_state.values import StoredState
 from services.user_state.warmth import Warmth

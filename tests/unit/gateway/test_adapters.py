@@ -30,6 +30,7 @@ from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
 from services.gateway.adapters.kafka_reads import KafkaStreamEnds
 from services.gateway.adapters.peer import Remote
+from services.gateway.adapters.probes import ProbedStreamStatus
 from services.gateway.adapters.processes import (
     RemoteCandidates,
     RemoteEncoder,
@@ -37,7 +38,6 @@ from services.gateway.adapters.processes import (
     RemoteReranker,
     RemoteTextSources,
 )
-from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.gateway.domain import HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
 from services.gateway.ports import PartitionProgress
 from services.gateway.search.searching import Hit, SourceHits

@@ -6,8 +6,7 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
-from services.gateway.breaker import Breaker, LoopStalls
-from services.gateway.write.record import AcknowledgedLag
+from services.gateway.dependencies import AcknowledgedLag, Breaker, LoopStalls
 from services.platform.errors import (
     DeadlineExceeded,
     DependencyUnavailable,

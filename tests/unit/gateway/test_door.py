@@ -9,8 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.gateway.edge.api_keys import ApiKey, digest
-from services.gateway.edge.audit import MAX_REFUSALS, WINDOW_S, AuditLog
-from services.gateway.edge.door import Door, TokenBucket
+from services.gateway.edge.door import MAX_REFUSALS, WINDOW_S, AuditLog, Door, TokenBucket
 from services.gateway.edge.roles import Role
 from services.platform.config import ConfigError
 from services.platform.errors import FreshetError, Overloaded, PermissionDenied, Unauthenticated

@@ -5,7 +5,7 @@ import socket
 import time
 
 from services.contracts.topics.exposures import Exposure
-from services.gateway.adapters.exposure_log import MAX_WAITING, KafkaExposureLog
+from services.gateway.adapters.topics import MAX_WAITING, KafkaExposureLog
 
 ONE = Exposure(exposure_id="e", shown_ms=5, surface="recommend", model_version="m1")
 

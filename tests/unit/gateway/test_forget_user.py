@@ -14,8 +14,7 @@ from test_server import gateway
 from services.contracts.topics import TOPICS
 from services.contracts.topics.forgets import Forget
 from services.gateway.ports import Contributions, StoredUser
-from services.gateway.write.forget import ForgetReport
-from services.gateway.write.remaining_data import REMAINS, WITH_USER_DATA, WITHOUT_USER_DATA, until
+from services.gateway.write.forget import REMAINS, WITH_USER_DATA, WITHOUT_USER_DATA, ForgetReport, until
 from services.platform.errors import DependencyUnavailable
 from services.platform.rpc import request_context
 from services.platform.stream.topic import NUM_PARTITIONS, Topic

@@ -10,7 +10,7 @@ from freshet.v1 import gateway_pb2
 from gateway_scene import Scene
 from prometheus_client import CollectorRegistry
 
-from services.gateway.adapters.parts import ProbedParts
+from services.gateway.adapters.probes import ProbedParts
 from services.gateway.metrics import MINUTES, PARTS, Minutes
 from services.platform.config import ProcessSettings
 from services.platform.errors import DependencyUnavailable, InvalidRequest, NotFound

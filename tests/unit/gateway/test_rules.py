@@ -33,7 +33,7 @@ from services.contracts.wire import rules_of
 from services.contracts.yaml_files import parse_rules, rules_from, rules_text
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.domain import Degradation, ExplainQuery, Pool, RecommendQuery
-from services.gateway.recommend.ruled_pools import with_own_pools
+from services.gateway.recommend.rankings import with_own_pools
 from services.gateway.recommend.standing_rules import standing_rules
 from services.gateway.stages import Limits
 from services.platform.config import ConfigError

@@ -9,7 +9,7 @@ from state_scene import ANN, FragileStore, vocabulary
 
 from services.encoder.domain import Vocabulary
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
-from services.gateway.domain import Degradation, Encoded, FreshnessToken, HistoryEvent, Recommendation, RecommendQuery
+from services.gateway.domain import Degradation, Encoded, Event, FreshnessToken, Recommendation, RecommendQuery
 
 # How an answer says that it may be made of less than the whole history.
 HONEST_MARKS = {
@@ -27,7 +27,7 @@ class OnDemand:
     def __init__(self, words: Vocabulary) -> None:
         self._words = words
 
-    async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
+    async def encode(self, user_id: str, history: Sequence[Event], timeout_s: float) -> Encoded:
         handler = EncodeHistory(encoder=HashEncoder(), vocabulary=self._words)
         try:
             events = [RequestEvent(event.item_id, event.event_time_ms or 0) for event in history]

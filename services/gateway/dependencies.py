@@ -1,7 +1,8 @@
-"""A circuit breaker: an unavailable dependency costs one request its timeout, not every request.
+"""What the gateway knows of its dependencies: circuit breakers, this loop's stalls, and the lag of the applied stream.
 
-When half of the last calls failed, the breaker opens for `open_seconds`. Then it admits one probe, whose success closes
-it. Calls during which this event loop stalled are ignored.
+An unavailable dependency costs one request its timeout, not every request. When half of the last calls failed, the
+breaker opens for `open_seconds`. Then it admits one probe, whose success closes it. Calls during which this event loop
+stalled are ignored.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from services.platform.errors import (
     Overloaded,
     PreconditionFailed,
 )
+from services.platform.stream.records import Position
 
 log = structlog.get_logger()
 
@@ -33,6 +35,14 @@ _LAST_CALLS, _LAST_S = 20, 5.0
 # Failures of the last calls before a time-out opens the breaker.
 _TIMEOUTS_TO_OPEN = 3
 _LOOK_EVERY_S, _STALLS_KEPT = 0.02, 64
+# Marks per partition, one per `_SPACING_S`: they cover several seconds.
+_MAX_MARKS = 64
+_SPACING_S = 0.2
+# An answer is marked as not fresh if an event that was acknowledged so long ago is not applied.
+GRACE_S = 2.0
+# Reads yield to the encoder after this share of GRACE_S, writes after the other, if the watermark moved in the last
+# second.
+_READS_STAND_BACK, _WRITES_STAND_BACK, _MOVES_S = 0.25, 0.5, 1.0
 
 
 class Breaker:
@@ -169,3 +179,58 @@ class LoopStalls:
             now = time.monotonic()
             if now - due > _LOOK_EVERY_S:
                 self._stalls.append((now, now - due))
+
+
+class AcknowledgedLag:
+    """How far each partition's applied stream lags behind this gateway's writes; other producers do not count."""
+
+    def __init__(self, *, grace_seconds: float = GRACE_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._grace_seconds = grace_seconds
+        self._clock = clock
+        self._marks: dict[int, deque[tuple[int, float]]] = {}
+        # By partition: the highest watermark, and when it was found.
+        self._applied: dict[int, tuple[int, float]] = {}
+
+    def acknowledged(self, position: Position) -> None:
+        marks = self._marks.setdefault(position.partition, deque())
+        now = self._clock()
+        if marks and position.offset <= marks[-1][0]:
+            return
+        if marks and now - marks[-1][1] < _SPACING_S:
+            # Events of a burst share a mark, with the last offset.
+            marks[-1] = (position.offset, marks[-1][1])
+            return
+        # The oldest marks measure the lag: beyond the limit, the newest is left out.
+        if len(marks) < _MAX_MARKS:
+            marks.append((position.offset, now))
+
+    def behind(self, partition: int, watermark: int | None) -> bool:
+        """Whether an event that was acknowledged longer ago than the grace is not applied."""
+        return self._behind_s(partition, watermark) > self._grace_seconds
+
+    def reads_yield(self, partition: int, watermark: int | None) -> bool:
+        """Record the watermark; return whether answers will soon be `behind` while events are applied."""
+        applied = -1 if watermark is None else watermark
+        if applied > self._applied.get(partition, (-1, 0.0))[0]:
+            self._applied[partition] = applied, self._clock()
+        return self._hurries(partition, _READS_STAND_BACK)
+
+    def writes_yield(self, partition: int) -> bool:
+        """As `reads_yield`, at a larger lag, by the recorded watermark."""
+        return self._hurries(partition, _WRITES_STAND_BACK)
+
+    def _hurries(self, partition: int, share: float) -> bool:
+        if partition not in self._applied:
+            return False
+        watermark, since = self._applied[partition]
+        moves = self._clock() - since < _MOVES_S
+        return moves and self._behind_s(partition, watermark) > share * self._grace_seconds
+
+    def _behind_s(self, partition: int, watermark: int | None) -> float:
+        marks = self._marks.get(partition)
+        if not marks:
+            return 0.0
+        applied = -1 if watermark is None else watermark
+        while marks and marks[0][0] <= applied:
+            marks.popleft()
+        return self._clock() - marks[0][1] if marks else 0.0
