@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from services.platform.exported_spans import ExportedSpans
+from services.platform.request_context import OFF, Tracing
 from services.platform.stream.records import SourceRecord
-from services.platform.tracing import OFF, Tracing
 
 ROUNDS, RECORDS = 31, 512
 

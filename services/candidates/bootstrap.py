@@ -43,16 +43,15 @@ from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import SERVICE, CandidatesServicer
 from services.candidates.votes import RememberedVotes, Voting
 from services.catalogue.changes import CatalogueChanges
-from services.catalogue.follower import CatalogueFollower, catalogue_reader
-from services.catalogue.gate import CatalogueGate
+from services.catalogue.follower import CatalogueFollower, CatalogueGate, catalogue_reader
 from services.catalogue.snapshots import SNAPSHOT_EVERY_S, CatalogueSnapshots, started
 from services.contracts.processes import PROCESSES
 from services.contracts.shards import Shard
 from services.platform.config import ConfigError
 from services.platform.memory import available_bytes, require_memory
 from services.platform.process import configure_tracing
+from services.platform.request_context import Tracing
 from services.platform.rpc.server import HealthState, RpcServer, serve
-from services.platform.tracing import Tracing
 
 if TYPE_CHECKING:
     from services.candidates.on_device import DeviceBuild

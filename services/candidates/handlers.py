@@ -30,10 +30,10 @@ from services.candidates.domain import (
 )
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.votes import Voting
-from services.contracts.explanations import ItemVotes
 from services.contracts.shards import WHOLE, Shard
-from services.platform.batching import Batcher
+from services.contracts.wire import ItemVotes
 from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
+from services.platform.threads import Batcher
 from services.platform.validation import validate_id
 
 MAX_K = 10_000

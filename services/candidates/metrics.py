@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from services.algorithms.indexes.protocol import Pass
 from services.candidates.audit import RECALL_K, Finding
 from services.candidates.domain import IndexInfo
-from services.catalogue.metrics import CatalogueMetrics
+from services.catalogue.changes import CatalogueMetrics
 from services.platform.metrics import BATCH_BUCKETS, Figures
 
 ITEM_BUCKETS = (1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7)

@@ -13,12 +13,11 @@ from services.algorithms.scoring.packed_state import unpack_query_state
 from services.algorithms.scoring.states import FloatArray
 from services.candidates.domain import SearchAnswer, SearchQuery, Stage, VotesQuery
 from services.candidates.handlers import Search
-from services.contracts.query_state import unpacked
 from services.contracts.shards import Shard
-from services.contracts.wire import certificate_message, filter_of, index_freshness_message, votes_message
+from services.contracts.wire import certificate_message, filter_of, index_freshness_message, unpacked, votes_message
+from services.platform import request_context
 from services.platform.errors import InvalidRequest
-from services.platform.rpc import request_context
-from services.platform.tracing import OFF, Tracing
+from services.platform.request_context import OFF, Tracing
 
 SERVICE = "freshet.v1.CandidatesService"
 _STAGES = {candidates_pb2.STAGE_FIRST: Stage.FIRST, candidates_pb2.STAGE_FULL: Stage.FULL}

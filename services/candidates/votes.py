@@ -14,8 +14,8 @@ from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.scoring.neighbours import WINDOW
 from services.algorithms.scoring.states import QueryStates
 from services.candidates.domain import SearchQuery, VotesQuery
-from services.contracts.explanations import ItemVotes, VotingInteractions
 from services.contracts.topics.index_deltas import MemoryDelta
+from services.contracts.wire import ItemVotes, VotingInteractions
 
 
 class RememberedVotes:

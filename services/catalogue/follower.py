@@ -1,9 +1,9 @@
 """Follow the catalogue's topics: `index-deltas` in whole batches, and `items`.
 
 A thread of a process reads them from the start. It is ready when it has reached both ends: before, withdrawals may be
-unknown. Until then it joins the batches of many polls; later, those of one poll if it is behind. Otherwise each batch
-is separate, so that two followers have the same positions. Deltas without room are tried again in order, while the
-thread continues with `items`.
+unknown, so `CatalogueGate` refuses requests. Until then it joins the batches of many polls; later, those of one poll if
+it is behind. Otherwise each batch is separate, so that two followers have the same positions. Deltas without room are
+tried again in order, while the thread continues with `items`.
 """
 
 import time
@@ -27,14 +27,15 @@ from services.contracts.topics.index_deltas import (
     mark_of,
 )
 from services.contracts.topics.items import ITEMS, CatalogueItem, decode_item
-from services.platform.errors import InvalidRequest
+from services.platform.errors import DependencyUnavailable, InvalidRequest
+from services.platform.request_context import OFF, Tracing
+from services.platform.rpc.server import HealthState
 from services.platform.stream.follower import TurnClock
 from services.platform.stream.kafka import Brokers, BulkProducer
 from services.platform.stream.ports import Reader
 from services.platform.stream.records import SourceRecord
 from services.platform.stream.topic import Replicas
 from services.platform.stream.topic_follower import TopicFollower
-from services.platform.tracing import OFF, Tracing
 
 log = structlog.get_logger()
 
@@ -289,3 +290,24 @@ class CatalogueFollower(TopicFollower):
 def age_seconds(recorded_ms: int | None) -> float | None:
     """Return seconds since Unix milliseconds, never negative (clocks differ)."""
     return None if recorded_ms is None else max(0.0, time.time() - recorded_ms / 1000)
+
+
+NOT_READ = "the catalogue's topics were not read to their ends yet, so what is withdrawn is not known; Kafka is needed"
+
+
+class CatalogueGate:
+    """Closed until `open`, which is thread-safe. A process with items calls `check` before each answer."""
+
+    def __init__(self, process: str, health: HealthState) -> None:
+        self._process, self._health, self._is_open = process, health, False
+        health.set_ready(False, NOT_READ)
+
+    def open(self) -> None:
+        """Open the gate for good."""
+        self._is_open = True
+        self._health.set_ready(True)
+
+    def check(self) -> None:
+        """Raise DependencyUnavailable while closed."""
+        if not self._is_open:
+            raise DependencyUnavailable(f"{self._process} is not ready: {NOT_READ}")

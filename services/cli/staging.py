@@ -10,7 +10,7 @@ from services.cli.output import CommandError, console, is_json, sentences
 
 if TYPE_CHECKING:
     from services.contracts.operation_log import Control
-    from services.contracts.version_sets import VersionSet, VersionSets
+    from services.contracts.topics.version_sets import VersionSet, VersionSets
     from services.stack import Stack
 
 _ENOUGH_IN_COMMON = 0.5
@@ -33,7 +33,7 @@ def stage_bundle(
     """
     from services.cli.asked_gateways import problem_of, wait_for_gateways
     from services.contracts.operation_log import NotKnown
-    from services.contracts.version_sets import VersionSet, VersionSets
+    from services.contracts.topics.version_sets import VersionSet, VersionSets
     from services.stack import Stack, StackError
     from services.stack.display import showing
     from services.stack.version_sets import new_set, remove_set, set_names, set_parts
@@ -126,7 +126,7 @@ def gateways_of(named: str, main: "Stack") -> list[str]:
 def _serving_now(bundle: Path) -> "VersionSet":
     """Return the set of the serving bundle, for a stack without any set."""
     from services.algorithms.bundles.model_bundle import load_bundle
-    from services.contracts.version_sets import VersionSet
+    from services.contracts.topics.version_sets import VersionSet
 
     version = load_bundle(bundle, verify=False).model_version
     return VersionSet(name="first", model_version=version, bundle=str(bundle.resolve()))

@@ -13,8 +13,7 @@ from services.gateway import bootstrap as gateway
 from services.platform.config import ConfigError, load_settings
 from services.platform.process import configure_tracing
 from services.platform.rpc.server import HealthState
-from services.reranker.handlers import Rerank
-from services.reranker.metrics import RerankerMetrics
+from services.reranker.handlers import Rerank, RerankerMetrics
 from services.reranker.server import RerankerServicer
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import structlog
 
-from services.platform import errors
+from services.platform import errors, request_context
 from services.platform.rpc import client as rpc_client
-from services.platform.rpc import request_context
 
 log = structlog.get_logger()
 

@@ -1,8 +1,14 @@
-"""Convert filters, rules, certificates, freshness and explanations to Protobuf and back."""
+"""Query states, filters, rules, certificates, freshness and explanations, as Protobuf and plain values.
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from typing import Any
+A query state's bytes are the same in Redis, on the stream and in Protobuf; only scorers convert them to arrays
+(`unpacked`). An explanation groups votes by type, so that it identifies no other user.
+
+Letters: P_q query components, P component pairs, d component width.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 from freshet.v1 import candidates_pb2, common_pb2, reranker_pb2
 
@@ -11,8 +17,110 @@ from services.algorithms.rules.attributes import Comparison, Condition
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.attributes import COMPARISONS, condition_message, read_value, validate_value
-from services.contracts.explanations import ExplainedPair, ExplainedScore, ItemVotes, VotingInteractions
 from services.platform.errors import InvalidRequest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedQueryState:
+    """Half-precision little-endian bytes, unchecked: components row-major (P_q, d), gate (P,) or empty for a plain dot
+    product.
+    """
+
+    model_version: str
+    components: bytes
+    gate: bytes
+    num_components: int
+    component_width: int
+
+
+def query_state_message(state: PackedQueryState) -> common_pb2.QueryState:
+    return common_pb2.QueryState(
+        model_version=state.model_version,
+        components=state.components,
+        gate=state.gate,
+        num_components=state.num_components,
+        component_width=state.component_width,
+    )
+
+
+def query_state_of(message: common_pb2.QueryState) -> PackedQueryState:
+    return PackedQueryState(
+        model_version=message.model_version,
+        components=message.components,
+        gate=message.gate,
+        num_components=message.num_components,
+        component_width=message.component_width,
+    )
+
+
+def unpacked(message: common_pb2.QueryState, unpack: Callable[..., T]) -> T:
+    """Return a message's arrays. unpack: `algorithms.scoring.packed_state.unpack_query_state`. Raises:
+    InvalidRequest.
+    """
+    try:
+        return unpack(
+            message.components,
+            message.gate,
+            num_components=message.num_components,
+            component_width=message.component_width,
+        )
+    except ValueError as exc:
+        raise InvalidRequest(f"query_state: {exc}") from exc
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExplainedPair:
+    """One term of the score: gating weight times cosine. from_model: the part of the model's own components."""
+
+    query_component: int
+    item_component: int
+    weight: float
+    cosine: float
+    contribution: float
+    from_model: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExplainedScore:
+    """score = from_model + from_interactions. pairs: largest first. model_share: the model's weight (lambda). rules:
+    indices of the query's rules that name the item.
+    """
+
+    score: float
+    from_model: float
+    from_interactions: float
+    model_share: float
+    num_interactions: int
+    pairs: Sequence[ExplainedPair]
+    title: str
+    index_version: str
+    rules: Sequence[int] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VotingInteractions:
+    """One kind of remembered interactions that voted; ages in seconds of stream time."""
+
+    type: str
+    count: int
+    newest_age_seconds: float
+    oldest_age_seconds: float
+    vote: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemVotes:
+    """An item's vote, in similarity units. voters: remembered interactions; the rest is from item neighbours.
+    num_neighbours: remembered interactions searched for. model_share: the model's weight (lambda) against the vote.
+    """
+
+    vote: float
+    num_neighbours: int
+    model_share: float
+    voters: Sequence[VotingInteractions]
+    index_version: str
 
 
 def conditions_of(messages: Iterable[Any], name: str = "filter.where") -> tuple[Condition, ...]:

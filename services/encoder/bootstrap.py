@@ -31,17 +31,17 @@ from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.domain import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.describe_user import DescribeUser
-from services.encoder.handlers.encode_batch import states_of
+from services.encoder.handlers.encode import states_of
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.models import Model, Models, ServedModels
-from services.encoder.server import SERVICE, EncoderServicer
+from services.encoder.models import Model, Models
+from services.encoder.server import SERVICE, EncoderServicer, ServedModels
 from services.platform.memory import require_memory
 from services.platform.process import configure_tracing
+from services.platform.request_context import OFF, Tracing
 from services.platform.rpc.server import HealthState, RpcServer, serve
 from services.platform.stream.kafka import BulkProducer
 from services.platform.stream.ports import Offsets
-from services.platform.tracing import OFF, Tracing
 from services.user_state.forgetting import ForgetTopic, Forgotten, KnownForgets
 from services.user_state.history_topic import HistoryTopic
 from services.user_state.leases import RedisLeases

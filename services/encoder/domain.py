@@ -19,9 +19,9 @@ from services.algorithms.encoding.actions import STRIDE, Actions
 from services.algorithms.encoding.aversion import DECAY, WINDOW, Aversion
 from services.algorithms.items.popularity import joined, level_of, without
 from services.algorithms.scoring.packed_state import after_absence
-from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import StoredEvent
 from services.contracts.topics.interactions import Interaction
+from services.contracts.wire import PackedQueryState
 from services.platform.stream.records import Position
 from services.user_state.merging import Arrival, Merge, Outcome
 from services.user_state.values import PopularityStep, UserHistory

@@ -6,12 +6,9 @@ from pathlib import Path
 
 import structlog
 
-from services.contracts.processes import PROCESSES
-from services.contracts.version_sets import VersionSet, VersionSets
+from services.contracts.topics.version_sets import VersionSet, VersionSets
 from services.encoder.domain import Vocabulary
-from services.encoder.handlers.encode_history import EncodeHistory
 from services.encoder.ports import SequenceEncoder
-from services.platform.rpc.server import HealthState
 
 log = structlog.get_logger()
 
@@ -78,32 +75,3 @@ class Models:
                 raise ValueError(f"{one.bundle}: {what}={theirs!r:.80} allowed: {wanted!r:.80}")
         model.encoder.check()
         return model
-
-
-class ServedModels:
-    """On-demand encoding by model version."""
-
-    def __init__(self, own: Model, health: HealthState) -> None:
-        self._health, self._own_version = health, own.vocabulary.model_version
-        self.handlers: dict[str, EncodeHistory] = {}
-        self._add(own)
-
-    async def take(self, others: tuple[Model, ...]) -> None:
-        versions = {one.vocabulary.model_version: one for one in others}
-        for version in versions.keys() - self.handlers.keys():
-            self._add(versions[version])
-        self._report_health([self._own_version, *versions])
-        for version in self.handlers.keys() - versions.keys() - {self._own_version}:
-            await self.handlers.pop(version).close()
-
-    async def close(self) -> None:
-        for handler in self.handlers.values():
-            await handler.close()
-
-    def _add(self, model: Model) -> None:
-        handler = EncodeHistory(encoder=model.encoder, vocabulary=model.vocabulary)
-        self.handlers[model.vocabulary.model_version] = handler
-        self._report_health(list(self.handlers))
-
-    def _report_health(self, versions: Sequence[str]) -> None:
-        self._health.serve_as([PROCESSES["encoder"].health_of(version) for version in versions])

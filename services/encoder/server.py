@@ -1,18 +1,50 @@
 """EncoderService over gRPC. Protobuf stops here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import grpc
 from freshet.v1 import encoder_pb2, encoder_pb2_grpc
 
-from services.contracts.query_state import to_message
+from services.contracts.processes import PROCESSES
+from services.contracts.wire import query_state_message
 from services.encoder.handlers.describe_user import DescribeUser
-from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
+from services.encoder.handlers.encode import EncodeHistory, RequestEvent
 from services.encoder.metrics import EncoderMetrics
+from services.encoder.models import Model
 from services.platform.errors import InvalidRequest, PreconditionFailed
+from services.platform.rpc.server import HealthState
 from services.platform.stream.records import read_ms, write_up_to
 
 SERVICE = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name
+
+
+class ServedModels:
+    """On-demand encoding by model version."""
+
+    def __init__(self, own: Model, health: HealthState) -> None:
+        self._health, self._own_version = health, own.vocabulary.model_version
+        self.handlers: dict[str, EncodeHistory] = {}
+        self._add(own)
+
+    async def take(self, others: tuple[Model, ...]) -> None:
+        versions = {one.vocabulary.model_version: one for one in others}
+        for version in versions.keys() - self.handlers.keys():
+            self._add(versions[version])
+        self._report_health([self._own_version, *versions])
+        for version in self.handlers.keys() - versions.keys() - {self._own_version}:
+            await self.handlers.pop(version).close()
+
+    async def close(self) -> None:
+        for handler in self.handlers.values():
+            await handler.close()
+
+    def _add(self, model: Model) -> None:
+        handler = EncodeHistory(encoder=model.encoder, vocabulary=model.vocabulary)
+        self.handlers[model.vocabulary.model_version] = handler
+        self._report_health(list(self.handlers))
+
+    def _report_health(self, versions: Sequence[str]) -> None:
+        self._health.serve_as([PROCESSES["encoder"].health_of(version) for version in versions])
 
 
 class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
@@ -53,7 +85,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         )
         if encoded.state is not None:
             self._metrics.encode_request.observe(encoded.encode_seconds)
-            response.query_state.CopyFrom(to_message(encoded.state))
+            response.query_state.CopyFrom(query_state_message(encoded.state))
         return response
 
     async def DescribeUser(

@@ -25,7 +25,7 @@ from services.contracts.pseudonyms import pseudonym_key
 from services.contracts.shards import Shard
 from services.contracts.topics import experiments, rules, version_sets
 from services.contracts.topics.items import ITEMS
-from services.contracts.version_sets import VersionSet
+from services.contracts.topics.version_sets import VersionSet
 from services.gateway.adapters.kafka_reads import KafkaDeadLetters, KafkaShownAnswers, KafkaStreamEnds
 from services.gateway.adapters.operations import operations
 from services.gateway.adapters.peer import Peer, Peers, Timed
@@ -60,11 +60,11 @@ from services.gateway.version_sets.routes import Routes, ServedSet, own_set
 from services.platform.http.origins import origins
 from services.platform.http.server import HttpServer
 from services.platform.process import configure_tracing
+from services.platform.request_context import Tracing
 from services.platform.rpc import client as rpc_client
 from services.platform.rpc.request_counts import OF_CLIENTS
 from services.platform.rpc.server import HealthState, RpcServer, serve
 from services.platform.stream.event_producer import EventProducer
-from services.platform.tracing import Tracing
 from services.user_state.reader import StateReader
 from services.user_state.sessions import SessionStore
 

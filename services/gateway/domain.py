@@ -2,7 +2,6 @@
 the gateway computes no scores.
 """
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -13,15 +12,11 @@ from services.algorithms.indexes.protocol import ESTIMATE, Certificate
 from services.algorithms.rules.attributes import Kinds
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
-from services.contracts.experiments import Assignment
-from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import StoredEvent
+from services.contracts.topics.experiments import Assignment
 from services.contracts.topics.interactions import DEFAULT_TYPE
+from services.contracts.wire import PackedQueryState
 from services.user_state.values import StoredState
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

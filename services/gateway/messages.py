@@ -37,7 +37,6 @@ from services.gateway.domain import (
     SimilarAnswer,
     SimilarQuery,
     assigned_texts,
-    now_ms,
 )
 from services.gateway.get_freshness import FreshnessReport
 from services.gateway.health.get_health import HealthReport
@@ -45,9 +44,10 @@ from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.explain import Explanation
 from services.gateway.search.searching import SearchAnswer, SearchQuery
 from services.gateway.version_sets.routes import Routes, SetReport
+from services.platform import request_context
 from services.platform.errors import InvalidRequest
-from services.platform.rpc import request_context
 from services.platform.stream.records import Position, read_ms, set_ms
+from services.user_state.values import now_ms
 
 _NO_FILTER = ItemFilter()
 

@@ -10,13 +10,12 @@ from typing import Protocol, TypeVar
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.dead_letters import Replayed
-from services.contracts.explanations import ExplainedScore, ItemVotes
-from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.dead_letters import StoredLetter
 from services.contracts.topics.exposures import Exposure
 from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction
 from services.contracts.topics.items import CatalogueItem
+from services.contracts.wire import ExplainedScore, ItemVotes, PackedQueryState
 from services.gateway.describe.shown import ShownAnswers
 from services.gateway.domain import Encoded, Event, IndexFreshness, Pool, Ranking, Seen
 from services.gateway.search.searching import SourceHits

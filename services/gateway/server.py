@@ -13,7 +13,6 @@ from services.gateway.domain import (
     Impression,
     Recommendation,
     RecommendQuery,
-    now_ms,
     rules_of_arms,
 )
 from services.gateway.edge.roles import Role
@@ -46,11 +45,12 @@ from services.gateway.messages import (
 from services.gateway.version_sets.interleaved import Interleaved
 from services.gateway.version_sets.routes import Routes, ServedSet
 from services.gateway.write.operations import Operations
+from services.platform import request_context
 from services.platform.errors import PermissionDenied
-from services.platform.large_requests import in_turn
-from services.platform.rpc import request_context
+from services.platform.request_context import OFF, Tracing
 from services.platform.stream.records import Position
-from services.platform.tracing import OFF, Tracing
+from services.platform.threads import in_turn
+from services.user_state.values import now_ms
 
 SERVICE = "freshet.v1.GatewayService"
 

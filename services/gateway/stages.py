@@ -11,7 +11,7 @@ from typing import Any, Generic, Self, TypeVar
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
 from services.algorithms.scoring.packed_state import after_absence
-from services.contracts.query_state import PackedQueryState
+from services.contracts.wire import PackedQueryState
 from services.gateway.dependencies import Breaker, LoopStalls
 from services.gateway.domain import (
     Degradation,
@@ -27,8 +27,8 @@ from services.gateway.domain import (
 )
 from services.gateway.ports import Ports
 from services.gateway.search.searching import SearchQuery
+from services.platform import request_context
 from services.platform.errors import DeadlineExceeded
-from services.platform.rpc import request_context
 from services.user_state.values import StoredState, UserView
 
 COMPONENTS = ("state_store", "sessions", "encoder", "candidates", "reranker")

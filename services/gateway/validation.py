@@ -15,8 +15,6 @@ from services.contracts.topics.interactions import (
     MAX_CONTEXT_ENTRIES,
     MAX_FUTURE_MS,
     MAX_TYPE_BYTES,
-    Interaction,
-    validate,
 )
 from services.gateway.domain import ExplainQuery, FreshnessToken, HistoryEvent, RecommendQuery, SimilarQuery
 from services.gateway.recommend.repeats import MAX_ANSWERS
@@ -28,7 +26,6 @@ MAX_K = 1000
 MAX_HISTORY = 1000
 MAX_FILTER_ITEMS = 10_000
 MAX_FILTER_CATEGORIES = 1000
-MAX_BATCH = 1000
 MAX_MINUTES = 24 * 60
 MAX_RULES, MAX_RULE_ITEMS = 8, 1000
 
@@ -199,22 +196,6 @@ def _check_filter(wanted: ItemFilter, kinds: Kinds, field: str = "filter") -> No
             one.check(kinds)
         except ValueError as exc:
             raise InvalidRequest(f"{field}.where[{position}]: {exc}") from exc
-
-
-def check_interactions(interactions: Sequence[Interaction], now_ms: int) -> None:
-    """Check a request's interactions; the error names the position."""
-    if not 1 <= len(interactions) <= MAX_BATCH:
-        raise InvalidRequest.of("interactions", f"{len(interactions)} interactions", f"1-{MAX_BATCH}")
-    for position, interaction in enumerate(interactions):
-        check_interaction(interaction, now_ms, f"interactions[{position}].")
-
-
-def check_interaction(interaction: Interaction, now_ms: int, prefix: str = "interaction.") -> None:
-    """Check one interaction. prefix: precedes the field's name in errors."""
-    try:
-        validate(interaction, now_ms)
-    except InvalidRequest as exc:
-        raise InvalidRequest(prefix + exc.message) from exc
 
 
 def with_times(history: Sequence[HistoryEvent], now_ms: int) -> tuple[HistoryEvent, ...]:

@@ -23,24 +23,24 @@ from services.catalogue.changes import MergeReports
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
 from services.contracts.topics.items import ITEMS
 from services.contracts.topics.search_clicks import SEARCH_CLICKS
-from services.generator.adapters.text_encoders import InProcessText, SharedText, TextEncoder
 from services.generator.adapters.text_parts import (
     Graph,
+    InProcessText,
     Queries,
+    SharedText,
+    TextEncoder,
     documents_catalogue,
     open_text_bundle,
     phrase_queries,
     text_queries,
 )
-from services.generator.changes import ItemChanges
-from services.generator.clicks import ClicksFollower, clicks_reader
 from services.generator.config import GeneratorSettings
 from services.generator.domain.items import ItemTable
-from services.generator.domain.lexical import Lexical
 from services.generator.domain.phrases import Phrases
 from services.generator.domain.requests import LEXICAL, PHRASES, TEXT_MOL, Scored, TextSource
-from services.generator.domain.sources import Sources
+from services.generator.domain.sources import Lexical, Sources
 from services.generator.domain.text_mol import TextMol
+from services.generator.followers import ClicksFollower, ItemChanges, clicks_reader
 from services.generator.handlers.match import Match
 from services.generator.metrics import GeneratorMetrics
 from services.generator.server import SERVICE, GeneratorServicer

@@ -11,8 +11,8 @@ from services.algorithms.rules.attributes import Kinds
 from services.contracts.wire import filter_of
 from services.generator.domain.requests import SOURCES, Asked, Generated, GeneratorInfo, Scored
 from services.generator.handlers.match import Match, SourceAnswer, check, match_all
+from services.platform import request_context
 from services.platform.errors import InvalidRequest
-from services.platform.rpc import request_context
 
 SERVICE = "freshet.v1.GeneratorService"
 

@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from services.platform.request_context import TRACEPARENT, Headers, Tracing
 from services.platform.stream.records import SourceRecord
-from services.platform.tracing import TRACEPARENT, Headers, Tracing
 
 # Links per batch; the SDK stores no more.
 MAX_LINKS = 128

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import structlog
 
-from services.platform.rpc import request_context
+from services.platform import request_context
 
 # At INFO they log every reconnect. kafka-python logs rejected connections several times a second; adapters log one.
 _QUIET = {

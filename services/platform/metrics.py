@@ -3,14 +3,13 @@ id.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from services.platform.ports import PortTaken, port_owner
-from services.platform.rpc.admission import Admission
 from services.platform.stream.follower import TurnClock
 from services.platform.transport import Tls
 
@@ -80,43 +79,3 @@ def serve_metrics(
 def _say_refused(_: Any, client: Any) -> None:
     """Log one line instead of a traceback on stderr."""
     log.warning("metrics_request_failed", client=client[0], reason=repr(sys.exception()))
-
-
-class RpcMetrics:
-    """Per method: seconds by status, calls in flight."""
-
-    def __init__(
-        self,
-        process: str,
-        registry: CollectorRegistry = REGISTRY,
-        told: Callable[[str, str, float], None] | None = None,
-    ) -> None:
-        figures, self._told = Figures(registry), told
-        self._seconds = figures.histogram(
-            f"freshet_{process}_rpc_seconds", "Seconds per RPC, by method and gRPC status.", "method", "code"
-        )
-        self._in_flight = figures.gauge(f"freshet_{process}_rpc_in_flight", "RPCs being served.")
-        self._refused = figures.counter(f"freshet_{process}_rpc_refused", "RPCs rejected before any work.", "reason")
-        self._limit = figures.gauge(
-            f"freshet_{process}_rpc_limit", "RPCs of a class that may run at once, as last measured.", "calls"
-        )
-        self._children: dict[tuple[str, str], Histogram] = {}
-
-    def observe(self, method: str, code: str, seconds: float) -> None:
-        key = (method, code)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = self._seconds.labels(method, code)
-        child.observe(seconds)
-        if self._told is not None:
-            self._told(method, code, seconds)
-
-    def watch_limit(self, admission: Admission) -> None:
-        self._limit.labels(admission.name).set_function(lambda: admission.limit)
-
-    def in_flight(self, calls: int) -> None:
-        self._in_flight.set(calls)
-
-    def refused(self, reason: str) -> None:
-        """Count a rejected RPC: "overloaded" or "deadline"."""
-        self._refused.labels(reason).inc()

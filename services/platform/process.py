@@ -11,7 +11,7 @@ from services.platform.config import ConfigError, ProcessSettings, load_settings
 from services.platform.errors import FreshetError
 from services.platform.logging import configure_logging
 from services.platform.ports import PortTaken
-from services.platform.tracing import OFF, Tracing
+from services.platform.request_context import OFF, Tracing
 
 S = TypeVar("S", bound=ProcessSettings)
 

@@ -20,16 +20,16 @@ from services.contracts.topics.items import ITEMS
 from services.contracts.topics.refresher_checkpoints import REFRESHER_CHECKPOINTS
 from services.platform.config import ConfigError
 from services.platform.process import configure_tracing
+from services.platform.request_context import OFF, Tracing
 from services.platform.rpc.server import HealthState, RpcServer, serve
 from services.platform.stream.kafka import BulkProducer
-from services.platform.tracing import OFF, Tracing
 from services.refresher.adapters.checkpoint_topic import CheckpointFiles, CheckpointTopic
-from services.refresher.adapters.decoding import QueryShape
-from services.refresher.adapters.topics import KafkaLog, KafkaOutbox
+from services.refresher.adapters.topics import KafkaLog, KafkaOutbox, QueryShape
 from services.refresher.config import RefresherSettings
 from services.refresher.consumer import Refresher, RefresherLimits
+from services.refresher.domain.partition import PartitionRegistry
 from services.refresher.domain.rules import ModelItems, Rules
-from services.refresher.handlers.describe import Describe, PartitionRegistry
+from services.refresher.handlers.describe import Describe
 from services.refresher.handlers.publish import ContentStates, Publisher
 from services.refresher.metrics import RefresherMetrics
 from services.refresher.server import SERVICE, RefresherServicer

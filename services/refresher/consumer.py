@@ -12,19 +12,16 @@ from dataclasses import dataclass
 import structlog
 
 from services.platform.errors import FreshetError, PreconditionFailed
+from services.platform.request_context import OFF, Tracing
 from services.platform.stream.follower import Due, Follower, TurnClock
 from services.platform.stream.kafka import partition_for
 from services.platform.stream.ports import Leases
-from services.platform.tracing import OFF, Tracing
-from services.refresher.domain.partition import Partition
+from services.refresher.domain.partition import Partition, PartitionRegistry
 from services.refresher.domain.records import Entry, Listing
 from services.refresher.domain.rules import Rules
-from services.refresher.handlers.describe import PartitionRegistry
 from services.refresher.handlers.fold import CarefulFold, FoldRecords
-from services.refresher.handlers.open_partition import OpenPartition
-from services.refresher.handlers.publication import Publication
-from services.refresher.handlers.publish import Publisher
-from services.refresher.handlers.write_checkpoints import WriteCheckpoints
+from services.refresher.handlers.open_partition import OpenPartition, WriteCheckpoints
+from services.refresher.handlers.publish import Publication, Publisher
 from services.refresher.metrics import RefresherMetrics
 from services.refresher.ports import Checkpoints, Log, Outbox
 

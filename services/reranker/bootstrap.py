@@ -23,16 +23,14 @@ from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import PairGate
 from services.catalogue.changes import CatalogueChanges
-from services.catalogue.follower import CatalogueFollower, catalogue_reader
-from services.catalogue.gate import CatalogueGate
+from services.catalogue.follower import CatalogueFollower, CatalogueGate, catalogue_reader
 from services.catalogue.snapshots import CatalogueSnapshots, started
 from services.contracts.processes import PROCESSES
 from services.platform.memory import available_bytes, require_memory
 from services.platform.process import configure_tracing
 from services.platform.rpc.server import HealthState, RpcServer, serve
 from services.reranker.config import MEMORY_VARIABLE, RerankerSettings
-from services.reranker.handlers import Rerank
-from services.reranker.metrics import RerankerMetrics
+from services.reranker.handlers import Rerank, RerankerMetrics
 from services.reranker.server import SERVICE, RerankerServicer
 
 log = structlog.get_logger()

@@ -10,9 +10,10 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from services.algorithms.indexes.mutable.lookup import FoundItems, find_items
-from services.algorithms.indexes.protocol import ESTIMATE, Scores, certificate
+from services.algorithms.indexes.protocol import ESTIMATE, Certificate, Scores, certificate
 from services.algorithms.indexes.ranking import order_by_score_then_id
 from services.algorithms.items.live_catalogue import NO_CHANGE, LiveCatalogue, Served
 from services.algorithms.rules.diversity import select
@@ -21,12 +22,44 @@ from services.algorithms.rules.ranking_rules import MAX_RULES, Mask, Rule, added
 from services.algorithms.scoring.explanation import score_parts
 from services.algorithms.scoring.states import QueryStates
 from services.algorithms.scoring.voted_answers import id_ranks
-from services.contracts.explanations import ExplainedPair, ExplainedScore
-from services.platform.batching import Batcher
+from services.catalogue.changes import CatalogueMetrics
+from services.contracts.wire import ExplainedPair, ExplainedScore
 from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
+from services.platform.metrics import BATCH_BUCKETS, Figures
+from services.platform.threads import Batcher
 from services.platform.validation import validate_id
 from services.reranker.domain import ExplainQuery, Ranked, RerankerInfo, RerankQuery
-from services.reranker.metrics import RerankerMetrics
+
+
+class RerankerMetrics:
+    """Histograms with few labels."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        figures = Figures(registry)
+        stages = figures.histogram(
+            "freshet_reranker_stage_seconds",
+            "Seconds of a Rerank per stage: waiting, verifying the filter, scoring, choosing.",
+            "stage",
+        )
+        self.queue, self.verify, self.score, self.choose = (
+            stages.labels(stage) for stage in ("queue", "verify", "score", "choose")
+        )
+        self.catalogue = CatalogueMetrics("reranker", registry)
+        self._batch = figures.histogram("freshet_reranker_batch_pools", "Pools per batch.", buckets=BATCH_BUCKETS)
+        self._dropped = figures.counter(
+            "freshet_reranker_dropped_items", "Candidates dropped: unknown, repeated, or against the filter."
+        )
+        certificates = figures.counter("freshet_reranker_certificates", "Answers by kind of certificate.", "kind")
+        self._certificates = {kind: certificates.labels(kind) for kind in ("exact", "bounded", "estimate")}
+
+    def batch(self, pools: int) -> None:
+        self._batch.observe(pools)
+
+    def ranked(self, certificate: Certificate, dropped_items: int) -> None:
+        self._certificates[certificate.kind].inc()
+        if dropped_items:
+            self._dropped.inc(dropped_items)
+
 
 # Each rule with its rows.
 Ruled = Sequence[tuple[Rule, Mask]]

@@ -7,8 +7,14 @@ from typing import Any
 from freshet.v1 import common_pb2, reranker_pb2, reranker_pb2_grpc
 
 from services.algorithms.scoring.packed_state import unpack_query_state
-from services.contracts.query_state import unpacked
-from services.contracts.wire import certificate_message, explained_message, filter_of, index_freshness_message, rules_of
+from services.contracts.wire import (
+    certificate_message,
+    explained_message,
+    filter_of,
+    index_freshness_message,
+    rules_of,
+    unpacked,
+)
 from services.reranker.domain import ExplainQuery, Ranked, RerankQuery
 from services.reranker.handlers import Rerank
 

@@ -1,12 +1,5 @@
 """The Lua scripts that read and change the keys of `layout.py`, each in one hash slot."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-from redis.exceptions import NoScriptError
-
-from services.user_state.values import redis_errors
-
 # KEYS history, seen, state, users, progress. ARGV: expected position, position, TTL in seconds, events, recent ids,
 # most seen items, state operation (set, drop or keep), user id, table entry, epoch, the writer's watermark of the home
 # partition (empty: another process's partition), rejected items (joined with NUL), number of items no longer seen,
@@ -236,38 +229,3 @@ for i = 1, #page[2], 2 do
 end
 return found
 """
-
-
-# A script, its keys and its arguments.
-Call = tuple[str, Sequence[str], Sequence[Any]]
-
-
-class Scripts:
-    """Runs scripts in pipelines of one client."""
-
-    def __init__(self) -> None:
-        self._hashes: dict[str, str] = {}
-
-    def run(self, redis: Any, calls: Sequence[Call], then: Callable[[Any], None] | None = None) -> list[Any]:
-        """Run these calls in one pipeline and return the replies. Load the scripts again into a restarted Redis.
-
-        then: adds commands to the pipeline. Raises: DependencyUnavailable.
-        """
-        if not calls and then is None:
-            return []
-        with redis_errors():
-            for attempt in (1, 2):
-                pipeline = redis.pipeline(transaction=False)
-                for script, keys, arguments in calls:
-                    if script not in self._hashes:
-                        self._hashes[script] = redis.script_load(script)
-                    pipeline.evalsha(self._hashes[script], len(keys), *keys, *arguments)
-                if then is not None:
-                    then(pipeline)
-                try:
-                    return list(pipeline.execute())
-                except NoScriptError:
-                    self._hashes.clear()
-                    if attempt == 2:
-                        raise
-        raise AssertionError("unreachable")

@@ -9,8 +9,8 @@ from typing import Any, Literal, cast
 from redis.exceptions import OutOfMemoryError
 
 from services.contracts import stored_history
-from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import PackedHistory, RecentId, StoredEvent
+from services.contracts.wire import PackedQueryState
 from services.platform.errors import DependencyUnavailable
 from services.platform.redis_clients import REDIS_ERRORS, advice_on
 from services.user_state import layout

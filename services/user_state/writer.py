@@ -1,16 +1,17 @@
 """The port `Store` over Redis, for the encoder's thread."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
+
+from redis.exceptions import NoScriptError
 
 from services.contracts.stored_history import PackedHistory
 from services.platform.errors import Conflict
 from services.platform.redis_clients import open_client
 from services.user_state import layout, scripts
 from services.user_state.layout import Home, check_epoch
-from services.user_state.scripts import Call, Scripts
 from services.user_state.values import (
     DEFAULT_MAX_SEEN,
     DEFAULT_TTL_SECONDS,
@@ -35,6 +36,40 @@ from services.user_state.values import (
     state_words,
 )
 
+# A script, its keys and its arguments.
+Call = tuple[str, Sequence[str], Sequence[Any]]
+
+
+class _Scripts:
+    """Runs scripts in pipelines of one client."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[str, str] = {}
+
+    def run(self, redis: Any, calls: Sequence[Call], then: Callable[[Any], None] | None = None) -> list[Any]:
+        """Run these calls in one pipeline and return the replies. Load the scripts again into a restarted Redis.
+
+        then: adds commands to the pipeline. Raises: DependencyUnavailable.
+        """
+        if not calls and then is None:
+            return []
+        with redis_errors():
+            for attempt in (1, 2):
+                pipeline = redis.pipeline(transaction=False)
+                for script, keys, arguments in calls:
+                    if script not in self._hashes:
+                        self._hashes[script] = redis.script_load(script)
+                    pipeline.evalsha(self._hashes[script], len(keys), *keys, *arguments)
+                if then is not None:
+                    then(pipeline)
+                try:
+                    return list(pipeline.execute())
+                except NoScriptError:
+                    self._hashes.clear()
+                    if attempt == 2:
+                        raise
+        raise AssertionError("unreachable")
+
 
 class StateWriter:
     """Implements `Store` and connects on first use. Every method raises DependencyUnavailable if Redis fails."""
@@ -50,7 +85,7 @@ class StateWriter:
         self._redis = open_client(url, timeout_s=timeout_s)
         self._ttl_seconds = ttl_seconds
         self._max_seen = max_seen
-        self._scripts = Scripts()
+        self._scripts = _Scripts()
 
     def epoch(self) -> str | None:
         with redis_errors():

@@ -40,7 +40,7 @@ OBJECTS = {
     "platform/stream/follower.py Follower": "a thread and what it says of itself",
     "refresher/consumer.py Refresher": "what is due when",
     "refresher/domain/partition.py Partition": "all that is known of a partition",
-    "refresher/handlers/publication.py Publication": "what waits to be written, and under which number",
+    "refresher/handlers/publish.py Publication": "what waits to be written, and under which number",
     "user_state/leases.py RedisLeases": "a thread and what it holds",
 }
 

@@ -19,8 +19,7 @@ from engines import WITHIN_S
 from real import RealTrial
 
 from services.contracts.operation_log import Control
-from services.contracts.topics.version_sets import OPERATIONS
-from services.contracts.version_sets import VersionSets
+from services.contracts.topics.version_sets import OPERATIONS, VersionSets
 from services.stack import Stack, StackError
 from services.stack.version_sets import find_set, remove_set, set_names
 

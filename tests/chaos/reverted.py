@@ -11,7 +11,7 @@ from unittest import mock
 
 from fakes.refresher import MemoryCheckpoints
 
-from services.catalogue import gate as catalogue_gate
+from services.catalogue import follower as catalogue_follower
 from services.gateway.dependencies import Breaker
 from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.write import forget
@@ -105,7 +105,7 @@ REVERTED: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     ),
     "8 a restart without the topics": (
         "candidates and popular items answer before the catalogue is read",
-        _patches((catalogue_gate.CatalogueGate, "check", _nothing), (DescribedItems, "__init__", _knows_at_once)),
+        _patches((catalogue_follower.CatalogueGate, "check", _nothing), (DescribedItems, "__init__", _knows_at_once)),
     ),
     "9 the forget report": (
         "the report names no topics",

@@ -31,10 +31,8 @@ from state_scene import EncoderProcess
 from services.algorithms.bundles.event_schema import default_schema
 from services.algorithms.indexes.protocol import EXACT
 from services.algorithms.rules.filters import ItemFilter
-from services.catalogue.changes import CatalogueChanges
-from services.catalogue.follower import CatalogueFollower
-from services.catalogue.gate import CatalogueGate
-from services.catalogue.metrics import CatalogueMetrics
+from services.catalogue.changes import CatalogueChanges, CatalogueMetrics
+from services.catalogue.follower import CatalogueFollower, CatalogueGate
 from services.contracts.topics.attributions import ATTRIBUTIONS
 from services.contracts.topics.dead_letters import SUFFIX
 from services.contracts.topics.forgets import FORGETS, encode_forget
@@ -47,7 +45,7 @@ from services.encoder.adapters.kafka_outbox import KafkaOutbox as EncoderOutbox
 from services.encoder.consumer import ConsumerLimits
 from services.encoder.domain import EncodedStates, EncodeJob, Vocabulary
 from services.encoder.handlers.describe_user import DescribeUser
-from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
+from services.encoder.handlers.encode import EncodeHistory, RequestEvent
 from services.gateway.dependencies import AcknowledgedLag, Breaker
 from services.gateway.domain import Encoded, Pool, Ranking, ScoredItem, Seen, ServedModel
 from services.gateway.handlers import make_handlers
@@ -60,13 +58,12 @@ from services.gateway.recommend.popular import PopularItems
 from services.gateway.search.searching import Hit
 from services.gateway.stages import Limits, Preferences
 from services.gateway.write.record import EpochCache
+from services.platform import request_context
 from services.platform.errors import DependencyUnavailable, FreshetError, PreconditionFailed
-from services.platform.rpc import request_context
 from services.platform.rpc.server import HealthState
 from services.platform.stream.kafka import Record, partition_for
 from services.platform.stream.records import Position
-from services.refresher.adapters.decoding import QueryShape
-from services.refresher.adapters.topics import KafkaLog
+from services.refresher.adapters.topics import KafkaLog, QueryShape
 from services.refresher.adapters.topics import KafkaOutbox as RefresherOutbox
 from services.user_state.reader import StateReader
 from services.user_state.writer import StateWriter

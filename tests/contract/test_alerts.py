@@ -20,10 +20,10 @@ from services.contracts.processes import PROCESSES
 from services.encoder.metrics import EncoderMetrics
 from services.gateway.metrics import GatewayMetrics
 from services.generator.metrics import GeneratorMetrics
-from services.platform.metrics import RpcMetrics
+from services.platform.rpc.guard import RpcMetrics
 from services.platform.stream.follower import TurnClock
 from services.refresher.metrics import RefresherMetrics
-from services.reranker.metrics import RerankerMetrics
+from services.reranker.handlers import RerankerMetrics
 from services.stack.folders import REPOSITORY
 
 FOLDER = REPOSITORY / "deploy" / "dashboards"

@@ -14,13 +14,13 @@ from fakes import encoder as encoder_fakes
 from fakes import refresher as refresher_fakes
 from suites import Since, either
 
-from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.attributions import ATTRIBUTIONS, Attribution, ForgetUpTo, Undo, encode_attribution
 from services.contracts.topics.dead_letters import SUFFIX
 from services.contracts.topics.histories import HISTORIES, MARK_KEY, EncodedHistory
 from services.contracts.topics.index_deltas import INDEX_DELTAS, IndexDelta, ItemDelta, MemoryDelta, encode
 from services.contracts.topics.interactions import INTERACTIONS
 from services.contracts.topics.search_clicks import SEARCH_CLICKS, SearchClick, encode_click
+from services.contracts.wire import PackedQueryState
 from services.encoder.adapters import kafka_outbox as encoder_kafka
 from services.encoder.ports import Outbox as EncoderOutbox
 from services.platform.stream.kafka import BulkProducer, partition_for

@@ -14,16 +14,15 @@ from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 from suites import either, eventually
 
-from services.contracts.query_state import PackedQueryState
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics.attributions import ATTRIBUTIONS, Attributed, Attribution, ForgetUpTo, encode_attribution
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
+from services.contracts.wire import PackedQueryState
 from services.platform.errors import PreconditionFailed
 from services.platform.stream.kafka import BulkProducer, Record
 from services.platform.stream.records import DeadLetter, SourceRecord
 from services.platform.stream.topic import NUM_PARTITIONS
-from services.refresher.adapters.decoding import QueryShape, decode_attribution
-from services.refresher.adapters.topics import KafkaLog
+from services.refresher.adapters.topics import KafkaLog, QueryShape, decode_attribution
 from services.refresher.domain.records import Forgetting, Interaction
 from services.refresher.ports import Log, Polled
 

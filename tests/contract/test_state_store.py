@@ -15,8 +15,8 @@ from suites import either, eventually
 
 from services.algorithms.items import popularity
 from services.contracts import stored_history
-from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import RecentId, StoredEvent
+from services.contracts.wire import PackedQueryState
 from services.encoder.ports import UserReader
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import Conflict, DependencyUnavailable, PreconditionFailed

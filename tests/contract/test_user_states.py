@@ -10,8 +10,8 @@ import pytest
 from fakes.gateway import StoredUserStates
 from suites import either
 
-from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import RecentId, StoredEvent
+from services.contracts.wire import PackedQueryState
 from services.gateway.ports import UserStates
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.redis_clients import open_client

@@ -9,14 +9,13 @@ from services.algorithms.indexes.protocol import EXACT
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.dead_letters import Replayed
-from services.contracts.explanations import ExplainedPair, ExplainedScore, ItemVotes, VotingInteractions
 from services.contracts.operations import Operation
-from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.dead_letters import StoredLetter
 from services.contracts.topics.exposures import Exposure
 from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction
 from services.contracts.topics.items import CatalogueItem
+from services.contracts.wire import ExplainedPair, ExplainedScore, ItemVotes, PackedQueryState, VotingInteractions
 from services.gateway.describe.shown import Looked, Shown
 from services.gateway.domain import Encoded, Event, IndexFreshness, Pool, Ranking, ScoredItem, Seen
 from services.gateway.ports import Contributions, ItemProgress, PartitionProgress, ServedIndex, StoredUser

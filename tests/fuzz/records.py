@@ -34,7 +34,6 @@ from services.algorithms.rules.attributes import Kind
 from services.catalogue.changes import CatalogueChanges
 from services.catalogue.follower import CatalogueFollower
 from services.contracts.operations import Counted
-from services.contracts.query_state import to_message
 from services.contracts.topics import experiments, histories, index_deltas, rules
 from services.contracts.topics.attributions import ATTRIBUTIONS, encode_attribution
 from services.contracts.topics.dead_letters import dead_letter, replay_notes, stored_letters
@@ -45,16 +44,15 @@ from services.contracts.topics.items import ITEMS
 from services.contracts.topics.refresher_checkpoints import HEADS, REFRESHER_CHECKPOINTS
 from services.contracts.topics.search_clicks import encode_click
 from services.contracts.topics.version_sets import VERSION_SETS, decode_operation, encode_operation
-from services.contracts.wire import index_freshness_message
+from services.contracts.wire import index_freshness_message, query_state_message
 from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.standing_rules import LiveRules
-from services.generator.changes import ItemChanges
+from services.generator.followers import ItemChanges
 from services.platform.errors import FreshetError, InvalidRequest
 from services.platform.stream.kafka import Record
 from services.platform.stream.records import DeadLetter, Position, SourceRecord
 from services.refresher.adapters.checkpoint_topic import CheckpointTopic
-from services.refresher.adapters.decoding import QueryShape
-from services.refresher.adapters.topics import KafkaLog
+from services.refresher.adapters.topics import KafkaLog, QueryShape
 from services.refresher.checkpoint import CheckpointError
 from services.refresher.handlers.checkpoints import from_bytes, restore, snapshot, to_bytes
 from services.refresher.server import RefresherServicer
@@ -395,7 +393,7 @@ class Attributions(Records):
     def prepare(self) -> None:
         """Queries of the model, and a hundred places."""
         self.rules = make_rules()
-        self.query = to_message(make_query(np.random.default_rng(1)))
+        self.query = query_state_message(make_query(np.random.default_rng(1)))
         items = [f"item-{row}" for row in range(NUM_ITEMS + 2)]
         self.hints: Hints = {
             "item_id": items,
@@ -479,7 +477,7 @@ class Clicks(Records):
 
     def begin(self) -> None:
         """A new topic: the follower notices that it is shorter."""
-        from services.generator.clicks import ClicksFollower
+        from services.generator.followers import ClicksFollower
 
         self.topic = type(self.films.topic)()
         text = self.films.sources.text

@@ -47,15 +47,15 @@ from scene import ITEM_IDS, Served, query_state, write_small_bundle
 from services.candidates.config import CandidatesSettings
 from services.contracts.operations import Operation
 from services.contracts.topics.forgets import Forget
-from services.contracts.version_sets import VersionSet, VersionSets
+from services.contracts.topics.version_sets import VersionSet, VersionSets
 from services.encoder.config import EncoderSettings
 from services.encoder.handlers.describe_user import DescribeUser
-from services.encoder.handlers.encode_history import EncodeHistory
+from services.encoder.handlers.encode import EncodeHistory
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.server import EncoderServicer
 from services.gateway.bootstrap import MAX_REQUEST_BYTES
 from services.gateway.config import GatewaySettings
-from services.gateway.domain import Ranking, ScoredItem, now_ms
+from services.gateway.domain import Ranking, ScoredItem
 from services.gateway.edge.api_keys import ApiKey, digest
 from services.gateway.edge.door import AuditLog, Door
 from services.gateway.edge.roles import Role, admissions
@@ -71,6 +71,7 @@ from services.refresher.config import RefresherSettings
 from services.refresher.server import RefresherServicer
 from services.reranker.config import RerankerSettings
 from services.user_state.layout import PAGES
+from services.user_state.values import now_ms
 
 _TOGETHER = 32
 # Its stream ends with the caller: one message is read.

@@ -15,7 +15,7 @@ from services.candidates.server import CandidatesServicer
 from services.offline.bundles.model import BundleContent, write_bundle
 from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings
-from services.reranker.metrics import RerankerMetrics
+from services.reranker.handlers import RerankerMetrics
 from services.reranker.server import RerankerServicer
 
 ITEM_IDS = [f"item-{row}" for row in range(60)]

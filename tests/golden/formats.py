@@ -39,13 +39,11 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.candidates.bootstrap import host_build
 from services.cli.backup import make_backup
 from services.contracts import stored_history
-from services.contracts.experiments import Arm, Experiment, Experiments
 from services.contracts.operations import Operation
-from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import RecentId, StoredEvent
 from services.contracts.topics.attributions import ATTRIBUTIONS, Attribution, ForgetUpTo, Undo, encode_attribution
 from services.contracts.topics.dead_letters import dead_letter
-from services.contracts.topics.experiments import EXPERIMENTS
+from services.contracts.topics.experiments import EXPERIMENTS, Arm, Experiment, Experiments
 from services.contracts.topics.experiments import encode_operation as encode_experiments
 from services.contracts.topics.exposures import EXPOSURES, Exposure, encode_exposure
 from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
@@ -72,8 +70,8 @@ from services.contracts.topics.refresher_checkpoints import REFRESHER_CHECKPOINT
 from services.contracts.topics.rules import RULES, StandingRules
 from services.contracts.topics.rules import encode_operation as encode_rules
 from services.contracts.topics.search_clicks import SEARCH_CLICKS, SearchClick, encode_click, key_of
-from services.contracts.topics.version_sets import VERSION_SETS, encode_operation
-from services.contracts.version_sets import Share, VersionSet, VersionSets
+from services.contracts.topics.version_sets import VERSION_SETS, Share, VersionSet, VersionSets, encode_operation
+from services.contracts.wire import PackedQueryState
 from services.offline.archive.writing import ArchiveInteractions
 from services.offline.bundles.model import BundleContent, write_bundle
 from services.offline.bundles.text import TextBundleWriter, save_phrases

@@ -37,7 +37,7 @@ from services.offline.bundles.text import save_phrases
 from services.offline.training import checkpoint
 from services.platform.errors import PreconditionFailed
 from services.platform.stream.records import DeadLetter, SourceRecord
-from services.refresher.adapters.decoding import QueryShape, decode_attribution
+from services.refresher.adapters.topics import QueryShape, decode_attribution
 from services.refresher.checkpoint import from_file
 from services.refresher.domain.records import Forgetting, Interaction, Undo
 from services.refresher.handlers.checkpoints import from_bytes, to_bytes

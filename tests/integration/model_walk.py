@@ -14,7 +14,7 @@ import numpy as np
 from services.algorithms.bundles.model_bundle import Bundle
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.packed_state import unpack_query_state
-from services.contracts.version_sets import VersionSet, VersionSets
+from services.contracts.topics.version_sets import VersionSet, VersionSets
 from services.stack import Stack
 from tests.integration.model_traffic import PROGRAM, Answer, Load
 

@@ -15,9 +15,9 @@ from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.packed_state import pack_query_state
 from services.algorithms.scoring.states import QueryStates
 from services.contracts.processes import PROCESSES
-from services.contracts.query_state import PackedQueryState
 from services.contracts.shards import Shard
 from services.contracts.topics.index_deltas import INDEX_DELTAS, IndexDelta, ItemDelta, encode
+from services.contracts.wire import PackedQueryState
 from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import RemoteCandidates
 from services.gateway.adapters.shards import ShardedCandidates

@@ -16,14 +16,13 @@ from typer.testing import CliRunner
 
 from services.algorithms.bundles.model_bundle import load_bundle
 from services.cli.main import app
-from services.contracts.experiments import CONSOLE
 from services.contracts.operation_log import Control
 from services.contracts.topics.dead_letters import dead_letter
+from services.contracts.topics.experiments import CONSOLE
 from services.contracts.topics.interactions import INTERACTIONS, encode_interaction
 from services.contracts.topics.interactions import Interaction as StoredInteraction
 from services.contracts.topics.version_sets import OPERATIONS
 from services.encoder.config import EncoderSettings
-from services.gateway.domain import now_ms
 from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
 from services.offline.backfill.jobs import run_warming
@@ -31,6 +30,7 @@ from services.platform.stream.kafka import BulkProducer, Record
 from services.platform.stream.records import DeadLetter, SourceRecord
 from services.stack import Ports, Stack
 from services.stack.version_sets import remove_set
+from services.user_state.values import now_ms
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from services.algorithms.bundles.model_bundle import Bundle, load_bundle
-from services.contracts.query_state import PackedQueryState
+from services.contracts.wire import PackedQueryState
 from services.offline.evaluation.large.catalogue import queries
 from services.stack import Ports, Stack
 from services.stack.launcher import up_together

@@ -14,7 +14,7 @@ from services.algorithms.scoring.states import QueryStates
 
 
 class Packed(Protocol):
-    """Like `services.contracts.query_state`'s state, which this package may not import: a dataclass."""
+    """Like `services.contracts.wire`'s state, which this package may not import: a dataclass."""
 
     @property
     def components(self) -> bytes: ...

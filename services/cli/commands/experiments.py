@@ -14,8 +14,8 @@ from services.cli.output import CommandError, answer, console, json_command, sen
 from services.cli.staging import kafka_of
 
 if TYPE_CHECKING:
-    from services.contracts.experiments import Experiment, Experiments
     from services.contracts.operation_log import Control
+    from services.contracts.topics.experiments import Experiment, Experiments
 
 app = typer.Typer(
     name="experiments",
@@ -123,7 +123,7 @@ def control_of_experiments(state: Path) -> "Control[Experiments]":
 
 def current_experiments(control: "Control[Experiments]") -> "Experiments":
     """Return the newest state of all experiments; empty before the first operation."""
-    from services.contracts.experiments import Experiments
+    from services.contracts.topics.experiments import Experiments
 
     last = control.read().last
     return Experiments() if last is None else last.after

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
 
     from services.contracts.operations import Operation
-    from services.contracts.version_sets import VersionSets
+    from services.contracts.topics.version_sets import VersionSets
     from services.stack import Stack
 
 app = typer.Typer(

@@ -18,7 +18,7 @@ from services.cli.output import CommandError, answer, console, json_command, rep
 from services.cli.staging import kafka_of
 
 if TYPE_CHECKING:
-    from services.contracts.experiments import Experiment
+    from services.contracts.topics.experiments import Experiment
     from services.offline.experiments.results import Metric, Results
 
 Archive = Annotated[

@@ -1,7 +1,7 @@
 """The topic `attributions`: the query state before each interaction, and retractions.
 
 The encoder writes it, keyed by item; it writes a forget to every partition. Refreshers validate records against their
-model (`services/refresher/adapters/decoding.py`). `search-clicks` has the same retractions. A record at a retracted
+model (`services/refresher/adapters/topics.py`). `search-clicks` has the same retractions. A record at a retracted
 position is void even if it arrives after the retraction.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from freshet.v1 import events_pb2
 
-from services.contracts.query_state import PackedQueryState, to_message
+from services.contracts.wire import PackedQueryState, query_state_message
 from services.platform.stream.records import Position, UpTo, set_ms, write_up_to
 from services.platform.stream.topic import FOREVER, Topic
 
@@ -91,6 +91,6 @@ def encode_attribution(record: Attributed) -> bytes:
     if isinstance(record, Attribution):
         message.type = record.type
         message.value = record.value
-        message.query_state.CopyFrom(to_message(record.state))
+        message.query_state.CopyFrom(query_state_message(record.state))
     data: bytes = message.SerializeToString()
     return data

@@ -9,9 +9,9 @@ from services.contracts.topics.attributions import ATTRIBUTIONS, Attributed, For
 from services.contracts.topics.dead_letters import dead_letter
 from services.contracts.topics.histories import HISTORIES, EncodedHistory
 from services.contracts.topics.search_clicks import SEARCH_CLICKS, ClickRecord, encode_click, key_of
+from services.platform.request_context import OFF, Headers, Tracing
 from services.platform.stream.kafka import BulkProducer, Record
 from services.platform.stream.records import DeadLetter
-from services.platform.tracing import OFF, Headers, Tracing
 
 # More would not fit into the producer's buffer during an import (32 MiB; a state has 1-3 kB).
 MAX_TOGETHER = 5_000

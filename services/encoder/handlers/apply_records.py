@@ -14,12 +14,12 @@ from services.contracts.topics.attributions import Attribution, Undo
 from services.contracts.topics.interactions import SEARCH_CLICK
 from services.contracts.topics.search_clicks import SearchClick
 from services.encoder.domain import UserWork, Vocabulary, encode_job, popularity_steps
-from services.encoder.handlers.encode_batch import EncodeBatch, Made
+from services.encoder.handlers.encode import EncodeBatch, Made
 from services.encoder.models import Model
 from services.encoder.ports import Outbox, SequenceEncoder
+from services.platform.request_context import OFF, Tracing
 from services.platform.stream.ports import Reader
 from services.platform.stream.records import DeadLetter, SourceRecord, furthest
-from services.platform.tracing import OFF, Tracing
 from services.user_state.forgetting import Forgotten, turned_down
 from services.user_state.layout import home_of
 from services.user_state.merging import (

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from services.contracts.experiments import Experiments
 from services.contracts.operation_log import Control
 from services.contracts.topics import experiments, rules, version_sets
-from services.contracts.version_sets import VersionSets
+from services.contracts.topics.experiments import Experiments
+from services.contracts.topics.version_sets import VersionSets
 from services.gateway.config import GatewaySettings
 from services.gateway.version_sets.routes import Routes
 from services.gateway.write.operations import ChangeExperiment, ChangeVersionSet, Operate, Operations

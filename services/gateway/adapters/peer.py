@@ -10,12 +10,12 @@ import grpc
 
 from services.contracts.processes import PROCESSES
 from services.contracts.shards import Shard
-from services.contracts.version_sets import VersionSet
+from services.contracts.topics.version_sets import VersionSet
 from services.gateway.config import GatewaySettings, shard_addresses
 from services.gateway.metrics import PartCalls
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, Overloaded
+from services.platform.request_context import Tracing
 from services.platform.rpc import client as rpc_client
-from services.platform.tracing import Tracing
 
 FAILURES = (DependencyUnavailable, DeadlineExceeded, Overloaded)
 # `Timed` does not count calls for a peer's status: no user's answer depends on them.

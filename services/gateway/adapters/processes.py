@@ -21,10 +21,19 @@ from freshet.v1 import (
 
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
-from services.contracts.explanations import ExplainedScore, ItemVotes
-from services.contracts.query_state import PackedQueryState, from_message, to_message
 from services.contracts.shards import WHOLE, Shard
-from services.contracts.wire import certificate_of, explained_of, filter_message, rule_message, votes_of
+from services.contracts.wire import (
+    ExplainedScore,
+    ItemVotes,
+    PackedQueryState,
+    certificate_of,
+    explained_of,
+    filter_message,
+    query_state_message,
+    query_state_of,
+    rule_message,
+    votes_of,
+)
 from services.gateway.adapters.peer import Peer
 from services.gateway.domain import Encoded, Event, IndexFreshness, Pool, Ranking, ScoredItem, Seen
 from services.gateway.ports import Contributions, ItemProgress, PartitionProgress, ServedIndex, StoredUser
@@ -84,7 +93,7 @@ class RemoteEncoder:
             message = request.history.add(item_id=event.item_id, type=event.type, value=event.value)
             set_ms(message.event_time, event.event_time_ms or 0)
         response = await self._peer.call(_EncoderStub, "Encode", request, timeout_s=timeout_s, peer="encoder")
-        state = from_message(response.query_state) if response.HasField("query_state") else None
+        state = query_state_of(response.query_state) if response.HasField("query_state") else None
         if state is not None and state.model_version != self._model_version:
             raise PreconditionFailed(
                 f"encoder: it encodes for model {state.model_version!r}; this gateway serves {self._model_version!r}"
@@ -156,7 +165,7 @@ class RemoteCandidates:
     ) -> Any:
         """Call Search. The process uses its newest version if it does not have `index_version`."""
         request = candidates_pb2.SearchRequest(
-            query_state=to_message(query_state),
+            query_state=query_state_message(query_state),
             k=k,
             stage=stage,
             filter=filter_message(filter),
@@ -206,7 +215,7 @@ class RemoteCandidates:
         self, query_state: PackedQueryState, item_id: str, *, seen: Seen, timeout_s: float
     ) -> ItemVotes:
         request = candidates_pb2.ExplainVotesRequest(
-            query_state=to_message(query_state),
+            query_state=query_state_message(query_state),
             item_id=item_id,
             seen_item_ids=seen.item_ids,
             turned_down_item_ids=seen.turned_down,
@@ -253,7 +262,7 @@ class RemoteReranker:
     ) -> Ranking:
         """Call Rerank, with only those seen items that are in the pool."""
         request = reranker_pb2.RerankRequest(
-            query_state=to_message(query_state),
+            query_state=query_state_message(query_state),
             candidate_item_ids=pool.item_ids,
             bound=pool.bound,
             k=k,
@@ -291,7 +300,7 @@ class RemoteReranker:
         timeout_s: float,
     ) -> ExplainedScore:
         request = reranker_pb2.ExplainScoreRequest(
-            query_state=to_message(query_state),
+            query_state=query_state_message(query_state),
             item_id=item_id,
             max_pairs=max_pairs,
             rules=map(rule_message, rules),

@@ -18,9 +18,8 @@ from typing import Any, Generic, TypeVar
 
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
 from services.algorithms.rules.filters import ItemFilter
-from services.contracts.explanations import ItemVotes
-from services.contracts.query_state import PackedQueryState
 from services.contracts.shards import home_shard
+from services.contracts.wire import ItemVotes, PackedQueryState
 from services.gateway.adapters.processes import RemoteCandidates
 from services.gateway.dependencies import Breaker
 from services.gateway.domain import IndexFreshness, Pool, Ranking, Seen

@@ -19,10 +19,10 @@ from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
 from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 from services.platform.errors import FreshetError
+from services.platform.request_context import OFF, Tracing
 from services.platform.stream.event_producer import EventProducer
 from services.platform.stream.kafka import Brokers, BulkProducer, Record
 from services.platform.stream.records import Position
-from services.platform.tracing import OFF, Tracing
 
 R = TypeVar("R")
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.topics.interactions import Interaction, decode_interaction, validate
-from services.gateway.domain import now_ms
 from services.gateway.ports import StreamEnds
 from services.gateway.recommend.catalogue import Titles
 from services.platform.errors import InvalidRequest
 from services.platform.stream.records import SourceRecord
+from services.user_state.values import now_ms
 
 # A tail that is opened again is authorized and audited again.
 _EVERY_S, _TIMEOUT_S, _LONGEST_S = 1.0, 5.0, 300.0

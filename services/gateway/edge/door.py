@@ -26,9 +26,9 @@ import structlog
 
 from services.gateway.edge.api_keys import ApiKey, digest, read_keys
 from services.gateway.edge.roles import AUDITED, ROLES_OF
+from services.platform import request_context
 from services.platform.config import ConfigError
 from services.platform.errors import FreshetError, Overloaded, PermissionDenied, Unauthenticated
-from services.platform.rpc import request_context
 
 log = structlog.get_logger()
 

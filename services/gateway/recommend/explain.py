@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 from services.algorithms.rules.ranking_rules import Rule
 from services.algorithms.scoring.packed_state import after_absence
-from services.contracts.explanations import ExplainedScore, ItemVotes
+from services.contracts.wire import ExplainedScore, ItemVotes
 from services.gateway.domain import (
     Event,
     ExplainQuery,
     Seen,
     ServedModel,
     last_event_ms,
-    now_ms,
     seen_in,
     turned_down_in,
 )
@@ -26,7 +25,8 @@ from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.standing_rules import LiveRules
 from services.gateway.stages import FoundState, Limits
 from services.gateway.validation import check_explain, with_times
-from services.platform.large_requests import in_turn
+from services.platform.threads import in_turn
+from services.user_state.values import now_ms
 
 MAX_PAST = 10
 

@@ -16,12 +16,13 @@ from typing import Any
 
 import structlog
 
-from services.contracts.experiments import Assignment
 from services.contracts.pseudonyms import read_key
+from services.contracts.topics.experiments import Assignment
 from services.contracts.topics.exposures import Exposure
-from services.gateway.domain import assigned_texts, now_ms
+from services.gateway.domain import assigned_texts
 from services.gateway.ports import ExposureLog
 from services.platform.errors import InvalidRequest, PermissionDenied
+from services.user_state.values import now_ms
 
 log = structlog.get_logger()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from services.algorithms.rules.reserved_positions import MAX_POSITIONS, draw_slots
-from services.contracts.query_state import PackedQueryState
+from services.contracts.wire import PackedQueryState
 from services.gateway.domain import Ranking, RecommendQuery, ScoredItem
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.rankings import rescored, within_rules

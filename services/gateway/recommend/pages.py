@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from services.algorithms.indexes.protocol import Certificate
 from services.contracts.topics.exposures import Exposure, decode_exposure, encode_exposure
-from services.gateway.domain import Degradation, Ranking, ScoredItem, now_ms
+from services.gateway.domain import Degradation, Ranking, ScoredItem
 from services.gateway.recommend.exposures import Altered, OfAnotherUser, Signer
 from services.platform.errors import InvalidRequest, PermissionDenied, PreconditionFailed
+from services.user_state.values import now_ms
 
 LIST_TTL_S = 15 * 60
 MAX_LISTS = 4

@@ -4,14 +4,13 @@ stay in use: all counts fade equally.
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
 from services.algorithms.items.popularity import count_at
 from services.gateway.recommend.popular import PopularItems
-from services.user_state.values import Popularity
+from services.user_state.values import Popularity, now_ms
 
 log = structlog.get_logger()
 
@@ -27,7 +26,7 @@ class FollowedPopularity:
         popular: PopularItems,
         *,
         every_s: float = EVERY_S,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] = now_ms,
     ) -> None:
         self._read, self._popular, self._every_s, self._clock_ms = read, popular, every_s, clock_ms
         self._task: asyncio.Task[None] | None = None

@@ -23,7 +23,7 @@ from services.algorithms.rules.diversity import select
 from services.algorithms.rules.filters import MAX_CATEGORIES, MAX_IDS, ItemFilter
 from services.algorithms.rules.ranking_rules import Rule, bound_with_boosts
 from services.algorithms.text.rank_fusion import reciprocal_rank_fusion
-from services.contracts.query_state import PackedQueryState
+from services.contracts.wire import PackedQueryState
 from services.gateway.domain import Degradation, Pool, Ranking, RecommendQuery, ScoredItem
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.repeats import discounted

@@ -24,7 +24,6 @@ from services.gateway.domain import (
     Seen,
     ServedModel,
     last_event_ms,
-    now_ms,
     seen_in,
     turned_down_in,
     with_arms,
@@ -57,10 +56,10 @@ from services.gateway.recommend.token_waits import TokenWaits, is_reached
 from services.gateway.stages import FoundState, Limits, Preferences, Stages, Work
 from services.gateway.validation import check_query, with_times
 from services.platform.errors import DependencyUnavailable
-from services.platform.large_requests import in_turn
 from services.platform.rpc import admission
+from services.platform.threads import in_turn
 from services.user_state.layout import ANSWERS, IMPRESSIONS, PAGES
-from services.user_state.values import StoredState, UserView
+from services.user_state.values import StoredState, UserView, now_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.stages import Limits, Stages, Work
 from services.gateway.validation import check_similar
-from services.platform.large_requests import in_turn
+from services.platform.threads import in_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import structlog
 
 from services.algorithms.rules.attributes import Kinds
 from services.algorithms.rules.ranking_rules import Rule
-from services.contracts.experiments import Experiment
+from services.contracts.topics.experiments import Experiment
 from services.contracts.topics.rules import StandingRules
 from services.contracts.wire import rules_of
 from services.contracts.yaml_files import read_rules

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.text.rank_fusion import Fused, reciprocal_rank_fusion
-from services.contracts.query_state import PackedQueryState
+from services.contracts.wire import PackedQueryState
 from services.gateway.dependencies import Breaker
-from services.gateway.domain import Degradation, Pool, Ranking, Seen, ServedModel, now_ms
+from services.gateway.domain import Degradation, Pool, Ranking, Seen, ServedModel
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import TextSources
 from services.gateway.recommend.catalogue import Titles
@@ -31,8 +31,8 @@ from services.gateway.search.searching import (
 from services.gateway.stages import Limits, Stages, Work
 from services.gateway.validation import MAX_K, check_search
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, PreconditionFailed
-from services.platform.large_requests import in_turn
-from services.user_state.values import UserView
+from services.platform.threads import in_turn
+from services.user_state.values import UserView, now_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.algorithms.rules.filters import ItemFilter
-from services.contracts.experiments import Assignment
+from services.contracts.topics.experiments import Assignment
 from services.gateway.domain import Degradation
 
 # The text sources' wire names; the user's model only orders.

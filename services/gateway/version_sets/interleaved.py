@@ -6,7 +6,7 @@ from random import Random
 
 from services.algorithms.indexes.protocol import ESTIMATE
 from services.algorithms.rules.team_draft import BOTH, team_draft
-from services.contracts.experiments import Arm, Assignment
+from services.contracts.topics.experiments import Arm, Assignment
 from services.gateway.domain import Recommendation, RecommendQuery
 from services.gateway.version_sets.routes import ServedSet
 

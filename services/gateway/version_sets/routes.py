@@ -12,9 +12,9 @@ from types import MappingProxyType
 
 import structlog
 
-from services.contracts.experiments import Arm, Assignment, Experiment, Experiments
+from services.contracts.topics.experiments import Arm, Assignment, Experiment, Experiments
 from services.contracts.topics.rules import StandingRules
-from services.contracts.version_sets import VersionSet, VersionSets
+from services.contracts.topics.version_sets import VersionSet, VersionSets
 from services.gateway.domain import Recommendation, RecommendQuery
 from services.gateway.handlers import Handlers
 from services.gateway.ports import Refreshers

@@ -25,14 +25,14 @@ from services.contracts.topics.refresher_checkpoints import REFRESHER_CHECKPOINT
 from services.contracts.topics.rules import RULES
 from services.contracts.topics.search_clicks import SEARCH_CLICKS
 from services.contracts.topics.version_sets import VERSION_SETS
-from services.gateway.domain import now_ms
 from services.gateway.ports import Contributions, Ports, Refreshers, StoredUser
 from services.gateway.write.record import RETRY_AFTER_MS
+from services.platform import request_context
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError
-from services.platform.rpc import request_context
 from services.platform.stream.records import covers
 from services.platform.stream.topic import Topic
 from services.platform.validation import validate_id
+from services.user_state.values import now_ms
 
 # Topic -> a user's data after a forget; every topic is here or in `WITHOUT_USER_DATA`.
 WITH_USER_DATA: Mapping[str, str] = {

@@ -16,7 +16,7 @@ from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.stages import Limits
 from services.gateway.write.record import RETRY_AFTER_MS, write_timeout_s
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, InvalidRequest, NotFound
-from services.platform.large_requests import in_turn, side_by_side
+from services.platform.threads import in_turn, side_by_side
 
 MAX_ITEMS = 1000
 FIELDS = ("title", "categories", "available", "withdrawn", "attributes")

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Generic, TypeVar
 
-from services.contracts.experiments import Experiment, Experiments
 from services.contracts.operation_log import Control
 from services.contracts.operations import Revised
+from services.contracts.topics.experiments import Experiment, Experiments
 from services.contracts.topics.rules import StandingRules
-from services.contracts.version_sets import VersionSets
-from services.gateway.domain import now_ms
+from services.contracts.topics.version_sets import VersionSets
 from services.gateway.version_sets.routes import Routes
+from services.platform import request_context
 from services.platform.errors import Conflict, InvalidRequest, NotFound, PreconditionFailed
-from services.platform.rpc import request_context
+from services.user_state.values import now_ms
 from services.user_state.warmth import WARM, Warmth
 
 S = TypeVar("S", bound=Revised)

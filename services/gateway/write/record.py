@@ -13,15 +13,15 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from services.algorithms.bundles.event_schema import EventSchema, Role
-from services.contracts.topics.interactions import Interaction
+from services.contracts.topics.interactions import Interaction, validate
 from services.gateway.dependencies import AcknowledgedLag, Breaker
-from services.gateway.domain import FreshnessToken, Impression, Receipt, now_ms
+from services.gateway.domain import FreshnessToken, Impression, Receipt
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports, UserStates
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.repeats import MAX_DISCOUNTED, MAX_IMPRESSIONS, TTL_HALF_LIVES, packed_items
 from services.gateway.stages import Limits, Preferences
-from services.gateway.validation import MAX_BATCH, check_interaction, check_interactions
+from services.platform import request_context
 from services.platform.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
@@ -30,12 +30,14 @@ from services.platform.errors import (
     PermissionDenied,
     PreconditionFailed,
 )
-from services.platform.large_requests import in_turn, side_by_side
-from services.platform.rpc import admission, request_context
+from services.platform.rpc import admission
 from services.platform.stream.records import Position
+from services.platform.threads import in_turn, side_by_side
 from services.platform.validation import validate_id
 from services.user_state.layout import IMPRESSIONS
+from services.user_state.values import now_ms
 
+MAX_BATCH = 1000
 MAX_STREAM = 100_000
 MAX_IN_FLIGHT = 256
 RETRY_AFTER_MS = 500
@@ -172,7 +174,7 @@ class RecordInteractions:
                             "stream", f"more than {MAX_STREAM} messages", f"at most {MAX_STREAM}"
                         )
                         break
-                    check_interaction(interaction, now_ms(), f"stream[{position}].interaction.")
+                    _check_one(interaction, now_ms(), f"stream[{position}].interaction.")
                     self._check_exposure(interaction, f"stream[{position}].interaction.")
                     await window.acquire()
                     sent.append(_with_id(interaction))
@@ -211,7 +213,7 @@ class RecordInteractions:
         return await self._append(undo)
 
     def _check(self, interactions: Sequence[Interaction], now: int) -> None:
-        check_interactions(interactions, now)
+        _check_all(interactions, now)
         for position, interaction in enumerate(interactions):
             self._check_exposure(interaction, f"interactions[{position}].")
 
@@ -248,6 +250,22 @@ class RecordInteractions:
         self._metrics.acknowledged(time.monotonic() - began)
         epoch = await self._epochs.current()
         return Receipt(interaction.event_id, FreshnessToken(epoch, position.partition, position.offset))
+
+
+def _check_all(interactions: Sequence[Interaction], now_ms: int) -> None:
+    """Check a request's interactions; the error names the position."""
+    if not 1 <= len(interactions) <= MAX_BATCH:
+        raise InvalidRequest.of("interactions", f"{len(interactions)} interactions", f"1-{MAX_BATCH}")
+    for position, interaction in enumerate(interactions):
+        _check_one(interaction, now_ms, f"interactions[{position}].")
+
+
+def _check_one(interaction: Interaction, now_ms: int, prefix: str = "interaction.") -> None:
+    """Check one interaction. prefix: precedes the field's name in errors."""
+    try:
+        validate(interaction, now_ms)
+    except InvalidRequest as exc:
+        raise InvalidRequest(prefix + exc.message) from exc
 
 
 def _sorted(outcomes: Sequence[Receipt | BaseException]) -> tuple[list[Receipt], BaseException | None]:

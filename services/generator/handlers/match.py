@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar
 
 from services.generator.domain.requests import MAX_K, Asked, Scored, TextSource
 from services.generator.metrics import GeneratorMetrics
-from services.platform.batching import Batcher
 from services.platform.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
@@ -19,6 +18,7 @@ from services.platform.errors import (
     InvalidRequest,
     PreconditionFailed,
 )
+from services.platform.threads import Batcher
 from services.platform.validation import validate_query
 
 A = TypeVar("A", bound=Scored)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from services.contracts.experiments import VISITOR
+from services.contracts.topics.experiments import VISITOR
 from services.contracts.topics.exposures import EXPOSURES, Exposure, decode_exposure
 from services.offline.archive.files import EXPOSURE_FOLDER, Progressed, put_durably, read_chunks
 from services.platform.errors import FreshetError, PreconditionFailed

@@ -21,14 +21,14 @@ from services.candidates.bootstrap import Live, load_catalogue, make_follower, m
 from services.candidates.config import CandidatesSettings
 from services.candidates.domain import SearchQuery, SearchResult, Stage
 from services.candidates.metrics import CandidatesMetrics
-from services.catalogue.gate import CatalogueGate
-from services.contracts.query_state import PackedQueryState
+from services.catalogue.follower import CatalogueGate
 from services.contracts.shards import WHOLE
+from services.contracts.wire import PackedQueryState
 from services.encoder.bootstrap import forget_log, in_process_encoder, kafka_stream, vocabulary_of
 from services.encoder.config import EncoderSettings
 from services.encoder.domain import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
-from services.encoder.handlers.encode_batch import states_of
+from services.encoder.handlers.encode import states_of
 from services.encoder.models import Model
 from services.encoder.ports import SequenceEncoder
 from services.offline.archive.files import open_whole
@@ -37,8 +37,8 @@ from services.offline.backfill.answer_rows import SCHEMA
 from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.reattribution import POLL_RECORDS, RECORDS_PER_USER, read_partition
 from services.platform.errors import DependencyUnavailable
+from services.platform.request_context import OFF
 from services.platform.rpc.server import HealthState
-from services.platform.tracing import OFF
 from services.user_state.forgetting import Forgotten
 
 # Users per call of the model, and per scan.

@@ -6,7 +6,7 @@ be repeated.
 
 from collections.abc import Callable
 
-from services.encoder.handlers.encode_batch import states_of
+from services.encoder.handlers.encode import states_of
 from services.encoder.models import Model
 from services.user_state.values import ModelState
 from services.user_state.warmth import Warmth, current_epoch, measure, stored_users

@@ -10,7 +10,7 @@ from typing import Any
 
 import duckdb
 
-from services.contracts.experiments import VISITOR, Experiment
+from services.contracts.topics.experiments import VISITOR, Experiment
 from services.offline.experiments.differences import differences
 from services.offline.experiments.results import (
     CONTEXT,

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.rules.reserved_positions import MAX_POSITIONS
-from services.contracts.experiments import CONSOLE, Experiment
+from services.contracts.topics.experiments import CONSOLE, Experiment
 from services.offline.experiments.log import quoted
 from services.offline.experiments.off_policy import Array, NoSupport, PolicyValue, doubly_robust, ips, snips
 from services.offline.experiments.results import WINDOW, Metric, attributed, check_metrics, prepare

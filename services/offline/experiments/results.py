@@ -15,7 +15,7 @@ from typing import Any
 import duckdb
 
 from services.algorithms.rules.team_draft import BOTH
-from services.contracts.experiments import CONSOLE, Experiment
+from services.contracts.topics.experiments import CONSOLE, Experiment
 from services.offline.experiments.differences import CAPPED_ABOVE, ArmSums, Difference, differences, preference
 from services.offline.experiments.log import quoted
 from services.offline.experiments.sample_ratio import ALARM, p_value

@@ -25,7 +25,7 @@ from google.protobuf import json_format, message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 
-from services.platform import large_requests
+from services.platform import threads
 from services.platform.config import ProcessSettings
 from services.platform.errors import InvalidRequest
 from services.platform.http.connections import IDLE_S, MAX_CONNECTIONS, LimitedConnection
@@ -286,8 +286,8 @@ def _endpoint(service: ServiceDescriptor, method: MethodDescriptor, answer: Answ
         if not body.is_json:
             return response
         # Encoding JSON takes some 30 us per thousand bytes, so a response counts as four times its size.
-        large_requests.size_bytes.set(4 * response.ByteSize())
-        return await large_requests.in_turn(partial(_encoded, is_json=True), response)
+        threads.size_bytes.set(4 * response.ByteSize())
+        return await threads.in_turn(partial(_encoded, is_json=True), response)
 
     info = MethodInfo(
         name=method.name,

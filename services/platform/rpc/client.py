@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from services.platform import errors
-from services.platform.rpc import request_context
+from services.platform import errors, request_context
 from services.platform.transport import Tls
 
 if TYPE_CHECKING:

@@ -15,12 +15,13 @@ import grpc
 import structlog
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
+from prometheus_client import REGISTRY, CollectorRegistry, Histogram
 
-from services.platform import large_requests
+from services.platform import request_context, threads
 from services.platform.errors import DeadlineExceeded, FreshetError, InvalidRequest, Unauthenticated
 from services.platform.http import json_requests
-from services.platform.metrics import RpcMetrics
-from services.platform.rpc import admission, request_context
+from services.platform.metrics import Figures
+from services.platform.rpc import admission
 from services.platform.rpc.admission import Admission
 from services.platform.rpc.request_counts import LIMITS, UNCOUNTED_BYTES, RequestCounts
 
@@ -65,6 +66,46 @@ class Body:
     def take(self) -> bytes:
         data, self._data = self._data, b""
         return data
+
+
+class RpcMetrics:
+    """Per method: seconds by status, calls in flight."""
+
+    def __init__(
+        self,
+        process: str,
+        registry: CollectorRegistry = REGISTRY,
+        told: Callable[[str, str, float], None] | None = None,
+    ) -> None:
+        figures, self._told = Figures(registry), told
+        self._seconds = figures.histogram(
+            f"freshet_{process}_rpc_seconds", "Seconds per RPC, by method and gRPC status.", "method", "code"
+        )
+        self._in_flight = figures.gauge(f"freshet_{process}_rpc_in_flight", "RPCs being served.")
+        self._refused = figures.counter(f"freshet_{process}_rpc_refused", "RPCs rejected before any work.", "reason")
+        self._limit = figures.gauge(
+            f"freshet_{process}_rpc_limit", "RPCs of a class that may run at once, as last measured.", "calls"
+        )
+        self._children: dict[tuple[str, str], Histogram] = {}
+
+    def observe(self, method: str, code: str, seconds: float) -> None:
+        key = (method, code)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = self._seconds.labels(method, code)
+        child.observe(seconds)
+        if self._told is not None:
+            self._told(method, code, seconds)
+
+    def watch_limit(self, admission: Admission) -> None:
+        self._limit.labels(admission.name).set_function(lambda: admission.limit)
+
+    def in_flight(self, calls: int) -> None:
+        self._in_flight.set(calls)
+
+    def refused(self, reason: str) -> None:
+        """Count a rejected RPC: "overloaded" or "deadline"."""
+        self._refused.labels(reason).inc()
 
 
 class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -133,8 +174,8 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         coders = {"request_deserializer": Body, "response_serializer": handler.response_serializer}
 
         async def parsed(body: Body) -> Any:
-            large_requests.size_bytes.set(len(body))
-            return await large_requests.in_turn(read, body)
+            threads.size_bytes.set(len(body))
+            return await threads.in_turn(read, body)
 
         if not handler.response_streaming:
             inner = handler.stream_unary if streams else handler.unary_unary

@@ -17,13 +17,13 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from services.platform.config import ProcessSettings
 from services.platform.memory import give_back_freed
-from services.platform.metrics import RpcMetrics, serve_metrics
+from services.platform.metrics import serve_metrics
 from services.platform.ports import PortTaken, check_port_free, port_owner
+from services.platform.request_context import Tracing
 from services.platform.rpc.admission import Admission
-from services.platform.rpc.guard import CallGuards, Door
+from services.platform.rpc.guard import CallGuards, Door, RpcMetrics
 from services.platform.rpc.health_check import WHY_NOT_READY
 from services.platform.stream.follower import TurnClock
-from services.platform.tracing import Tracing
 
 if TYPE_CHECKING:
     from services.platform.http.server import HttpServer

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
+from threading import Lock
 from zlib import crc32
 
 import numpy as np
@@ -18,8 +19,7 @@ from services.algorithms.pefa.memory import hash_of
 from services.algorithms.pefa.policy import NEW_ITEM_SHARE, SharePolicy
 from services.algorithms.pefa.share_choice import new_item_share_from_sums
 from services.algorithms.pefa.sums import ItemSums
-from services.refresher.domain.ledger import Ledger, Standing
-from services.refresher.domain.ledger_rows import NO_ITEM
+from services.refresher.domain.ledger import NO_ITEM, Ledger, Standing
 from services.refresher.domain.pending import Pending
 from services.refresher.domain.records import Interaction, hash_text
 from services.refresher.domain.remembered import Remembered, entry_id_of
@@ -342,3 +342,13 @@ class Partition:
     def _touch(self, item_id: str, *, removed: bool = False) -> None:
         self.numbers.changed(item_id)
         self.outgoing.touch(item_id, removed=removed)
+
+
+@dataclass(slots=True)
+class PartitionRegistry:
+    """The partitions, shared under `lock`."""
+
+    lock: Lock = field(default_factory=Lock)
+    partitions: dict[int, Partition] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+    checkpoints: dict[int, int] = field(default_factory=dict)

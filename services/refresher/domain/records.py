@@ -12,7 +12,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from services.contracts.query_state import PackedQueryState
+from services.contracts.wire import PackedQueryState
 from services.platform.stream.records import DeadLetter
 
 IntArray = npt.NDArray[np.int64]

@@ -28,8 +28,7 @@ from services.refresher.checkpoint import (
     unpack_text,
     unsqueeze,
 )
-from services.refresher.domain.ledger import FORGOTTEN_SHARDS, UNDONE_CHUNK, Ledger
-from services.refresher.domain.ledger_rows import NO_ITEM
+from services.refresher.domain.ledger import FORGOTTEN_SHARDS, NO_ITEM, UNDONE_CHUNK, Ledger
 from services.refresher.domain.partition import SHARD_ITEMS, Partition
 from services.refresher.domain.pending import Pending
 from services.refresher.domain.rules import Rules

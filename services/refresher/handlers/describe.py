@@ -5,27 +5,16 @@ Reads lock the registry in slices of about a millisecond.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from threading import Lock
+from dataclasses import dataclass
 
 from services.contracts.pseudonyms import PSEUDONYMS_BETWEEN
-from services.refresher.domain.partition import Partition
+from services.refresher.domain.partition import Partition, PartitionRegistry
 from services.refresher.domain.remembered import entry_id_of
 from services.refresher.domain.rules import Rules
 from services.refresher.handlers.publish import NOTHING, UNKNOWN, Publisher
 
 # Between slices: a thread that locks again at once would starve the waiting one.
 _PAUSE_S = 0.0001
-
-
-@dataclass(slots=True)
-class PartitionRegistry:
-    """The partitions, shared under `lock`."""
-
-    lock: Lock = field(default_factory=Lock)
-    partitions: dict[int, Partition] = field(default_factory=dict)
-    ends: dict[int, int] = field(default_factory=dict)
-    checkpoints: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

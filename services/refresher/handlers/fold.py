@@ -14,11 +14,10 @@ from services.contracts.topics.attributions import ATTRIBUTIONS
 from services.platform.errors import FreshetError, PreconditionFailed
 from services.platform.stream.follower import PoisonPolicy
 from services.platform.stream.records import DeadLetter, SourceRecord, furthest
-from services.refresher.domain.partition import Partition
+from services.refresher.domain.partition import Partition, PartitionRegistry
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
-from services.refresher.handlers.describe import PartitionRegistry
 from services.refresher.handlers.open_partition import OpenPartition
-from services.refresher.handlers.publication import Publication
+from services.refresher.handlers.publish import Publication
 from services.refresher.ports import Log
 
 # New items are judged at fixed offsets, not at each poll, so that publication depends only on the log.

@@ -21,9 +21,8 @@ from services.algorithms.indexes.mutable.snapshot import SnapshotError, load_sna
 from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.candidates.bootstrap import load_shard_snapshot
-from services.catalogue.changes import CatalogueChanges
+from services.catalogue.changes import CatalogueChanges, CatalogueMetrics
 from services.catalogue.follower import CatalogueFollower
-from services.catalogue.metrics import CatalogueMetrics
 from services.catalogue.snapshots import MAX_AGE_S, CatalogueSnapshots, started
 from services.contracts.shards import Shard
 from services.contracts.topics.index_deltas import INDEX_DELTAS, IndexDelta, ItemDelta, encode

@@ -23,14 +23,13 @@ from services.candidates.domain import SearchQuery, SearchResult, Stage, VotesQu
 from services.candidates.handlers import Search
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.votes import Voting
-from services.contracts.explanations import ItemVotes
 from services.contracts.shards import Shard
 from services.contracts.topics.index_deltas import ItemDelta
 from services.contracts.topics.items import CatalogueItem
+from services.contracts.wire import ItemVotes
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 from services.reranker.domain import RerankQuery
-from services.reranker.handlers import Rerank
-from services.reranker.metrics import RerankerMetrics
+from services.reranker.handlers import Rerank, RerankerMetrics
 
 X, IDS = 40, [f"i{row:02}" for row in range(40)]
 # Every algorithm that the parser takes, the default of these tests first.

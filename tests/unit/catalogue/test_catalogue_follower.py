@@ -16,9 +16,8 @@ from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.catalogue import follower as catalogue_follower
-from services.catalogue.changes import CatalogueChanges
+from services.catalogue.changes import CatalogueChanges, CatalogueMetrics
 from services.catalogue.follower import CatalogueFollower
-from services.catalogue.metrics import CatalogueMetrics
 from services.contracts.topics.index_deltas import INDEX_DELTAS, Batch, IndexDelta, ItemDelta, MemoryDelta, encode
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 from services.platform.errors import DependencyUnavailable

@@ -16,12 +16,12 @@ from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
-from services.catalogue.gate import NOT_READ, CatalogueGate
+from services.catalogue.follower import NOT_READ, CatalogueGate
 from services.platform.rpc.health_check import probe_grpc
 from services.platform.rpc.server import HealthState, RpcServer
 from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings
-from services.reranker.metrics import RerankerMetrics
+from services.reranker.handlers import RerankerMetrics
 from services.reranker.server import RerankerServicer
 
 

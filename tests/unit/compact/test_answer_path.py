@@ -35,8 +35,8 @@ from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
-from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import RecentId, StoredEvent
+from services.contracts.wire import PackedQueryState
 from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.config import GatewaySettings
@@ -55,8 +55,7 @@ from services.platform.rpc import client as rpc_client
 from services.platform.rpc.server import RpcServer
 from services.platform.stream.kafka import partition_for
 from services.platform.stream.topic import NUM_PARTITIONS
-from services.reranker.handlers import Rerank
-from services.reranker.metrics import RerankerMetrics
+from services.reranker.handlers import Rerank, RerankerMetrics
 from services.reranker.server import RerankerServicer
 from services.user_state.reader import StateReader
 from services.user_state.values import StoredState, UserUpdate

@@ -19,18 +19,18 @@ from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
-from services.catalogue.gate import CatalogueGate
+from services.catalogue.follower import CatalogueGate
 from services.compact.in_process import InProcess
-from services.contracts.query_state import PackedQueryState
+from services.contracts.wire import PackedQueryState
 from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.domain import Pool, Seen
+from services.platform import request_context
 from services.platform.errors import DeadlineExceeded, FreshetError
 from services.platform.rpc import client as rpc_client
-from services.platform.rpc import request_context
 from services.platform.rpc.server import HealthState, RpcServer
 from services.reranker import bootstrap as reranker
-from services.reranker.metrics import RerankerMetrics
+from services.reranker.handlers import RerankerMetrics
 from services.reranker.server import RerankerServicer
 
 RULE = Rule(name="promo", which=ItemFilter(allow_item_ids=("item-1", "item-2", "0", "1")), boost=0.1)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from services.contracts.experiments import Arm
-from services.contracts.topics.experiments import experiment_of
+from services.contracts.topics.experiments import Arm, experiment_of
 from services.contracts.yaml_files import EXAMPLE, parse_experiment
 from services.platform.errors import InvalidRequest
 

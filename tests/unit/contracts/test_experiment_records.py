@@ -7,9 +7,15 @@ import pytest
 
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
-from services.contracts.experiments import Arm, Experiment, Experiments, State
 from services.contracts.operations import Operation
-from services.contracts.topics.experiments import decode_operation, encode_operation
+from services.contracts.topics.experiments import (
+    Arm,
+    Experiment,
+    Experiments,
+    State,
+    decode_operation,
+    encode_operation,
+)
 from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
 
 USERS = [f"user-{number}" for number in range(20_000)]

@@ -5,8 +5,7 @@ from fakes.stream import MemoryTopics
 
 from services.contracts.operation_log import OperationFollower
 from services.contracts.operations import Operation
-from services.contracts.topics.version_sets import OPERATIONS, VERSION_SETS, encode_operation
-from services.contracts.version_sets import VersionSet, VersionSets
+from services.contracts.topics.version_sets import OPERATIONS, VERSION_SETS, VersionSet, VersionSets, encode_operation
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream import topic_follower
 

@@ -6,7 +6,7 @@ from freshet.v1 import common_pb2
 
 from services.algorithms.scoring.packed_state import pack_query_state, unpack_query_state
 from services.algorithms.scoring.states import QueryStates
-from services.contracts.query_state import PackedQueryState, from_message, to_message, unpacked
+from services.contracts.wire import PackedQueryState, query_state_message, query_state_of, unpacked
 from services.platform.errors import InvalidRequest
 
 
@@ -24,11 +24,11 @@ def packed(num_pairs: int) -> PackedQueryState:
 @pytest.mark.parametrize("num_pairs", [0, 6])
 def test_a_state_comes_back_from_its_message_byte_for_byte(num_pairs: int) -> None:
     state = packed(num_pairs)
-    assert from_message(common_pb2.QueryState.FromString(to_message(state).SerializeToString())) == state
+    assert query_state_of(common_pb2.QueryState.FromString(query_state_message(state).SerializeToString())) == state
 
 
 def test_bytes_that_do_not_fit_are_an_invalid_request() -> None:
-    message = to_message(packed(6))
+    message = query_state_message(packed(6))
     message.component_width = 5
     with pytest.raises(InvalidRequest, match="query_state: components holds 16 bytes; 2 x 5 need 20"):
         unpacked(message, unpack_query_state)

@@ -3,8 +3,7 @@
 import pytest
 
 from services.contracts.operations import Counted, Operation
-from services.contracts.topics.version_sets import decode_operation, encode_operation
-from services.contracts.version_sets import Share, VersionSet, VersionSets
+from services.contracts.topics.version_sets import Share, VersionSet, VersionSets, decode_operation, encode_operation
 from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
 from services.platform.stream.records import SourceRecord
 

@@ -12,7 +12,7 @@ from services.algorithms.rules.attributes import Comparison, Condition
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
 from services.contracts import wire
-from services.contracts.explanations import ExplainedPair, ExplainedScore, ItemVotes, VotingInteractions
+from services.contracts.wire import ExplainedPair, ExplainedScore, ItemVotes, VotingInteractions
 from services.platform.errors import InvalidRequest
 
 NAMES = st.lists(st.text(min_size=1, max_size=5), max_size=3).map(tuple)

@@ -9,7 +9,7 @@ import pytest
 from fakes.encoder import HashEncoder, MemoryOutbox, MemoryStream
 from streams import VOCABULARY, append, drain, handler_on, interaction
 
-from services.contracts.version_sets import VersionSet, VersionSets
+from services.contracts.topics.version_sets import VersionSet, VersionSets
 from services.encoder.domain import EncodedStates, EncodeJob, Vocabulary
 from services.encoder.models import Model, Models
 from services.offline.backfill.memory_store import MemoryStore

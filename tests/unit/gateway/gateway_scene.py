@@ -29,13 +29,13 @@ from services.algorithms.bundles.event_schema import EventSchema, default_schema
 from services.algorithms.encoding.absence import AbsenceRows
 from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.rules.attributes import Kind
-from services.contracts.experiments import Experiments
 from services.contracts.operations import Operation
-from services.contracts.query_state import PackedQueryState
+from services.contracts.topics.experiments import Experiments
 from services.contracts.topics.rules import StandingRules
-from services.contracts.version_sets import VersionSet, VersionSets
+from services.contracts.topics.version_sets import VersionSet, VersionSets
+from services.contracts.wire import PackedQueryState
 from services.gateway.dependencies import AcknowledgedLag
-from services.gateway.domain import ServedModel, now_ms
+from services.gateway.domain import ServedModel
 from services.gateway.handlers import Handlers, make_handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import PartitionProgress, Ports
@@ -49,7 +49,7 @@ from services.gateway.stages import Limits, Preferences
 from services.gateway.version_sets.routes import Routes, ServedSet
 from services.gateway.write.operations import ChangeExperiment, ChangeVersionSet, Operate, Operations
 from services.platform.errors import PreconditionFailed
-from services.user_state.values import StoredState
+from services.user_state.values import StoredState, now_ms
 from services.user_state.warmth import Warmth
 
 ITEMS = ["a", "b", "c", "d", "e", "f"]

@@ -13,8 +13,8 @@ from test_by_http import doors
 from services.algorithms.encoding.absence import AbsenceRows
 from services.algorithms.scoring.packed_state import after_absence, pack_query_state
 from services.algorithms.scoring.states import QueryStates
-from services.contracts.query_state import PackedQueryState
-from services.contracts.version_sets import VersionSet, VersionSets
+from services.contracts.topics.version_sets import VersionSet, VersionSets
+from services.contracts.wire import PackedQueryState
 from services.gateway.domain import Degradation, ExplainQuery, HistoryEvent, Recommendation, RecommendQuery
 from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role

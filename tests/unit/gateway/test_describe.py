@@ -10,8 +10,8 @@ from services.contracts.topics.interactions import INTERACTIONS, Interaction, en
 from services.gateway.describe import tail
 from services.gateway.domain import HistoryEvent
 from services.gateway.edge.roles import Role
+from services.platform import request_context
 from services.platform.errors import DependencyUnavailable, InvalidRequest, PermissionDenied
-from services.platform.rpc import request_context
 from services.platform.stream.records import SourceRecord
 
 

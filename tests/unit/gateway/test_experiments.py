@@ -10,15 +10,14 @@ from gateway_scene import Scene, memory_operations
 
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
-from services.contracts.experiments import Arm, Experiment, Experiments
-from services.contracts.topics.experiments import experiment_message
+from services.contracts.topics.experiments import Arm, Experiment, Experiments, experiment_message
 from services.contracts.topics.exposures import Exposure
-from services.contracts.version_sets import VersionSet, VersionSets
+from services.contracts.topics.version_sets import VersionSet, VersionSets
 from services.gateway.domain import RecommendQuery, with_arms
 from services.gateway.server import GatewayServicer
 from services.gateway.version_sets.routes import Routes, ServedSet
+from services.platform import request_context
 from services.platform.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
-from services.platform.rpc import request_context
 
 BURIED = Rule(name="bury-x", which=ItemFilter(exclude_seen=False, allow_categories=("x",)), bury=900.0)
 A = VersionSet(name="a", model_version="m1", bundle="/a")

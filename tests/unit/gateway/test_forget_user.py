@@ -15,8 +15,8 @@ from services.contracts.topics import TOPICS
 from services.contracts.topics.forgets import Forget
 from services.gateway.ports import Contributions, StoredUser
 from services.gateway.write.forget import REMAINS, WITH_USER_DATA, WITHOUT_USER_DATA, ForgetReport, until
+from services.platform import request_context
 from services.platform.errors import DependencyUnavailable
-from services.platform.rpc import request_context
 from services.platform.stream.topic import NUM_PARTITIONS, Topic
 from services.user_state.layout import Home, history_key, users_key
 

@@ -7,9 +7,10 @@ from gateway_scene import Scene
 
 from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.items import CatalogueItem
-from services.gateway.domain import RecommendQuery, now_ms
+from services.gateway.domain import RecommendQuery
 from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.gateway.stages import Preferences
+from services.user_state.values import now_ms
 
 HOUR_MS = 3600 * 1000
 

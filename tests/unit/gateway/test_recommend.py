@@ -21,6 +21,7 @@ from services.gateway.domain import (
     RecommendQuery,
 )
 from services.gateway.stages import COMPONENTS, Limits
+from services.platform import request_context
 from services.platform.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
@@ -28,7 +29,7 @@ from services.platform.errors import (
     Overloaded,
     PreconditionFailed,
 )
-from services.platform.rpc import admission, request_context
+from services.platform.rpc import admission
 from services.platform.rpc.admission import Admission
 from services.platform.stream.records import Position
 

@@ -12,8 +12,8 @@ from gateway_scene import Scene
 from services.contracts.topics.interactions import Interaction
 from services.gateway.domain import FreshnessToken
 from services.gateway.stages import Limits
+from services.platform import request_context
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest
-from services.platform.rpc import request_context
 
 DOWN = DependencyUnavailable("Kafka is away")
 

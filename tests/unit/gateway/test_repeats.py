@@ -10,13 +10,14 @@ from gateway_scene import ITEMS, Scene
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.interactions import Interaction
-from services.gateway.domain import Degradation, Impression, NotAgain, Ranking, RecommendQuery, ScoredItem, now_ms
+from services.contracts.wire import PackedQueryState
+from services.gateway.domain import Degradation, Impression, NotAgain, Ranking, RecommendQuery, ScoredItem
 from services.gateway.recommend.repeats import discounted, discounts_of, not_again, packed_items
 from services.gateway.stages import Preferences
 from services.platform.errors import DependencyUnavailable, InvalidRequest
 from services.user_state.layout import IMPRESSIONS
+from services.user_state.values import now_ms
 
 LAST = NotAgain(answers=1)
 DAY_MS = 24 * 3600 * 1000

@@ -9,14 +9,14 @@ import pytest
 from freshet.v1 import events_pb2, gateway_pb2
 from gateway_scene import Scene, memory_operations
 
-from services.contracts.experiments import Arm, Experiment, Experiments
 from services.contracts.operations import Operation
-from services.contracts.version_sets import Share, VersionSet, VersionSets
+from services.contracts.topics.experiments import Arm, Experiment, Experiments
+from services.contracts.topics.version_sets import Share, VersionSet, VersionSets
 from services.gateway.domain import RecommendQuery
 from services.gateway.server import GatewayServicer
 from services.gateway.version_sets.routes import Routes, ServedSet
+from services.platform import request_context
 from services.platform.errors import Conflict, DependencyUnavailable, InvalidRequest, NotFound, PreconditionFailed
-from services.platform.rpc import request_context
 
 A = VersionSet(name="a", model_version="m1", bundle="/a")
 B = VersionSet(name="b", model_version="m2", bundle="/b")

@@ -25,19 +25,20 @@ from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
 from services.compact.in_process import InProcess
-from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.items import CatalogueItem
+from services.contracts.wire import PackedQueryState
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
-from services.gateway.domain import Recommendation, RecommendQuery, now_ms
+from services.gateway.domain import Recommendation, RecommendQuery
 from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.repeats import packed_items
 from services.gateway.stages import Limits, Preferences
 from services.platform.errors import DependencyUnavailable
 from services.reranker import bootstrap as reranker
-from services.reranker.metrics import RerankerMetrics
+from services.reranker.handlers import RerankerMetrics
 from services.reranker.server import RerankerServicer
 from services.user_state.layout import IMPRESSIONS
+from services.user_state.values import now_ms
 
 POOL, NEW, DISCOUNT = 10, 12, 0.05
 ALL = ItemFilter(exclude_seen=False)

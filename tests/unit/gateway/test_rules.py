@@ -27,9 +27,8 @@ from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
 from services.compact.in_process import InProcess
-from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.rules import StandingRules
-from services.contracts.wire import rules_of
+from services.contracts.wire import PackedQueryState, rules_of
 from services.contracts.yaml_files import parse_rules, rules_from, rules_text
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.domain import Degradation, ExplainQuery, Pool, RecommendQuery
@@ -39,7 +38,7 @@ from services.gateway.stages import Limits
 from services.platform.config import ConfigError
 from services.platform.errors import DependencyUnavailable
 from services.reranker import bootstrap as reranker
-from services.reranker.metrics import RerankerMetrics
+from services.reranker.handlers import RerankerMetrics
 from services.reranker.server import RerankerServicer
 
 X = 60

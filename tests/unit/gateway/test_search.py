@@ -12,13 +12,13 @@ from services.gateway.domain import Degradation, HistoryEvent, RecommendQuery
 from services.gateway.search.search import RECENT
 from services.gateway.search.searching import SearchAnswer, SearchQuery
 from services.gateway.stages import Limits
+from services.platform import request_context
 from services.platform.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
     InvalidRequest,
     Overloaded,
 )
-from services.platform.rpc import request_context
 
 
 def ids(answer: SearchAnswer) -> list[str]:

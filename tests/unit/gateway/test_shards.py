@@ -25,10 +25,10 @@ from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
 from services.catalogue.changes import CatalogueChanges
 from services.compact.in_process import InProcess
-from services.contracts.query_state import PackedQueryState
 from services.contracts.shards import Shard, home_shard
 from services.contracts.topics.index_deltas import Batch, IndexDelta, ItemDelta
 from services.contracts.topics.items import CatalogueItem
+from services.contracts.wire import PackedQueryState
 from services.gateway.adapters.processes import RemoteCandidates
 from services.gateway.adapters.shards import ShardedCandidates, share_of_pool
 from services.gateway.domain import Pool, Ranking, Seen

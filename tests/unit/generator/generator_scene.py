@@ -23,10 +23,9 @@ from services.contracts.topics.attributions import ForgetUpTo, Undo
 from services.contracts.topics.items import CatalogueItem
 from services.contracts.topics.search_clicks import SearchClick, encode_click
 from services.generator.bootstrap import Ready, load_sources, make_servicer, make_watch
-from services.generator.changes import ItemChanges
-from services.generator.clicks import ClicksFollower
 from services.generator.config import GeneratorSettings
 from services.generator.domain.sources import Sources
+from services.generator.followers import ClicksFollower, ItemChanges
 from services.generator.metrics import GeneratorMetrics
 from services.generator.server import SERVICE, GeneratorServicer
 from services.offline.bundles.model import BundleContent, write_bundle

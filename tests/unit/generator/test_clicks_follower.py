@@ -12,9 +12,9 @@ from structlog.testing import capture_logs
 
 from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.search_clicks import SearchClick
-from services.generator.clicks import ClicksFollower
 from services.generator.domain.requests import Asked, Scored
 from services.generator.domain.text_mol import TextMol
+from services.generator.followers import ClicksFollower
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream import topic_follower
 

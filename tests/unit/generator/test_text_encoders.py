@@ -18,8 +18,7 @@ from services.algorithms.bundles.text_bundle import SHARED_INT8
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.text.word_pieces import WordPieces
 from services.generator.adapters import text_parts
-from services.generator.adapters.text_encoders import InProcessText, OneOutput, SharedText
-from services.generator.adapters.text_parts import Queries, open_text_bundle
+from services.generator.adapters.text_parts import InProcessText, OneOutput, Queries, SharedText, open_text_bundle
 from services.generator.bootstrap import load_sources
 from services.generator.config import GeneratorSettings
 from services.generator.domain.requests import Asked

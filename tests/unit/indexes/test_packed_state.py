@@ -7,7 +7,7 @@ from retrieval_scene import half, make_queries
 from services.algorithms.encoding.absence import AbsenceRows
 from services.algorithms.scoring.packed_state import after_absence, pack_query_state, unpack_query_state
 from services.algorithms.scoring.states import QueryStates
-from services.contracts.query_state import PackedQueryState
+from services.contracts.wire import PackedQueryState
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 16), (4, 2, 8)])

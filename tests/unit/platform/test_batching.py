@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.platform.batching import Batcher
 from services.platform.errors import DependencyUnavailable, Overloaded
+from services.platform.threads import Batcher
 
 
 class Gate:

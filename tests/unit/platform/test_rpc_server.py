@@ -19,11 +19,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from services.platform import errors
+from services.platform import errors, request_context
 from services.platform.config import ProcessSettings
 from services.platform.ports import PortTaken
 from services.platform.rpc import client as rpc_client
-from services.platform.rpc import health_check, request_context
+from services.platform.rpc import health_check
 from services.platform.rpc.admission import Admission
 from services.platform.rpc.guard import Door
 from services.platform.rpc.health_check import WHY_NOT_READY

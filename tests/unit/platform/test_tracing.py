@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from services.platform.errors import InvalidRequest
 from services.platform.exported_spans import MAX_LINKS, ExportedSpans
 from services.platform.process import configure_tracing
+from services.platform.request_context import OFF
 from services.platform.stream.records import SourceRecord
-from services.platform.tracing import OFF
 from services.user_state.layout import trace_text, traceparent_of
 
 

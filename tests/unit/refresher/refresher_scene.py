@@ -15,16 +15,16 @@ from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.pefa.policy import DEFAULT_SHARE, SharePolicy
 from services.algorithms.scoring.packed_state import pack_query_state
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
-from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.index_deltas import Batches, IndexDelta, ItemDelta, MemoryDelta
+from services.contracts.wire import PackedQueryState
 from services.platform.stream.follower import TurnClock
 from services.platform.stream.ports import Leases
 from services.platform.stream.records import pack_position
 from services.refresher.consumer import Refresher, RefresherLimits
-from services.refresher.domain.partition import Partition
+from services.refresher.domain.partition import Partition, PartitionRegistry
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
 from services.refresher.domain.rules import ModelItems, Rules
-from services.refresher.handlers.describe import Describe, PartitionRegistry
+from services.refresher.handlers.describe import Describe
 from services.refresher.handlers.fold import FoldRecords
 from services.refresher.handlers.publish import ContentStates, Publisher
 from services.refresher.metrics import RefresherMetrics

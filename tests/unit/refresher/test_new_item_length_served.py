@@ -14,7 +14,7 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.scoring.packed_state import pack_query_state
 from services.algorithms.scoring.states import ItemStates, QueryStates
-from services.contracts.query_state import PackedQueryState
+from services.contracts.wire import PackedQueryState
 from services.offline.bundles.model import write_bundle
 from services.refresher.bootstrap import new_item_policy
 from services.refresher.config import RefresherSettings

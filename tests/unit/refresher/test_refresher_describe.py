@@ -8,9 +8,9 @@ import numpy as np
 from refresher_scene import P_X, D, World, interaction, make_rules
 
 from services.algorithms.pefa.sums import ItemSums
-from services.refresher.domain.partition import Partition
+from services.refresher.domain.partition import Partition, PartitionRegistry
 from services.refresher.domain.records import Interaction
-from services.refresher.handlers.describe import Describe, PartitionRegistry
+from services.refresher.handlers.describe import Describe
 
 RULES = make_rules(max_remembered=4)
 NUM_NEW = 600

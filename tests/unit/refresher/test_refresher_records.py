@@ -11,7 +11,7 @@ from refresher_scene import MODEL, P_Q, P_X, START_MS, D, interaction
 
 from services.contracts.topics.items import CatalogueItem, encode_item
 from services.platform.stream.records import DeadLetter, SourceRecord, pack_position, unpack_position
-from services.refresher.adapters.decoding import QueryShape, decode_attribution, decode_listing
+from services.refresher.adapters.topics import QueryShape, decode_attribution, decode_listing
 from services.refresher.domain.records import Forgetting, Interaction, Listing, Undo
 
 SHAPE = QueryShape(model_version=MODEL, num_components=P_Q, component_width=D, num_pairs=P_Q * P_X)

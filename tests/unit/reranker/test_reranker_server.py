@@ -17,8 +17,7 @@ from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.platform.rpc.server import RpcServer
 from services.reranker.bootstrap import load_catalogue
 from services.reranker.config import RerankerSettings
-from services.reranker.handlers import Rerank
-from services.reranker.metrics import RerankerMetrics
+from services.reranker.handlers import Rerank, RerankerMetrics
 from services.reranker.server import SERVICE, RerankerServicer
 
 KINDS = common_pb2.Certificate

@@ -8,7 +8,7 @@ from gateway.gateway_scene import ITEMS, Scene
 from state_scene import ANN, FragileStore, vocabulary
 
 from services.encoder.domain import Vocabulary
-from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
+from services.encoder.handlers.encode import EncodeHistory, RequestEvent
 from services.gateway.domain import Degradation, Encoded, Event, FreshnessToken, Recommendation, RecommendQuery
 
 # How an answer says that it may be made of less than the whole history.

@@ -21,7 +21,7 @@ from services.contracts.topics.interactions import Interaction, encode_interacti
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.domain import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
-from services.encoder.handlers.encode_batch import states_of
+from services.encoder.handlers.encode import states_of
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.models import Model

@@ -11,7 +11,7 @@ from gateway.gateway_scene import ITEMS, Scene
 from state_scene import EncoderProcess, FragileStore, append_all, replay, vocabulary
 
 from services.algorithms.rules.filters import ItemFilter
-from services.contracts.query_state import PackedQueryState
+from services.contracts.wire import PackedQueryState
 from services.gateway.domain import Ranking, RecommendQuery
 from services.platform.errors import PreconditionFailed
 

@@ -15,8 +15,8 @@ from refresher.refresher_scene import NUM_ITEMS, World, fold_all, interaction, m
 
 from services.contracts.topics.index_deltas import IndexDelta, ItemDelta
 from services.gateway.ports import Contributions, StoredUser
+from services.platform import request_context
 from services.platform.errors import PreconditionFailed
-from services.platform.rpc import request_context
 from services.platform.stream.kafka import partition_for
 from services.platform.stream.topic import NUM_PARTITIONS
 

@@ -31,7 +31,7 @@ from services.platform.errors import DependencyUnavailable, FreshetError
 from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings
 from services.reranker.domain import RerankQuery
-from services.reranker.metrics import RerankerMetrics
+from services.reranker.handlers import RerankerMetrics
 
 WITHDRAWN = "item-3"
 

@@ -17,7 +17,7 @@ from services.algorithms.models.text_model_folder import load_body
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import QueryStates
 from services.generator.adapters import text_parts
-from services.generator.adapters.text_encoders import InProcessText
+from services.generator.adapters.text_parts import InProcessText
 from services.offline.training import int8_graphs, onnx_graphs
 from services.offline.training.int8_graphs import LEAST_COSINE
 from services.offline.training.onnx_graphs import ExportError, session

@@ -10,8 +10,8 @@ from services.algorithms.bundles.model_bundle import ENCODER_ONNX, Bundle
 from services.algorithms.encoding.history import trim
 from services.algorithms.scoring.packed_state import after_absence, unpack_query_state
 from services.algorithms.scoring.states import QueryStates
-from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import StoredEvent
+from services.contracts.wire import PackedQueryState
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.bootstrap import vocabulary_of
 from services.encoder.domain import encode_job, user_state

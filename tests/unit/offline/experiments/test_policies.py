@@ -8,7 +8,7 @@ import pytest
 from test_results import ARMS, EXPERIMENT, T0, World, log_of
 
 from services.algorithms.rules.reserved_positions import draw_slots
-from services.contracts.experiments import Arm, Experiment
+from services.contracts.topics.experiments import Arm, Experiment
 from services.contracts.topics.exposures import Exposure
 from services.offline.experiments.off_policy import NoSupport
 from services.offline.experiments.policies import Estimates, Given, of_arms, without_new_items

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from fakes.stream import MemoryTopics
 
-from services.contracts.experiments import Arm, Experiment, Experiments
 from services.contracts.pseudonyms import pseudonym_of
+from services.contracts.topics.experiments import Arm, Experiment, Experiments
 from services.contracts.topics.exposures import EXPOSURES, Exposure, encode_exposure
 from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction

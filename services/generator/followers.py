@@ -1,16 +1,19 @@
-"""Follow `search-clicks` from its beginning: the text source's learnt state is stored nowhere else.
+"""Follow `items` and `search-clicks`, each in a thread.
 
-A thread applies a poll's records as one change. Unreadable and poison records are dead-lettered.
+`search-clicks` is read from its beginning: the text source's learnt state is stored nowhere else. A poll's records are
+one change. Unreadable and poison records are dead-lettered.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from services.catalogue.follower import age_seconds
+from services.catalogue.follower import Listener, age_seconds
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics.attributions import Undo
+from services.contracts.topics.items import CatalogueItem
 from services.contracts.topics.search_clicks import SEARCH_CLICKS, ClickRecord, SearchClick, decode_click
+from services.generator.domain.sources import Sources
 from services.generator.domain.text_mol import TextMol
 from services.generator.metrics import GeneratorMetrics
 from services.platform.errors import InvalidRequest
@@ -20,6 +23,24 @@ from services.platform.stream.ports import Reader
 from services.platform.stream.records import SourceRecord
 from services.platform.stream.topic import Replicas
 from services.platform.stream.topic_follower import TopicFollower
+
+
+class ItemChanges(Listener):
+    """Gives the sources what the catalogue's follower reads."""
+
+    def __init__(
+        self, sources: Sources, metrics: GeneratorMetrics, *, on_change: Callable[[], None] = lambda: None
+    ) -> None:
+        self._sources, self._metrics, self._on_change = sources, metrics, on_change
+
+    def describe(self, items: Sequence[CatalogueItem]) -> None:
+        self._sources.describe(items)
+        self._metrics.counted("described", len(items))
+        self._on_change()
+
+    def counted(self, kind: str, records: int) -> None:
+        self._metrics.counted(kind, records)
+
 
 log = structlog.get_logger()
 

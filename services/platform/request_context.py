@@ -1,15 +1,45 @@
-"""OpenTelemetry traces over gRPC and Kafka, if an OTLP endpoint is set.
+"""A call's request id, deadline, caller and trace.
 
-Otherwise the library is not imported, and there are no interceptors, which cost each RPC some tens of microseconds. A
-record has its writer's context in the header `traceparent` (W3C Trace Context); a batch's span has links to its
-records.
+Traces (OpenTelemetry, over gRPC and Kafka) are on if an OTLP endpoint is set. Otherwise the library is not imported,
+and there are no interceptors, which cost each RPC some tens of microseconds. A record has its writer's context in the
+header `traceparent` (W3C Trace Context); a batch's span has links to its records.
 """
 
+import secrets
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 from services.platform.stream.records import SourceRecord
+
+REQUEST_ID_HEADER = "x-request-id"
+
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+# On the clock of `time.monotonic()`, in seconds.
+deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
+
+# The API key's id; "" if keys are not required.
+caller: ContextVar[str] = ContextVar("caller", default="")
+# That key's roles; None if keys are not required.
+roles: ContextVar[frozenset[str] | None] = ContextVar("roles", default=None)
+
+
+def new_request_id() -> str:
+    return secrets.token_hex(8)
+
+
+def remaining_seconds() -> float | None:
+    """Return the seconds until the deadline, maybe negative; None without one."""
+    at = deadline.get()
+    return None if at is None else at - time.monotonic()
+
+
+def bounded_timeout(timeout_s: float) -> float:
+    remaining = remaining_seconds()
+    return timeout_s if remaining is None else min(timeout_s, remaining)
+
 
 TRACEPARENT = "traceparent"
 Headers = Sequence[tuple[str, bytes]]
