@@ -30,9 +30,8 @@ from services.encoder.config import EncoderSettings
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.domain import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
-from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode import states_of
-from services.encoder.handlers.forget_users import ForgetUsers
+from services.encoder.handlers.forget_users import DescribeUser, ForgetUsers
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.models import Model, Models
 from services.encoder.server import SERVICE, EncoderServicer, ServedModels

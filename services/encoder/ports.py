@@ -10,7 +10,7 @@ from services.contracts.topics.attributions import Attributed
 from services.contracts.topics.search_clicks import ClickRecord
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.platform.stream.records import DeadLetter
-from services.user_state.values import Popularity, UserKeys
+from services.user_state.values import UserKeys
 
 
 class Outbox(Protocol):
@@ -37,9 +37,6 @@ class UserReader(Protocol):
 
     async def read_keys(self, user_id: str) -> UserKeys:
         """What is stored of the user. Raises: DependencyUnavailable."""
-
-    async def read_popular(self) -> Sequence[Popularity]:
-        """The popular items of each partition with progress. Raises: DependencyUnavailable."""
 
 
 class Keeper(Protocol):

@@ -6,9 +6,11 @@ import grpc
 from freshet.v1 import encoder_pb2, encoder_pb2_grpc
 
 from services.contracts.processes import PROCESSES
+from services.contracts.stored_history import StoredEvent
+from services.contracts.topics.interactions import DEFAULT_TYPE
 from services.contracts.wire import query_state_message
-from services.encoder.handlers.describe_user import DescribeUser
-from services.encoder.handlers.encode import EncodeHistory, RequestEvent
+from services.encoder.handlers.encode import EncodeHistory
+from services.encoder.handlers.forget_users import DescribeUser
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.models import Model
 from services.platform.errors import InvalidRequest, PreconditionFailed
@@ -71,7 +73,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             if not event.HasField("event_time"):
                 raise InvalidRequest.of(f"history[{number}].event_time", "absent", "a time; oldest event first")
             time_ms = read_ms(event.event_time, f"history[{number}].event_time")
-            history.append(RequestEvent(event.item_id, time_ms, event.type, event.value))
+            history.append(StoredEvent(time_ms, 0, 0, 0, event.item_id, event.type or DEFAULT_TYPE, event.value))
         handler = self._handlers.get(request.model_version or self._model_version)
         if handler is None:
             raise PreconditionFailed(

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.algorithms.indexes.protocol import Certificate
-from services.algorithms.items.live_catalogue import Served
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
 from services.algorithms.scoring.states import QueryStates
@@ -61,13 +60,3 @@ class ExplainQuery:
     item_id: str
     max_pairs: int = 0
     rules: Sequence[Rule] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RerankerInfo:
-    """The loaded index."""
-
-    model_version: str
-    served: Served
-    num_items: int
-    bytes_per_item: float

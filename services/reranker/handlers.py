@@ -28,7 +28,7 @@ from services.platform.errors import InvalidRequest, NotFound, PreconditionFaile
 from services.platform.metrics import BATCH_BUCKETS, Figures
 from services.platform.threads import Batcher
 from services.platform.validation import validate_id
-from services.reranker.domain import ExplainQuery, Ranked, RerankerInfo, RerankQuery
+from services.reranker.domain import ExplainQuery, Ranked, RerankQuery
 
 
 class RerankerMetrics:
@@ -76,19 +76,9 @@ class Rerank:
     """Ranks pools of one live catalogue's items, and explains scores."""
 
     def __init__(self, *, catalogue: LiveCatalogue, metrics: RerankerMetrics) -> None:
-        self._catalogue, self._metrics = catalogue, metrics
+        self.catalogue, self._metrics = catalogue, metrics
         self._batcher: Batcher[RerankQuery, Ranked] = Batcher(
             self.rank_all, max_batch=MAX_BATCH, max_queue=MAX_QUEUE, name="reranker", on_batch=metrics.batch
-        )
-
-    @property
-    def info(self) -> RerankerInfo:
-        served = self._catalogue.served
-        return RerankerInfo(
-            model_version=self._catalogue.base.model_version,
-            served=served,
-            num_items=served.version.num_items,
-            bytes_per_item=self._catalogue.index.memory.total / max(1, served.version.num_items),
         )
 
     async def __call__(self, request: RerankQuery) -> tuple[Ranked, float]:
@@ -115,14 +105,14 @@ class Rerank:
         validate_id("item_id", asked.item_id)
         self._check_rules(asked.rules)
         self._check_query(asked.query, asked.model_version)
-        item = self._catalogue.explain(asked.item_id)
+        item = self.catalogue.explain(asked.item_id)
         if item is None:
-            why = self._catalogue.absence_of(asked.item_id)
-            raise NotFound(f"item_id={asked.item_id!r} {why} ({self._catalogue.served.name})")
+            why = self.catalogue.absence_of(asked.item_id)
+            raise NotFound(f"item_id={asked.item_id!r} {why} ({self.catalogue.served.name})")
         parts = score_parts(
             asked.query,
             item.state,
-            self._catalogue.base.pair_gate,
+            self.catalogue.base.pair_gate,
             base=item.base,
             model_share=item.model_share,
         )
@@ -149,7 +139,7 @@ class Rerank:
             rules=[
                 place
                 for place, rule in enumerate(asked.rules)
-                if self._catalogue.passing(rule.which, [asked.item_id]).all()
+                if self.catalogue.passing(rule.which, [asked.item_id]).all()
             ],
         )
 
@@ -175,7 +165,7 @@ class Rerank:
         if not all(0 <= discount < math.inf for discount in request.discounts):
             raise InvalidRequest.of("discounts", "NaN, negative or infinite values", "finite numbers from 0")
         try:
-            request.filter.check(self._catalogue.index.kinds)
+            request.filter.check(self.catalogue.index.kinds)
         except ValueError as exc:
             raise InvalidRequest(f"filter.{exc}") from exc
         self._check_rules(request.rules)
@@ -189,18 +179,18 @@ class Rerank:
                 if not 0 <= value < math.inf:
                     raise InvalidRequest.of(f"rules[{rule.name!r}].{effect}", value, "a finite number, 0 or more")
             try:
-                rule.which.check(self._catalogue.index.kinds)
+                rule.which.check(self.catalogue.index.kinds)
             except ValueError as exc:
                 raise InvalidRequest(f"rules[{rule.name!r}].{exc}") from exc
 
     def _check_query(self, query: QueryStates, model_version: str) -> None:
-        if model_version != self._catalogue.base.model_version:
+        if model_version != self.catalogue.base.model_version:
             raise PreconditionFailed(
                 f"query_state.model_version={model_version!r} but the reranker holds model "
-                f"{self._catalogue.base.model_version!r}; encode the history again with that model"
+                f"{self.catalogue.base.model_version!r}; encode the history again with that model"
             )
         try:
-            self._catalogue.check(query)
+            self.catalogue.check(query)
         except ValueError as exc:
             raise InvalidRequest(f"query_state: {exc}") from exc
 
@@ -208,7 +198,7 @@ class Rerank:
         name, position = request.index_version, request.position
         deadline = time.perf_counter() + _VERSION_WAIT_S
         # At most five polls: the thread that applies changes does not notify the event loop.
-        while name and self._catalogue.may_come(name, position) and time.perf_counter() < deadline:  # noqa: ASYNC110
+        while name and self.catalogue.may_come(name, position) and time.perf_counter() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_VERSION_CHECK_S)
 
     def _rank(self, request: RerankQuery) -> Ranked:
@@ -227,7 +217,7 @@ class Rerank:
         if request.discounts:
             discounts = dict(zip(pool, request.discounts, strict=True))
             scores = scores - np.array([discounts[item_id] for item_id in items.item_ids])
-        masks = [self._catalogue.passing(rule.which, items.item_ids) for rule in request.rules]
+        masks = [self.catalogue.passing(rule.which, items.item_ids) for rule in request.rules]
         if masks:
             scores = scores + added(request.rules, masks)
         order, scores = order_by_score_then_id(scores, id_ranks(items.item_ids), tolerance=2 * error)
@@ -260,13 +250,13 @@ class Rerank:
     def _version(self, request: RerankQuery) -> tuple[Served, bool]:
         """Return the version to score with, and whether it made the pool and its bound."""
         if request.index_version:
-            return self._catalogue.version_named(request.index_version, request.position)
-        served = self._catalogue.served
+            return self.catalogue.version_named(request.index_version, request.position)
+        served = self.catalogue.served
         return served, served.position == NO_CHANGE
 
     def _verified(self, served: Served, wanted: ItemFilter, item_ids: Sequence[str]) -> FoundItems:
         """Return the pool's items that have a state, are served now and pass the filter."""
-        catalogue = self._catalogue
+        catalogue = self.catalogue
         visible = [item_id for item_id in item_ids if not catalogue.is_hidden(item_id)]
         if not wanted.is_open:
             passes = catalogue.passing(wanted, visible)
@@ -278,7 +268,7 @@ class Rerank:
     ) -> np.ndarray:
         categories = None
         if request.max_per_category:
-            categories = self._catalogue.categories_of([items.item_ids[row] for row in order.tolist()])
+            categories = self.catalogue.categories_of([items.item_ids[row] for row in order.tolist()])
         components = items.components()[order] if request.diversity and len(items) else None
         return select(
             scores,

@@ -50,13 +50,13 @@ class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
     async def GetRerankerInfo(
         self, request: reranker_pb2.GetRerankerInfoRequest, context: Any
     ) -> reranker_pb2.GetRerankerInfoResponse:
-        info = self._rerank.info
-        served = info.served
+        catalogue = self._rerank.catalogue
+        served = catalogue.served
         return reranker_pb2.GetRerankerInfoResponse(
-            model_version=info.model_version,
+            model_version=catalogue.base.model_version,
             index_version=served.name,
-            num_items=info.num_items,
-            bytes_per_item=info.bytes_per_item,
+            num_items=(items := served.version.num_items),
+            bytes_per_item=catalogue.index.memory.total / max(1, items),
             index_freshness=index_freshness_message(served.position, served.newest_recorded_ms, served.lag_s),
         )
 

@@ -33,19 +33,20 @@ from services.algorithms.indexes.protocol import EXACT
 from services.algorithms.rules.filters import ItemFilter
 from services.catalogue.changes import CatalogueChanges, CatalogueMetrics
 from services.catalogue.follower import CatalogueFollower, CatalogueGate
+from services.contracts.stored_history import StoredEvent
 from services.contracts.topics.attributions import ATTRIBUTIONS
 from services.contracts.topics.dead_letters import SUFFIX
 from services.contracts.topics.forgets import FORGETS, encode_forget
 from services.contracts.topics.histories import HISTORIES
 from services.contracts.topics.index_deltas import INDEX_DELTAS, ItemDelta, MemoryDelta
-from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
+from services.contracts.topics.interactions import DEFAULT_TYPE, INTERACTIONS, Interaction, encode_interaction
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 from services.contracts.topics.search_clicks import SEARCH_CLICKS
 from services.encoder.adapters.kafka_outbox import KafkaOutbox as EncoderOutbox
 from services.encoder.consumer import ConsumerLimits
 from services.encoder.domain import EncodedStates, EncodeJob, Vocabulary
-from services.encoder.handlers.describe_user import DescribeUser
-from services.encoder.handlers.encode import EncodeHistory, RequestEvent
+from services.encoder.handlers.encode import EncodeHistory
+from services.encoder.handlers.forget_users import DescribeUser
 from services.gateway.dependencies import AcknowledgedLag, Breaker
 from services.gateway.domain import Encoded, Pool, Ranking, ScoredItem, Seen, ServedModel
 from services.gateway.handlers import make_handlers
@@ -373,7 +374,10 @@ class Gateway:
             return handler._encode([job])[0], 0.0
 
         handler._batcher = SimpleNamespace(submit=submit)  # type: ignore[assignment]
-        events = [RequestEvent(one.item_id, one.event_time_ms or 0, one.type, one.value) for one in history]
+        events = [
+            StoredEvent(one.event_time_ms or 0, 0, 0, 0, one.item_id, one.type or DEFAULT_TYPE, one.value)
+            for one in history
+        ]
         found = await handler.encode(user_id, events)
         return Encoded(query_state=found.state)
 

@@ -17,7 +17,6 @@ from services.algorithms.encoding.history import trim
 from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.stored_history import StoredEvent
 from services.contracts.topics.attributions import Attribution
-from services.contracts.topics.interactions import DEFAULT_TYPE
 from services.contracts.wire import PackedQueryState
 from services.encoder.domain import (
     EncodedStates,
@@ -207,16 +206,6 @@ MAX_EVENTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class RequestEvent:
-    """One event of a request's history. event_time_ms: Unix milliseconds, at least 0. type: "" for the default."""
-
-    item_id: str
-    event_time_ms: int
-    type: str = ""
-    value: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Encoded:
     """The state of a history; None if the model reads no item of it. queue_seconds, encode_seconds: in queue and
     model.
@@ -240,7 +229,7 @@ class EncodeHistory:
             self._encode, max_batch=max_batch, max_queue=max_queue, name="encode-on-demand"
         )
 
-    async def encode(self, user_id: str, history: Sequence[RequestEvent]) -> Encoded:
+    async def encode(self, user_id: str, history: Sequence[StoredEvent]) -> Encoded:
         """The state after `history` (oldest event first); only its newest window counts.
 
         Raises: InvalidRequest with field, value and range; Overloaded; the model adapter's errors.
@@ -261,9 +250,8 @@ class EncodeHistory:
                 )
             if not math.isfinite(event.value):
                 raise InvalidRequest.of(f"history[{number}].value", event.value, "a finite number")
-        events = [StoredEvent(e.event_time_ms, 0, 0, 0, e.item_id, e.type or DEFAULT_TYPE, e.value) for e in history]
-        in_history = {kind: self._vocabulary.schema.of(kind).history for kind in {event.type for event in events}}
-        window = trim([event for event in events if in_history[event.type]], self._vocabulary.max_history)
+        in_history = {kind: self._vocabulary.schema.of(kind).history for kind in {event.type for event in history}}
+        window = trim([event for event in history if in_history[event.type]], self._vocabulary.max_history)
         job, _ = encode_job(self._vocabulary, user_id, window, [len(window)])
         if job is None:
             return Encoded(None, unknown, 0.0, 0.0)

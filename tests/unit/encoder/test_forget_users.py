@@ -15,7 +15,7 @@ from services.contracts.topics.attributions import Attribution, ForgetUpTo, Undo
 from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction
 from services.encoder.domain import EncodedStates, EncodeJob, cache_key
-from services.encoder.handlers.describe_user import DescribeUser
+from services.encoder.handlers.forget_users import DescribeUser
 from services.encoder.models import Model
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import Conflict, DependencyUnavailable, PreconditionFailed

@@ -7,8 +7,10 @@ from fakes.gateway import MemoryCandidates, StoredUserStates
 from gateway.gateway_scene import ITEMS, Scene
 from state_scene import ANN, FragileStore, vocabulary
 
+from services.contracts.stored_history import StoredEvent
+from services.contracts.topics.interactions import DEFAULT_TYPE
 from services.encoder.domain import Vocabulary
-from services.encoder.handlers.encode import EncodeHistory, RequestEvent
+from services.encoder.handlers.encode import EncodeHistory
 from services.gateway.domain import Degradation, Encoded, Event, FreshnessToken, Recommendation, RecommendQuery
 
 # How an answer says that it may be made of less than the whole history.
@@ -30,7 +32,7 @@ class OnDemand:
     async def encode(self, user_id: str, history: Sequence[Event], timeout_s: float) -> Encoded:
         handler = EncodeHistory(encoder=HashEncoder(), vocabulary=self._words)
         try:
-            events = [RequestEvent(event.item_id, event.event_time_ms or 0) for event in history]
+            events = [StoredEvent(event.event_time_ms or 0, 0, 0, 0, event.item_id, DEFAULT_TYPE) for event in history]
             found = await handler.encode(user_id, events)
         finally:
             await handler.close()
