@@ -5,11 +5,10 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator
 
 from services.contracts.pseudonyms import PseudonymSettings
-from services.user_state.values import DEFAULT_MAX_SEEN, DEFAULT_TTL_SECONDS
+from services.user_state.values import DEFAULT_TTL_SECONDS
 
 # At most this many: a user's joined pseudonyms fit into an id.
 MAX_EARLIER_KEYS = 2
-MAX_SEEN = 19_000
 
 
 class EncoderSettings(PseudonymSettings):
@@ -29,13 +28,9 @@ class EncoderSettings(PseudonymSettings):
     # Minimum time between rounds of writing changed histories. A longer one costs less per event, but restoring a lost
     # user reads more of the log.
     history_every_s: float = Field(default=120.0, ge=0.1, le=3600, validation_alias="FRESHET_ENCODER_HISTORY_EVERY_S")
-    # Limits of data per user.
+    # A user is stored for this long after the last event.
     user_ttl_seconds: int = Field(
         default=DEFAULT_TTL_SECONDS, ge=60, validation_alias="FRESHET_ENCODER_USER_TTL_SECONDS"
-    )
-    # The limit leaves room for a request's own history in a search's excluded items.
-    max_seen_items: int = Field(
-        default=DEFAULT_MAX_SEEN, ge=1, le=MAX_SEEN, validation_alias="FRESHET_ENCODER_MAX_SEEN_ITEMS"
     )
     # Half-life of an event in items' popularity. A change clears the popularity.
     popularity_half_life_hours: float = Field(
