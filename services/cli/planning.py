@@ -105,29 +105,58 @@ class Need:
 def plan(asked: Asked) -> dict[str, Any]:
     """Return the plan as plain values."""
     shards = _shards(asked)
-    search_ms = _search_ms(asked.items / shards)
-    candidates, reranker = _candidates(asked, shards, search_ms), _reranker(asked)
-    encoder, refresher = _encoder(asked), _refresher(asked)
-    needs = [_gateway(asked, shards), candidates, reranker, encoder, refresher, _redis(asked), _kafka(asked)]
+    items, a_shard = asked.items, asked.items / shards
+    search_ms = _search_ms(a_shard)
+    # What a Recommend takes in candidates beside its search.
+    beside_ms = max(0.0, RECOMMEND_MS["candidates"] - _search_ms(PATH_ITEMS))
+    gateway_ms = RECOMMEND_MS["gateway"] + (shards - 1) * FURTHER_SHARD_MS
+    mib = {name: process.memory_mb for name, process in PROCESSES.items()}
+    table_bytes = PROCESSES["encoder"].holds["encoder.onnx"] * TABLE_BYTES
+    sums_bytes = _SUMS_TIMES * STATE_BYTES + _SUMS_BYTES
+
+    def busy(name: str, recommend_ms: float = 0.0) -> float:
+        """Return cores of the work that processes of a name share."""
+        return (asked.recommend_per_s * recommend_ms + asked.events_per_s * EVENT_MS[name]) / 1000
+
+    # Two rerankers, for the stream alone: only Search, and Recommend with rules, call them. Their memory is an upper
+    # bound, because a reranker has no codes.
+    needs = [
+        _need("gateway", busy("gateway", gateway_ms), mib["gateway"] + GATEWAY_BYTES * items / _MIB, least=2),
+        _need(
+            "candidates",
+            asked.recommend_per_s * (search_ms + beside_ms) / 1000,
+            CANDIDATES_MIB + CANDIDATES_BYTES * a_shard / _MIB,
+            least=2,
+            follows=busy("candidates"),
+            times=shards,
+        ),
+        _need("reranker", 0.0, CANDIDATES_MIB + RERANKER_BYTES * items / _MIB, least=2, follows=busy("reranker")),
+        _need("encoder", busy("encoder"), mib["encoder"] + (NAMES_BYTES + table_bytes) * items / _MIB),
+        _need("refresher", busy("refresher"), mib["refresher"] + (IDS_BYTES + sums_bytes) * items / _MIB, least=2),
+        _redis(asked, busy("redis", RECOMMEND_MS["redis"])),
+        # Every broker writes every record. The memory for disk cache is not included.
+        _whole("kafka", SAFE_REPLICAS, SAFE_REPLICAS * busy("kafka"), PARTS["kafka"].memory_mb / 1024),
+    ]
+    by_name = {need.name: need.processes for need in needs}
     memory = sum(need.processes * need.memory_gib for need in needs)
     cores = sum(need.cores for need in needs)
     most = asked.machine_memory_gb * MEMORY_SHARE
     return {
         "asked": asdict(asked),
         "shards": shards,
-        "items_per_shard": math.ceil(asked.items / shards),
+        "items_per_shard": math.ceil(a_shard),
         "search_ms": round(search_ms, 2),
         "processes": [
             asdict(need) | ({} if need.obstacle or need.memory_gib <= most else {"obstacle": _too_large(need, most)})
             for need in needs
         ],
-        "partitions": max(NUM_PARTITIONS, 2 ** math.ceil(math.log2(max(encoder.processes, refresher.processes)))),
-        "network_mb_per_s": _network(asked, shards, candidates.processes + reranker.processes),
+        "partitions": max(NUM_PARTITIONS, 2 ** math.ceil(math.log2(max(by_name["encoder"], by_name["refresher"])))),
+        "network_mb_per_s": _network(asked, shards, by_name["candidates"] + by_name["reranker"]),
         "growth_gib_per_day": _growth(asked),
         "cores": round(cores, 1),
         "memory_gib": round(memory, 1),
         "machines": max(math.ceil(cores / asked.machine_cores), math.ceil(memory / most)),
-        "extrapolated": asked.items / shards > MEASURED_ITEMS,
+        "extrapolated": a_shard > MEASURED_ITEMS,
         "largest_error": LARGEST_ERROR,
     }
 
@@ -144,87 +173,35 @@ def _search_ms(items: float) -> float:
     return 0.88 + 1.11e-4 * items if items < CODES_FROM else _CODES_MS + _CODES_ROOT_MS * math.sqrt(items)
 
 
-def _need(name: str, busy: float, memory_mib: float, *, least: int = 1, follows: float = 0.0) -> Need:
-    """Return the need of processes with a core each. busy: cores of the work that they share. follows: share of a core
-    that each process spends on the stream.
+def _need(name: str, busy: float, memory_mib: float, *, least: int = 1, follows: float = 0.0, times: int = 1) -> Need:
+    """Return the need of processes with a core each, `times` as often. busy: cores of the work that they share.
+    follows: share of a core that each process spends on the stream.
     """
     processes = max(least, math.ceil(busy / CORE_SHARE))
-    obstacle = "" if follows <= CORE_SHARE else f"each spends {follows:.1f} cores on following everybody's changes"
-    cores = (busy + processes * follows) / CORE_SHARE
-    memory_gib = round(memory_mib / 1024, 2)
-    return Need(name=name, processes=processes, cores=round(cores, 1), memory_gib=memory_gib, obstacle=obstacle)
+    return Need(
+        name=name,
+        processes=times * processes,
+        cores=round(times * round((busy + processes * follows) / CORE_SHARE, 1), 1),
+        memory_gib=round(memory_mib / 1024, 2),
+        obstacle="" if follows <= CORE_SHARE else f"each spends {follows:.1f} cores on following everybody's changes",
+    )
+
+
+def _whole(name: str, processes: int, busy: float, memory_gib: float) -> Need:
+    """Return the need of so many processes, which take a whole core each at least."""
+    cores = round(max(processes, busy / CORE_SHARE), 1)
+    return Need(name=name, processes=processes, cores=cores, memory_gib=round(memory_gib, 2))
+
+
+def _redis(asked: Asked, busy: float) -> Need:
+    """One copy of the users, split over nodes that each fit into a machine."""
+    total_gib = asked.users * USER_BYTES / _GIB
+    nodes = max(math.ceil(total_gib / (asked.machine_memory_gb * MEMORY_SHARE)), math.ceil(busy / CORE_SHARE), 1)
+    return _whole("redis", nodes, busy, total_gib / nodes)
 
 
 def _too_large(need: Need, most_gib: float) -> str:
     return f"one takes {need.memory_gib:,.0f} GiB, a machine holds {most_gib:,.0f}"
-
-
-def _gateway(asked: Asked, shards: int) -> Need:
-    call_ms = RECOMMEND_MS["gateway"] + (shards - 1) * FURTHER_SHARD_MS
-    event_ms = EVENT_MS["gateway"]
-    busy = (asked.recommend_per_s * call_ms + asked.events_per_s * event_ms) / 1000
-    memory = PROCESSES["gateway"].memory_mb + GATEWAY_BYTES * asked.items / _MIB
-    return _need("gateway", busy, memory, least=2)
-
-
-def _candidates(asked: Asked, shards: int, search_ms: float) -> Need:
-    beside_ms = max(0.0, RECOMMEND_MS["candidates"] - _search_ms(PATH_ITEMS))
-    follows = asked.events_per_s * EVENT_MS["candidates"] / 1000
-    busy = asked.recommend_per_s * (search_ms + beside_ms) / 1000
-    memory = CANDIDATES_MIB + CANDIDATES_BYTES * asked.items / shards / _MIB
-    one = _need("candidates", busy, memory, least=2, follows=follows)
-    return Need(
-        name=one.name,
-        processes=shards * one.processes,
-        cores=round(shards * one.cores, 1),
-        memory_gib=one.memory_gib,
-        obstacle=one.obstacle,
-    )
-
-
-def _reranker(asked: Asked) -> Need:
-    """Two rerankers, for the stream alone: only Search, and Recommend with rules, call them. The memory is an upper
-    bound, because a reranker has no codes.
-    """
-    follows = asked.events_per_s * EVENT_MS["reranker"] / 1000
-    return _need("reranker", 0.0, CANDIDATES_MIB + RERANKER_BYTES * asked.items / _MIB, least=2, follows=follows)
-
-
-def _encoder(asked: Asked) -> Need:
-    busy = asked.events_per_s * EVENT_MS["encoder"] / 1000
-    table = PROCESSES["encoder"].holds["encoder.onnx"] * TABLE_BYTES * asked.items / _MIB
-    return _need("encoder", busy, PROCESSES["encoder"].memory_mb + NAMES_BYTES * asked.items / _MIB + table)
-
-
-def _refresher(asked: Asked) -> Need:
-    busy = asked.events_per_s * EVENT_MS["refresher"] / 1000
-    states = asked.items * (_SUMS_TIMES * STATE_BYTES + _SUMS_BYTES) / _MIB
-    memory = PROCESSES["refresher"].memory_mb + IDS_BYTES * asked.items / _MIB + states
-    return _need("refresher", busy, memory, least=2)
-
-
-def _redis(asked: Asked) -> Need:
-    """One copy of the users, split over nodes that each fit into a machine."""
-    busy = (asked.recommend_per_s * RECOMMEND_MS["redis"] + asked.events_per_s * EVENT_MS["redis"]) / 1000
-    total_gib = asked.users * USER_BYTES / _GIB
-    nodes = max(math.ceil(total_gib / (asked.machine_memory_gb * MEMORY_SHARE)), math.ceil(busy / CORE_SHARE), 1)
-    return Need(
-        name="redis",
-        processes=nodes,
-        cores=round(max(nodes, busy / CORE_SHARE), 1),
-        memory_gib=round(total_gib / nodes, 2),
-    )
-
-
-def _kafka(asked: Asked) -> Need:
-    """Three brokers, which all write every record. The memory for disk cache is not included."""
-    busy = SAFE_REPLICAS * asked.events_per_s * EVENT_MS["kafka"] / 1000
-    return Need(
-        name="kafka",
-        processes=SAFE_REPLICAS,
-        cores=round(max(SAFE_REPLICAS, busy / CORE_SHARE), 1),
-        memory_gib=round(PARTS["kafka"].memory_mb / 1024, 2),
-    )
 
 
 def _network(asked: Asked, shards: int, scoring: int) -> dict[str, float]:
