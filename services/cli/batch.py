@@ -21,7 +21,7 @@ from services.offline.backfill.answer_rows import SCHEMA
 
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
-    from freshet_client import Client
+    from freshet_client import Client, Recommendation
 
 # Users per part: an interrupted run repeats at most one part.
 PART = 1_000
@@ -82,15 +82,14 @@ def run(
     return parts.join() | {"users": len(users), "parts_found": again}
 
 
-def _ask(
-    client: "Client", user: str, request: "gateway_pb2.RecommendRequest", *, timeout_s: float
-) -> "gateway_pb2.RecommendResponse":
+def _ask(client: "Client", user: str, request: "gateway_pb2.RecommendRequest", *, timeout_s: float) -> "Recommendation":
     """Return the answer for one user; repeat while the gateway is busy, which it also shows by answering popular items.
 
     Raises: FreshetError; CommandError if the gateway was busy for a minute.
     """
     from freshet.v1 import gateway_pb2
     from freshet_client import DeadlineExceeded, Overloaded, Unavailable
+    from freshet_client.wire import read
 
     own = gateway_pb2.RecommendRequest()
     own.CopyFrom(request)
@@ -99,8 +98,8 @@ def _ask(
     while True:
         wait_s = _BUSY_WAIT_S
         try:
-            answer: gateway_pb2.RecommendResponse = client.call("Recommend", own, timeout_s=timeout_s)
-            if gateway_pb2.DEGRADATION_BUSY not in answer.degradations:
+            answer: Recommendation = read(client.call("Recommend", own, timeout_s=timeout_s))
+            if "busy" not in answer.degradations:
                 return answer
         except (DeadlineExceeded, Overloaded, Unavailable) as error:
             wait_s = max(_BUSY_WAIT_S, error.retry_after_s or 0)
@@ -115,23 +114,21 @@ def _ask(
         time.sleep(wait_s)
 
 
-def _row(user: str, answer: "gateway_pb2.RecommendResponse") -> dict[str, Any]:
-    from services.cli.answers import certificate_kind, degradation_names
-
-    position = answer.state_position if answer.HasField("state_position") else None
-    kind = certificate_kind(answer)
+def _row(user: str, answer: "Recommendation") -> dict[str, Any]:
+    of, proof = answer.provenance, answer.certificate
+    position = of.state_position
     return {
         "user_id": user,
         "item_ids": [item.item_id for item in answer.items],
         "scores": [item.score for item in answer.items],
         "source": answer.items[0].source if answer.items else None,
-        "model_version": answer.model_version,
-        "index_version": answer.index_version,
-        "state_source": answer.state_source,
+        "model_version": of.model_version,
+        "index_version": of.index_version,
+        "state_source": of.state_source,
         "state_partition": None if position is None else position.partition,
         "state_offset": None if position is None else position.offset,
-        "absence_bucket": answer.absence_bucket,
-        "certificate": kind,
-        "gap": answer.certificate.gap if kind == "bounded" else None,
-        "degradations": degradation_names(answer),
+        "absence_bucket": of.absence_bucket,
+        "certificate": proof.kind if proof else "unspecified",
+        "gap": proof.gap if proof and proof.kind == "bounded" else None,
+        "degradations": list(answer.degradations),
     }

@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from services.cli.output import CommandError, ExitStatus, if_option, sentences, usage_error
 
 if TYPE_CHECKING:
-    from freshet.v1 import candidates_pb2_grpc, common_pb2, events_pb2
+    from freshet.v1 import candidates_pb2_grpc, common_pb2, events_pb2, gateway_pb2
     from freshet_client import Client, FreshetError
     from google.protobuf.message import Message
-from pathlib import Path
 
+Given = TypeVar("Given")
 Response = TypeVar("Response")
 
 # The years 1 to 9999, the range of a protobuf Timestamp.
@@ -43,17 +44,23 @@ def gateway(target: str, *, is_background: bool = False) -> "Iterator[Client]":
         raise explain(error) from error
 
 
-def ask(target: str, method: str, request: "Message", timeout_ms: int) -> Any:
-    """Call one method of the gateway at `target`. Raises: CommandError with advice."""
-    return timed(target, method, request, timeout_ms)[0]
+def ask(target: str, method: str, request: "Message", timeout_ms: int, *, field: str = "") -> Any:
+    """Return the answer of the gateway at `target`, or one `field` of it, as a plain value of freshet_client.
+
+    Raises: CommandError with advice.
+    """
+    return timed(target, method, request, timeout_ms, field=field)[0]
 
 
-def timed(target: str, method: str, request: "Message", timeout_ms: int) -> tuple[Any, float]:
+def timed(target: str, method: str, request: "Message", timeout_ms: int, *, field: str = "") -> tuple[Any, float]:
     """As `ask`; return the answer and the call's milliseconds, connecting included."""
+    from freshet_client.calls import Call
+
     with gateway(target) as client:
         started = time.perf_counter()
         found = client.call(method, request, timeout_s=timeout_ms / 1000)
-        return found, round((time.perf_counter() - started) * 1000, 3)
+        elapsed_ms = round((time.perf_counter() - started) * 1000, 3)
+        return Call(method, request, field).read(found), elapsed_ms
 
 
 @contextmanager
@@ -127,11 +134,6 @@ def explain(error: "FreshetError", process: str = "gateway") -> CommandError:
     return CommandError(message, advice=advice, status=ExitStatus.UNAVAILABLE)
 
 
-def format_token(token: "common_pb2.FreshnessToken") -> str:
-    """Return `epoch:partition:offset`, which `record` prints and `recommend --token` accepts."""
-    return f"{token.epoch}:{token.partition}:{token.offset}"
-
-
 def parse_token(text: str) -> "common_pb2.FreshnessToken":
     """Read `epoch:partition:offset`. Raises: CommandError (usage)."""
     from freshet.v1 import common_pb2
@@ -143,6 +145,24 @@ def parse_token(text: str) -> "common_pb2.FreshnessToken":
         advice = "take the token that `freshet record` prints, for example 9f2c51aa:3:1207"
         raise usage_error(error.message, advice) from error
     return common_pb2.FreshnessToken(epoch=token.epoch, partition=token.partition, offset=token.offset)
+
+
+def history_of(item_ids: Sequence[str]) -> "list[gateway_pb2.HistoryEvent]":
+    """Return the items, oldest first, as a history that ends now, with a minute between two of them."""
+    from freshet.v1 import gateway_pb2
+
+    oldest_s = int(time.time()) - 60 * (len(item_ids) - 1)
+    events = [gateway_pb2.HistoryEvent(item_id=item_id) for item_id in item_ids]
+    for number, event in enumerate(events):
+        event.event_time.FromSeconds(oldest_s + 60 * number)
+    return events
+
+
+def rules_of(path: Path | None) -> "list[common_pb2.Rule]":
+    """Return the rules of a YAML file. Raises: CommandError naming file, rule and key."""
+    from services.contracts.yaml_files import read_rules
+
+    return [] if path is None else parsed(read_rules, path)
 
 
 def parse_context(pairs: Sequence[str]) -> dict[str, str]:
@@ -188,12 +208,12 @@ def put_attribute(item: "events_pb2.Item", name: str, value: object) -> None:
     set_value(item.attributes[name], read)
 
 
-def parsed(parse: Callable[[str], Response], text: str) -> Response:
-    """Return `parse(text)`. Raises: CommandError (usage) if it refuses the text."""
+def parsed(parse: Callable[[Given], Response], given: Given) -> Response:
+    """Return `parse(given)`. Raises: CommandError (usage) if it refuses what is given."""
     from services.platform.errors import InvalidRequest
 
     try:
-        return parse(text)
+        return parse(given)
     except InvalidRequest as error:
         raise usage_error(error.message) from error
 
@@ -204,20 +224,6 @@ def check_k(k: int, most: str = "1000") -> None:
     """
     if not 0 <= k < 2**32:
         raise usage_error(f"k={k} allowed: 1 to {most}", "--k 10")
-
-
-def plain(message: "Message", *, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the message's fields by name, nested messages as dictionaries, for `--json`."""
-
-    def value_of(value: Any) -> Any:
-        return plain(value) if hasattr(value, "DESCRIPTOR") else value
-
-    return {
-        field.name: [value_of(one) for one in value] if field.is_repeated else value_of(value)
-        for field in message.DESCRIPTOR.fields
-        if field.name not in without
-        for value in (getattr(message, field.name),)
-    }
 
 
 def read_titles(bundle: Path) -> dict[str, str]:

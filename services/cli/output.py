@@ -8,9 +8,10 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -155,6 +156,14 @@ def progress() -> Iterator[Callable[..., None]]:
         yield update
 
 
+def print_warnings(facts: Mapping[str, Any]) -> None:
+    """Print an answer's warnings and degradations."""
+    for warning in facts["warnings"]:
+        console().print(warning, style="yellow")
+    if facts["degradations"]:
+        console().print(f"degraded: {', '.join(facts['degradations'])}", style="yellow")
+
+
 def is_json() -> bool:
     """Whether the running command has --json."""
     return _json.get()
@@ -172,8 +181,13 @@ def answer(value: Any, shown: str | Callable[[], object]) -> None:
 
 def emit_json(value: Any) -> None:
     """Write one JSON object on one line of stdout: the whole output of a command under `--json`."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, allow_nan=False, default=utc_text) + "\n")
     sys.stdout.flush()
+
+
+def utc_text(moment: datetime) -> str:
+    """Return an aware time as ISO 8601 with milliseconds: `2026-11-21T09:30:00.250Z`."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def report(error: CommandError, *, as_json: bool) -> None:

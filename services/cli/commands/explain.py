@@ -1,16 +1,16 @@
 """`freshet explain USER ITEM`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from services.cli import client, options
-from services.cli.answers import history_of, rules_of
 from services.cli.output import CommandError, answer, console, duration, json_command, table
 
 if TYPE_CHECKING:
-    from freshet.v1 import gateway_pb2
+    from freshet_client import Explanation
 
 _BAR = 30
 
@@ -42,9 +42,9 @@ def explain(
     request = gateway_pb2.ExplainRequest(
         user_id=user,
         item_id=item,
-        history=history_of(client.split_ids(items)),
+        history=client.history_of(client.split_ids(items)),
         max_pairs=max_pairs,
-        rules=rules_of(rules),
+        rules=client.rules_of(rules),
     )
     found = client.ask(gateway, "Explain", request, timeout_ms)
     if found.state_source == "none":
@@ -52,14 +52,16 @@ def explain(
             f"nothing is known of user {user}: there is no score to explain, Recommend would answer popular items",
             advice=f"freshet record --user {user} --item {item}, then ask again",
         )
-    facts = as_dict(found, user=user, item=item)
+    facts = _facts(found, user=user, item=item)
     answer(facts, lambda: _print(facts))
 
 
-def as_dict(found: "gateway_pb2.ExplainResponse", *, user: str, item: str) -> dict[str, Any]:
-    """Return the whole explanation for `--json`."""
-    facts = client.plain(found)
-    similarity, votes = facts["similarity"], facts["votes"]
+def _facts(found: "Explanation", *, user: str, item: str) -> dict[str, Any]:
+    from freshet_client import ExplainedVotes
+
+    facts = asdict(found)
+    similarity = facts["similarity"]
+    votes = facts["votes"] = facts["votes"] or asdict(ExplainedVotes(0.0, 0, 1.0, (), ""))
     for one in (similarity, *facts["history"]):
         one["title"] = one["title"] or None
     return {

@@ -1,6 +1,7 @@
 """`freshet forget USER`."""
 
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,7 +10,7 @@ from services.cli import client, options
 from services.cli.output import CommandError, ExitStatus, answer, console, is_json, json_command, table, usage_error
 
 if TYPE_CHECKING:
-    from freshet.v1 import gateway_pb2
+    from freshet_client import ForgetReport
 
 _PLACES = {
     "history_events": "events of the history",
@@ -40,9 +41,9 @@ def forget(
     """
     from freshet.v1 import gateway_pb2
 
-    def ask(*, only_preview: bool) -> "gateway_pb2.ForgetUserResponse":
+    def ask(*, only_preview: bool) -> "ForgetReport":
         request = gateway_pb2.ForgetUserRequest(user_id=user, preview=only_preview)
-        found: gateway_pb2.ForgetUserResponse = client.ask(gateway, "ForgetUser", request, timeout_ms)
+        found: ForgetReport = client.ask(gateway, "ForgetUser", request, timeout_ms)
         _show(found, user=user, preview=only_preview)
         return found
 
@@ -62,20 +63,13 @@ def forget(
         raise typer.Exit(int(ExitStatus.UNAVAILABLE))
 
 
-def _show(found: "gateway_pb2.ForgetUserResponse", *, user: str, preview: bool) -> None:
-    report = {
-        "user_id": user,
-        "preview": preview,
-        "forget_id": found.forget_id or None,
-        "found": dict(sorted(found.found.items())),
-        "left": dict(sorted(found.left.items())),
-        "is_applied": found.is_applied,
-        "remains": list(found.remains),
-    }
+def _show(found: "ForgetReport", *, user: str, preview: bool) -> None:
+    counts = {"found": dict(sorted(found.found.items())), "left": dict(sorted(found.left.items()))}
+    report = {"user_id": user, "preview": preview, **asdict(found), **counts, "forget_id": found.forget_id or None}
     answer(report, lambda: _print(found, user=user, preview=preview))
 
 
-def _print(answer: "gateway_pb2.ForgetUserResponse", *, user: str, preview: bool) -> None:
+def _print(answer: "ForgetReport", *, user: str, preview: bool) -> None:
     from rich.text import Text
 
     columns = ("found",) if preview else ("found", "left")

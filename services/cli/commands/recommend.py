@@ -3,6 +3,7 @@
 Titles are shown if the bundle is on this machine.
 """
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,20 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import client, options
-from services.cli.answers import (
-    certificate_text,
-    degradation_names,
-    history_of,
-    index_freshness,
-    print_warnings,
-    rules_of,
-)
-from services.cli.client import read_titles
 from services.cli.option_groups import filters
-from services.cli.output import answer, console, duration, json_command, progress, sentences, table, usage_error
+from services.cli.output import (
+    answer,
+    console,
+    duration,
+    json_command,
+    print_warnings,
+    progress,
+    sentences,
+    table,
+    usage_error,
+)
 
 if TYPE_CHECKING:
     from freshet.v1 import common_pb2, gateway_pb2
+    from freshet_client import Recommendation
+
+_STAGES = ("queue", "encode", "first_stage", "rerank", "transport", "total")
 
 
 @json_command
@@ -86,7 +91,7 @@ def recommend(
         k=k,
         filter=allowed,
         context=client.parse_context(context or []),
-        history=history_of(client.split_ids(items)),
+        history=client.history_of(client.split_ids(items)),
         freshness_token=client.parse_token(token) if token else None,
         max_per_category=max_per_category,
         diversity=diversity,
@@ -94,7 +99,7 @@ def recommend(
         page_depth=page_depth,
         page_token=page_token,
         not_again=not_again if not_again_answers or not_again_minutes else None,
-        rules=rules_of(rules),
+        rules=client.rules_of(rules),
         max_gap=max_gap,
     )
     if as_of:
@@ -103,7 +108,7 @@ def recommend(
         _recommend_to_all(batch, out, request, gateway, timeout_ms / 1000)
         return
     found, elapsed_ms = client.timed(gateway, "Recommend", request, timeout_ms)
-    facts = as_dict(found, read_titles(bundle)) | {"elapsed_ms": elapsed_ms}
+    facts = _facts(found, client.read_titles(bundle)) | {"elapsed_ms": elapsed_ms}
     answer(facts, lambda: _print_answer(facts, subject=f"user {user}" if user else "this sequence"))
 
 
@@ -121,43 +126,30 @@ def _recommend_to_all(
     answer(summary, f"{summary['users']} users, model {summary['model_version']}, states: {sources}: {out}")
 
 
-def as_dict(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str]) -> dict[str, Any]:
-    """Return the whole answer with its provenance for `--json`."""
-    times = answer.stage_times
+def _facts(found: "Recommendation", titles: dict[str, str]) -> dict[str, Any]:
+    facts = asdict(found)
+    proof, of = facts.pop("certificate") or {}, facts.pop("provenance")
+    at, stages = of["state_position"], of.pop("stage_times") or {}
+    items = [
+        {
+            "rank": rank,
+            "item_id": one.item_id,
+            "title": titles.get(one.item_id),
+            "score": one.score,
+            "source": one.source,
+            "rules": list(one.rules),
+        }
+        for rank, one in enumerate(found.items, start=1)
+    ]
     return {
-        "items": [
-            {
-                "rank": rank,
-                "item_id": scored.item_id,
-                "title": titles.get(scored.item_id),
-                "score": scored.score,
-                "source": scored.source,
-                "rules": list(scored.rules),
-            }
-            for rank, scored in enumerate(answer.items, start=1)
-        ],
-        "model_version": answer.model_version,
-        "index_version": answer.index_version,
-        "state_source": answer.state_source,
-        "state_age_seconds": answer.state_age_seconds if answer.HasField("state_age_seconds") else None,
-        "state_position": f"{answer.state_position.partition}:{answer.state_position.offset}"
-        if answer.HasField("state_position")
-        else None,
-        "absence_bucket": answer.absence_bucket,
-        "token_honoured": answer.token_honoured,
-        "index_freshness": index_freshness(answer.index_freshness) if answer.HasField("index_freshness") else None,
-        "certificate": certificate_text(answer),
-        "asked_gap": answer.certificate.asked_gap if answer.certificate.HasField("asked_gap") else None,
-        "items_touched": answer.certificate.items_touched,
-        "degradations": degradation_names(answer),
-        "warnings": list(answer.warnings),
-        "stages_ms": {
-            name: getattr(times, f"{name}_ms")
-            for name in ("queue", "encode", "first_stage", "rerank", "transport", "total")
-        },
-        "request_id": answer.request_id,
-        "exposure_id": answer.exposure_id,
-        "next_page_token": answer.next_page_token,
+        **facts,
+        **of,
+        "items": items,
+        "state_position": None if at is None else f"{at['partition']}:{at['offset']}",
+        "certificate": str(found.certificate or "unspecified"),
+        "asked_gap": proof.get("asked_gap"),
+        "items_touched": proof.get("items_touched", 0),
+        "stages_ms": {name: stages.get(f"{name}_ms", 0.0) for name in _STAGES},
     }
 
 
@@ -171,7 +163,7 @@ def _print_answer(facts: dict[str, Any], *, subject: str) -> None:
     out.print(shown)
     if not facts["items"]:
         out.print("no item passes the filters", style="yellow")
-    out.print(provenance_line(facts), style="dim")
+    out.print(_provenance(facts), style="dim")
     if facts["next_page_token"]:
         out.print(f"next page: --page-token {facts['next_page_token']}")
     print_warnings(facts)
@@ -179,14 +171,13 @@ def _print_answer(facts: dict[str, Any], *, subject: str) -> None:
         out.print("the token's event is not reflected yet; ask again in a moment", style="yellow")
 
 
-def provenance_line(facts: dict[str, Any]) -> str:
-    """Return one line: model, index, state, exactness and milliseconds by stage."""
+def _provenance(facts: dict[str, Any]) -> str:
     age = facts["state_age_seconds"]
     state = f"state {facts['state_source']}"
     if age is not None:
         state += f" {duration(age)} old at {facts['state_position']}"
     stages = facts["stages_ms"]
-    split = " ".join(f"{name} {stages[name]:.1f}" for name in ("queue", "encode", "first_stage", "rerank", "transport"))
+    split = " ".join(f"{name} {stages[name]:.1f}" for name in _STAGES if name != "total")
     index = facts["index_version"] or "not asked"
     if facts["index_freshness"] is not None and facts["index_freshness"]["lag_seconds"] is not None:
         index += f" (lag {duration(facts['index_freshness']['lag_seconds'])})"

@@ -5,6 +5,7 @@ Both print the event id, with which a command can be repeated safely, and the fr
 
 import math
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +14,7 @@ from services.cli import client, options
 from services.cli.output import answer, json_command, usage_error
 
 if TYPE_CHECKING:
-    from freshet.v1 import gateway_pb2
+    from freshet_client import Receipt
 
 
 @json_command
@@ -60,8 +61,8 @@ def record(
     )
     interaction.event_time.FromNanoseconds(client.parse_time_ns("time", at) if at else time.time_ns())
     request = gateway_pb2.RecordInteractionsRequest(interactions=[interaction])
-    response = client.ask(gateway, "RecordInteractions", request, timeout_ms)
-    _print_receipt(response.receipts[0], done="recorded", user=user)
+    (receipt,) = client.ask(gateway, "RecordInteractions", request, timeout_ms, field="receipts")
+    _print_receipt(receipt, done="recorded", user=user)
 
 
 @json_command
@@ -79,13 +80,13 @@ def undo(
     from freshet.v1 import gateway_pb2
 
     request = gateway_pb2.UndoInteractionRequest(user_id=user, event_id=event_id)
-    response = client.ask(gateway, "UndoInteraction", request, timeout_ms)
-    _print_receipt(response.receipt, done=f"undo of {event_id}, if there is one, recorded", user=user)
+    receipt = client.ask(gateway, "UndoInteraction", request, timeout_ms, field="receipt")
+    _print_receipt(receipt, done=f"undo of {event_id}, if there is one, recorded", user=user)
 
 
-def _print_receipt(receipt: "gateway_pb2.InteractionReceipt", *, done: str, user: str) -> None:
-    token = client.format_token(receipt.token)
+def _print_receipt(receipt: "Receipt", *, done: str, user: str) -> None:
+    token = str(receipt.token)
     answer(
-        {"event_id": receipt.event_id, "token": token, **client.plain(receipt.token)},
+        {"event_id": receipt.event_id, "token": token, **asdict(receipt.token)},
         f"{done}  event {receipt.event_id}\ntoken  {token}\nsee it: freshet recommend --user {user} --token {token}",
     )

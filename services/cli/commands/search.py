@@ -3,17 +3,18 @@
 Search learns from chosen results, which `freshet record --query` records.
 """
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from services.cli import client, options
-from services.cli.answers import degradation_names, print_warnings
 from services.cli.option_groups import filters
-from services.cli.output import answer, console, json_command, table
+from services.cli.output import answer, console, json_command, print_warnings, table
 
 if TYPE_CHECKING:
-    from freshet.v1 import common_pb2, gateway_pb2
+    from freshet.v1 import common_pb2
+    from freshet_client import SearchAnswer
 
 
 @json_command
@@ -40,36 +41,19 @@ def search(
     allowed.exclude_seen = exclude_seen
     request = gateway_pb2.GatewayServiceSearchRequest(query=words, user_id=user, k=k, filter=allowed)
     found, elapsed_ms = client.timed(gateway, "Search", request, timeout_ms)
-    facts = as_dict(found) | {"elapsed_ms": elapsed_ms}
+    facts = _facts(found) | {"elapsed_ms": elapsed_ms}
     answer(facts, lambda: _print_answer(facts, words, user))
 
 
-def as_dict(answer: "gateway_pb2.GatewayServiceSearchResponse") -> dict[str, Any]:
-    """Return the whole answer with its provenance for `--json`."""
-    return {
-        "items": [
-            {
-                "rank": rank,
-                "item_id": result.item_id,
-                "title": result.title or None,
-                "score": result.score,
-                "found_by": [client.plain(found) for found in result.found_by],
-                "identifier": result.identifier or None,
-            }
-            for rank, result in enumerate(answer.results, start=1)
-        ],
-        "text_version": answer.text_version,
-        "model_version": answer.model_version or None,
-        "absence_bucket": answer.absence_bucket,
-        "degradations": degradation_names(answer),
-        "warnings": list(answer.warnings),
-        "sources": [
-            {"source": spent.source, "milliseconds": spent.milliseconds, "failure": spent.failure or None}
-            for spent in answer.sources
-        ],
-        "total_ms": answer.total_ms,
-        "request_id": answer.request_id,
-    }
+def _facts(found: "SearchAnswer") -> dict[str, Any]:
+    facts = asdict(found)
+    results = facts.pop("results")
+    for one in results:
+        one |= {"title": one["title"] or None, "identifier": one["identifier"] or None}
+    for one in facts["sources"]:
+        one["failure"] = one["failure"] or None
+    items = [{"rank": rank, **one} for rank, one in enumerate(results, start=1)]
+    return facts | {"items": items, "model_version": found.model_version or None}
 
 
 def _print_answer(facts: dict[str, Any], words: str, user: str) -> None:

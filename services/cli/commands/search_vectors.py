@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import client, options
-from services.cli.answers import certificate_kind
 from services.cli.option_groups import filters
 from services.cli.output import answer, console, json_command, usage_error
 
@@ -35,6 +34,7 @@ def search_vectors(
     client.check_k(k, most="10000")
     vector = _read_vector(vectors, row)
     from freshet.v1 import candidates_pb2, common_pb2
+    from freshet_client.wire import read
 
     with client.candidates(candidates) as stub:
 
@@ -57,23 +57,26 @@ def search_vectors(
                 algorithm=algorithm,
             ),
         )
-    kind, items = certificate_kind(found), list(zip(found.item_ids, found.scores, strict=True))
+    proof, items = read(found.certificate), list(zip(found.item_ids, found.scores, strict=True))
 
     def shown() -> None:
         out = console()
         for item_id, score in items:
             out.print(f"{score:10.6f}  {item_id}")
-        gap = f", at most {found.certificate.gap:.6f} off" if kind == "bounded" else ""
-        out.print(f"{kind}{gap}; {found.algorithm} on index {found.index_version}", style="dim")
+        gap = f", at most {proof.gap:.6f} off" if proof.kind == "bounded" else ""
+        out.print(f"{proof.kind}{gap}; {found.algorithm} on index {found.index_version}", style="dim")
         for one in found.passes:
             out.print(f"{one.milliseconds:8.3f} ms  {one.name}: {one.items_touched:,} items", style="dim")
 
     facts = {
         "items": [{"item_id": item_id, "score": score} for item_id, score in items],
-        "certificate": {"kind": kind, "gap": None if kind == "estimate" else found.certificate.gap},
+        "certificate": {"kind": proof.kind, "gap": proof.gap},
         "algorithm": found.algorithm,
         "index_version": found.index_version,
-        "passes": [client.plain(one) for one in found.passes],
+        "passes": [
+            {"name": one.name, "milliseconds": one.milliseconds, "items_touched": one.items_touched}
+            for one in found.passes
+        ],
     }
     answer(facts, shown)
 

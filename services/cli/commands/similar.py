@@ -1,16 +1,16 @@
 """`freshet similar ITEM`."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from services.cli import client, options
-from services.cli.answers import degradation_names, print_warnings
 from services.cli.option_groups import filters
-from services.cli.output import answer, console, json_command, table
+from services.cli.output import answer, console, json_command, print_warnings, table
 
 if TYPE_CHECKING:
-    from freshet.v1 import common_pb2, gateway_pb2
+    from freshet.v1 import common_pb2
 
 
 @json_command
@@ -33,25 +33,10 @@ def similar(
 
     allowed.exclude_seen = bool(user)
     request = gateway_pb2.GatewayServiceSimilarRequest(item_id=item, user_id=user, k=k, filter=allowed)
-    facts = _facts(client.ask(gateway, "Similar", request, timeout_ms), item)
+    facts = {"item_id": item, **asdict(client.ask(gateway, "Similar", request, timeout_ms))}
+    for rank, one in enumerate(facts["items"], start=1):
+        one |= {"rank": rank, "title": one["title"] or None}
     answer(facts, lambda: _print(facts))
-
-
-def _facts(answer: "gateway_pb2.GatewayServiceSimilarResponse", item: str) -> dict[str, Any]:
-    return {
-        "item_id": item,
-        "items": [
-            {"rank": rank, "item_id": one.item_id, "title": one.title or None, "similarity": one.similarity}
-            for rank, one in enumerate(answer.items, start=1)
-        ],
-        "model_version": answer.model_version,
-        "index_version": answer.index_version,
-        "certificate": client.plain(answer.certificate),
-        "degradations": degradation_names(answer),
-        "warnings": list(answer.warnings),
-        "total_ms": answer.total_ms,
-        "request_id": answer.request_id,
-    }
 
 
 def _print(facts: dict[str, Any]) -> None:

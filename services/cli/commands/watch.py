@@ -5,15 +5,16 @@ cover the time since the watch began; with --once, since the processes started.
 """
 
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from services.cli import client, options
-from services.cli.output import ExitStatus, answer, console, duration, emit_json, is_json, json_command, table
+from services.cli.output import ExitStatus, answer, console, duration, emit_json, is_json, json_command, table, utc_text
 
 if TYPE_CHECKING:
-    from freshet.v1 import gateway_pb2
+    from freshet_client import FreshnessReport
     from rich.console import RenderableType
 
     from services.stack.lag import Lags
@@ -37,8 +38,6 @@ def watch(
 
     Example:  freshet watch --once --json
     """
-    from freshet.v1 import gateway_pb2
-
     from services.stack import Stack
     from services.stack.lag import Lags
 
@@ -49,12 +48,11 @@ def watch(
     with client.gateway(target) as asked:
 
         def look() -> dict[str, Any]:
-            report = asked.call("GetFreshness", gateway_pb2.GetFreshnessRequest(), timeout_s=timeout_ms / 1000)
-            return as_dict(report, lags)
+            return _facts(asked.freshness(timeout_s=timeout_ms / 1000), lags)
 
         if once:
             facts = look()
-            answer(facts, lambda: console().print(view(facts)))
+            answer(facts, lambda: console().print(_view(facts)))
             if facts["degradations"]:
                 raise typer.Exit(int(ExitStatus.UNAVAILABLE))
             return
@@ -64,43 +62,22 @@ def watch(
                 time.sleep(interval_s)
         from rich.live import Live
 
-        with Live(view(look()), console=console(), auto_refresh=False) as live:
+        with Live(_view(look()), console=console(), auto_refresh=False) as live:
             while True:
                 time.sleep(interval_s)
-                live.update(view(look()), refresh=True)
+                live.update(_view(look()), refresh=True)
 
 
-def as_dict(report: "gateway_pb2.GetFreshnessResponse", lags: "Lags") -> dict[str, Any]:
-    """Return one observation, for `--json` and for the table."""
-    from services.cli.answers import degradation_names, index_freshness
-
-    def positions(found: Any) -> list[dict[str, int | None]]:
-        return [
-            {
-                "partition": progress.partition,
-                "applied_offset": progress.applied_offset,
-                "end_offset": progress.end_offset if progress.end_offset >= 0 else None,
-                "behind": progress.end_offset - 1 - progress.applied_offset if progress.end_offset >= 0 else None,
-            }
-            for progress in found
-        ]
-
-    return {
-        "time": time.time(),
-        "model_version": report.model_version,
-        "index_version": report.index_version,
-        "epoch": report.epoch or None,
-        "interactions": positions(report.interactions),
-        "attributions": positions(report.attributions),
-        "candidates": index_freshness(report.candidates) if report.HasField("candidates") else None,
-        "reranker": index_freshness(report.reranker) if report.HasField("reranker") else None,
-        "lag_ms": lags.read(),
-        "degradations": degradation_names(report),
-    }
+def _facts(report: "FreshnessReport", lags: "Lags") -> dict[str, Any]:
+    facts = asdict(report)
+    for progress in (*facts["interactions"], *facts["attributions"]):
+        is_known = progress["end_offset"] >= 0
+        progress["end_offset"] = progress["end_offset"] if is_known else None
+        progress["behind"] = progress["end_offset"] - 1 - progress["applied_offset"] if is_known else None
+    return facts | {"time": time.time(), "epoch": report.epoch or None, "lag_ms": lags.read()}
 
 
-def view(facts: dict[str, Any]) -> "RenderableType":
-    """Return one observation as a table for the terminal."""
+def _view(facts: dict[str, Any]) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
@@ -122,9 +99,9 @@ def view(facts: dict[str, Any]) -> "RenderableType":
         if served is None:
             index.add_row(name, Text("no answer", style="yellow"))
             continue
-        took = served["lag_seconds"]
+        newest, took = served["newest_recorded_time"], served["lag_seconds"]
         changed = str(served["deltas_offset"]) if served["deltas_offset"] >= 0 else "none yet"
-        index.add_row(name, changed, served["newest_recorded_time"] or "", "" if took is None else duration(took))
+        index.add_row(name, changed, utc_text(newest) if newest else "", "" if took is None else duration(took))
     return Group(head, "", lag, "", index, "", _positions(facts))
 
 
