@@ -4,84 +4,34 @@ Importing this module must not load PyTorch, gRPC or NumPy, because `freshet --h
 """
 
 import os
-from typing import Annotated, Any
+from importlib import import_module
+from typing import Annotated
 
 import typer
 
-from services.cli.commands import (
-    archive,
-    backfill_attributions,
-    backup,
-    bench,
-    certs,
-    data,
-    dead_letters,
-    demo,
-    evaluate,
-    experiments,
-    explain,
-    forget,
-    import_past,
-    index,
-    items,
-    keys,
-    loadtest,
-    logs,
-    model,
-    off_policy,
-    plan,
-    quickstart,
-    rebuild,
-    recommend,
-    record,
-    repartition,
-    results,
-    retrain,
-    score,
-    search,
-    search_vectors,
-    shard_snapshots,
-    similar,
-    stack,
-    train,
-    train_text,
-    watch,
-)
-
-# The panels of `freshet --help`, in this order: daily commands first, those of minutes to hours last.
-_PANELS: dict[str, tuple[Any, ...]] = {
-    "Start here": (quickstart.quickstart, demo.demo),
-    "Local stack": (
-        *(stack.up, stack.down, stack.status, logs.logs, stack.doctor, plan.plan, stack.serve),
-        watch.watch,
-    ),
+# The panels of `freshet --help`, in this order: daily commands first, those of minutes to hours last. A module of
+# `services/cli/commands` has a command of its name or a group of commands; `module.command` names another command.
+_PANELS = {
+    "Start here": "quickstart demo",
+    "Local stack": "stack.up stack.down stack.status logs stack.doctor plan stack.serve watch",
     "Recommendations, search, items and users": (
-        *(recommend.recommend, record.record, record.undo, search.search, search_vectors.search_vectors),
-        *(similar.similar, explain.explain, forget.forget, items.app),
+        "recommend record record.undo search search_vectors similar explain forget items"
     ),
     "Data and models": (
-        *(
-            train.train,
-            train_text.train_text,
-            retrain.retrain,
-            model.app,
-            experiments.app,
-            results.results,
-            off_policy.app,
-        ),
-        *(evaluate.evaluate, evaluate.compare, evaluate.inspect, train.export, index.index, import_past.import_past),
-        *(data.app, score.score),
+        "train train_text retrain model experiments results off_policy evaluate evaluate.compare evaluate.inspect "
+        "train.export index import_past data score"
     ),
     "Maintenance": (
-        *(archive.archive, backup.backup, backup.restore, rebuild.rebuild, shard_snapshots.shard_snapshots),
-        *(repartition.repartition, certs.certs, backfill_attributions.backfill_attributions),
-        *(dead_letters.app, keys.app),
+        "archive backup backup.restore rebuild shard_snapshots repartition certs backfill_attributions dead_letters "
+        "keys"
     ),
-    "Measuring (benchmarks and load tests)": (bench.app, loadtest.loadtest),
+    "Measuring (benchmarks and load tests)": "bench loadtest",
 }
 _NAMES = {"import_past": "import"}
 # All arguments after the scenario's name, also --help, are passed to the scenario.
-_TO_SCENARIO = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+_SETTINGS = {
+    "loadtest": {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
+}
 
 app = typer.Typer(
     name="freshet",
@@ -114,13 +64,19 @@ def _options(
             os.environ[name] = ",".join(filter(None, (given, "localhost", "127.0.0.1", "::1")))
 
 
-for _panel, _commands in _PANELS.items():
-    for _one in _commands:
-        if isinstance(_one, typer.Typer):
-            app.add_typer(_one, rich_help_panel=_panel)
-        else:
-            _settings = _TO_SCENARIO if _one is loadtest.loadtest else None
-            app.command(_NAMES.get(_one.__name__), rich_help_panel=_panel, context_settings=_settings)(_one)
+def _add(place: str, panel: str) -> None:
+    module, _, name = place.partition(".")
+    found, name = import_module(f"services.cli.commands.{module}"), name or module
+    if hasattr(found, "app"):
+        app.add_typer(found.app, rich_help_panel=panel)
+    else:
+        register = app.command(_NAMES.get(name), rich_help_panel=panel, context_settings=_SETTINGS.get(name))
+        register(getattr(found, name))
+
+
+for _panel, _places in _PANELS.items():
+    for _place in _places.split():
+        _add(_place, _panel)
 
 
 def main() -> None:

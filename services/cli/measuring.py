@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli.options import with_options
-from services.cli.output import CommandError, answer, console, json_command, sentences
+from services.cli.output import CommandError, answer, console, group_command, sentences
 from services.offline.openmp import wait_without_spinning
 
 if TYPE_CHECKING:
@@ -48,9 +48,7 @@ def benchmark(
             if sentence := wrong(report) if wrong else "":
                 raise CommandError(sentence, advice="please report this with the seed")
 
-        command = json_command(with_options(measure, call, _SHARED, without="request"))
-        app.command(name)(command)
-        return command
+        return group_command(app, name)(with_options(measure, call, _SHARED, without="request"))
 
     return register
 

@@ -204,6 +204,17 @@ def json_command(command: Callable[..., None]) -> Callable[..., None]:
     return with_options(command, reports_errors(command), {"as_json": _AS_JSON})
 
 
+def group_command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command with --json in a group."""
+
+    def register(command: Callable[..., None]) -> Callable[..., None]:
+        wrapped = json_command(command)
+        group.command(name)(wrapped)
+        return wrapped
+
+    return register
+
+
 def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
     """Wrap a typer command: `CommandError` and Ctrl-C become a message and an exit status instead of a traceback.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli.option_groups import reads_a_table
-from services.cli.output import ExitStatus, answer, console, json_command, sentences, usage_error
+from services.cli.output import ExitStatus, answer, console, group_command, sentences, usage_error
 
 if TYPE_CHECKING:
     from services.offline.datasets import TableOptions
@@ -22,8 +22,7 @@ def data() -> None:
     """Look at interaction data."""
 
 
-@app.command("validate")
-@json_command
+@group_command(app, "validate")
 @reads_a_table
 def validate(
     path: Annotated[Path, typer.Argument(help="A CSV or Parquet table, or a MovieLens folder or zip.")],

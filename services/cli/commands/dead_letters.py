@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import options
-from services.cli.output import CommandError, answer, console, is_json, json_command, sentences, table, usage_error
+from services.cli.output import CommandError, answer, console, group_command, is_json, sentences, table, usage_error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,8 +24,7 @@ _Topic = Annotated[str, typer.Option(help="Only dead letters of this topic, like
 _SHOWN = 20
 
 
-@app.command("list")
-@json_command
+@group_command(app, "list")
 def list_letters(
     *,
     topic: _Topic = "",
@@ -53,8 +52,7 @@ def list_letters(
     answer({"total": len(letters), "dead_letters": [_facts(letter) for letter in newest]}, shown)
 
 
-@app.command()
-@json_command
+@group_command(app)
 def show(
     record: Annotated[str, typer.Argument(help="topic:partition:offset, as `list` prints it.")],
     *,
@@ -90,8 +88,7 @@ def show(
     answer(facts, shown)
 
 
-@app.command()
-@json_command
+@group_command(app)
 def replay(
     record: Annotated[list[str] | None, typer.Argument(help="topic:partition:offset, as `list` prints it.")] = None,
     *,
@@ -151,8 +148,7 @@ def replay(
     answer({"dry_run": dry_run, "written": len(written), "records": rows}, shown)
 
 
-@app.command()
-@json_command
+@group_command(app)
 def forget(*, state: options.State = options.DEFAULT_STATE, kafka: options.Kafka = "") -> None:
     """Remove the interactions of forgotten users from the dead letters. Run it as often as you promise your users.
 

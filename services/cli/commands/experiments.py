@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import options
-from services.cli.output import CommandError, answer, console, json_command, sentences, table
+from services.cli.output import CommandError, answer, console, group_command, sentences, table
 from services.cli.staging import kafka_of
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ app = typer.Typer(
 Name = Annotated[str, typer.Argument(help="The experiment's name.")]
 
 
-@app.command()
-@json_command
+@group_command(app)
 def create(
     file: Annotated[Path, typer.Argument(help="The experiment as YAML; `freshet experiments example` prints one.")],
     *,
@@ -55,8 +54,7 @@ def example() -> None:
     typer.echo(EXAMPLE, nl=False)
 
 
-@app.command()
-@json_command
+@group_command(app)
 def start(name: Name, *, state: options.State = options.DEFAULT_STATE) -> None:
     """Start the experiment: from now on its users get its arms.
 
@@ -67,8 +65,7 @@ def start(name: Name, *, state: options.State = options.DEFAULT_STATE) -> None:
     _say(after.find(name), "started: gateways apply it within a second or two")
 
 
-@app.command()
-@json_command
+@group_command(app)
 def stop(name: Name, *, state: options.State = options.DEFAULT_STATE) -> None:
     """End the experiment; its results stay. It cannot start again.
 
@@ -79,8 +76,7 @@ def stop(name: Name, *, state: options.State = options.DEFAULT_STATE) -> None:
     _say(after.find(name), "stopped")
 
 
-@app.command()
-@json_command
+@group_command(app)
 def remove(name: Name, *, state: options.State = options.DEFAULT_STATE) -> None:
     """Remove a stopped experiment, or one that never started, from the list.
 
@@ -91,8 +87,7 @@ def remove(name: Name, *, state: options.State = options.DEFAULT_STATE) -> None:
     answer({"removed": name}, f"{name} is removed")
 
 
-@app.command("list")
-@json_command
+@group_command(app, "list")
 def list_experiments(*, state: options.State = options.DEFAULT_STATE) -> None:
     """List all experiments with their arms and shares.
 

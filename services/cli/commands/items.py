@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from services.cli import client, options
-from services.cli.output import CommandError, answer, json_command, usage_error
+from services.cli.output import CommandError, answer, group_command, usage_error
 
 if TYPE_CHECKING:
     from freshet.v1 import events_pb2
@@ -24,8 +24,7 @@ _REFUSED = re.compile(r"items\[(\d+)\]")
 _FIELDS = frozenset({"item_id", "title", "categories", "attributes", "available", "withdrawn"})
 
 
-@app.command()
-@json_command
+@group_command(app)
 def put(
     item: Annotated[str, typer.Argument(help="Item id, 1-128 bytes; or --file.")] = "",
     *,
@@ -70,8 +69,7 @@ def put(
     _write(named, gateway=gateway, timeout_ms=timeout_ms, done="put")
 
 
-@app.command()
-@json_command
+@group_command(app)
 def withdraw(
     item: Annotated[list[str], typer.Argument(help="One or more item ids.")],
     *,

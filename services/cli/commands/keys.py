@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from services.cli import options
-from services.cli.output import CommandError, answer, console, json_command, sentences, table
+from services.cli.output import CommandError, answer, console, group_command, sentences, table
 from services.gateway.edge.roles import Role
 
 app = typer.Typer(name="keys", help="API keys of the gateway: create, list and revoke them.", no_args_is_help=True)
@@ -16,8 +16,7 @@ _File = Annotated[Path, typer.Option("--file", envvar="FRESHET_API_KEYS", help="
 _DEFAULT_FILE = options.DEFAULT_STATE / "api-keys.json"
 
 
-@app.command()
-@json_command
+@group_command(app)
 def create(
     key_id: _Id,
     *,
@@ -43,8 +42,7 @@ def create(
     answer({"id": key_id, "secret": secret}, secret)
 
 
-@app.command("list")
-@json_command
+@group_command(app, "list")
 def list_keys(*, file: _File = _DEFAULT_FILE) -> None:
     """List the keys with their roles, expiry and rates.
 
@@ -66,8 +64,7 @@ def list_keys(*, file: _File = _DEFAULT_FILE) -> None:
     answer({"keys": rows}, shown)
 
 
-@app.command()
-@json_command
+@group_command(app)
 def revoke(key_id: _Id, *, file: _File = _DEFAULT_FILE) -> None:
     """Revoke a key. A running gateway refuses it within two seconds; running calls end normally.
 

@@ -16,8 +16,8 @@ from services.cli.output import (
     CommandError,
     answer,
     console,
+    group_command,
     is_json,
-    json_command,
     progress,
     sentences,
     table,
@@ -52,8 +52,7 @@ Gateways = Annotated[
 WaitS = Annotated[float, typer.Option(min=0, help="Timeout in seconds.")]
 
 
-@app.command()
-@json_command
+@group_command(app)
 def stage(
     name: Name,
     bundle: Annotated[Path, typer.Option("--bundle", help="The new model's bundle.")],
@@ -97,8 +96,7 @@ def stage(
     _say(after, f"set {name} is staged: model {after.sets[name].model_version} answers nobody yet")
 
 
-@app.command()
-@json_command
+@group_command(app)
 def warm(
     name: Name,
     *,
@@ -137,8 +135,7 @@ def warm(
     )
 
 
-@app.command()
-@json_command
+@group_command(app)
 def shadow(
     name: Name,
     share: ShareArgument,
@@ -153,8 +150,7 @@ def shadow(
     _operate(lambda sets: sets.shadowed(name, _share(share)), f"shadow {name} {share}", state, gateways)
 
 
-@app.command()
-@json_command
+@group_command(app)
 def canary(
     name: Name,
     share: ShareArgument,
@@ -170,8 +166,7 @@ def canary(
     _operate(lambda sets: sets.canaried(name, _share(share), salt), f"canary {name} {share}", state, gateways)
 
 
-@app.command()
-@json_command
+@group_command(app)
 def promote(
     name: Name,
     *,
@@ -206,8 +201,7 @@ def promote(
     _operate(lambda sets: sets.promoted(name), f"promote {name}", state, gateways)
 
 
-@app.command()
-@json_command
+@group_command(app)
 def rollback(
     *,
     state: options.State = options.DEFAULT_STATE,
@@ -220,8 +214,7 @@ def rollback(
     _operate(lambda sets: sets.rolled_back(), "rollback", state, gateways)
 
 
-@app.command()
-@json_command
+@group_command(app)
 def retire(
     name: Name,
     *,
@@ -268,8 +261,7 @@ def retire(
     _say(after, f"retire {name}")
 
 
-@app.command(name="list")
-@json_command
+@group_command(app, "list")
 def list_(
     *,
     state: options.State = options.DEFAULT_STATE,

@@ -8,7 +8,7 @@ import typer
 from services.cli import options
 from services.cli.commands.experiments import Name, control_of_experiments, current_experiments
 from services.cli.commands.results import Archive, metric_of, opened
-from services.cli.output import answer, console, json_command, sentences, table, usage_error
+from services.cli.output import answer, console, group_command, sentences, table, usage_error
 
 if TYPE_CHECKING:
     from services.offline.experiments.policies import Estimates, Given
@@ -21,8 +21,7 @@ app = typer.Typer(
 Metric = Annotated[str, typer.Option(help="The reward: TYPE counts interactions, TYPE:value sums their values.")]
 
 
-@app.command()
-@json_command
+@group_command(app)
 def arms(
     name: Name,
     *,
@@ -47,8 +46,7 @@ def arms(
     answer(asdict(found), lambda: _print(found))
 
 
-@app.command()
-@json_command
+@group_command(app)
 def new_items(
     *,
     metric: Metric,

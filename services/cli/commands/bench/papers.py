@@ -7,15 +7,14 @@ import typer
 
 from services.cli.commands.bench.group import paper
 from services.cli.measuring import Out, benchmark, measured
-from services.cli.output import CommandError, ExitStatus, json_command, sentences
+from services.cli.output import CommandError, ExitStatus, group_command, sentences
 from services.offline.openmp import wait_without_spinning
 
 if TYPE_CHECKING:
     from services.offline.evaluation.common.report import Report, Request
 
 
-@paper.command("table-3")
-@json_command
+@group_command(paper, "table-3")
 def table_3(
     *,
     data: Annotated[list[str] | None, typer.Option(help="A set of the table; may be repeated. Default: all.")] = None,

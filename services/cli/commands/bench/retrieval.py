@@ -7,7 +7,7 @@ import typer
 
 from services.cli.commands.bench.group import DEFAULT_BUNDLE, Bundle, app
 from services.cli.measuring import Quick, Seed, benchmark
-from services.cli.output import CommandError, ExitStatus, is_json, json_command, usage_error
+from services.cli.output import CommandError, ExitStatus, group_command, is_json, usage_error
 
 if TYPE_CHECKING:
     from services.offline.evaluation.common.report import Report, Request
@@ -59,8 +59,7 @@ def retrieval(
     return rows.run(request, shapes=chosen, batches=batches, bundle=bundle, with_proof=prove)
 
 
-@app.command("gpu")
-@json_command
+@group_command(app, "gpu")
 def gpu(
     *,
     shape: Shapes = None,
