@@ -1,19 +1,24 @@
-"""Stage a model as a version set; find the record, Kafka, Redis and gateways for `freshet model`."""
+"""Stage a model as a version set; find and ask the record, Kafka, Redis and gateways for `freshet model`."""
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.cli import options
-from services.cli.output import CommandError, console, is_json, sentences
+from services.cli import client, options
+from services.cli.output import CommandError, ExitStatus, console, is_json, sentences
 
 if TYPE_CHECKING:
+    from freshet.v1 import gateway_pb2
+
     from services.contracts.operation_log import Control
     from services.contracts.topics.version_sets import VersionSet, VersionSets
     from services.stack import Stack
 
 _ENOUGH_IN_COMMON = 0.5
+_ASK_S = 10.0
 
 
 def stage_bundle(
@@ -21,7 +26,7 @@ def stage_bundle(
     bundle: Path,
     *,
     text: Path | None = None,
-    addresses: "Mapping[str, Any] | None" = None,
+    addresses: Mapping[str, Any] | None = None,
     serving: Path | None = None,
     state: Path = options.DEFAULT_STATE,
     gateways: str = "",
@@ -31,7 +36,6 @@ def stage_bundle(
 
     addresses: the address fields of `VersionSet`, if the set's processes run already.
     """
-    from services.cli.asked_gateways import problem_of, wait_for_gateways
     from services.contracts.operation_log import NotKnown
     from services.contracts.topics.version_sets import VersionSet, VersionSets
     from services.stack import Stack, StackError
@@ -63,7 +67,8 @@ def stage_bundle(
             except StackError:
                 remove_set(main, name)
                 raise
-            new = _with_addresses(new, own)
+            parts = {name: own.address(name) for name in set_parts(own)}
+            new = replace(new, refreshers=(parts.pop("refresher"),), **parts)
         try:
             after = control.write(before.staged(new), f"stage {name}")
         except NotKnown:
@@ -72,7 +77,7 @@ def stage_bundle(
             if own is not None:
                 remove_set(main, name)
             raise
-        wait_for_gateways(gateways_of(gateways, main), after.revision, problem_of(name), wait_s)
+        wait_for_gateways(gateways_of(gateways, main), after.revision, wait_s, ready=name)
     return after
 
 
@@ -123,6 +128,44 @@ def gateways_of(named: str, main: "Stack") -> list[str]:
     return [one.strip() for one in named.split(",") if one.strip()] or [main.address("gateway")]
 
 
+def ask_gateways(gateways: Sequence[str]) -> "dict[str, gateway_pb2.GetVersionSetsResponse]":
+    """Return the version sets of each gateway. Raises: CommandError for one that does not answer."""
+    from freshet.v1 import gateway_pb2
+
+    answers = {}
+    for target in gateways:
+        with client.gateway(target) as asked:
+            answers[target] = asked.call("GetVersionSets", gateway_pb2.GetVersionSetsRequest(), timeout_s=_ASK_S)
+    return answers
+
+
+def wait_for_gateways(gateways: Sequence[str], revision: int, wait_s: float, *, ready: str = "") -> None:
+    """Wait until every gateway applies `revision` or a later one, and has the set `ready` ready, if named.
+
+    Raises: CommandError with the problems after `wait_s`.
+    """
+    until = time.monotonic() + wait_s
+    while True:
+        problems = {target: _problem(answer, revision, ready) for target, answer in ask_gateways(gateways).items()}
+        left = [f"gateway {target}: {why}" for target, why in problems.items() if why]
+        if not left:
+            return
+        if time.monotonic() > until:
+            raise CommandError("; ".join(left), status=ExitStatus.UNAVAILABLE)
+        time.sleep(0.1)
+
+
+def _problem(answer: "gateway_pb2.GetVersionSetsResponse", revision: int, ready: str) -> str:
+    if answer.revision < revision:
+        return f"it applies revision {answer.revision}, not {revision}"
+    if not ready:
+        return ""
+    found = next((one for one in answer.sets if one.set.name == ready), None)
+    if found is None:
+        return f"it knows no set {ready!r}"
+    return "" if found.ready else f"set {ready!r}: {found.problem}"
+
+
 def _serving_now(bundle: Path) -> "VersionSet":
     """Return the set of the serving bundle, for a stack without any set."""
     from services.algorithms.bundles.model_bundle import load_bundle
@@ -157,18 +200,3 @@ def _checked(bundle: Path, serving: Path) -> str:
                 advice="train it with the serving model's, or start a separate stack",
             )
     return new.model_version
-
-
-def _with_addresses(one: "VersionSet", own: "Stack") -> "VersionSet":
-    from dataclasses import replace
-
-    from services.stack.version_sets import set_parts
-
-    has_text = "generator" in set_parts(own)
-    return replace(
-        one,
-        candidates=own.address("candidates"),
-        reranker=own.address("reranker"),
-        refreshers=(own.address("refresher"),),
-        generator=own.address("generator") if has_text else one.generator,
-    )

@@ -23,7 +23,16 @@ from services.cli.output import (
     table,
     usage_error,
 )
-from services.cli.staging import control_of, gateways_of, kafka_of, redis_of, required, stage_bundle
+from services.cli.staging import (
+    ask_gateways,
+    control_of,
+    gateways_of,
+    kafka_of,
+    redis_of,
+    required,
+    stage_bundle,
+    wait_for_gateways,
+)
 
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
@@ -178,7 +187,6 @@ def promote(
 
     Example:  freshet model promote next
     """
-    from services.cli.asked_gateways import problem_of, wait_for_gateways
     from services.encoder.config import EncoderSettings
     from services.offline.backfill.jobs import measure_warmth
     from services.stack import Stack
@@ -197,7 +205,7 @@ def promote(
                     advice=f"freshet model warm {name}",
                 )
             time.sleep(0.5)
-        wait_for_gateways(gateways_of(gateways, main), sets.revision, problem_of(name), wait_s)
+        wait_for_gateways(gateways_of(gateways, main), sets.revision, wait_s, ready=name)
     _operate(lambda sets: sets.promoted(name), f"promote {name}", state, gateways)
 
 
@@ -274,7 +282,6 @@ def list_(
     """
     from google.protobuf.json_format import MessageToDict
 
-    from services.cli.asked_gateways import ask_gateways
     from services.stack import Stack
 
     with sentences():
@@ -321,11 +328,9 @@ def _operated(
     operation: "Callable[[VersionSets], VersionSets]", description: str, main: "Stack", gateways: str
 ) -> "VersionSets":
     """Write the operation, and wait until every gateway applies it."""
-    from services.cli.asked_gateways import wait_for_gateways
-
     control = control_of(main)
     after = control.write(operation(required(control)), description)
-    wait_for_gateways(gateways_of(gateways, main), after.revision, lambda answer: "", _GO_BY_S)
+    wait_for_gateways(gateways_of(gateways, main), after.revision, _GO_BY_S)
     return after
 
 
