@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from services.cli.output import CommandError, ExitStatus, if_option, sentences, usage_error
 
 if TYPE_CHECKING:
-    from freshet.v1 import candidates_pb2_grpc, common_pb2, events_pb2, gateway_pb2
+    from freshet.v1 import common_pb2, events_pb2, gateway_pb2
     from freshet_client import Client, FreshetError
     from google.protobuf.message import Message
 
@@ -64,14 +65,12 @@ def timed(target: str, method: str, request: "Message", timeout_ms: int, *, fiel
 
 
 @contextmanager
-def candidates(target: str) -> Iterator["candidates_pb2_grpc.CandidatesServiceStub"]:
-    """Yield a stub of the candidates process at `target` ("host:port")."""
-    from freshet.v1 import candidates_pb2_grpc
-
+def process(name: str, target: str) -> Iterator[Any]:
+    """Yield a stub of the process `name` ("candidates", "refresher", ...) at `target` ("host:port")."""
     from services.platform.config import environment_tls
     from services.platform.rpc.client import blocking_channel
 
-    stub: Any = candidates_pb2_grpc.CandidatesServiceStub
+    stub = getattr(import_module(f"freshet.v1.{name}_pb2_grpc"), f"{name.title()}ServiceStub")
     with sentences():
         channel = blocking_channel(target, environment_tls())
     with channel:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli import options
+from services.cli import client, options
 from services.cli.output import CommandError, answer, console, json_command, progress, sentences, table
 
 if TYPE_CHECKING:
@@ -76,15 +76,11 @@ def _version(bundle: Path) -> str:
 def _live(stack: "Stack") -> Any:
     """Return the running refresher's status; None if none answers."""
     import grpc
-    from freshet.v1 import refresher_pb2, refresher_pb2_grpc
+    from freshet.v1 import refresher_pb2
 
-    from services.platform.config import environment_tls
-    from services.platform.rpc.client import blocking_channel
-
-    stub_type: Any = refresher_pb2_grpc.RefresherServiceStub
-    with blocking_channel(stack.address("refresher"), environment_tls()) as channel:
+    with client.process("refresher", stack.address("refresher")) as stub:
         try:
-            return stub_type(channel).GetStatus(refresher_pb2.GetStatusRequest(), timeout=_STATUS_TIMEOUT_S)
+            return stub.GetStatus(refresher_pb2.GetStatusRequest(), timeout=_STATUS_TIMEOUT_S)
         except grpc.RpcError:
             return None
 

@@ -36,7 +36,7 @@ def search_vectors(
     from freshet.v1 import candidates_pb2, common_pb2
     from freshet_client.wire import read
 
-    with client.candidates(candidates) as stub:
+    with client.process("candidates", candidates) as stub:
 
         def ask(method: Any, request: Any) -> Any:
             return client.call(method, request, target=candidates, timeout_s=timeout_ms / 1000, process="candidates")

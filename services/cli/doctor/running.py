@@ -6,8 +6,10 @@ A part counts as running if it answers at the stack's address: containers publis
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
+from services.cli import client
 from services.cli.doctor.findings import Finding, error, fine, warning
 from services.cli.output import CommandError, duration
 from services.contracts.processes import EFFECTS, PROCESSES
@@ -124,18 +126,11 @@ def _versions(running: Running) -> Iterator[Finding]:
 
 def _version(running: Running, name: str) -> str | None:
     """Return the model's version; None if the call fails, for example without permission."""
-    import importlib
-
-    from services.cli.client import call
-    from services.platform.config import environment_tls
-    from services.platform.rpc.client import blocking_channel
-
-    messages, stubs = (importlib.import_module(f"freshet.v1.{name}_pb2{kind}") for kind in ("", "_grpc"))
     target, rpc = running.stack.address(name), _TELLS[name]
-    with blocking_channel(target, environment_tls()) as channel:
-        method = getattr(getattr(stubs, f"{name.title()}ServiceStub")(channel), rpc)
+    request = getattr(import_module(f"freshet.v1.{name}_pb2"), f"{rpc}Request")()
+    with client.process(name, target) as stub:
         try:
-            answer: Any = call(method, getattr(messages, f"{rpc}Request")(), target=target, timeout_s=2, process=name)
+            answer = client.call(getattr(stub, rpc), request, target=target, timeout_s=2, process=name)
         except CommandError:
             return None
     return str(answer.model_version)
@@ -192,8 +187,8 @@ def _store(running: Running) -> Iterator[Finding]:
 
     cli = f"redis-cli -p {running.stack.ports['redis']}"
     try:
-        with redis.Redis.from_url(running.stack.redis_url, socket_timeout=2) as client:
-            info: Any = client.info("memory")
+        with redis.Redis.from_url(running.stack.redis_url, socket_timeout=2) as connection:
+            info: Any = connection.info("memory")
     except redis.RedisError as exc:
         raise OSError(f"Redis does not tell its memory: {exc}") from exc
     policy, limit = info["maxmemory_policy"], info["maxmemory"]
