@@ -84,10 +84,7 @@ class Authority:
             .add_extension(may, critical=True)
             .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),
-                critical=False,
-            )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
         )
         return made.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), _pem(key)
 

@@ -29,9 +29,7 @@ _PANELS = {
 }
 _NAMES = {"import_past": "import"}
 # All arguments after the scenario's name, also --help, are passed to the scenario.
-_SETTINGS = {
-    "loadtest": {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
-}
+_SETTINGS = {"loadtest": {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}}
 
 app = typer.Typer(
     name="freshet",

@@ -31,10 +31,7 @@ PortOffset = Annotated[int, typer.Option(min=0, help="Add this to every port of 
 Archive = Annotated[
     Path | None, typer.Option(help="Archive of `freshet archive`, for interactions that retention removed.")
 ]
-On = Annotated[
-    str | None,
-    typer.Option(help="Run on this Ray cluster, ray://HOST:10001, which also has the bundle."),
-]
+On = Annotated[str | None, typer.Option(help="Run on this Ray cluster, ray://HOST:10001, which also has the bundle.")]
 Kafka = Annotated[str, typer.Option(envvar="FRESHET_KAFKA_BOOTSTRAP", help="host:port [the stack's].")]
 Gateway = Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port.")]
 Candidates = Annotated[str, typer.Option(envvar="FRESHET_CANDIDATES", help="host:port.")]

@@ -75,13 +75,7 @@ def _print_evaluation(report: dict[str, Any], page: Path) -> None:
 
 @json_command
 @reads_a_table
-def compare(
-    a: Bundle,
-    b: Bundle,
-    *,
-    data: options.Data,
-    table: "TableOptions",
-) -> None:
+def compare(a: Bundle, b: Bundle, *, data: options.Data, table: "TableOptions") -> None:
     """Compare two bundles of one catalogue on events that neither was trained on: by how much they differ, and where.
 
     Differences are paired by event, with 95 % intervals over users. Kinds of events with a significant difference (5 %,

@@ -130,7 +130,7 @@ def _print(facts: dict[str, Any]) -> None:
     for voters in votes["voters"]:
         out.print(
             f"voted: {voters['count']} x {voters['type']}, {duration(voters['newest_age_seconds'])} to "
-            f"{duration(voters['oldest_age_seconds'])} old, {voters['vote']:+.4f}",
+            f"{duration(voters['oldest_age_seconds'])} old, {voters['vote']:+.4f}"
         )
     if facts["history"]:
         past = ", ".join(
@@ -138,6 +138,5 @@ def _print(facts: dict[str, Any]) -> None:
         )
         out.print(f"the state is computed from: {past}")
     out.print(
-        f"model {facts['model_version']} · index {facts['index_version']} · state {facts['state_source']}",
-        style="dim",
+        f"model {facts['model_version']} · index {facts['index_version']} · state {facts['state_source']}", style="dim"
     )

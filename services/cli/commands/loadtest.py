@@ -15,8 +15,7 @@ from services.cli.output import reports_errors
 
 @reports_errors
 def loadtest(
-    context: typer.Context,
-    scenario: Annotated[str, typer.Argument(help="The scenario, for example steady.")] = "",
+    context: typer.Context, scenario: Annotated[str, typer.Argument(help="The scenario, for example steady.")] = ""
 ) -> None:
     """Put load on a running stack; requests arrive on a clock. Options after the scenario belong to it.
 

@@ -42,9 +42,7 @@ if TYPE_CHECKING:
     from services.stack import Stack
 
 app = typer.Typer(
-    name="model",
-    help="Stage a new model next to the serving one, try it, promote it, roll back.",
-    no_args_is_help=True,
+    name="model", help="Stage a new model next to the serving one, try it, promote it, roll back.", no_args_is_help=True
 )
 
 # A gateway closes the connections of a removed set after five seconds.
@@ -93,14 +91,7 @@ def stage(
         "generator": generator,
     }
     after = stage_bundle(
-        name,
-        bundle,
-        text=text,
-        addresses=addresses,
-        serving=serving,
-        state=state,
-        gateways=gateways,
-        wait_s=wait_s,
+        name, bundle, text=text, addresses=addresses, serving=serving, state=state, gateways=gateways, wait_s=wait_s
     )
     _say(after, f"set {name} is staged: model {after.sets[name].model_version} answers nobody yet")
 
@@ -146,11 +137,7 @@ def warm(
 
 @group_command(app)
 def shadow(
-    name: Name,
-    share: ShareArgument,
-    *,
-    state: options.State = options.DEFAULT_STATE,
-    gateways: Gateways = "",
+    name: Name, share: ShareArgument, *, state: options.State = options.DEFAULT_STATE, gateways: Gateways = ""
 ) -> None:
     """Also send this share of requests to the set, after they are answered; `freshet model list` compares the answers.
 
@@ -161,11 +148,7 @@ def shadow(
 
 @group_command(app)
 def canary(
-    name: Name,
-    share: ShareArgument,
-    *,
-    state: options.State = options.DEFAULT_STATE,
-    gateways: Gateways = "",
+    name: Name, share: ShareArgument, *, state: options.State = options.DEFAULT_STATE, gateways: Gateways = ""
 ) -> None:
     """Let the set answer this share of users, always the same ones; a larger share adds to them.
 
@@ -177,11 +160,7 @@ def canary(
 
 @group_command(app)
 def promote(
-    name: Name,
-    *,
-    wait_s: WaitS = 60,
-    state: options.State = options.DEFAULT_STATE,
-    gateways: Gateways = "",
+    name: Name, *, wait_s: WaitS = 60, state: options.State = options.DEFAULT_STATE, gateways: Gateways = ""
 ) -> None:
     """Let the set answer all users, once 99 % of those with a history are warm; the previous set stays warm.
 
@@ -210,11 +189,7 @@ def promote(
 
 
 @group_command(app)
-def rollback(
-    *,
-    state: options.State = options.DEFAULT_STATE,
-    gateways: Gateways = "",
-) -> None:
+def rollback(*, state: options.State = options.DEFAULT_STATE, gateways: Gateways = "") -> None:
     """End the canary, or let the set before the last promotion answer again, at once: it is still warm.
 
     Example:  freshet model rollback
@@ -223,12 +198,7 @@ def rollback(
 
 
 @group_command(app)
-def retire(
-    name: Name,
-    *,
-    state: options.State = options.DEFAULT_STATE,
-    gateways: Gateways = "",
-) -> None:
+def retire(name: Name, *, state: options.State = options.DEFAULT_STATE, gateways: Gateways = "") -> None:
     """Remove a set that answers no user; on a local stack its processes end.
 
     If the stack was started with this set, its own processes load the remaining set, one after the other; those of a

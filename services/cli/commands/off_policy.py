@@ -47,12 +47,7 @@ def arms(
 
 
 @group_command(app)
-def new_items(
-    *,
-    metric: Metric,
-    archive: Archive = None,
-    state: options.State = options.DEFAULT_STATE,
-) -> None:
+def new_items(*, metric: Metric, archive: Archive = None, state: options.State = options.DEFAULT_STATE) -> None:
     """Estimate the reward per answer without positions for new items, from answers that had some.
 
     Example:  freshet off-policy new-items --metric click

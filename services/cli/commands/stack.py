@@ -93,10 +93,7 @@ def up(
 
 
 @json_command
-def down(
-    *,
-    state: options.State = options.DEFAULT_STATE,
-) -> None:
+def down(*, state: options.State = options.DEFAULT_STATE) -> None:
     """Stop what `freshet up` started; the data of Kafka and Redis stays in the state folder.
 
     Example:  freshet down
@@ -114,10 +111,7 @@ def down(
 
 
 @json_command
-def status(
-    *,
-    state: options.State = options.DEFAULT_STATE,
-) -> None:
+def status(*, state: options.State = options.DEFAULT_STATE) -> None:
     """Show every part: readiness, address, memory, start time.
 
     The exit status is 0 if all parts are ready, else 3.
@@ -138,11 +132,7 @@ def status(
 
 
 @json_command
-def doctor(
-    *,
-    state: options.State = options.DEFAULT_STATE,
-    bundle: options.StackBundle = None,
-) -> None:
+def doctor(*, state: options.State = options.DEFAULT_STATE, bundle: options.StackBundle = None) -> None:
     """Explain what prevents the stack from running, or from running well: the problem, its effect, the next command.
 
     It checks settings, parts, ports, machine and bundle; for running parts model versions, topics, Redis and lag; then
@@ -176,9 +166,7 @@ def doctor(
 
 
 @reports_errors
-def serve(
-    process: Annotated[str, typer.Argument(help=f"One of: {', '.join(PROCESSES)}.")],
-) -> None:
+def serve(process: Annotated[str, typer.Argument(help=f"One of: {', '.join(PROCESSES)}.")]) -> None:
     """Run one process in the foreground; its settings are FRESHET_ variables, its logs JSON on stdout.
 
     Example:  FRESHET_BUNDLE=.freshet/bundle freshet serve candidates
@@ -212,9 +200,7 @@ def _print(statuses: "list[PartStatus]") -> None:
     from rich.text import Text
 
     shown = table(
-        *("part", "state", "listens at", "pid", "memory", "up since"),
-        right=("memory", "up since"),
-        header_style="bold",
+        *("part", "state", "listens at", "pid", "memory", "up since"), right=("memory", "up since"), header_style="bold"
     )
     for part in statuses:
         status, style = ("ready", "green") if part.healthy else (str(part.problem), "red" if part.running else "dim")

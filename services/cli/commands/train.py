@@ -24,12 +24,10 @@ Head = Annotated[
     ),
 ]
 Loss = Annotated[
-    str | None,
-    typer.Option(help="sampled-softmax, corrected-softmax, or full-softmax (dot). Default: the preset's."),
+    str | None, typer.Option(help="sampled-softmax, corrected-softmax, or full-softmax (dot). Default: the preset's.")
 ]
 Events = Annotated[
-    Path | None,
-    typer.Option(help="A YAML file with the meaning of event types. Default: ratings, commerce and media."),
+    Path | None, typer.Option(help="A YAML file with the meaning of event types. Default: ratings, commerce and media.")
 ]
 
 
