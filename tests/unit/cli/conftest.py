@@ -8,6 +8,8 @@ from tests.unit.cli.gateway_on_loopback import MemoryGateway, running_gateway
 
 
 @pytest.fixture
-def gateway() -> Iterator[tuple[str, MemoryGateway]]:
-    with running_gateway() as running:
-        yield running
+def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryGateway]:
+    """The gateway that commands call."""
+    with running_gateway() as (target, server):
+        monkeypatch.setenv("FRESHET_GATEWAY", target)
+        yield server

@@ -68,6 +68,8 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
         answer.certificate.kind = common_pb2.Certificate.KIND_BOUNDED
         answer.certificate.gap = 0.0125
         answer.stage_times.total_ms = 4.5
+        answer.index_freshness.deltas_offset, answer.index_freshness.lag_seconds = 7, 0.5
+        answer.index_freshness.newest_recorded_time.FromJsonString("2026-11-21T09:30:00.25Z")
         if not request.history:
             answer.state_age_seconds = 12.0
             answer.state_position.partition = 3
@@ -138,8 +140,9 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
             vote=0.2, num_neighbours=64, model_share=0.75, voters=[voters], index_version="i1+7"
         )
         return gateway_pb2.ExplainResponse(
-            score=0.35, similarity=similarity, votes=votes, share_of_model=0.64, share_of_refreshed=0.22,
-            share_of_votes=0.14, model_version="m1", state_source="stored",
+            score=0.35, similarity=similarity, votes=None if request.user_id == "no-votes" else votes,
+            share_of_model=0.64, share_of_refreshed=0.22, share_of_votes=0.14,
+            model_version="m1", state_source="stored",
             history=[gateway_pb2.PastInteraction(item_id="661", title="Vertigo", age_seconds=7200)],
             rules=[
                 gateway_pb2.ExplainedRule(name=rule.name, adds=rule.boost - rule.bury, pin=rule.pin, cap=rule.cap)
@@ -172,6 +175,7 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
         answer.interactions.add(partition=1, applied_offset=-1, end_offset=-1)
         answer.attributions.add(partition=0, applied_offset=4, end_offset=5)
         answer.candidates.deltas_offset, answer.candidates.lag_seconds = 7, 0.25
+        answer.candidates.newest_recorded_time.FromJsonString("2026-11-21T09:30:00.25Z")
         return answer
 
 

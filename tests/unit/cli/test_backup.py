@@ -7,16 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
 from services.algorithms.bundles.model_bundle import EncoderShape, HeadShape, load_bundle
 from services.algorithms.scoring.states import ItemStates
 from services.cli.backup import MANIFEST, BackupError, make_backup, read_backup, restore_backup
-from services.cli.main import app
 from services.offline.bundles.model import BundleContent, write_bundle
 from services.refresher.adapters.checkpoint_topic import CheckpointFiles
 from services.refresher.checkpoint import to_file
 from services.stack import Ports
+from tests.unit.cli.shell import facts, refused, shown
 
 
 def write_model(folder: Path, seed: int) -> str:
@@ -185,10 +184,6 @@ def test_what_is_in_the_way_is_refused_or_set_aside_never_deleted(made: Path, si
     assert (site.own / "partition-0.checkpoint").read_bytes() == checkpoint(0, 7)
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
-
-
 def _note_ports(state: Path, bundle: Path) -> None:
     """Ports where nobody listens, so that no stack of this machine is asked."""
     (state / "run").mkdir()
@@ -199,18 +194,12 @@ def _note_ports(state: Path, bundle: Path) -> None:
 def test_the_commands_back_up_check_and_restore_a_stack_that_is_down(site: Site, tmp_path: Path) -> None:
     state = site.bundle.parent
     _note_ports(state, site.bundle)
-    made = run("backup", str(tmp_path / "set"), "--state", str(state), "--json")
-    assert made.exit_code == 0, made.output
-    facts = json.loads(made.stdout)
-    assert facts["positions"]["attributions"] == {"0": 7, "3": 2}
-    assert facts["notes"] == [
+    made = facts("backup", tmp_path / "set", "--state", state)
+    assert made["positions"]["attributions"] == {"0": 7, "3": 2}
+    assert made["notes"] == [
         "Redis did not answer: the set has no positions of `interactions`",
         "Kafka did not answer: the set has none of the checkpoints in its topic",
     ]
-    checked = run("restore", str(tmp_path / "set"), "--check")
-    assert (checked.exit_code, "whole" in checked.stdout) == (0, True)
-    refused = run("restore", str(tmp_path / "set"), "--state", str(state))
-    assert (refused.exit_code, "--replace" in refused.stderr) == (1, True)
-    restored = run("restore", str(tmp_path / "set"), "--state", str(state), "--replace")
-    assert restored.exit_code == 0, restored.output
-    assert "restored" in restored.stdout
+    assert "whole" in shown("restore", tmp_path / "set", "--check")
+    assert "--replace" in refused(1, "restore", tmp_path / "set", "--state", state)
+    assert "restored" in shown("restore", tmp_path / "set", "--state", state, "--replace")

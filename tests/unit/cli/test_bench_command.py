@@ -1,25 +1,15 @@
-"""`freshet bench`: help that teaches, and wrong requests refused by name before anything is measured."""
+"""`freshet bench`: where its pages go, and wrong requests refused by name before anything is measured."""
 
 import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from services.cli.commands import bench
-from services.cli.main import app
+from tests.unit.cli.shell import refused, shown
 
-RUNNER = CliRunner()
 SUBJECTS = sorted(command.name or "" for command in bench.app.registered_commands)
 EVALUATION = Path(__file__).resolve().parents[3] / "services" / "offline" / "evaluation"
-
-
-@pytest.mark.parametrize("what", SUBJECTS)
-def test_help_has_an_example_and_json(what: str) -> None:
-    result = RUNNER.invoke(app, ["bench", what, "--help"], terminal_width=200)
-    assert result.exit_code == 0
-    assert f"freshet bench {what}" in result.output
-    assert "--json" in result.output
 
 
 # What other commands are made of.
@@ -32,9 +22,7 @@ def test_every_folder_of_the_evaluation_has_a_subject() -> None:
 
 
 def test_the_figure_of_universality_stands_beside_its_page_and_report(tmp_path: Path) -> None:
-    result = RUNNER.invoke(app, ["bench", "universality", "--out", str(tmp_path), "--json"])
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout.splitlines()[-1])
+    report = json.loads(shown("bench", "universality", "--out", tmp_path, "--json").splitlines()[-1])
     assert report == json.loads((tmp_path / "universality.json").read_text(encoding="utf-8"))
     assert max(row["constants"] for row in report["rows"]) < 1e-12
     assert {path.suffix for path in tmp_path.iterdir()} == {".md", ".json", ".png"}
@@ -49,20 +37,17 @@ def test_pages_are_written_into_a_checkout_alone(
         pages = tmp_path / "docs" / "benchmarks"
         pages.mkdir(parents=True)
         (pages / "render.py").touch()
-    assert RUNNER.invoke(app, ["bench", "universality"]).exit_code == 0
+    shown("bench", "universality")
     (page,) = tmp_path.rglob("universality.md")
     assert str(page.relative_to(tmp_path).parent) == ("docs/benchmarks" if is_checkout else ".freshet/bench")
 
 
-def test_an_unknown_shape_is_a_usage_error_that_names_the_known_ones() -> None:
-    result = RUNNER.invoke(app, ["bench", "retrieval", "--shape", "netflix", "--json"])
-    assert result.exit_code == 2
-    report = json.loads(result.output.splitlines()[-1])
-    assert "netflix" in report["error"]
-    assert "books" in report["error"]
-
-
-def test_a_bundle_without_its_shape_is_a_usage_error() -> None:
-    result = RUNNER.invoke(app, ["bench", "retrieval", "--shape", "books", "--bundle", "somewhere", "--json"])
-    assert result.exit_code == 2
-    assert "ml-1m" in json.loads(result.output.splitlines()[-1])["error"]
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [(("--shape", "netflix"), ("netflix", "books")), (("--shape", "books", "--bundle", "somewhere"), ("ml-1m",))],
+)
+def test_a_shape_that_cannot_be_is_a_usage_error_that_names_those_that_can(
+    options: tuple[str, ...], named: tuple[str, ...]
+) -> None:
+    error = json.loads(refused(2, "bench", "retrieval", *options, "--json").splitlines()[-1])["error"]
+    assert all(one in error for one in named)

@@ -1,22 +1,15 @@
 """`freshet certs`: what it writes, what it refuses, and what a rotation keeps."""
 
-import json
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from typer.testing import CliRunner
 
 from services.cli.certificates import NAMES, Authority, make_certificates
-from services.cli.main import app
 from services.contracts.processes import PROCESSES
-
-
-def run(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["certs", *arguments])
-    return result.exit_code, result.output
+from tests.unit.cli.shell import facts, refused, shown
 
 
 def certificate(folder: Path, name: str) -> x509.Certificate:
@@ -29,12 +22,12 @@ def names(folder: Path, name: str) -> set[str]:
 
 
 def test_every_process_gets_a_certificate_that_names_it_loopback_and_the_hosts(tmp_path: Path) -> None:
-    status, said = run("--out", str(tmp_path), "--host", "10.0.0.7", "--host", "freshet.example", "--days", "30")
-    assert status == 0, said
+    options = ("--host", "10.0.0.7", "--host", "freshet.example", "--days", "30")
+    text = shown("certs", "--out", tmp_path, *options)
     for name in (*PROCESSES, "kafka", "redis", "inference-server", "operator"):
         expected = {name, "localhost", "127.0.0.1", "::1", "10.0.0.7", "freshet.example"}
         assert names(tmp_path, name) == expected
-        assert f"FRESHET_TLS_CERT={tmp_path / name}.crt" in said
+        assert f"FRESHET_TLS_CERT={tmp_path / name}.crt" in text
         certificate(tmp_path, name).verify_directly_issued_by(certificate(tmp_path, "ca"))
         left = certificate(tmp_path, name).not_valid_after_utc - datetime.now(UTC)
         assert timedelta(days=29) < left <= timedelta(days=30)
@@ -48,9 +41,7 @@ def test_keys_can_be_read_by_their_owner_alone(tmp_path: Path) -> None:
 
 
 def test_json_names_the_variables_of_each_process(tmp_path: Path) -> None:
-    status, said = run("--out", str(tmp_path), "--json")
-    assert status == 0
-    assert json.loads(said)["variables"]["encoder"] == {
+    assert facts("certs", "--out", tmp_path)["variables"]["encoder"] == {
         "FRESHET_TLS_CERT": str(tmp_path / "encoder.crt"),
         "FRESHET_TLS_KEY": str(tmp_path / "encoder.key"),
         "FRESHET_TLS_CA": str(tmp_path / "ca.crt"),
@@ -60,8 +51,7 @@ def test_json_names_the_variables_of_each_process(tmp_path: Path) -> None:
 def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     make_certificates(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    status, said = run("--out", str(tmp_path))
-    assert status == 2
+    said = refused(2, "certs", "--out", tmp_path)
     assert "is there already" in said
     assert "--renew" in said
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -70,8 +60,7 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
 def test_a_rotation_keeps_the_ca_and_the_hosts_and_makes_everything_else_new(tmp_path: Path) -> None:
     make_certificates(tmp_path, hosts=["10.0.0.7"])
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    status, said = run("--out", str(tmp_path), "--renew", "--host", "second.example")
-    assert status == 0, said
+    shown("certs", "--out", tmp_path, "--renew", "--host", "second.example")
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert {name for name in after if after[name] == before[name]} == {"ca.crt", "ca.key"}
     assert {"10.0.0.7", "second.example"} <= names(tmp_path, "encoder")
@@ -80,8 +69,7 @@ def test_a_rotation_keeps_the_ca_and_the_hosts_and_makes_everything_else_new(tmp
 def test_a_rotation_needs_the_ca_and_its_key(tmp_path: Path) -> None:
     make_certificates(tmp_path)
     (tmp_path / "ca.key").unlink()
-    status, said = run("--out", str(tmp_path), "--renew")
-    assert (status, "holds no CA" in said) == (2, True)
+    assert "holds no CA" in refused(2, "certs", "--out", tmp_path, "--renew")
 
 
 def test_an_operators_certificate_is_a_clients_alone() -> None:

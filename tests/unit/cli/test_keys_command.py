@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 from freshet_client import FreshetError, PermissionDenied, Unauthenticated
-from typer.testing import CliRunner, Result
 
 from services.cli import client
-from services.cli.main import app
 from services.cli.output import CommandError
 from services.gateway.edge.api_keys import digest, read_keys
 from services.gateway.edge.roles import Role
+from tests.unit.cli.shell import refused, shown
 
 
 @pytest.fixture
@@ -21,34 +20,27 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "state" / "api-keys.json"
 
 
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["keys", *map(str, arguments)], env={"COLUMNS": "200", "NO_COLOR": "1"})
-
-
 def test_create_prints_the_secret_once_and_alone(file: Path) -> None:
-    made = run(
-        "create", "shop", "--role", "recommend", "--role", "ingest", "--days", "90", "--rate", "5", "--file", file
-    )
-    assert made.exit_code == 0, made.output
+    options = ("--role", "recommend", "--role", "ingest", "--days", "90", "--rate", "5", "--file", file)
+    secret = shown("keys", "create", "shop", *options).strip()
     (key,) = read_keys(file)
-    assert key.sha256 == digest(made.stdout.strip().encode()).hex()
+    assert key.sha256 == digest(secret.encode()).hex()
     assert (key.id, key.roles, key.requests_per_second) == ("shop", {Role.RECOMMEND, Role.INGEST}, 5)
     assert key.expires is not None
     assert abs(key.expires - datetime.now(UTC) - timedelta(days=90)) < timedelta(minutes=1)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    for shown in (run("list", "--file", file), run("list", "--file", file, "--json")):
-        assert "shop" in shown.stdout
-        assert "ingest" in shown.stdout
-        assert made.stdout.strip() not in shown.stdout
-        assert key.sha256 not in shown.stdout
+    for text in (shown("keys", "list", "--file", file), shown("keys", "list", "--file", file, "--json")):
+        assert "shop" in text
+        assert "ingest" in text
+        assert secret not in text
+        assert key.sha256 not in text
 
 
 def test_revoke_takes_the_key_out_and_says_when_there_is_none(file: Path) -> None:
-    run("create", "shop", "--role", "eraser", "--file", file)
-    assert run("revoke", "shop", "--file", file).exit_code == 0
+    shown("keys", "create", "shop", "--role", "eraser", "--file", file)
+    shown("keys", "revoke", "shop", "--file", file)
     assert read_keys(file) == ()
-    again = run("revoke", "shop", "--file", file)
-    assert (again.exit_code, "has no key 'shop'" in again.output) == (1, True)
+    assert "has no key 'shop'" in refused(1, "keys", "revoke", "shop", "--file", file)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +57,7 @@ def test_revoke_takes_the_key_out_and_says_when_there_is_none(file: Path) -> Non
 def test_what_is_not_allowed_is_refused_by_name_and_nothing_is_written(
     file: Path, arguments: tuple[str, ...], said: str
 ) -> None:
-    refused = run(*arguments, "--file", file)
-    assert refused.exit_code == 2
-    assert said in refused.output
+    assert said in refused(2, "keys", *arguments, "--file", file)
     assert not file.exists()
 
 
@@ -82,9 +72,9 @@ def test_the_key_of_the_environment_is_shown_to_the_gateway_alone(
     assert sent == [{"timeout": 1.0, "metadata": metadata} if is_shown else {"timeout": 1.0}]
 
 
-@pytest.mark.parametrize("refused", [Unauthenticated, PermissionDenied])
-def test_a_refused_key_is_explained_with_what_to_set(refused: type[FreshetError]) -> None:
-    error = client.explain(refused("why"))
+@pytest.mark.parametrize("kind", [Unauthenticated, PermissionDenied])
+def test_a_refused_key_is_explained_with_what_to_set(kind: type[FreshetError]) -> None:
+    error = client.explain(kind("why"))
     assert isinstance(error, CommandError)
     assert error.message == "why"
     assert "FRESHET_API_KEY" in error.advice

@@ -12,23 +12,18 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner, Result
 
 from services.algorithms.bundles.event_schema import default_schema
 from services.algorithms.bundles.model_bundle import load_bundle
-from services.cli.main import app
 from services.offline.backfill import jobs
 from services.offline.backfill.bulk_import import ImportReport
 from services.offline.backfill.past_interactions import check
 from services.offline.datasets import Interactions, load_dataset
 from tests.unit.cli.own_tables import ITEMS, TABLES, TIMES, USERS, Event, Own, events, lines
+from tests.unit.cli.shell import facts, refused, run, shown
 
 TRAINING = ("--head", "dot", "--epochs", "1", "--split", "none", "--no-export")
 by_name = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "400", "NO_COLOR": "1", "TERM": "dumb"})
 
 
 def account(table: Own, *, accepted: bool, imported: bool = False) -> dict[str, Any]:
@@ -54,8 +49,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state folder with a bundle of the default event schema."""
     folder = tmp_path_factory.mktemp("state")
     (folder / "plain.csv").write_text(lines())
-    result = run("train", "--data", str(folder / "plain.csv"), "--out", str(folder / "bundle"), *TRAINING)
-    assert result.exit_code == 0, result.output
+    shown("train", "--data", folder / "plain.csv", "--out", folder / "bundle", *TRAINING)
     return folder
 
 
@@ -67,15 +61,8 @@ def imported(monkeypatch: pytest.MonkeyPatch) -> list[Interactions]:
     def run_import(settings: object, past: Interactions, *progress: object, **options: object) -> ImportReport:
         check(past)
         found.append(past)
-        return ImportReport(
-            interactions=len(past),
-            written=len(past),
-            users_filled=0,
-            attributions=0,
-            unknown_items=0,
-            write_seconds=0.0,
-            fill_seconds=0.0,
-        )
+        counts = {"interactions": len(past), "written": len(past), "users_filled": 0, "attributions": 0}
+        return ImportReport(**counts, unknown_items=0, write_seconds=0.0, fill_seconds=0.0)
 
     monkeypatch.setattr(jobs, "run_import", run_import)
     return found
@@ -96,15 +83,14 @@ def without_wraps(output: str) -> str:
 @by_name
 def test_validate_names_what_it_leaves_out(tmp_path: Path, table: Own) -> None:
     path = table.write(tmp_path)
-    result = run("data", "validate", str(path), "--json")
-    report = json.loads(result.stdout)
     accepted = table.understood is not None and not table.only_training
-    assert report["rows"] == account(table, accepted=accepted)
-    assert result.exit_code == (0 if accepted else 1)
-    shown = run("data", "validate", str(path))
-    assert said(shown.stdout) == report["rows"]
+    result = run("data", "validate", path, "--json")
+    report = json.loads(result.stdout)
+    assert (report["rows"], result.exit_code) == (account(table, accepted=accepted), 0 if accepted else 1)
+    text = run("data", "validate", path).stdout
+    assert said(text) == report["rows"]
     for named in table.named:
-        assert named in without_wraps(shown.stdout)
+        assert named in without_wraps(text)
     if table.understood is not None:
         found = [one for one in report["findings"] if one["severity"] != "info"]
         assert len(found) == len(table.named), found
@@ -113,7 +99,7 @@ def test_validate_names_what_it_leaves_out(tmp_path: Path, table: Own) -> None:
 @by_name
 def test_train_reads_names_and_refuses_the_same(tmp_path: Path, table: Own) -> None:
     path, out = table.write(tmp_path), tmp_path / "bundle"
-    result = run("train", "--data", str(path), "--out", str(out), *TRAINING)
+    result = run("train", "--data", path, "--out", out, *TRAINING)
     accepted = table.understood is not None and not table.only_training
     assert (result.exit_code, out.exists()) == ((0, True) if accepted else (2, False)), result.output
     assert said(result.output) == account(table, accepted=accepted)
@@ -126,7 +112,7 @@ def test_import_reads_names_and_refuses_the_same(
     tmp_path: Path, table: Own, state: Path, imported: list[Interactions]
 ) -> None:
     path = table.write(tmp_path)
-    result = run("import", str(path), "--state", str(state))
+    result = run("import", path, "--state", state)
     accepted = table.understood is not None
     assert result.exit_code == (0 if accepted else 2), result.output
     assert said(result.output) == account(table, accepted=accepted, imported=True)
@@ -140,12 +126,8 @@ def test_import_reads_names_and_refuses_the_same(
 
 def test_events_after_the_split_are_named(tmp_path: Path, state: Path, imported: list[Interactions]) -> None:
     (tmp_path / "mine.csv").write_text(lines({"type": ["cart", *["click"] * 7]}))
-    result = run("import", str(tmp_path / "mine.csv"), "--before", "0.5", "--state", str(state), "--json")
-    assert json.loads(result.stdout)["rows"] == {
-        "rows": 8,
-        "used": 3,
-        "left_out": {"not before the split": 4, "type cart": 1},
-    }
+    rows = facts("import", tmp_path / "mine.csv", "--before", "0.5", "--state", state)["rows"]
+    assert rows == {"rows": 8, "used": 3, "left_out": {"not before the split": 4, "type cart": 1}}
     assert events_of(imported[0]) == events(types=["cart", *["click"] * 7])[:4]
 
 
@@ -153,18 +135,19 @@ def test_a_schema_of_ones_own_is_read_by_all_three(tmp_path: Path, imported: lis
     table, schema, bundle = tmp_path / "mine.csv", tmp_path / "events.yaml", tmp_path / "bundle"
     table.write_text(lines({"type": "cart"}))
     schema.write_text("types:\n  cart: {role: positive}\n")
-    validated = run("data", "validate", str(table), "--events", str(schema), "--json")
-    trained = run("train", "--data", str(table), "--events", str(schema), "--out", str(bundle), *TRAINING, "--json")
-    taken = run("import", str(table), "--state", str(tmp_path), "--json")
-    accounts = [json.loads(result.stdout)["rows"] for result in (validated, trained, taken)]
-    assert accounts == [{"rows": 8, "used": 8, "left_out": {}}] * 3
+    for command in (
+        ("data", "validate", table, "--events", schema),
+        ("train", "--data", table, "--events", schema, "--out", bundle, *TRAINING),
+        ("import", table, "--state", tmp_path),
+    ):
+        assert facts(*command)["rows"] == {"rows": 8, "used": 8, "left_out": {}}
 
 
 def test_an_escape_sequence_does_not_reach_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text(lines({"type": "\x1b[2Jcart"}))
-    shown = run("data", "validate", str(tmp_path / "mine.csv")).stdout
-    assert "\x1b" not in shown
-    assert "\\x1b[2Jcart 8" in shown
+    text = refused(1, "data", "validate", tmp_path / "mine.csv")
+    assert "\x1b" not in text
+    assert "\\x1b[2Jcart 8" in text
 
 
 NAMED = ("--user", "Kunde", "--item", "Artikel", "--time", "Zeit", "--type", "Aktion", "--value", "Wert")
@@ -179,10 +162,10 @@ def test_every_command_reads_the_columns_that_are_named_and_says_which(
     path, bundle = tmp_path / "shop.csv", tmp_path / "bundle"
     path.write_text(FOREIGN)
     commands = (
-        ("data", "validate", str(path)),
-        ("train", "--data", str(path), "--out", str(bundle), *TRAINING),
-        ("import", str(path), "--state", str(state)),
-        ("evaluate", str(state / "bundle"), "--data", str(path)),
+        ("data", "validate", path),
+        ("train", "--data", path, "--out", bundle, *TRAINING),
+        ("import", path, "--state", state),
+        ("evaluate", state / "bundle", "--data", path),
     )
     told = "Kunde is user, Artikel is item, Zeit is timestamp (s), Aktion is type, Wert is value; separated by ';'"
     for command in commands:
@@ -190,17 +173,16 @@ def test_every_command_reads_the_columns_that_are_named_and_says_which(
         assert told in without_wraps(result.output), result.output
         assert "value column is constant (1.5)" in without_wraps(result.output)
     assert events_of(imported[0]) == events(types="click", values=1.5)
-    missing = run("data", "validate", str(path))
-    assert "has no user column" in missing.stdout
-    assert "Name it with --user or --session COLUMN" in missing.stdout
+    missing = refused(1, "data", "validate", path)
+    assert "has no user column" in missing
+    assert "Name it with --user or --session COLUMN" in missing
 
 
 def test_a_session_stands_for_a_user_that_is_missing(tmp_path: Path, state: Path, imported: list[Interactions]) -> None:
     path = tmp_path / "mine.csv"
     path.write_text(lines({"visit": ["s1"] * 4 + ["s2"] * 4}).replace("b,", ","))
-    assert run("import", str(path), "--state", str(state)).exit_code == 2
-    result = run("import", str(path), "--state", str(state), "--session", "visit")
-    assert result.exit_code == 0, result.output
+    refused(2, "import", path, "--state", state)
+    shown("import", path, "--state", state, "--session", "visit")
     assert events_of(imported[0]) == events(users=["a"] * 4 + ["s2"] * 4)
 
 
@@ -208,8 +190,8 @@ def test_names_that_are_near_a_type_are_asked_about_with_a_line_to_paste(tmp_pat
     kinds = ["cart", "favori", "Click", "add-to-cart", "ViewProduct", "buy", "stars", "un_view"]
     path, own_events = tmp_path / "mine.csv", tmp_path / "events.yaml"
     path.write_text(lines({"type": kinds, "value": "5"}))
-    shown = run("data", "validate", str(path)).stdout
-    pasted = re.findall(r"^ {11}(.*?:.*?)  # (.*)\?$", shown, re.MULTILINE)
+    text = run("data", "validate", path).stdout
+    pasted = re.findall(r"^ {11}(.*?:.*?)  # (.*)\?$", text, re.MULTILINE)
     assert dict(pasted) == {
         "Click: {role: positive}": "click",
         "ViewProduct: {role: positive}": "view",
@@ -221,7 +203,7 @@ def test_names_that_are_near_a_type_are_asked_about_with_a_line_to_paste(tmp_pat
         "stars: {role: positive, weight: 0.5, centre: 3}": "rating",
     }
     own_events.write_text("types:\n" + "".join(f"  {line}\n" for line, _ in pasted))
-    report = json.loads(run("data", "validate", str(path), "--events", str(own_events), "--json").stdout)
+    report = facts("data", "validate", path, "--events", own_events)
     assert report["rows"]["left_out"] == {"type un_view": 1}
 
 
@@ -238,7 +220,7 @@ def test_a_bundle_knows_the_scale_of_its_ratings(
 ) -> None:
     path, bundle = tmp_path / "mine.csv", tmp_path / "bundle"
     path.write_text(lines({"rating": stars}))
-    trained = run("train", "--data", str(path), "--out", str(bundle), *TRAINING)
+    trained = run("train", "--data", path, "--out", bundle, *TRAINING)
     assert f"The bundle's events.yaml says: {line}" in without_wraps(trained.output), trained.output
     schema = load_bundle(bundle).event_schema
     assert [schema.feedback.weight("rating", float(end)) for end in (min(stars, key=float), max(stars, key=float))] == [
@@ -246,7 +228,7 @@ def test_a_bundle_knows_the_scale_of_its_ratings(
         1,
     ]
     assert schema.types.keys() == default_schema().types.keys()
-    taken = run("import", str(path), "--state", str(tmp_path))
+    taken = run("import", path, "--state", tmp_path)
     assert "does not expect" not in taken.output
     assert events_of(imported[0]) == events(types="rating", values=[float(one) for one in stars])
 
@@ -270,9 +252,9 @@ def test_a_file_of_items_gives_titles_categories_and_attributes(tmp_path: Path, 
         pq.write_table(pa.table(columns), items)
     else:
         items.write_text("".join(json.dumps(row) + "\n" for row in pa.table(columns).to_pylist()))
-    options = ("--items", str(items), "--category-separator", ",")
-    validated = run("data", "validate", str(path), *options)
-    trained = run("train", "--data", str(path), "--out", str(bundle), *options, *TRAINING)
+    options = ("--items", items, "--category-separator", ",")
+    validated = run("data", "validate", path, *options)
+    trained = run("train", "--data", path, "--out", bundle, *options, *TRAINING)
     assert (validated.exit_code, trained.exit_code) == (0, 0), trained.output
     for output in map(without_wraps, (validated.output, trained.output)):
         assert f"columns of items.{kind}: SKU is item, Name is title, Category is categories, price is an" in output
@@ -290,11 +272,10 @@ def test_a_file_of_items_that_cannot_be_used_is_refused_by_every_command(tmp_pat
     path.write_text(lines())
     items.write_text("id,price\nx,1\nx,2\n")
     for command, status in (
-        (("data", "validate", str(path)), 1),
-        (("train", "--data", str(path), "--out", str(tmp_path / "b"), *TRAINING), 2),
-        (("import", str(path), "--state", str(state)), 2),
-        (("evaluate", str(state / "bundle"), "--data", str(path)), 2),
+        (("data", "validate", path), 1),
+        (("train", "--data", path, "--out", tmp_path / "b", *TRAINING), 2),
+        (("import", path, "--state", state), 2),
+        (("evaluate", state / "bundle", "--data", path), 2),
     ):
-        result = run(*command, "--items", str(items))
-        assert result.exit_code == status, result.output
-        assert "items.csv row 1: id='x' again, first in row 0" in without_wraps(result.output)
+        said = refused(status, *command, "--items", items)
+        assert "items.csv row 1: id='x' again, first in row 0" in without_wraps(said)

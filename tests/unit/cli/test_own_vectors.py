@@ -15,19 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from typer.testing import CliRunner, Result
 
 from services.algorithms.bundles.model_bundle import BundleError, load_bundle
-from services.cli.main import app
+from tests.unit.cli.shell import facts, refused, shown
 
 RNG = np.random.default_rng(0)
 ITEMS = RNG.normal(size=(300, 12)).astype(np.float32) * RNG.uniform(0.5, 2, size=(300, 1)).astype(np.float32)
 QUERIES = RNG.normal(size=(4, 12)).astype(np.float16).astype(np.float32)
 IDS = [f"thing-{row}" for row in range(300)]
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     pq.write_table(pa.table(columns), folder / "items.pq")
     np.save(folder / "queries.npy", QUERIES)
-    made = run("index", str(folder / "items.pq"), "--out", str(folder / "bundle"), "--json")
-    assert made.exit_code == 0, made.output
-    facts = json.loads(made.stdout)
-    assert (facts["num_items"], facts["width"], facts["codebooks"]) == (300, 12, True)
+    made = facts("index", folder / "items.pq", "--out", folder / "bundle")
+    assert (made["num_items"], made["width"], made["codebooks"]) == (300, 12, True)
     return folder
 
 
@@ -59,9 +52,8 @@ def test_codebooks_are_written_where_pytorch_is_installed(folder: Path, monkeypa
     for name in [one for one in sys.modules if one.startswith("services.offline.training.codebooks")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
-    made = run("index", str(folder / "items.pq"), "--out", str(folder / "plain"))
-    assert made.exit_code == 0, made.output
-    assert "no codebooks for `anisotropic`: learning them needs PyTorch (extra train)" in made.output
+    made = shown("index", folder / "items.pq", "--out", folder / "plain")
+    assert "no codebooks for `anisotropic`: learning them needs PyTorch (extra train)" in made
     plain = load_bundle(folder / "plain")
     assert plain.codebooks is None
     assert plain.model_version == bundle.model_version
@@ -93,19 +85,7 @@ def candidates(folder: Path) -> Iterator[str]:
 
 def test_own_vectors_are_answered_exactly(folder: Path, candidates: str) -> None:
     for row in range(4):
-        found = run(
-            "search-vectors",
-            str(folder / "queries.npy"),
-            "--row",
-            str(row),
-            "--k",
-            "5",
-            "--candidates",
-            candidates,
-            "--json",
-        )
-        assert found.exit_code == 0, found.output
-        answer = json.loads(found.stdout)
+        answer = facts("search-vectors", folder / "queries.npy", "--row", row, "--k", 5, "--candidates", candidates)
         scores = ITEMS.astype(np.float64) @ QUERIES[row]
         best = np.argsort(-scores)[:5]
         assert [item["item_id"] for item in answer["items"]] == [IDS[item] for item in best]
@@ -114,16 +94,13 @@ def test_own_vectors_are_answered_exactly(folder: Path, candidates: str) -> None
 
 
 def test_filters_and_passes_are_shown(folder: Path, candidates: str) -> None:
-    found = run(
-        "search-vectors", str(folder / "queries.npy"), "--allow-categories", "even", "--deny-items", "thing-0",
-        "--candidates", candidates,
-    )  # fmt: skip
-    assert found.exit_code == 0, found.output
-    shown = [line.split()[1] for line in found.stdout.splitlines()[:10]]
-    assert all(int(item_id.removeprefix("thing-")) % 2 == 0 for item_id in shown)
-    assert "thing-0" not in shown
-    assert "exact; " in found.stdout
-    assert " ms  " in found.stdout
+    filters = ("--allow-categories", "even", "--deny-items", "thing-0", "--candidates", candidates)
+    text = shown("search-vectors", folder / "queries.npy", *filters)
+    item_ids = [line.split()[1] for line in text.splitlines()[:10]]
+    assert all(int(item_id.removeprefix("thing-")) % 2 == 0 for item_id in item_ids)
+    assert "thing-0" not in item_ids
+    assert "exact; " in text
+    assert " ms  " in text
 
 
 @pytest.mark.parametrize(
@@ -135,14 +112,11 @@ def test_filters_and_passes_are_shown(folder: Path, candidates: str) -> None:
     ],
 )
 def test_other_columns_are_attributes(folder: Path, candidates: str, where: list[str], holds: Any) -> None:
-    found = run(
-        "search-vectors", str(folder / "queries.npy"), "--candidates", candidates, "--json",
-        *(word for one in where for word in ("--where", one)),
-    )  # fmt: skip
-    assert found.exit_code == 0, found.output
+    conditions = [word for one in where for word in ("--where", one)]
+    found = facts("search-vectors", folder / "queries.npy", "--candidates", candidates, *conditions)
     scores = ITEMS.astype(np.float64) @ QUERIES[0]
     best = [row for row in np.argsort(-scores) if holds(row)][:10]
-    assert [item["item_id"] for item in json.loads(found.stdout)["items"]] == [IDS[row] for row in best]
+    assert [item["item_id"] for item in found["items"]] == [IDS[row] for row in best]
 
 
 @pytest.mark.parametrize(
@@ -162,40 +136,34 @@ def test_other_columns_are_attributes(folder: Path, candidates: str, where: list
 def test_a_search_that_makes_no_sense_says_so(
     folder: Path, candidates: str, arguments: list[str], message: str
 ) -> None:
-    found = run("search-vectors", str(folder / "queries.npy"), "--candidates", candidates, *arguments)
-    assert found.exit_code == 2
-    assert message in found.output
+    assert message in refused(2, "search-vectors", folder / "queries.npy", "--candidates", candidates, *arguments)
 
 
 def test_a_vector_of_another_width_is_refused_with_both(folder: Path, candidates: str, tmp_path: Path) -> None:
     np.save(tmp_path / "wide.npy", np.ones(13))
-    found = run("search-vectors", str(tmp_path / "wide.npy"), "--candidates", candidates)
-    assert found.exit_code == 2
-    assert "query components have width 13 but item components have width 12" in found.output
+    said = refused(2, "search-vectors", tmp_path / "wide.npy", "--candidates", candidates)
+    assert "query components have width 13 but item components have width 12" in said
 
 
 @pytest.mark.parametrize("content", [np.arange(3), np.ones((2, 2, 2)), np.array([1e9]), np.array([np.nan])])
 def test_a_file_that_holds_no_query_vectors_is_refused(tmp_path: Path, content: np.ndarray) -> None:
     np.save(tmp_path / "q.npy", content)
-    assert run("search-vectors", str(tmp_path / "q.npy"), "--candidates", "127.0.0.1:1").exit_code == 2
+    refused(2, "search-vectors", tmp_path / "q.npy", "--candidates", "127.0.0.1:1")
 
 
 def test_nothing_listening_is_said_in_one_sentence(folder: Path) -> None:
-    found = run("search-vectors", str(folder / "queries.npy"), "--candidates", "127.0.0.1:1")
-    assert found.exit_code == 3
-    assert "nothing answers at 127.0.0.1:1: the candidates process is not running there" in found.output
+    said = refused(3, "search-vectors", folder / "queries.npy", "--candidates", "127.0.0.1:1")
+    assert "nothing answers at 127.0.0.1:1: the candidates process is not running there" in said
 
 
 def test_normalized_vectors_are_cosines_and_a_vector_of_zeros_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"item_id": ["a", "b"], "vector": [[3.0, 4.0], [0.0, 2.0]]}), tmp_path / "v.pq")
-    made = run("index", str(tmp_path / "v.pq"), "--out", str(tmp_path / "b"), "--normalize")
-    assert made.exit_code == 0, made.output
+    shown("index", tmp_path / "v.pq", "--out", tmp_path / "b", "--normalize")
     components = load_bundle(tmp_path / "b").item_states.components[:, 0]
     assert np.asarray(components) == pytest.approx(np.array([[0.6, 0.8], [0, 1]]))
     pq.write_table(pa.table({"item_id": ["a", "b"], "vector": [[3.0, 4.0], [0.0, 0.0]]}), tmp_path / "v.pq")
-    refused = run("index", str(tmp_path / "v.pq"), "--out", str(tmp_path / "b"), "--normalize")
-    assert refused.exit_code == 2
-    assert "row 1: a vector of zeros has no direction" in refused.output
+    said = refused(2, "index", tmp_path / "v.pq", "--out", tmp_path / "b", "--normalize")
+    assert "row 1: a vector of zeros has no direction" in said
 
 
 def test_what_needs_an_encoder_refuses_such_a_bundle_by_name(folder: Path) -> None:

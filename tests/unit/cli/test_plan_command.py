@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from services.cli.main import app
 from services.cli.planning import (
     CANDIDATES_BYTES,
     CORE_SHARE,
@@ -20,6 +18,7 @@ from services.cli.planning import (
     Asked,
     plan,
 )
+from tests.unit.cli.shell import refused, shown
 
 _GIB = 2**30
 
@@ -31,10 +30,6 @@ def planned(**changes: Any) -> dict[str, Any]:
 
 def need(found: dict[str, Any], name: str) -> dict[str, Any]:
     return next(one for one in found["processes"] if one["name"] == name)
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["plan", *arguments], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
 
 
 def test_a_million_items_are_one_shard_and_the_sums_are_right() -> None:
@@ -118,10 +113,9 @@ USUAL = ("--users", "1000000", "--items", "1000000", "--events-per-s", "1000", "
 
 
 def test_the_command_prints_a_table_and_that_it_estimates() -> None:
-    result = run(*USUAL)
-    assert result.exit_code == 0, result.output
-    for shown in ("gateway", "refresher", "redis to gateway", "partitions", "estimates, off by at most 39%"):
-        assert shown in result.stdout
+    text = shown("plan", *USUAL)
+    for part in ("gateway", "refresher", "redis to gateway", "partitions", "estimates, off by at most 39%"):
+        assert part in text
 
 
 @pytest.mark.parametrize(
@@ -136,6 +130,4 @@ def test_the_command_prints_a_table_and_that_it_estimates() -> None:
     ],
 )
 def test_a_wrong_value_is_refused_by_name(option: str, value: str, field: str) -> None:
-    result = run(*USUAL, option, value, "--json")
-    assert result.exit_code == 2
-    assert field in json.loads(result.stdout)["error"]
+    assert field in json.loads(refused(2, "plan", *USUAL, option, value, "--json"))["error"]

@@ -15,16 +15,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from freshet.v1 import gateway_pb2, reranker_pb2
-from typer.testing import CliRunner, Result
 
 from services.algorithms.bundles.event_schema import default_schema
-from services.cli.main import app
 from services.cli.output import CommandError, printable, report
 from services.encoder.config import EncoderSettings
 from services.stack import Ports, Stack
 from services.stack.children import Children
 from services.stack.components.component import Launch
 from tests.unit.cli.gateway_on_loopback import MemoryGateway, serving
+from tests.unit.cli.shell import refused, run, shown
 
 MARKUP = "Song [live] 1947 [/x] :smile:"
 ESCAPES = "a\x1b[2J\x1b]0;owned\x07\x9b31mb\u202ec"
@@ -40,19 +39,12 @@ def as_it_was() -> Iterator[None]:
     signal.signal(signal.SIGTERM, handler)
 
 
-def run(*arguments: str) -> Result:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
 @pytest.mark.parametrize(
     ("part", "option"), [("phrases", "--steps=5"), ("text-mol", "--minutes=1"), ("text-mol", "--device=cpu")]
 )
 def test_an_option_of_the_other_text_model_is_refused(part: str, option: str) -> None:
-    result = run("train-text", part, option, "--bundle", "nowhere")
-    assert result.exit_code == 2
-    assert f"{option.partition('=')[0]} has no effect on {part}" in result.output
+    said = refused(2, "train-text", part, option, "--bundle", "nowhere")
+    assert f"{option.partition('=')[0]} has no effect on {part}" in said
 
 
 class Titled(MemoryGateway):
@@ -86,17 +78,17 @@ class Titled(MemoryGateway):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "shows_markup"),
+    "arguments",
     [
-        (("recommend", "--user", "[/u]", "--bundle", "nowhere"), True),
-        (("similar", "[/i]"), True),
-        (("search", "words", "--user", "[/u]"), True),
-        (("explain", "[/u]", "[/i]"), True),
-        (("forget", "[/u]", "--yes"), True),
-        (("items", "put", "1"), True),
+        ("recommend", "--user", "[/u]", "--bundle", "nowhere"),
+        ("similar", "[/i]"),
+        ("search", "words", "--user", "[/u]"),
+        ("explain", "[/u]", "[/i]"),
+        ("forget", "[/u]", "--yes"),
+        ("items", "put", "1"),
     ],
 )
-def test_ids_and_titles_are_shown_letter_by_letter(arguments: tuple[str, ...], shows_markup: bool) -> None:
+def test_ids_and_titles_are_shown_letter_by_letter(arguments: tuple[str, ...]) -> None:
     with serving(Titled()) as target:
         result = run(*arguments, "--gateway", target)
     assert MARKUP in result.output
@@ -119,32 +111,27 @@ def test_an_errors_text_does_not_steer_the_terminal(capsys: pytest.CaptureFixtur
         ("yesterday", "time='yesterday' allowed: ISO 8601, or unix seconds"),
     ],
 )
-def test_a_time_that_the_wire_cannot_carry_is_refused(gateway: tuple[str, MemoryGateway], when: str, says: str) -> None:
-    target, server = gateway
-    result = run("record", "--user", "1", "--item", "2", "--time", when, "--gateway", target)
-    assert result.exit_code == 2
-    assert says in result.stderr
-    assert server.recorded == []
+def test_a_time_that_the_wire_cannot_carry_is_refused(gateway: MemoryGateway, when: str, says: str) -> None:
+    assert says in refused(2, "record", "--user", "1", "--item", "2", "--time", when)
+    assert gateway.recorded == []
 
 
 @pytest.mark.parametrize(
     ("when", "nanoseconds"),
     [("1600000000.123456789", 1_600_000_000_123_456_789), ("2020-01-01T00:00:00.123456Z", 1_577_836_800_123_456_000)],
 )
-def test_a_time_keeps_its_digits(gateway: tuple[str, MemoryGateway], when: str, nanoseconds: int) -> None:
-    target, server = gateway
-    assert run("record", "--user", "1", "--item", "2", "--time", when, "--gateway", target).exit_code == 0
-    assert server.recorded[0].interactions[0].event_time.ToNanoseconds() == nanoseconds
+def test_a_time_keeps_its_digits(gateway: MemoryGateway, when: str, nanoseconds: int) -> None:
+    shown("record", "--user", "1", "--item", "2", "--time", when)
+    assert gateway.recorded[0].interactions[0].event_time.ToNanoseconds() == nanoseconds
 
 
 def test_a_state_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for state in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/state")):
         for command in ("up", "down", "demo"):
-            result = run(command, "--state", str(state))
-            assert result.exit_code == 2, (state, command)
-            assert result.stderr.splitlines()[-1].startswith(f"error: {state}"), result.stderr
-        assert run("status", "--state", str(state)).exit_code == 3
+            said = refused(2, command, "--state", state)
+            assert said.splitlines()[-1].startswith(f"error: {state}"), said
+        refused(3, "status", "--state", state)
 
 
 def users_table(path: Path) -> Path:
@@ -171,8 +158,7 @@ def test_a_table_is_not_written_over_itself_nor_where_nothing_can_be(
         (tmp_path, "allowed: a file"),
         *(((users / "answers", "users.parquet"), (Path("/proc/answers"), "/proc/answers")) if needs_no_log else ()),
     ):
-        result = run(*arguments, "--out", str(out))
-        assert (result.exit_code, says in result.stderr) == (2, True), result.stderr
+        assert says in refused(2, *arguments, "--out", out)
     assert users.read_bytes() == before
     assert [one.name for one in tmp_path.iterdir()] == ["users.parquet"]
 
@@ -195,7 +181,7 @@ def test_training_says_at_once_that_its_folder_cannot_be_written(
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     for out in (tmp_path / "file", tmp_path / "folder", tmp_path / "file" / "below", Path("/proc/bundle")):
-        result = run(*command, "--out", str(out))
+        result = run(*command, "--out", out)
         assert result.exit_code in (1, 2)
         assert result.stderr.startswith("error: /"), result.stderr
         assert "freshet train` makes" not in result.stderr
@@ -225,13 +211,11 @@ def test_the_demo_leaves_a_running_stack_and_its_log_alone(tmp_path: Path) -> No
     log.parent.mkdir(parents=True)
     log.write_text("everything")
     with running_part(stack, "redis"):
-        result = run("demo", "--state", str(tmp_path))
-        assert result.exit_code == 3
-        assert f"{tmp_path} has redis, {log.parent}; a demo deletes the stream and the states" in result.stderr
-        assert "another --state, or `freshet down`" in result.stderr
+        said = refused(3, "demo", "--state", tmp_path)
+        assert f"{tmp_path} has redis, {log.parent}; a demo deletes the stream and the states" in said
+        assert "another --state, or `freshet down`" in said
         assert [part.name for part in stack.status() if part.running] == ["redis"]
-    result = run("demo", "--state", str(tmp_path))
-    assert f"{tmp_path} has {log.parent}; a demo deletes" in result.stderr
+    assert f"{tmp_path} has {log.parent}; a demo deletes" in run("demo", "--state", tmp_path).stderr
     assert log.read_text() == "everything"
 
 
@@ -251,14 +235,11 @@ def test_the_past_is_encoded_where_the_stack_has_what_encodes(tmp_path: Path, mo
         note = Stack(tmp_path / profile).place.state.run / "stack.json"
         note.parent.mkdir(parents=True)
         note.write_text(json.dumps({"ports": dict(Ports.default().numbers), "bundle": "b", "profile": profile}))
-        assert "far enough" in run("import", str(tmp_path / "past.csv"), "--state", str(tmp_path / profile)).stderr
+        assert "far enough" in run("import", tmp_path / "past.csv", "--state", tmp_path / profile).stderr
     assert [settings.engine for settings in asked] == ["in-process", "inference-server"]
 
 
-def test_the_largest_items_go_in_requests_that_the_gateway_takes(
-    gateway: tuple[str, MemoryGateway], tmp_path: Path
-) -> None:
-    target, server = gateway
+def test_the_largest_items_go_in_requests_that_the_gateway_takes(gateway: MemoryGateway, tmp_path: Path) -> None:
     largest = {
         "title": "t" * 512,
         "categories": [f"{number:03}" + "c" * 125 for number in range(64)],
@@ -266,31 +247,21 @@ def test_the_largest_items_go_in_requests_that_the_gateway_takes(
     }
     rows = [{"item_id": f"{number:03}" + "i" * 125, **largest} for number in range(450)]
     (tmp_path / "items.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    result = run("items", "put", "--file", str(tmp_path / "items.jsonl"), "--gateway", target)
-    assert result.exit_code == 0, result.stderr
-    assert [item.item_id for item in server.items] == [row["item_id"] for row in rows]
+    shown("items", "put", "--file", tmp_path / "items.jsonl")
+    assert [item.item_id for item in gateway.items] == [row["item_id"] for row in rows]
 
 
-def test_a_size_is_no_overload(gateway: tuple[str, MemoryGateway], tmp_path: Path) -> None:
-    target, _ = gateway
+def test_a_size_is_no_overload(gateway: MemoryGateway, tmp_path: Path) -> None:
     (tmp_path / "items.jsonl").write_text(json.dumps({"item_id": "i", "title": "t" * 5_000_000}))
+    words = ("--query", "q" * 5_000_000)
     for command in (
-        ("items", "put", "--file", str(tmp_path / "items.jsonl")),
-        ("recommend", "--user", "1", "--query", "q" * 5_000_000),
-        (
-            "recommend",
-            "--batch",
-            str(users_table(tmp_path / "u")),
-            "--out",
-            str(tmp_path / "o"),
-            "--query",
-            "q" * 5_000_000,
-        ),
+        ("items", "put", "--file", tmp_path / "items.jsonl"),
+        ("recommend", "--user", "1", *words),
+        ("recommend", "--batch", users_table(tmp_path / "u"), "--out", tmp_path / "o", *words),
     ):
-        result = run(*command, "--gateway", target)
-        assert result.exit_code == 2
-        assert "the request is too large for" in result.stderr
-        assert "in a moment" not in result.stderr
+        said = refused(2, *command)
+        assert "the request is too large for" in said
+        assert "in a moment" not in said
 
 
 @pytest.mark.parametrize(
@@ -310,21 +281,19 @@ def test_a_size_is_no_overload(gateway: tuple[str, MemoryGateway], tmp_path: Pat
     ids=range(10),
 )
 def test_a_line_of_items_that_is_wrong_is_named_with_its_value(
-    gateway: tuple[str, MemoryGateway], tmp_path: Path, line: str, says: str
+    gateway: MemoryGateway, tmp_path: Path, line: str, says: str
 ) -> None:
-    target, server = gateway
     (tmp_path / "items.jsonl").write_text('{"item_id": "first", "title": "\u2028"}\n' + line)
-    result = run("items", "put", "--file", str(tmp_path / "items.jsonl"), "--gateway", target)
-    assert result.exit_code == 2
-    assert f"items.jsonl:2: {says}" in result.stderr
-    assert server.items == []
+    assert f"items.jsonl:2: {says}" in refused(2, "items", "put", "--file", tmp_path / "items.jsonl")
+    assert gateway.items == []
+
+
+def test_a_file_without_items_is_refused(tmp_path: Path) -> None:
     (tmp_path / "items.jsonl").write_text("\n")
-    assert "holds no item" in run("items", "put", "--file", str(tmp_path / "items.jsonl"), "--gateway", target).stderr
+    assert "holds no item" in refused(2, "items", "put", "--file", tmp_path / "items.jsonl")
 
 
-def test_an_item_that_the_gateway_refuses_is_named_by_its_line(
-    gateway: tuple[str, MemoryGateway], tmp_path: Path
-) -> None:
+def test_an_item_that_the_gateway_refuses_is_named_by_its_line(tmp_path: Path) -> None:
     class Refuses(MemoryGateway):
         def PutItems(self, request: Any, context: Any) -> Any:
             found = [place for place, item in enumerate(request.items) if item.item_id == "bad"]
@@ -336,14 +305,11 @@ def test_an_item_that_the_gateway_refuses_is_named_by_its_line(
     rows[1_100] = '\n{"item_id": "bad"}'
     (tmp_path / "items.jsonl").write_text("\n".join(rows))
     with serving(Refuses()) as target:
-        result = run("items", "put", "--file", str(tmp_path / "items.jsonl"), "--gateway", target)
-    assert "items.jsonl:1102: items[100].title='' allowed: something (1,000 of 1,200 items were" in result.stderr
+        said = refused(2, "items", "put", "--file", tmp_path / "items.jsonl", "--gateway", target)
+    assert "items.jsonl:1102: items[100].title='' allowed: something (1,000 of 1,200 items were" in said
 
 
-def test_what_was_never_there_is_not_called_withdrawn_or_taken_back(gateway: tuple[str, MemoryGateway]) -> None:
-    target, _ = gateway
-    assert run("items", "withdraw", "never", "--gateway", target).stdout == (
-        "withdrawals written (ids are not checked): 1 item\n"
-    )
-    undone = run("undo", "--user", "1", "--event-id", "never", "--gateway", target).stdout
+def test_what_was_never_there_is_not_called_withdrawn_or_taken_back(gateway: MemoryGateway) -> None:
+    assert shown("items", "withdraw", "never") == "withdrawals written (ids are not checked): 1 item\n"
+    undone = shown("undo", "--user", "1", "--event-id", "never")
     assert undone.startswith("undo of never, if there is one, recorded  event undo-of-never\n")

@@ -47,12 +47,16 @@ def stack(tmp_path: Path) -> Stack:
 
 
 def troubles(findings: list[Finding]) -> dict[str, Finding]:
-    """Those that are not ok, of which each says why it matters and what to type."""
+    """Those that are not ok, of which each says why it matters and what to type; there is no bundle here."""
     found = {finding.about: finding for finding in findings if finding.severity != "ok"}
     assert all(finding.why and finding.advice for finding in found.values())
-    found.pop("bundle", None)
+    assert found.pop("bundle").found.startswith("none at ")
     found.pop("data", None)
     return found
+
+
+def about_bundle(stack: Stack) -> Finding:
+    return next(finding for finding in examine(stack) if finding.about == "bundle")
 
 
 @asynccontextmanager
@@ -106,13 +110,15 @@ def test_a_bundle_without_its_encoder_is_told_apart_with_the_command_that_makes_
     stack: Stack, tmp_path: Path
 ) -> None:
     bundle = write_bundle(stack.bundle, content())
-    found = next(one for one in examine(stack) if one.about == "bundle")
+    found = about_bundle(stack)
     assert (found.severity, found.found) == ("error", f"{stack.bundle} holds no encoder.onnx")
     assert found.advice == f"freshet export --bundle {stack.bundle}"
     with pytest.raises(BundleError, match=f"encoder.onnx is not in the manifest.*{found.advice}` makes it"):
         bundle.file("encoder.onnx")
     with pytest.raises(StackError, match=f"holds no model folder `encoder`\n  try: {found.advice}"):
         stack.components["inference-server"].launch(stack.place)
+    (stack.bundle / "manifest.json").write_text('{"files": {}}')
+    assert (about_bundle(stack).severity, "manifest.json" in about_bundle(stack).found) == ("error", True)
 
 
 def test_settings_that_cannot_be_shown_are_not(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

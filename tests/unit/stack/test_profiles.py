@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.doctor.examine import examine
-from services.stack import Ports, Stack, StackError
+from services.stack import Ports, Stack
 from services.stack.compose import compact, local_environment, read_compose
 
 GONE = {"candidates", "reranker", "inference-server"}
@@ -39,8 +39,6 @@ def test_a_stack_remembers_its_profile_and_knows_no_other_parts(tmp_path: Path) 
     assert [part.name for part in stack.status()] == list(stack.parts)
     with pytest.raises(ValueError, match="candidates"):
         stack.up(["candidates"])
-    with pytest.raises(StackError, match="bundle"):
-        stack.up(["gateway"])
     assert Stack(tmp_path).profile == "split"
 
 

@@ -13,10 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
-from services.cli.doctor.examine import examine
-from services.cli.main import app
 from services.platform.rpc.health_check import main, probe_grpc
 from services.stack import Ports, Stack, StackError
 from services.stack.children import Children, Launch
@@ -28,6 +25,7 @@ from services.stack.folders import build_once, cache_root, recipe_key
 from services.stack.memory import needed_bytes, require_stack_memory
 from services.stack.ports import CONSOLE, DEFAULTS, INFRASTRUCTURE, PARTS, owner, stop_order
 from services.stack.probes import probe_inference_server, probe_kafka, probe_redis
+from tests.unit.cli.shell import refused, shown
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -289,36 +287,14 @@ def test_unknown_part_is_named_with_the_known_ones(tmp_path: Path) -> None:
         Stack(tmp_path, ports=Ports.free()).up(["kafak"])
 
 
-def test_doctor_says_what_to_do_about_every_trouble(tmp_path: Path) -> None:
-    ports = Ports.free()
-    with socket.create_server(("127.0.0.1", ports["gateway"])):
-        findings = examine(Stack(tmp_path / "state", ports=ports))
-    troubles = {finding.about: finding for finding in findings if finding.severity != "ok"}
-    assert {"bundle", f"port {ports['gateway']}"} <= set(troubles)
-    assert all(finding.advice for finding in troubles.values())
-    assert str(os.getpid()) in troubles[f"port {ports['gateway']}"].found
-
-
-def test_doctor_refuses_a_damaged_bundle(tmp_path: Path) -> None:
-    bundle = bundle_of(tmp_path / "bundle", item_bytes=1)
-    findings = examine(Stack(tmp_path / "state", bundle=bundle, ports=Ports.free()))
-    (about_bundle,) = [finding for finding in findings if finding.about == "bundle"]
-    assert about_bundle.severity == "error"
-
-
 def test_commands_exit_by_outcome(tmp_path: Path) -> None:
-    runner = CliRunner()
-    state = ["--state", str(tmp_path / "state")]
-    stopped = runner.invoke(app, ["status", *state, "--json"])
-    assert stopped.exit_code == 3
-    told = json.loads(stopped.stdout)
+    state = ("--state", tmp_path / "state")
+    told = json.loads(refused(3, "status", *state, "--json"))
     assert told["healthy"] is False
     assert [part["name"] for part in told["parts"]] == [name for name in PARTS if name != CONSOLE]
-    assert runner.invoke(app, ["down", *state]).exit_code == 0
-    unknown = runner.invoke(app, ["up", *state, "--only", "kafak", "--json"])
-    assert unknown.exit_code == 2
-    assert "kafak" in json.loads(unknown.stdout)["error"]
-    assert runner.invoke(app, ["serve", "kafak"]).exit_code == 2
+    shown("down", *state)
+    assert "kafak" in json.loads(refused(2, "up", *state, "--only", "kafak", "--json"))["error"]
+    refused(2, "serve", "kafak")
 
 
 def test_log_tail_is_short_and_never_fails(tmp_path: Path) -> None:
