@@ -23,8 +23,9 @@ from freshet.v1 import common_pb2, events_pb2, gateway_pb2
 from . import requests
 from .compiled import OK, Answers, PlannedCall, SenderError, build, send
 from .open_loop import FloatArray, arrivals
-from .options import Option, add_options, check_options
-from .population import Draws, Population, made_up_users, read_items
+from .options import Option, add_items, add_options, check_options
+from .population import Draws, Population
+from .report import figure
 from .requests import RECOMMEND, RECORD
 
 _GOOD_S, _TIMEOUT_S = 0.1, 1.0
@@ -92,10 +93,9 @@ class Knee:
 
 class _Calls:
     def __init__(self, options: argparse.Namespace) -> None:
-        item_ids, weights = read_items(options.items)
-        population = Population(user_ids=made_up_users(options.num_users), item_ids=item_ids, item_weights=weights)
         self.rng = np.random.default_rng(options.seed)
-        self._population, self._draws = population, Draws(population, self.rng)
+        self._population = Population.made_up(options.num_users, options.items)
+        self._draws = Draws(self._population, self.rng)
         self._k, self._events = options.k, options.events
         self._program, self._target = build(), options.target
         # Partition, offset and id of each acknowledged event. The newest token of each user.
@@ -122,7 +122,7 @@ class _Calls:
         answers = send(self._program, self._target, calls, timeout_s=timeout_s)
         for call, status, raw in zip(calls, answers.status, answers.answer, strict=True):
             if call.method == RECORD and status == OK:
-                user = events_pb2.Interaction.FromString(_first_field(call.request)).user_id
+                user = gateway_pb2.RecordInteractionsRequest.FromString(call.request).interactions[0].user_id
                 for receipt in gateway_pb2.RecordInteractionsResponse.FromString(raw).receipts:
                     token = receipt.token
                     self.acknowledged.append((token.partition, token.offset, receipt.event_id))
@@ -158,10 +158,6 @@ class _Calls:
         return requests.record([self._draws.draw()])
 
 
-def _first_field(request: bytes) -> bytes:
-    return gateway_pb2.RecordInteractionsRequest.FromString(request).interactions[0].SerializeToString()
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run the command. Exit status: 0 measured, 1 the target did not answer or events were lost, 2 wrong usage."""
     from .command import add_target, check_target
@@ -174,8 +170,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     add_options(parser, OPTIONS)
     add_target(parser, "knee")
-    parser.add_argument("--items", type=Path, default=Path(".freshet/bundle"), metavar="PATH",
-                        help="bundle folder, items.arrow or a text file with one item id per line")  # fmt: skip
+    add_items(parser, "bundle folder, items.arrow or a text file with one item id per line")
     parser.add_argument("--kafka", default="127.0.0.1:19092", metavar="HOST:PORT",
                         help="where acknowledged events are looked for; empty: nowhere")  # fmt: skip
     parser.add_argument(
@@ -386,14 +381,8 @@ def table(knee: Knee) -> str:
 
 def plot(results: Sequence[tuple[str, Knee]], path: Path) -> Path:
     """Plot goodput, degraded and rejected answers for each second, a panel for each named result."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(
-        len(results), 1, figsize=(9, 3.2 * len(results)), squeeze=False, sharex=True, layout="constrained"
-    )
+    drawn = figure(3.2 * len(results))
+    panels = drawn.subplots(len(results), 1, squeeze=False, sharex=True)
     for (name, knee), panel in zip(results, panels[:, 0], strict=True):
         for line, colour in (
             ("offered", "#999999"),
@@ -406,6 +395,5 @@ def plot(results: Sequence[tuple[str, Knee]], path: Path) -> Path:
         panel.set_ylabel("calls a second")
     panels[0, 0].legend(loc="upper left", ncols=4)
     panels[-1, 0].set_xlabel("seconds")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    drawn.savefig(path, dpi=110)
     return path

@@ -1,14 +1,12 @@
 """The operating system's figures of the local stack's processes: read from outside, so that it costs them nothing."""
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+import psutil
 
 
 def processes(state: Path) -> dict[str, int]:
@@ -23,22 +21,13 @@ def processes(state: Path) -> dict[str, int]:
     return found
 
 
-def _family(pid: int) -> list[int]:
-    found = [pid]
-    for member in found:
-        for thread in Path(f"/proc/{member}/task").glob("*/children"):
-            with suppress(OSError):
-                found += map(int, thread.read_text(encoding="ascii").split())
-    return found
-
-
 def resident(pid: int) -> int:
     """Return resident bytes of a process and its descendants; 0 if it ended."""
-    pages = 0
+    nbytes = 0
     for member in _family(pid):
-        with suppress(OSError):
-            pages += int(Path(f"/proc/{member}/statm").read_text(encoding="ascii").split()[1])
-    return pages * _PAGE_BYTES
+        with suppress(psutil.Error):
+            nbytes += member.memory_info().rss
+    return nbytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,30 +42,27 @@ class Use:
 
 def use(pid: int) -> Use:
     """Return the use of a process; zeros if it ended."""
-    family = [_own_use(member) for member in _family(pid)]
-    return Use(processor_s=sum(one.processor_s for one in family), waits=sum(one.waits for one in family))
+    processor_s, waits = 0.0, 0
+    for member in _family(pid):
+        with suppress(psutil.Error, OSError):
+            times = member.cpu_times()
+            processor_s += times.user + times.system + times.children_user + times.children_system
+            for status in Path(f"/proc/{member.pid}/task").glob("*/status"):
+                waits += int(status.read_text(encoding="ascii").partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    return Use(processor_s=processor_s, waits=waits)
 
 
-def _own_use(pid: int) -> Use:
+def _family(pid: int) -> list[psutil.Process]:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        waits = 0
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            for line in (thread / "status").read_text(encoding="ascii").splitlines():
-                if line.startswith("voluntary_ctxt_switches"):
-                    waits += int(line.split()[1])
-    except OSError:
-        return Use()
-    return Use(processor_s=sum(map(int, fields[11:15])) * _TICK_S, waits=waits)
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def loopback_bytes() -> int:
     """Return the bytes over the loopback device since the machine started."""
-    for line in Path("/proc/net/dev").read_text(encoding="ascii").splitlines():
-        name, _, figures = line.partition(":")
-        if name.strip() == "lo":
-            return int(figures.split()[0])
-    return 0
+    return psutil.net_io_counters(pernic=True)["lo"].bytes_recv
 
 
 def uses(pids: Mapping[str, int]) -> dict[str, Use]:

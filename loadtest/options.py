@@ -1,8 +1,10 @@
-"""Numeric options of the load tests: one row is the option on the command line and its check."""
+"""Options of the load tests: a numeric one is one row, on the command line and for its check."""
 
 import argparse
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,17 @@ def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> N
         parser.add_argument(
             f"--{row.name}", type=type(row.default), default=row.default, help=row.help, metavar=row.metavar
         )
+
+
+def add_items(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the option of the items' file."""
+    parser.add_argument("--items", type=Path, default=Path(".freshet/bundle"), metavar="PATH", help=what)
+
+
+def add_state(parser: argparse.ArgumentParser) -> None:
+    """Add the option of the local stack's state folder."""
+    state = Path(os.environ.get("FRESHET_STATE") or ".freshet")
+    parser.add_argument("--state", type=Path, default=state, metavar="FOLDER", help="the local stack's")
 
 
 def check_options(arguments: argparse.Namespace, options: Iterable[Option]) -> None:

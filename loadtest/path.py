@@ -20,8 +20,9 @@ from freshet.v1 import gateway_pb2
 from . import requests
 from .compiled import NOT_SENT, OK, PlannedCall, SenderError, build, send
 from .machine import loopback_bytes, processes, uses
-from .options import Option, add_options, check_options
-from .population import Draws, Population, made_up_users, read_items, title_words
+from .options import Option, add_items, add_options, add_state, check_options
+from .population import Draws, Population, title_words
+from .report import figure
 
 _K, _MANY, _CALLERS = 10, 50, (1, 8, 32)
 # The effects of events are done when half a second's processor time is at most a tenth of a core above that at rest; at
@@ -96,9 +97,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     add_options(parser, OPTIONS)
     add_target(parser, "path")
-    parser.add_argument("--items", type=Path, default=Path(".freshet/bundle"), metavar="PATH",
-                        help="bundle folder: items to write events of, titles to search for")  # fmt: skip
-    parser.add_argument("--state", type=Path, default=Path(".freshet"), metavar="FOLDER", help="the local stack's")
+    add_items(parser, "bundle folder: items to write events of, titles to search for")
+    add_state(parser)
     parser.add_argument("--beside", nargs=2, metavar=("HOST:PORT", "FOLDER"), help="another stack, in turns with it")
     options = parser.parse_args(arguments)
     try:
@@ -126,8 +126,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _measure(options: argparse.Namespace, stacks: Sequence[_Stack]) -> list[Turn]:
     rng = np.random.default_rng(options.seed)
-    item_ids, weights = read_items(options.items)
-    population = Population(user_ids=made_up_users(options.num_users), item_ids=item_ids, item_weights=weights)
+    population = Population.made_up(options.num_users, options.items)
     draws, titles, program = Draws(population, rng), title_words(options.items), build()
 
     def words() -> str:
@@ -272,14 +271,10 @@ def table(turns: Sequence[Turn]) -> str:
 
 def plot(turns: Sequence[Turn], path: Path) -> Path:
     """Plot a bar for each row of the table, its processes on top of each other."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     groups = _grouped(turns)
     parts = [_parts(group) for group in groups.values()]
-    figure, panel = plt.subplots(figsize=(9, 0.32 * len(groups) + 1.5), layout="constrained")
+    drawn = figure(0.32 * len(groups) + 1.5)
+    panel = drawn.subplots()
     left = np.zeros(len(groups))
     for name in sorted({name for one in parts for name in one}):
         width = np.array([max(0.0, one.get(name, 0.0)) for one in parts])
@@ -291,6 +286,5 @@ def plot(turns: Sequence[Turn], path: Path) -> Path:
     panel.invert_yaxis()
     panel.set_xlabel("milliseconds of processor")
     panel.legend(fontsize="small")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    drawn.savefig(path, dpi=110)
     return path

@@ -25,6 +25,12 @@ class Population:
     item_ids: list[str]
     item_weights: npt.NDArray[np.float64]
 
+    @classmethod
+    def made_up(cls, num_users: int, items: Path) -> "Population":
+        """Return the load test's own users, with the items of a file. Raises: as `read_items`."""
+        item_ids, weights = read_items(items)
+        return cls(user_ids=made_up_users(num_users), item_ids=item_ids, item_weights=weights)
+
 
 def read_items(path: Path) -> tuple[list[str], npt.NDArray[np.float64]]:
     """Return item ids and their draw probabilities. `path`: items.arrow, a bundle folder, or a text file.

@@ -94,13 +94,19 @@ def _plot_stages(summary: dict[str, Any]) -> str:
     return _png(figure, axes)
 
 
-def _figure(height: float = 3.6) -> tuple[Any, Any]:
+def figure(height: float) -> Any:
+    """Return an empty figure of nine inches' width, which no window shows."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots()
+    made = Figure(figsize=(9, height), layout="constrained")
+    FigureCanvasAgg(made)
+    return made
+
+
+def _figure(height: float = 3.6) -> tuple[Any, Any]:
+    made = figure(height)
+    return made, made.subplots()
 
 
 def _png(figure: Any, axes: Any) -> str:

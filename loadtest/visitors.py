@@ -13,7 +13,7 @@ from freshet.v1 import common_pb2, events_pb2, gateway_pb2
 from loadtest.calls import gateway, recommended, streams
 from loadtest.engine import LoadPlan
 from loadtest.open_loop import ARRIVALS, FloatArray, arrivals
-from loadtest.options import Option, add_options, check_options
+from loadtest.options import Option, add_items, add_options, check_options
 from loadtest.population import Draws, Population, made_up_users, read_items, read_users
 from loadtest.results import Outcome
 
@@ -36,8 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add options for rates, users and items."""
     add_options(parser, _OPTIONS)
     parser.add_argument("--arrivals", choices=ARRIVALS, default="poisson", help="how calls are spread over time")
-    parser.add_argument("--items", type=Path, default=Path(".freshet/bundle"), metavar="PATH",
-                        help="bundle folder, items.arrow or a text file with one item id per line")  # fmt: skip
+    add_items(parser, "bundle folder, items.arrow or a text file with one item id per line")
     parser.add_argument("--users", type=Path, metavar="PATH",
                         help="users.parquet or a text file; without it, users are made up")  # fmt: skip
 

@@ -30,7 +30,7 @@ from loadtest.contract import ProbeBoard
 from loadtest.engine import LoadPlan
 from loadtest.machine import processes
 from loadtest.open_loop import FloatArray, arrivals
-from loadtest.options import Option, add_options, check_options
+from loadtest.options import Option, add_items, add_options, add_state, check_options
 from loadtest.population import Draws, Population, neighbourhoods, read_items, read_vectors
 from loadtest.results import Conclusion, Outcome, RunResults, SetUpError
 from loadtest.windows import Window, interleaved, percentile_per_window
@@ -72,11 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, _OPTIONS)
     parser.add_argument("--quick", action="store_true",
                         help="in two minutes: 20 s of probes, 4 new items, 400 tokens, 4 windows of 8 s")  # fmt: skip
-    parser.add_argument("--items", type=Path, default=Path(".freshet/bundle"), metavar="PATH", help="bundle folder")
+    add_items(parser, "bundle folder")
     parser.add_argument("--refresher-pid", type=int, action="append", metavar="PID",
                         help="whom to stop in the windows; default: the refresher of --state")  # fmt: skip
-    state = Path(os.environ.get("FRESHET_STATE") or ".freshet")
-    parser.add_argument("--state", type=Path, default=state, metavar="FOLDER", help="the local stack's")
+    add_state(parser)
 
 
 def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> LoadPlan:

@@ -20,7 +20,7 @@ from loadtest.calls import degradations, gateway, streams
 from loadtest.contract import at_most, p99_s
 from loadtest.engine import LoadPlan
 from loadtest.open_loop import ARRIVALS, arrivals
-from loadtest.options import Option, add_options, check_options
+from loadtest.options import Option, add_items, add_options, check_options
 from loadtest.population import Draws, Population, made_up_users, read_items, title_words
 from loadtest.results import OK, Claim, Conclusion, Outcome, RunResults, SetUpError, percentiles_ms
 
@@ -52,8 +52,7 @@ _OPTIONS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, _OPTIONS)
     parser.add_argument("--arrivals", choices=ARRIVALS, default="poisson", help="how calls are spread over time")
-    parser.add_argument("--items", type=Path, default=Path(".freshet/bundle"), metavar="PATH",
-                        help="bundle folder or items.arrow: users' histories, titles to take words from")  # fmt: skip
+    add_items(parser, "bundle folder or items.arrow: users' histories, titles to take words from")
     parser.add_argument("--queries", type=Path, metavar="PATH",
                         help="a text file with one query per line, instead of words of titles")  # fmt: skip
 

@@ -17,9 +17,10 @@ import numpy as np
 import psutil
 
 from loadtest import visitors
+from loadtest.contract import at_most
 from loadtest.engine import LoadPlan, Stream
 from loadtest.options import Option, add_options, check_options
-from loadtest.results import Claim, Conclusion, Outcome, RunResults
+from loadtest.results import Conclusion, Outcome, RunResults
 from loadtest.visitors import Visitors
 from loadtest.windows import interleaved, percentile_per_window, ratio
 
@@ -31,6 +32,7 @@ _OPTIONS = (
     Option("window-seconds", 10.0, 3, 600, "how long each is"),
 )
 _SETTLE_S, _ALLOWED = 2.0, 1.2
+_SAYS = "Recommend p99 beside slow clients over without, median of neighbouring windows"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,14 +60,7 @@ def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator)
         p99s_ms = percentile_per_window(results.calls["recommend"], windows, 99)
         found = ratio(p99s_ms, windows) if slow.missed == 0 else None
         return Conclusion(
-            claims=[
-                Claim(
-                    says="Recommend p99 beside slow clients over without, median of neighbouring windows",
-                    value=None if found is None else found.median,
-                    allowed=f"at most {_ALLOWED:g}",
-                    held=None if found is None else found.median <= _ALLOWED,
-                )
-            ],
+            claims=[at_most(_SAYS, None if found is None else found.median, _ALLOWED)],
             findings={
                 "p99_ms": p99s_ms,
                 "ratio": None if found is None else dataclasses.asdict(found),

@@ -1,18 +1,17 @@
 """Soak: a steady load for twenty minutes, and each process's growth in memory from the warm state to the end."""
 
 import argparse
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from loadtest import visitors
+from loadtest.contract import at_most
 from loadtest.engine import LoadPlan, Stream
 from loadtest.machine import processes, resident
-from loadtest.options import Option, add_options, check_options
-from loadtest.results import Claim, Conclusion, Outcome, RunResults
+from loadtest.options import Option, add_options, add_state, check_options
+from loadtest.results import Conclusion, Outcome, RunResults
 from loadtest.visitors import Visitors
 
 SUMMARY = "a steady load for twenty minutes, and whose memory grows"
@@ -27,8 +26,7 @@ _LOOKS = 200
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     visitors.add_arguments(parser)
     add_options(parser, _OPTIONS)
-    state = Path(os.environ.get("FRESHET_STATE") or ".freshet")
-    parser.add_argument("--state", type=Path, default=state, metavar="FOLDER", help="the local stack's")
+    add_state(parser)
 
 
 def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> LoadPlan:
@@ -52,16 +50,9 @@ def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator)
         claims, findings = [], {}
         for name in pids:
             first, last = (float(np.median([one[name] for one in when])) for when in (at_warm, at_end))
-            growth = last / first - 1
             findings[name] = {"warm_mb": round(first / 2**20, 1), "end_mb": round(last / 2**20, 1)}
-            claims.append(
-                Claim(
-                    says=f"growth of {name}, {findings[name]['warm_mb']} MB to {findings[name]['end_mb']} MB",
-                    value=round(growth, 4),
-                    allowed=f"at most {_ALLOWED:g}",
-                    held=growth <= _ALLOWED,
-                )
-            )
+            says = f"growth of {name}, {findings[name]['warm_mb']} MB to {findings[name]['end_mb']} MB"
+            claims.append(at_most(says, last / first - 1, _ALLOWED))
         return Conclusion(claims=claims, findings=findings)
 
     arguments.seconds = seconds

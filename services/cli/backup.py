@@ -57,14 +57,10 @@ _STATED = TypeAdapter(_Stated)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backup:
+class Backup(_Stated):
     """A verified set. files: relative path -> (bytes, SHA-256)."""
 
     folder: Path
-    model_version: str
-    created: str
-    positions: Positions
-    files: Mapping[str, tuple[int, str]]
 
     @property
     def nbytes(self) -> int:
@@ -154,7 +150,7 @@ def read_backup(folder: Path) -> Backup:
     if checkpointed != positions.attributions:
         ends = dict(positions.attributions)
         raise BackupError(f"{folder} mixes moments: its checkpoints end at {checkpointed}, its manifest says {ends}")
-    return Backup(folder=folder, model_version=version, created=stated.created, positions=positions, files=named)
+    return Backup(folder=folder, **vars(stated))
 
 
 def restore_backup(

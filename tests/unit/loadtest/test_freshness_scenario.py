@@ -1,7 +1,6 @@
 """`python -m loadtest freshness` against a gateway whose index follows its stream with a known delay."""
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from safetensors.numpy import save_file
 
 from loadtest.command import main
 from loadtest.scenarios.freshness import add_arguments
+from tests.unit.loadtest.running import loadtest, summary_of
 
 ITEMS = [f"item-{row}" for row in range(120)]
 
@@ -108,23 +108,8 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def freshness(port: int, bundle: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "loadtest", "freshness", "--target", f"127.0.0.1:{port}", "--items", str(bundle)]
-    command += [
-        "--output",
-        str(bundle.parent / "out"),
-        "--event-rate",
-        "50",
-        "--probe-items",
-        "10",
-        "--num-users",
-        "20",
-    ]
-    return subprocess.run([*command, *more], capture_output=True, text=True, timeout=200, check=False)
-
-
-def summary_of(finished: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
-    return summary
+    usual = ("--event-rate", "50", "--probe-items", "10", "--num-users", "20")
+    return loadtest("freshness", port, bundle, *usual, *more)
 
 
 def test_the_served_lag_is_what_the_index_really_lags_and_new_items_and_tokens_are_checked(

@@ -17,6 +17,7 @@ import pytest
 from loadtest.engine import LoadPlan
 from loadtest.scenarios import SCENARIOS, slow_clients
 from loadtest.scenarios.visits import VISITS
+from tests.unit.loadtest.running import loadtest, summary_of
 
 
 def built(name: str, gateway: Any, items: Path, *more: str) -> LoadPlan:
@@ -83,12 +84,6 @@ def test_long_histories_are_there_before_the_clock_starts(small_gateway: Any, it
     assert len({one.event_id for sent in small_gateway.recorded for one in sent.interactions}) == 20_000
 
 
-def loadtest(*words: str) -> tuple[int, dict[str, Any]]:
-    done = subprocess.run([sys.executable, "-m", "loadtest", *words], capture_output=True, text=True, timeout=120)
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout.splitlines()[-1])
-
-
 def test_soak_tells_whose_memory_grew(small_gateway: Any, items: Path, tmp_path: Path) -> None:
     stays, grows = (
         subprocess.Popen(
@@ -104,27 +99,26 @@ def test_soak_tells_whose_memory_grew(small_gateway: Any, items: Path, tmp_path:
         (tmp_path / "run").mkdir()
         for name, pid in (("gateway", stays.pid), ("encoder", grows.pid)):
             (tmp_path / "run" / f"{name}.json").write_text(json.dumps({"pid": pid}))
-        status, summary = loadtest(
-            "soak", "--minutes", "0.12", "--warm-minutes", "0.02", "--state", str(tmp_path), "--items", str(items),
-            "--target", f"127.0.0.1:{small_gateway.port}", "--output", str(tmp_path / "out"),
-            "--recommend-rate", "5", "--event-rate", "5", "--max-error-share", "1",
+        finished = loadtest(
+            "soak", small_gateway.port, items, "--minutes", 0.12, "--warm-minutes", 0.02, "--state", tmp_path,
+            "--recommend-rate", 5, "--event-rate", 5, "--max-error-share", 1,
         )  # fmt: skip
     finally:
         for process in (stays, grows):
             process.kill()
             process.communicate()
+    summary = summary_of(finished)
     held = {claim["says"].split()[2].rstrip(","): claim["held"] for claim in summary["claims"]}
     assert held == {"gateway": True, "encoder": False}, summary["findings"]
-    assert status == 1
+    assert finished.returncode == 1
 
 
-def test_slow_clients_come_and_go_in_turns(small_gateway: Any, items: Path, tmp_path: Path) -> None:
-    _, summary = loadtest(
-        "slow_clients", "--idle-streams", "20", "--unread", "5", "--windows", "2", "--window-seconds", "3",
-        "--items", str(items), "--target", f"127.0.0.1:{small_gateway.port}", "--output", str(tmp_path / "out"),
-        "--recommend-rate", "20", "--event-rate", "5",
+def test_slow_clients_come_and_go_in_turns(small_gateway: Any, items: Path) -> None:
+    finished = loadtest(
+        "slow_clients", small_gateway.port, items, "--idle-streams", 20, "--unread", 5, "--windows", 2,
+        "--window-seconds", 3, "--recommend-rate", 20, "--event-rate", 5,
     )  # fmt: skip
-    found = summary["findings"]
+    found = summary_of(finished)["findings"]
     assert len(found["p99_ms"]) == 2
     # On a busy machine they may come after their window.
     assert found["windows_that_slow_clients_missed"] <= 1

@@ -1,8 +1,6 @@
 """`python -m loadtest search` against a real gRPC server: the rate, the claims, and clicks watched in answers."""
 
-import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 
 from loadtest.population import title_words
 from loadtest.scenarios.search import click_claim, latency_claim, read_queries
+from tests.unit.loadtest.running import loadtest, summary_of
 
 
 @pytest.fixture
@@ -23,15 +22,7 @@ def items(tmp_path: Path) -> Path:
 
 
 def search(port: int, items: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "loadtest", "search", "--target", f"127.0.0.1:{port}", "--items", str(items)]
-    command += ["--output", str(items.parent / "out"), "--warmup", "0.5", "--arrivals", "uniform", *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def summary_of(finished: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert finished.stdout, finished.stderr
-    summary: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
-    return summary
+    return loadtest("search", port, items, "--warmup", "0.5", "--arrivals", "uniform", *more)
 
 
 def test_searches_and_clicks_are_made_and_claimed(small_gateway: Any, items: Path) -> None:

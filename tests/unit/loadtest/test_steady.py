@@ -11,16 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.unit.loadtest.running import loadtest, summary_of
+
 
 def steady(port: int, items: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "loadtest", "steady", "--target", f"127.0.0.1:{port}", "--items", str(items)]
-    command += ["--output", str(items.parent / "out"), "--warmup", "0.5", *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def summary_of(finished: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
-    return summary
+    return loadtest("steady", port, items, "--warmup", "0.5", *more)
 
 
 def test_both_rates_are_met_and_written_down(small_gateway: Any, items: Path) -> None:
@@ -106,20 +101,9 @@ def test_wrong_options_are_refused_by_name(items: Path, options: tuple[str, str]
 
 def test_ctrl_c_ends_a_run_that_still_reports_what_it_measured(small_gateway: Any, items: Path) -> None:
     """A terminal sends SIGINT to the command and to the load test that it started, at once."""
-    command = [sys.executable, "-m", "services.cli", "loadtest", "steady"]
-    command += [
-        "--target",
-        f"127.0.0.1:{small_gateway.port}",
-        "--items",
-        str(items),
-        "--output",
-        str(items.parent / "out"),
-        "--seconds",
-        "60",
-        "--warmup",
-        "0",
-        "--json",
-    ]
+    command = [sys.executable, "-m", "services.cli", "loadtest", "steady", "--seconds", "60", "--warmup", "0", "--json"]
+    command += ["--target", f"127.0.0.1:{small_gateway.port}", "--items", str(items)]
+    command += ["--output", str(items.parent / "out")]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, text=True, start_new_session=True) as process:
         deadline = time.monotonic() + 60
