@@ -234,11 +234,6 @@ def _grouped(turns: Sequence[Turn]) -> dict[tuple[str, str, int], list[Turn]]:
     return found
 
 
-def read_turns(path: Path) -> list[Turn]:
-    """Return the turns of an earlier result."""
-    return [Turn(**turn) for turn in json.loads(path.read_text(encoding="utf-8"))["turns"]]
-
-
 def table(turns: Sequence[Turn]) -> str:
     """Return medians of turns, as a Markdown table; its last column has processes of at least a twentieth of a row."""
     groups = _grouped(turns)

@@ -29,7 +29,8 @@ def stack(tmp_path: Path) -> Path:
 
 def test_the_published_table_is_its_json() -> None:
     pages = Path(__file__).resolve().parents[3] / "docs" / "benchmarks"
-    assert path.table(path.read_turns(pages / "path.json")) in (pages / "path.md").read_text(encoding="utf-8")
+    turns = [path.Turn(**turn) for turn in json.loads((pages / "path.json").read_text(encoding="utf-8"))["turns"]]
+    assert path.table(turns) in (pages / "path.md").read_text(encoding="utf-8")
 
 
 def test_callers_send_when_they_have_their_answers_and_end_in_time(small_gateway: Any) -> None:
