@@ -15,11 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from freshet.v1 import gateway_pb2
-from typer.testing import CliRunner
 
 from services.cli import batch
-from services.cli.main import app
 from tests.unit.cli.gateway_on_loopback import MemoryGateway, serving
+from tests.unit.cli.shell import run
 
 USERS = [f"user-{number}" for number in range(2_300)]
 
@@ -51,6 +50,15 @@ def command(users: Path, out: Path, target: str, *more: str) -> list[str]:
     return ["recommend", "--batch", str(users), "--out", str(out), "--gateway", target, "--k", "2", "--json", *more]
 
 
+def ran(gateway: "OneForEach", status: int, users: Path, out: Path, *more: str) -> dict[str, Any]:
+    """The command's JSON, once it ended with this status."""
+    with serving(gateway) as target:
+        result = run(*command(users, out, target, *more))
+    assert result.exit_code == status, result.output
+    report: dict[str, Any] = json.loads(result.stdout)
+    return report
+
+
 def written(path: Path, users: list[Any], kind: pa.DataType | None = None) -> Path:
     pq.write_table(pa.table({"user_id": pa.array(users, kind), "other": list(range(len(users)))}), path)
     return path
@@ -63,10 +71,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def test_each_user_has_the_live_answer_once_in_the_order_given(tmp_path: Path) -> None:
     users = written(tmp_path / "users.parquet", ["b", "a", "b", "c"])
     gateway = OneForEach()
-    with serving(gateway) as target:
-        result = CliRunner().invoke(app, command(users, tmp_path / "out.parquet", target, "--deny-items", "7"))
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["users"] == 3
+    assert ran(gateway, 0, users, tmp_path / "out.parquet", "--deny-items", "7")["users"] == 3
     found = rows(tmp_path / "out.parquet")
     assert [row["user_id"] for row in found] == ["b", "a", "c"]
     assert found[1] == {
@@ -99,8 +104,7 @@ def test_killed_it_goes_on_and_ends_with_the_table_of_an_undisturbed_run(tmp_pat
             if 1_400 < call < 1_500:
                 time.sleep(0.2)
 
-    with serving(OneForEach()) as target:
-        assert CliRunner().invoke(app, command(users, tmp_path / "undisturbed.parquet", target)).exit_code == 0
+    ran(OneForEach(), 0, users, tmp_path / "undisturbed.parquet")
     gateway = Slow()
     with serving(gateway) as target:
         killed = subprocess.Popen(
@@ -114,9 +118,7 @@ def test_killed_it_goes_on_and_ends_with_the_table_of_an_undisturbed_run(tmp_pat
         killed.wait()
         assert not out.exists()
         asked = gateway.calls
-        result = CliRunner().invoke(app, command(users, out, target))
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["parts_found"] == 1
+    assert ran(gateway, 0, users, out)["parts_found"] == 1
     assert gateway.calls - asked == len(USERS) - batch.PART
     assert rows(out) == rows(tmp_path / "undisturbed.parquet")
 
@@ -131,9 +133,7 @@ def test_busy_answers_are_asked_again(tmp_path: Path) -> None:
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "later")
 
     gateway = Busy()
-    with serving(gateway) as target:
-        users = written(tmp_path / "users.parquet", ["a", "b"])
-        assert CliRunner().invoke(app, command(users, tmp_path / "out.parquet", target)).exit_code == 0
+    ran(gateway, 0, written(tmp_path / "users.parquet", ["a", "b"]), tmp_path / "out.parquet")
     assert gateway.calls == 5
     assert [row["degradations"] for row in rows(tmp_path / "out.parquet")] == [[], []]
 
@@ -152,11 +152,10 @@ def test_a_gateway_that_stays_away_ends_it_and_the_same_command_goes_on(
                 context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
 
     gateway = Away()
-    with serving(gateway) as target:
-        result = CliRunner().invoke(app, command(users, out, target))
-        assert (result.exit_code, out.exists()) == (3, False)
-        gateway.is_away = False
-        assert CliRunner().invoke(app, command(users, out, target)).exit_code == 0
+    ran(gateway, 3, users, out)
+    assert not out.exists()
+    gateway.is_away = False
+    ran(gateway, 0, users, out)
     assert [row["item_ids"][0] for row in rows(out)] == [f"for-{user}" for user in USERS[:1_100]]
 
 
@@ -170,11 +169,8 @@ def test_another_model_midway_ends_it_and_a_later_run_too(tmp_path: Path) -> Non
                 answer.model_version = "model-2"
 
     users, out = written(tmp_path / "users.parquet", USERS[:1_100]), tmp_path / "out.parquet"
-    with serving(Switched()) as target:
-        for _ in range(2):
-            result = CliRunner().invoke(app, command(users, out, target))
-            assert result.exit_code == 1
-            assert "model-1 and model-2" in json.loads(result.stdout)["error"]
+    for _ in range(2):
+        assert "model-1 and model-2" in ran(Switched(), 1, users, out)["error"]
     assert not out.exists()
 
 
@@ -185,13 +181,9 @@ def test_parts_of_another_batch_are_not_taken(tmp_path: Path) -> None:
         def before(self, call: int, answer: Any, context: Any) -> None:
             context.abort(grpc.StatusCode.INTERNAL, "a bug")
 
-    with serving(Refuses()) as target:
-        assert CliRunner().invoke(app, command(users, out, target)).exit_code == 1
-    with serving(OneForEach()) as target:
-        result = CliRunner().invoke(app, command(users, out, target, "--include-seen"))
-        assert result.exit_code == 2
-        assert "another batch" in json.loads(result.stdout)["error"]
-        assert CliRunner().invoke(app, command(users, out, target)).exit_code == 0
+    ran(Refuses(), 1, users, out)
+    assert "another batch" in ran(OneForEach(), 2, users, out, "--include-seen")["error"]
+    ran(OneForEach(), 0, users, out)
 
 
 @pytest.mark.parametrize(
@@ -207,12 +199,8 @@ def test_parts_of_another_batch_are_not_taken(tmp_path: Path) -> None:
 def test_users_that_nobody_can_be_are_refused_before_anything_is_sent(
     tmp_path: Path, users: list[Any], kind: pa.DataType | None, says: str
 ) -> None:
-    gateway = OneForEach()
-    with serving(gateway) as target:
-        path = written(tmp_path / "users.parquet", users, kind)
-        result = CliRunner().invoke(app, command(path, tmp_path / "out.parquet", target))
-    assert result.exit_code == 2
-    assert says in json.loads(result.stdout)["error"]
+    gateway, path = OneForEach(), written(tmp_path / "users.parquet", users, kind)
+    assert says in ran(gateway, 2, path, tmp_path / "out.parquet")["error"]
     assert gateway.calls == 0
 
 
@@ -220,6 +208,5 @@ def test_a_table_without_the_column_or_none_at_all_is_refused(tmp_path: Path) ->
     pq.write_table(pa.table({"user": ["a"]}), tmp_path / "users.parquet")
     (tmp_path / "text.parquet").write_text("user_id\na\n")
     for name in ("users", "text", "none"):
-        result = CliRunner().invoke(app, command(tmp_path / f"{name}.parquet", tmp_path / "out", "127.0.0.1:1"))
-        assert result.exit_code == 2, result.output
-        assert "allowed: a Parquet table with a column user_id" in json.loads(result.stdout)["error"]
+        report = ran(OneForEach(), 2, tmp_path / f"{name}.parquet", tmp_path / "out")
+        assert "allowed: a Parquet table with a column user_id" in report["error"]
