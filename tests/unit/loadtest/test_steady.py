@@ -115,7 +115,8 @@ def test_ctrl_c_ends_a_run_that_still_reports_what_it_measured(small_gateway: An
     summary = json.loads(stdout.splitlines()[-1])
     assert summary["interrupted"]
     assert summary["seconds"] < 30
-    assert summary["calls"]["record"]["ok"] >= 90
+    # Those in flight at the interrupt were recorded and are not answered.
+    assert 0 < summary["calls"]["record"]["ok"] <= len(small_gateway.recorded)
 
 
 def test_a_silent_target_is_named(items: Path) -> None:
