@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 # Time limit for the processes of a version set to report what they serve.
 _CHECK_S = 4.0
+# Of each part; longer than in Recommend, since a busy part is not unavailable.
+_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,20 +39,19 @@ class FreshnessReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetFreshness:
-    """The handler. timeout_s: of each part; longer than in Recommend, since a busy part is not unavailable."""
+    """The handler."""
 
     ports: Ports
     model_version: str
-    timeout_s: float = 1.0
 
     async def __call__(self) -> FreshnessReport:
         """Return the current positions, versions and degradations."""
         progress, ends, candidates, reranker, (attributions, all_refreshers) = await asyncio.gather(
             _or_none(self.ports.states.read_progress()),
-            _or_none(self.ports.ends.interactions(self.timeout_s)),
-            _or_none(self.ports.candidates.served(self.timeout_s)),
-            _or_none(self.ports.reranker.served(self.timeout_s)),
-            self.ports.refreshers.folded(self.timeout_s),
+            _or_none(self.ports.ends.interactions(_TIMEOUT_S)),
+            _or_none(self.ports.candidates.served(_TIMEOUT_S)),
+            _or_none(self.ports.reranker.served(_TIMEOUT_S)),
+            self.ports.refreshers.folded(_TIMEOUT_S),
         )
         marks = {
             Degradation.STATE_STORE_DOWN: progress is None,

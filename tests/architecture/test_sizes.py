@@ -29,7 +29,6 @@ OBJECTS = {
     "console/pages/live.py Live": "the elements that a tick changes",
     "console/pages/try_it.py TryIt": "the elements that a new list changes",
     "contracts/topic_reader.py TopicReader": "a consumer's place in several topics",
-    "encoder/adapters/inference_server.py InferenceServerEncoder": "a model's shapes and limits",
     "encoder/consumer.py Consumer": "what is due when",
     "offline/backfill/memory_store.py MemoryStore": "all that Redis holds of users",
     "offline/demo/replay.py Replay": "a run's parts",

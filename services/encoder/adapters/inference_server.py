@@ -29,6 +29,7 @@ from services.platform.transport import Tls, inference_options
 MODEL_NAME = "encoder"
 CACHE_KEY = "cache_key"
 KEPT = "kept"
+_TIMEOUT_S = 5.0
 
 
 class InferenceServerEncoder:
@@ -47,7 +48,6 @@ class InferenceServerEncoder:
         has_gate: bool,
         uses_user_index: bool,
         max_rows: int = 64,
-        timeout_s: float = 5.0,
         tls: Tls | None = None,
     ) -> None:
         self._address = address
@@ -57,7 +57,6 @@ class InferenceServerEncoder:
         self._has_gate = has_gate
         self._uses_user_index = uses_user_index
         self._max_rows = max_rows
-        self._timeout_s = timeout_s
         # Whether the server's model has a cache: asked on first use and after an error.
         self._keeps: bool | None = None
         self._counts = CacheCounts()
@@ -126,7 +125,7 @@ class InferenceServerEncoder:
 
     def _config(self) -> Any:
         try:
-            return self._client.get_model_config(MODEL_NAME, client_timeout=self._timeout_s).config
+            return self._client.get_model_config(MODEL_NAME, client_timeout=_TIMEOUT_S).config
         except (InferenceServerException, ValueError) as exc:
             raise self._error(exc) from exc
 
@@ -152,7 +151,7 @@ class InferenceServerEncoder:
         if keyed:
             outputs.append(InferRequestedOutput(KEPT))
         try:
-            answer = self._client.infer(MODEL_NAME, inputs, outputs=outputs, client_timeout=self._timeout_s)
+            answer = self._client.infer(MODEL_NAME, inputs, outputs=outputs, client_timeout=_TIMEOUT_S)
         except (InferenceServerException, ValueError) as exc:
             self._keeps = None
             raise self._error(exc) from exc
@@ -177,7 +176,7 @@ class InferenceServerEncoder:
 
     def _error(self, exc: Exception) -> Exception:
         if isinstance(exc, InferenceServerException):
-            return _translated(exc, self._address, self._timeout_s)
+            return _translated(exc, self._address, _TIMEOUT_S)
         # gRPC raises ValueError for a closed channel.
         return DependencyUnavailable(f"the connection to {self._address} is closed") if self._closed else exc
 

@@ -220,13 +220,11 @@ class Encoded:
 class EncodeHistory:
     """Encodes histories on request. Close it to end its worker thread."""
 
-    def __init__(
-        self, *, encoder: SequenceEncoder, vocabulary: Vocabulary, max_batch: int = 64, max_queue: int = 256
-    ) -> None:
+    def __init__(self, *, encoder: SequenceEncoder, vocabulary: Vocabulary) -> None:
         self._encoder = encoder
         self._vocabulary = vocabulary
         self._batcher: Batcher[EncodeJob, tuple[EncodedStates, float]] = Batcher(
-            self._encode, max_batch=max_batch, max_queue=max_queue, name="encode-on-demand"
+            self._encode, max_batch=64, max_queue=256, name="encode-on-demand"
         )
 
     async def encode(self, user_id: str, history: Sequence[StoredEvent]) -> Encoded:

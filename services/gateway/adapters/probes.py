@@ -20,6 +20,8 @@ from services.platform.rpc.health_check import WHY_NOT_READY
 
 log = structlog.get_logger()
 
+_TIMEOUT_S = 0.4
+
 
 class ProbedStreamStatus:
     """Implements `ports.StreamStatus`. Call `start`, then `close`."""
@@ -30,13 +32,11 @@ class ProbedStreamStatus:
         brokers: Callable[[], Collection[str]],
         *,
         interval_s: float = 0.5,
-        timeout_s: float = 0.4,
     ) -> None:
         self._check = health_pb2_grpc.HealthStub(encoder).Check
         self._named_now = brokers
         self._brokers: Collection[str] = ()
         self._interval_s = interval_s
-        self._timeout_s = timeout_s
         self._task: asyncio.Task[None] | None = None
         self._failures: dict[str, str] = {}
         self._was_silent = False
@@ -90,7 +90,7 @@ class ProbedStreamStatus:
         host, _, port = broker.rpartition(":")
         # A time-out is an OSError; a name that IDNA cannot encode is not.
         with contextlib.suppress(OSError, UnicodeError):
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(_TIMEOUT_S):
                 _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
             writer.close()
             with contextlib.suppress(OSError):
@@ -100,7 +100,7 @@ class ProbedStreamStatus:
 
     async def _encoder_health(self) -> bool:
         try:
-            answer = await self._check(health_pb2.HealthCheckRequest(), timeout=self._timeout_s)
+            answer = await self._check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             was_silent, self._was_silent = self._was_silent, error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             return self.encoder_serving and self._was_silent and not was_silent

@@ -79,9 +79,8 @@ class ShardedCandidates:
         open_s: float = 0.5,
         stalled_s: Callable[[float], float] = lambda since: 0.0,
         count: Callable[[str, int], None] = lambda what, shard: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._shards, self._patient_s, self._count, self._clock = shards, patient_s, count, clock
+        self._shards, self._patient_s, self._count = shards, patient_s, count
         self._breakers = [
             Breaker(f"candidates shard {number}/{len(shards)}", open_seconds=open_s, stalled_s=stalled_s)
             for number in range(len(shards))
@@ -117,7 +116,7 @@ class ShardedCandidates:
 
         Raises: NotFound, and other errors of the item's shard.
         """
-        until = self._clock() + (1 - _OWN_SHARE) * timeout_s
+        until = time.monotonic() + (1 - _OWN_SHARE) * timeout_s
         home = self._home(item_id)
 
         async def first() -> tuple[Ranking, bytes]:
@@ -156,7 +155,7 @@ class ShardedCandidates:
         self, ask: Callable[[RemoteCandidates, str, float], Awaitable[A]], timeout_s: float
     ) -> _Answers[A]:
         """Ask all shards, then once more those that were ahead."""
-        until = self._clock() + (1 - _OWN_SHARE) * timeout_s
+        until = time.monotonic() + (1 - _OWN_SHARE) * timeout_s
         answers = await self._ask(ask, [""] * len(self._shards), until, timeout_s)
         wanted = answers.oldest.index_version
         ahead = [wanted if one is not None and one.index_version != wanted else None for one in answers.of]
@@ -178,12 +177,12 @@ class ShardedCandidates:
 
         Raises: DependencyUnavailable if `asks_all` and none answered.
         """
-        patient, started = timeout_s >= self._patient_s, self._clock()
+        patient, started = timeout_s >= self._patient_s, time.monotonic()
         asked = [number for number, version in enumerate(versions) if version is not None]
         answers: list[A | None] = [None] * len(versions)
 
         async def call(number: int) -> A:
-            return await ask(self._shards[number], versions[number] or "", until - self._clock())
+            return await ask(self._shards[number], versions[number] or "", until - time.monotonic())
 
         async def again(number: int) -> A | None:
             try:
@@ -198,7 +197,7 @@ class ShardedCandidates:
         pending, late_at, left = set(calls), math.inf, _HEDGES_OF_A_CALL
         try:
             while pending:
-                wait_s = None if late_at == math.inf or not left else max(0.0, late_at - self._clock())
+                wait_s = None if late_at == math.inf or not left else max(0.0, late_at - time.monotonic())
                 done, pending = await asyncio.wait(pending, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     number, answer = calls[task], task.result()
@@ -207,7 +206,7 @@ class ShardedCandidates:
                         for other in [one for one in pending if calls[one] == number]:
                             other.cancel()
                             pending.remove(other)
-                now = self._clock()
+                now = time.monotonic()
                 if late_at == math.inf and 2 * sum(one is not None for one in answers) >= len(asked):
                     late_at = now + max(2 * (now - started), _HEDGE_FLOOR_S)
                 if now >= late_at and left:

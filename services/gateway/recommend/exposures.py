@@ -8,7 +8,7 @@ import binascii
 import os
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from hmac import compare_digest
 from pathlib import Path
@@ -93,12 +93,12 @@ _BODY_BYTES = _TIME_BYTES + _NONCE_BYTES
 class Exposures:
     """Issues exposure ids and records exposures. log: None records nothing."""
 
-    def __init__(self, key: bytes, log: ExposureLog | None, clock_ms: Callable[[], int] = now_ms) -> None:
-        self._signer, self._log, self._clock_ms = Signer(key, b"exposure"), log, clock_ms
+    def __init__(self, key: bytes, log: ExposureLog | None) -> None:
+        self._signer, self._log = Signer(key, b"exposure"), log
 
     def shown(self, surface: str, user_id: str, *, assignments: Sequence[Assignment] = (), **fields: Any) -> str:
         """Return the exposure id of an answer sent now. user_id: "" for a visitor. fields: those of `Exposure`."""
-        shown_ms = self._clock_ms()
+        shown_ms = now_ms()
         exposure_id = self._signer.sign(shown_ms.to_bytes(_TIME_BYTES, "big") + os.urandom(_NONCE_BYTES), user_id)
         arms = assigned_texts(assignments)
         one = Exposure(exposure_id=exposure_id, shown_ms=shown_ms, surface=surface, assignments=arms, **fields)

@@ -9,7 +9,7 @@ import hashlib
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from services.algorithms.bundles.event_schema import EventSchema, Role
@@ -44,6 +44,7 @@ RETRY_AFTER_MS = 500
 _ANSWER_RESERVE_S = 0.05
 # A healthy stream acknowledges in milliseconds; this wait may be its fault.
 _PATIENCE_S = 0.4
+_EPOCH_S = 0.5
 
 
 def write_timeout_s(limit_s: float, what: str) -> float:
@@ -59,21 +60,17 @@ def write_timeout_s(limit_s: float, what: str) -> float:
 
 
 class EpochCache:
-    """The stream's epoch, read at most once per `ttl_seconds`."""
+    """The stream's epoch, read at most once per `_EPOCH_S`."""
 
-    def __init__(
-        self, states: UserStates, *, ttl_seconds: float = 0.5, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, states: UserStates) -> None:
         self._states = states
-        self._ttl_seconds = ttl_seconds
-        self._clock = clock
         self._epoch = ""
         self._read_at: float | None = None
         self._reading: asyncio.Task[None] | None = None
 
     async def current(self) -> str:
         """Return the last known epoch, "" before any. Does not fail: writes do not need Redis."""
-        if self._read_at is not None and self._clock() - self._read_at < self._ttl_seconds:
+        if self._read_at is not None and time.monotonic() - self._read_at < _EPOCH_S:
             return self._epoch
         if self._reading is None:
             self._reading = asyncio.get_running_loop().create_task(self._read())
@@ -88,7 +85,7 @@ class EpochCache:
             # Tokens of an older epoch are correctly not honoured.
             pass
         finally:
-            self._read_at = self._clock()
+            self._read_at = time.monotonic()
             self._reading = None
 
 

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 WHY_NOT_READY = "freshet-not-ready"
 
 
-def probe_grpc(
-    address: str, timeout_s: float = 1.0, tls: "Tls | None" = None, *, alive_is_enough: bool = False
-) -> str | None:
+def probe_grpc(address: str, tls: "Tls | None" = None, *, alive_is_enough: bool = False) -> str | None:
     """Return None if the process is SERVING, else the reason.
 
     alive_is_enough: accept NOT_SERVING.
@@ -29,7 +27,7 @@ def probe_grpc(
     with _channel(address, tls) as channel:
         try:
             check = health_pb2_grpc.HealthStub(channel).Check
-            reply, call = check.with_call(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+            reply, call = check.with_call(health_pb2.HealthCheckRequest(), timeout=1.0)
         except grpc.RpcError as exc:
             return f"no answer at {address} ({exc.code().name})"
     if alive_is_enough or reply.status == health_pb2.HealthCheckResponse.SERVING:

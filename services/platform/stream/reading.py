@@ -94,23 +94,23 @@ class Backwards:
     were read.
     """
 
-    def __init__(self, reader: Reader, partition: int, *, topic: str = "", max_bytes: int, max_s: float) -> None:
-        self._reader, self._partition, self._topic = reader, partition, topic
+    def __init__(self, reader: Reader, partition: int, *, max_bytes: int, max_s: float) -> None:
+        self._reader, self._partition = reader, partition
         self._max_bytes, self._max_s = max_bytes, max_s
         self.is_complete = False
 
     def __iter__(self) -> Iterator[list[SourceRecord]]:
         """Yield blocks, the newest first, each in the partition's order. Raises: DependencyUnavailable."""
         deadline, size, partition = time.monotonic() + self._max_s, 0, self._partition
-        first, end = self._reader.bounds([partition], self._topic)[partition]
+        first, end = self._reader.bounds([partition])[partition]
         while first < end:
             if size > self._max_bytes:
                 return
             start = max(first, end - _BLOCK)
-            self._reader.assign({partition: start}, self._topic)
+            self._reader.assign({partition: start})
             block: list[SourceRecord] = []
             # Compaction and transactions leave gaps: the position, not a count, shows the block's end.
-            while self._reader.positions(self._topic)[partition] < end:
+            while self._reader.positions()[partition] < end:
                 if time.monotonic() > deadline:
                     return
                 block += [one for one in self._reader.poll(_POLL_MS) if one.offset < end]
