@@ -43,7 +43,7 @@ from services.generator.domain.text_mol import TextMol
 from services.generator.followers import ClicksFollower, ItemChanges, clicks_reader
 from services.generator.handlers.match import Match
 from services.generator.metrics import GeneratorMetrics
-from services.generator.server import SERVICE, GeneratorServicer
+from services.generator.server import SERVICE, GeneratorServicer, info_message
 from services.platform.errors import PreconditionFailed
 from services.platform.process import configure_tracing
 from services.platform.rpc.server import HealthState, RpcServer, serve
@@ -153,7 +153,7 @@ def make_servicer(
         text_mol=match(TEXT_MOL, sources.text),
         phrases=match(PHRASES, sources.phrases),
         lexical=match(LEXICAL, sources.lexical),
-        info=lambda: sources.info(next_item=next_item()),
+        info=lambda: info_message(sources, next_item()),
         kinds=sources.items.kinds,
     )
 

@@ -4,10 +4,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from freshet.v1 import generator_pb2
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from services.catalogue.changes import MergeReports
-from services.generator.domain.requests import GeneratorInfo
 from services.platform.metrics import BATCH_BUCKETS, Figures
 from services.platform.stream.follower import TurnClock
 
@@ -79,12 +79,12 @@ class GeneratorMetrics:
         if records:
             self._records.labels(kind).inc(records)
 
-    def described(self, info: GeneratorInfo) -> None:
+    def described(self, info: generator_pb2.GetGeneratorInfoResponse) -> None:
         for one in info.sources:
             self._loaded.labels(one.source).set(one.is_loaded)
             self._documents.labels(one.source).set(one.num_documents)
             self._bytes.labels(one.source).set(one.num_bytes)
-        self._clicks.set(info.num_clicks)
-        self._offsets.labels("items").set(info.items)
-        if info.clicks is not None:
-            self._offsets.labels("search-clicks").set(info.clicks)
+        self._clicks.set(info.num_remembered_clicks)
+        self._offsets.labels("items").set(info.items_offset)
+        for at in info.clicks:
+            self._offsets.labels("search-clicks").set(at.offset)

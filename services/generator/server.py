@@ -2,14 +2,24 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from freshet.v1 import common_pb2, generator_pb2, generator_pb2_grpc
 
 from services.algorithms.rules.attributes import Kinds
 from services.contracts.wire import filter_of
-from services.generator.domain.requests import SOURCES, Asked, Generated, GeneratorInfo, Scored
+from services.generator.domain.requests import (
+    LEXICAL,
+    PHRASES,
+    SOURCES,
+    TEXT_MOL,
+    Asked,
+    Generated,
+    Scored,
+    TextSource,
+)
+from services.generator.domain.sources import Sources
 from services.generator.handlers.match import Match, SourceAnswer, check, match_all
 from services.platform import request_context
 from services.platform.errors import InvalidRequest
@@ -24,7 +34,7 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
     text_mol: Match[Scored]
     phrases: Match[Generated]
     lexical: Match[Scored]
-    info: Callable[[], GeneratorInfo]
+    info: Callable[[], generator_pb2.GetGeneratorInfoResponse]
     kinds: Kinds = field(default_factory=dict)
 
     async def close(self) -> None:
@@ -50,15 +60,7 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
     async def GetGeneratorInfo(
         self, request: generator_pb2.GetGeneratorInfoRequest, context: Any
     ) -> generator_pb2.GetGeneratorInfoResponse:
-        info = await asyncio.to_thread(self.info)
-        return generator_pb2.GetGeneratorInfoResponse(
-            text_version=info.text_version,
-            sources=[generator_pb2.TextSourceInfo(**asdict(one)) for one in info.sources],
-            vocabulary_size=info.vocabulary_size,
-            num_remembered_clicks=info.num_clicks,
-            clicks=[] if info.clicks is None else [common_pb2.StreamPosition(partition=0, offset=info.clicks)],
-            items_offset=info.items,
-        )
+        return await asyncio.to_thread(self.info)
 
     def _asked(self, request: Any) -> Asked:
         asked = Asked(query=request.query, k=request.k, filter=filter_of(request.filter))
@@ -68,6 +70,27 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
             raise InvalidRequest(f"filter: {exc}") from exc
         check(asked)
         return asked
+
+
+def info_message(sources: Sources, next_item: int) -> generator_pb2.GetGeneratorInfoResponse:
+    """Return what is loaded, and the next offsets. next_item: of topic `items`."""
+    text, phrases = sources.text, sources.phrases
+    loaded: dict[str, TextSource[Scored] | None] = {TEXT_MOL: text, PHRASES: phrases, LEXICAL: sources.lexical}
+    return generator_pb2.GetGeneratorInfoResponse(
+        text_version=sources.text_version,
+        sources=[
+            generator_pb2.TextSourceInfo(source=name, reason=sources.reasons.get(name, ""))
+            if one is None
+            else generator_pb2.TextSourceInfo(
+                source=name, is_loaded=True, num_documents=one.num_documents, num_bytes=one.num_bytes
+            )
+            for name, one in loaded.items()
+        ],
+        vocabulary_size=0 if phrases is None else phrases.vocabulary_size,
+        num_remembered_clicks=0 if text is None else text.num_clicks,
+        clicks=[] if text is None else [common_pb2.StreamPosition(partition=0, offset=text.clicks)],
+        items_offset=next_item,
+    )
 
 
 def _source_answer(one: SourceAnswer) -> generator_pb2.SourceAnswer:

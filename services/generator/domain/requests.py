@@ -51,26 +51,3 @@ class TextSource(Protocol[A]):
 
     def find(self, asked: Sequence[Asked]) -> Sequence[A]:
         """Answer validated queries, in order."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceInfo:
-    """A source's loaded data, or why it is not loaded."""
-
-    source: str
-    is_loaded: bool
-    reason: str = ""
-    num_documents: int = 0
-    num_bytes: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GeneratorInfo:
-    """The loaded sources, and each topic's next offset (clicks: None if not followed)."""
-
-    text_version: str
-    sources: Sequence[SourceInfo]
-    vocabulary_size: int
-    num_clicks: int
-    clicks: int | None
-    items: int

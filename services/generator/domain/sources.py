@@ -9,16 +9,7 @@ from services.algorithms.text.lexical import LexicalIndex
 from services.contracts.topics.items import CatalogueItem
 from services.generator.domain.items import Changes, ItemTable
 from services.generator.domain.phrases import Phrases
-from services.generator.domain.requests import (
-    LEXICAL,
-    PHRASES,
-    TEXT_MOL,
-    Asked,
-    GeneratorInfo,
-    Scored,
-    SourceInfo,
-    TextSource,
-)
+from services.generator.domain.requests import Asked, Scored
 from services.generator.domain.text_mol import TextMol
 
 
@@ -70,20 +61,3 @@ class Sources:
             self.text.describe(items)
         if self.phrases is not None:
             self.phrases.change(changes)
-
-    def info(self, *, next_item: int) -> GeneratorInfo:
-        """Return what is loaded, and the next offsets. next_item: of topic `items`."""
-        text, phrases = self.text, self.phrases
-        return GeneratorInfo(
-            text_version=self.text_version,
-            sources=[self._source(TEXT_MOL, text), self._source(PHRASES, phrases), self._source(LEXICAL, self.lexical)],
-            vocabulary_size=0 if phrases is None else phrases.vocabulary_size,
-            num_clicks=0 if text is None else text.num_clicks,
-            clicks=None if text is None else text.clicks,
-            items=next_item,
-        )
-
-    def _source(self, name: str, source: TextSource[Scored] | None) -> SourceInfo:
-        if source is None:
-            return SourceInfo(source=name, is_loaded=False, reason=self.reasons.get(name, ""))
-        return SourceInfo(source=name, is_loaded=True, num_documents=source.num_documents, num_bytes=source.num_bytes)
