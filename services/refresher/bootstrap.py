@@ -29,10 +29,9 @@ from services.refresher.config import RefresherSettings
 from services.refresher.consumer import Refresher, RefresherLimits
 from services.refresher.domain.partition import PartitionRegistry
 from services.refresher.domain.rules import ModelItems, Rules
-from services.refresher.handlers.describe import Describe
 from services.refresher.handlers.publish import ContentStates, Publisher
 from services.refresher.metrics import RefresherMetrics
-from services.refresher.server import SERVICE, RefresherServicer
+from services.refresher.server import SERVICE, Describe, RefresherServicer
 from services.user_state.leases import RedisLeases
 
 log = structlog.get_logger()

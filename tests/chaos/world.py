@@ -47,6 +47,7 @@ from services.encoder.consumer import ConsumerLimits
 from services.encoder.domain import EncodedStates, EncodeJob, Vocabulary
 from services.encoder.handlers.encode import EncodeHistory
 from services.encoder.handlers.forget_users import DescribeUser
+from services.gateway.adapters.processes import offsets_of
 from services.gateway.dependencies import AcknowledgedLag, Breaker
 from services.gateway.domain import Encoded, Pool, Ranking, ScoredItem, Seen, ServedModel
 from services.gateway.handlers import make_handlers
@@ -407,7 +408,7 @@ class Gateway:
                 Contributions(
                     summed_interactions=user.interactions,
                     remembered_interactions=user.remembered,
-                    forgotten_up_to=user.forgotten_up_to,
+                    forgotten_up_to=offsets_of(user.forgotten_up_to),
                     partitions=user.partitions,
                 )
             )

@@ -24,11 +24,11 @@ from services.refresher.consumer import Refresher, RefresherLimits
 from services.refresher.domain.partition import Partition, PartitionRegistry
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
 from services.refresher.domain.rules import ModelItems, Rules
-from services.refresher.handlers.describe import Describe
 from services.refresher.handlers.fold import FoldRecords
 from services.refresher.handlers.publish import ContentStates, Publisher
 from services.refresher.metrics import RefresherMetrics
 from services.refresher.ports import Checkpoints, Log, Outbox
+from services.refresher.server import Describe
 
 MODEL = "model-a"
 P_Q, P_X, D = 3, 2, 4

@@ -10,7 +10,7 @@ from refresher_scene import P_X, D, World, interaction, make_rules
 from services.algorithms.pefa.sums import ItemSums
 from services.refresher.domain.partition import Partition, PartitionRegistry
 from services.refresher.domain.records import Interaction
-from services.refresher.handlers.describe import Describe
+from services.refresher.server import Describe
 
 RULES = make_rules(max_remembered=4)
 NUM_NEW = 600

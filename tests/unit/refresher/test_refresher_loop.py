@@ -28,6 +28,7 @@ from refresher_scene import (
 )
 
 from services.algorithms.scoring.states import ItemStates
+from services.gateway.adapters.processes import offsets_of
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.follower import TurnClock
 from services.platform.stream.kafka import partition_for
@@ -533,11 +534,11 @@ def test_a_user_is_not_called_forgotten_while_some_partition_has_not_folded_it()
     running = world.refresher()
     running.settle()
     found = running.describe.user("a")
-    assert (found.interactions, found.forgotten_up_to, found.partitions) == (1, {}, [0, 1])
+    assert (found.interactions, offsets_of(found.forgotten_up_to), found.partitions) == (1, {}, [0, 1])
     world.log.append(1, Forgetting(0, "a", {0: 4}))
     running.settle()
     found = running.describe.user("a")
-    assert (found.interactions, found.forgotten_up_to) == (0, {0: 4})
+    assert (found.interactions, offsets_of(found.forgotten_up_to)) == (0, {0: 4})
 
 
 def test_lag_and_age_grow_while_folding_stalls_and_fall_when_it_goes_on() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from fakes.refresher import MemoryLog
 from refresher.refresher_scene import World, fold_all, interaction, make_rules
 
+from services.gateway.adapters.processes import offsets_of
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Forgetting, Interaction
 from services.refresher.handlers.checkpoints import to_bytes
@@ -127,13 +128,13 @@ def test_a_heavy_users_forget_does_not_hold_up_the_others() -> None:
     assert log.now_ms - asked_ms <= 1_000
     state = running.held.partitions[0]
     # Not said to be done before it is; and a successor goes on with it.
-    assert running.describe.user("heavy").forgotten_up_to == {}
+    assert offsets_of(running.describe.user("heavy").forgotten_up_to) == {}
     running.refresher._checkpoints.keep(state)
     world.now_ms += 10_000
     successor = world.refresher("b")
     successor.settle()
     while successor.held.partitions[0].leaving:
         successor.refresher.step()
-    assert successor.describe.user("heavy").forgotten_up_to == {0: 2_999}
+    assert offsets_of(successor.describe.user("heavy").forgotten_up_to) == {0: 2_999}
     assert list(successor.held.partitions[0].sums) == ["item-11"]
     assert successor.digests() == {0: fold_all(RULES, log).digest()}
