@@ -31,10 +31,10 @@ from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.domain import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.encode import states_of
-from services.encoder.handlers.forget_users import DescribeUser, ForgetUsers
+from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.models import Model, Models
-from services.encoder.server import SERVICE, EncoderServicer, ServedModels
+from services.encoder.server import SERVICE, DescribeUser, EncoderServicer, ServedModels
 from services.platform.memory import require_memory
 from services.platform.process import configure_tracing
 from services.platform.request_context import OFF, Tracing

@@ -1,21 +1,26 @@
 """EncoderService over gRPC. Protobuf stops here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import grpc
 from freshet.v1 import encoder_pb2, encoder_pb2_grpc
 
 from services.contracts.processes import PROCESSES
+from services.contracts.pseudonyms import PSEUDONYMS_BETWEEN
 from services.contracts.stored_history import StoredEvent
 from services.contracts.topics.interactions import DEFAULT_TYPE
 from services.contracts.wire import query_state_message
+from services.encoder.domain import Vocabulary
 from services.encoder.handlers.encode import EncodeHistory
-from services.encoder.handlers.forget_users import DescribeUser
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.models import Model
+from services.encoder.ports import UserReader
 from services.platform.errors import InvalidRequest, PreconditionFailed
 from services.platform.rpc.server import HealthState
 from services.platform.stream.records import read_ms, write_up_to
+from services.platform.validation import validate_id
+from services.user_state.forgetting import pseudonyms_of
 
 SERVICE = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name
 
@@ -47,6 +52,35 @@ class ServedModels:
 
     def _report_health(self, versions: Sequence[str]) -> None:
         self._health.serve_as([PROCESSES["encoder"].health_of(version) for version in versions])
+
+
+@dataclass(kw_only=True, eq=False)
+class DescribeUser:
+    """What is stored of a user, for a forget's preview and report. For an event loop.
+
+    pseudonym_keys: the current one, then the earlier ones. applied_up_to: partition -> last erased offset.
+    """
+
+    reader: UserReader
+    vocabulary: Vocabulary
+    pseudonym_keys: Sequence[bytes]
+    applied_up_to: Callable[[str], Mapping[int, int]]
+
+    async def __call__(self, user_id: str) -> encoder_pb2.DescribeUserResponse:
+        """Describe a user. Raises: InvalidRequest; DependencyUnavailable if the state store does not answer."""
+        validate_id("user_id", user_id)
+        # Read before the store, so that the data found reflects the reported forget.
+        forgotten = self.applied_up_to(user_id)
+        stored = await self.reader.read_keys(user_id)
+        response = encoder_pb2.DescribeUserResponse(
+            user_pseudonym=PSEUDONYMS_BETWEEN.join(pseudonyms_of(user_id, self.pseudonym_keys)),
+            history_events=stored.history_events,
+            seen_items=stored.seen_items,
+            state_model_versions=stored.state_model_versions,
+            in_model=user_id in self.vocabulary.user_index,
+        )
+        write_up_to(response.forgotten_up_to, forgotten)
+        return response
 
 
 class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
@@ -93,13 +127,4 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     async def DescribeUser(
         self, request: encoder_pb2.DescribeUserRequest, context: grpc.aio.ServicerContext
     ) -> encoder_pb2.DescribeUserResponse:
-        found = await self._describe_user(request.user_id)
-        response = encoder_pb2.DescribeUserResponse(
-            user_pseudonym=found.pseudonym,
-            history_events=found.stored.history_events,
-            seen_items=found.stored.seen_items,
-            state_model_versions=found.stored.state_model_versions,
-            in_model=found.in_model,
-        )
-        write_up_to(response.forgotten_up_to, found.forgotten_up_to)
-        return response
+        return await self._describe_user(request.user_id)

@@ -46,7 +46,7 @@ from services.encoder.adapters.kafka_outbox import KafkaOutbox as EncoderOutbox
 from services.encoder.consumer import ConsumerLimits
 from services.encoder.domain import EncodedStates, EncodeJob, Vocabulary
 from services.encoder.handlers.encode import EncodeHistory
-from services.encoder.handlers.forget_users import DescribeUser
+from services.encoder.server import DescribeUser
 from services.gateway.adapters.processes import offsets_of
 from services.gateway.dependencies import AcknowledgedLag, Breaker
 from services.gateway.domain import Encoded, Pool, Ranking, ScoredItem, Seen, ServedModel
@@ -393,11 +393,11 @@ class Gateway:
         )
         user = await describe(user_id)
         return StoredUser(
-            pseudonym=user.pseudonym,
-            history_events=user.stored.history_events,
-            seen_items=user.stored.seen_items,
-            query_states=len(user.stored.state_model_versions),
-            forgotten_up_to=user.forgotten_up_to,
+            pseudonym=user.user_pseudonym,
+            history_events=user.history_events,
+            seen_items=user.seen_items,
+            query_states=len(user.state_model_versions),
+            forgotten_up_to=offsets_of(user.forgotten_up_to),
         )
 
     async def _contributions(self, pseudonym: str, timeout_s: float) -> tuple[list[Contributions], bool]:

@@ -50,9 +50,8 @@ from services.contracts.topics.forgets import Forget
 from services.contracts.topics.version_sets import VersionSet, VersionSets
 from services.encoder.config import EncoderSettings
 from services.encoder.handlers.encode import EncodeHistory
-from services.encoder.handlers.forget_users import DescribeUser
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.server import EncoderServicer
+from services.encoder.server import DescribeUser, EncoderServicer
 from services.gateway.bootstrap import MAX_REQUEST_BYTES
 from services.gateway.config import GatewaySettings
 from services.gateway.domain import Ranking, ScoredItem

@@ -1,5 +1,4 @@
-"""Forget users: erase them from the state store and publish the forget to every partition of `attributions`. Describe
-what is stored of a user, for a forget's preview and report.
+"""Forget users: erase them from the state store and publish the forget to every partition of `attributions`.
 
 Each encoder process reads `forgets` before it applies records, and erases the users of its home partitions. The order
 makes a crash harmless:
@@ -17,17 +16,16 @@ from dataclasses import dataclass, field
 import structlog
 
 from services.algorithms.bundles.event_schema import EventSchema, default_schema
-from services.contracts.pseudonyms import PSEUDONYMS_BETWEEN, pseudonym_of
+from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.stored_history import PackedHistory
 from services.contracts.topics.attributions import Attributed, ForgetUpTo, Undo
 from services.contracts.topics.forgets import Forget
-from services.encoder.domain import Vocabulary, cache_key
-from services.encoder.ports import Keeper, Outbox, UserReader
+from services.encoder.domain import cache_key
+from services.encoder.ports import Keeper, Outbox
 from services.platform.errors import Conflict, FreshetError
 from services.platform.stream.kafka import partition_for
 from services.platform.stream.ports import Offsets
 from services.platform.stream.records import DeadLetter, Position, covers, is_covered
-from services.platform.validation import validate_id
 from services.user_state.forgetting import (
     ForgetRecord,
     KnownForgets,
@@ -40,7 +38,7 @@ from services.user_state.forgetting import (
 )
 from services.user_state.layout import home_of, num_partitions_of
 from services.user_state.ports import Store
-from services.user_state.values import ForgetsApplied, UserHistory, UserKeys
+from services.user_state.values import ForgetsApplied, UserHistory
 from services.user_state.write_histories import WriteHistories
 
 log = structlog.get_logger()
@@ -188,37 +186,3 @@ class ForgetUsers:
             )
             for place, item_id in items.items()
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class UserDescription:
-    """What is stored of a user. pseudonym: under every known key, joined with `PSEUDONYMS_BETWEEN`. in_model: training
-    gave the user a component. forgotten_up_to: partition -> last erased offset.
-    """
-
-    pseudonym: str
-    stored: UserKeys
-    in_model: bool
-    forgotten_up_to: Mapping[int, int]
-
-
-@dataclass(kw_only=True, eq=False)
-class DescribeUser:
-    """The handler, for an event loop. pseudonym_keys: the current one, then the earlier ones."""
-
-    reader: UserReader
-    vocabulary: Vocabulary
-    pseudonym_keys: Sequence[bytes]
-    applied_up_to: Callable[[str], Mapping[int, int]]
-
-    async def __call__(self, user_id: str) -> UserDescription:
-        """Describe a user. Raises: InvalidRequest; DependencyUnavailable if the state store does not answer."""
-        validate_id("user_id", user_id)
-        # Read before the store, so that the data found reflects the reported forget.
-        forgotten = self.applied_up_to(user_id)
-        return UserDescription(
-            pseudonym=PSEUDONYMS_BETWEEN.join(pseudonyms_of(user_id, self.pseudonym_keys)),
-            stored=await self.reader.read_keys(user_id),
-            in_model=user_id in self.vocabulary.user_index,
-            forgotten_up_to=forgotten,
-        )

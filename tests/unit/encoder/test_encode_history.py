@@ -16,9 +16,8 @@ from services.contracts.stored_history import StoredEvent
 from services.encoder.config import EncoderSettings
 from services.encoder.domain import encode_job, pack_state
 from services.encoder.handlers.encode import EncodeHistory
-from services.encoder.handlers.forget_users import DescribeUser
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.server import SERVICE, EncoderServicer
+from services.encoder.server import SERVICE, DescribeUser, EncoderServicer
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import DependencyUnavailable
 from services.platform.rpc.server import RpcServer

@@ -15,8 +15,8 @@ from services.contracts.topics.attributions import Attribution, ForgetUpTo, Undo
 from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction
 from services.encoder.domain import EncodedStates, EncodeJob, cache_key
-from services.encoder.handlers.forget_users import DescribeUser
 from services.encoder.models import Model
+from services.encoder.server import DescribeUser
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import Conflict, DependencyUnavailable, PreconditionFailed
 from services.user_state.forgetting import Forgotten
@@ -386,11 +386,11 @@ async def test_a_description_counts_what_is_there_and_says_what_was_forgotten(wo
         reader=world.store, vocabulary=VOCABULARY, pseudonym_keys=(b"key",), applied_up_to=process.forgets.applied_up_to
     )
     before = await describe("user-0")
-    assert (before.stored.history_events, before.stored.seen_items) == (3, 3)
-    assert (before.stored.state_model_versions, before.in_model) == (("model-1",), True)
-    assert before.pseudonym == folded(world.outbox)[0, 1].user_pseudonym
+    assert (before.history_events, before.seen_items) == (3, 3)
+    assert (before.state_model_versions, before.in_model) == (["model-1"], True)
+    assert before.user_pseudonym == folded(world.outbox)[0, 1].user_pseudonym
     world.forgets.append(Forget(forget_id="f", user_id="user-0", up_to={0: 2}, requested_ms=0))
     process.turn()
     after = await describe("user-0")
-    assert (after.stored.history_events, after.stored.seen_items, after.stored.state_model_versions) == (0, 0, ())
-    assert after.forgotten_up_to == {0: 2}
+    assert (after.history_events, after.seen_items, after.state_model_versions) == (0, 0, [])
+    assert [(at.partition, at.offset) for at in after.forgotten_up_to] == [(0, 2)]
