@@ -1,8 +1,8 @@
 """The interactions that PEFA-XL remembers: the survivors (not removed) with the smallest hashes of ids (decision 013).
 
 A reserve besides the `capacity` visible entries replaces removed ones. When it is used up, survivors are missing:
-`wants_refill` is true, and a second memory must be filled from all survivors. Until then all survivors with a hash
-below a bound, and no others, are here.
+`wants_refill` is true, and `refill` needs them. Until then all survivors with a hash below a bound, and no others, are
+here.
 
 Letters: P_q query components, d component width.
 """
@@ -27,7 +27,7 @@ _OBJECT_BYTES = 800  # an entry's Python objects and places in tables: measured 
 class MemoryEntry:
     """One remembered interaction, immutable under its id.
 
-    components (P_q, d): the query state before the interaction. user: a pseudonym; "" outside the refresher.
+    components (P_q, d): the query state before the interaction.
     """
 
     entry_id: str
@@ -36,7 +36,6 @@ class MemoryEntry:
     weight: float
     interaction_type: str
     event_seconds: int
-    user: str = ""
 
     def __post_init__(self) -> None:
         if self.components.ndim != 2 or self.components.dtype != np.float16:
@@ -72,7 +71,6 @@ class QueryMemory:
         self.num_components, self.width = num_components, width
         self._entries: dict[str, MemoryEntry] = {}
         self._order: list[tuple[int, str]] = []
-        self._by_user: dict[str, set[str]] = {}
         self._bound = _NO_BOUND
         # Changed entries as at the last `take_changes`; None: not visible then.
         self._changed: dict[str, MemoryEntry | None] = {}
@@ -135,8 +133,6 @@ class QueryMemory:
             position = bisect.bisect_left(self._order, pair)
             self._order.insert(position, pair)
             self._entries[entry.entry_id] = entry
-            if entry.user:
-                self._by_user.setdefault(entry.user, set()).add(entry.entry_id)
             if position < self.capacity:
                 self._note(entry.entry_id, None)
                 if len(self._order) > self.capacity:
@@ -154,19 +150,10 @@ class QueryMemory:
                 gone.append(entry_id)
         return tuple(gone)
 
-    def entries_of(self, user: str) -> tuple[str, ...]:
-        """Sorted ids of a user's entries (by pseudonym)."""
-        return tuple(sorted(self._by_user.get(user, ())))
-
-    def forget(self, user: str) -> tuple[str, ...]:
-        """Remove a user's entries; return their ids."""
-        return self.remove(self.entries_of(user))
-
-    def emptied(self) -> "QueryMemory":
-        """An empty memory of the same sizes."""
-        return QueryMemory(
-            capacity=self.capacity, reserve=self.reserve, num_components=self.num_components, width=self.width
-        )
+    def refill(self, entries: Iterable[MemoryEntry]) -> None:
+        """Offer all survivors that are not here, whatever was rejected before. Raises: as `add`."""
+        self._bound = _NO_BOUND
+        self.add(entries)
 
     def take_changes(self) -> MemoryChanges:
         """Entries that became visible or invisible since the last call."""
@@ -188,7 +175,7 @@ class QueryMemory:
         """32 hex digits of the visible entries: equal survivors have equal digests (unless `wants_refill`)."""
         digest = hashlib.blake2b(repr((self.capacity, self.num_components, self.width)).encode(), digest_size=16)
         for entry in self:
-            for text in (entry.entry_id, entry.item_id, entry.interaction_type, entry.user):
+            for text in (entry.entry_id, entry.item_id, entry.interaction_type):
                 encoded = text.encode()
                 digest.update(len(encoded).to_bytes(4, "little") + encoded)
             digest.update(np.ascontiguousarray(entry.components, dtype="<f2").data)
@@ -235,26 +222,14 @@ class QueryMemory:
             self._note(entry_id, self._entries[entry_id])
             if len(self._order) >= self.capacity:
                 self._note(self._order[self.capacity - 1][1], None)
-        self._drop(entry_id)
-
-    def _drop(self, entry_id: str) -> None:
-        entry = self._entries.pop(entry_id)
-        if entry.user:
-            of_user = self._by_user[entry.user]
-            of_user.discard(entry_id)
-            if not of_user:
-                del self._by_user[entry.user]
+        del self._entries[entry_id]
 
     def _note(self, entry_id: str, before: MemoryEntry | None) -> None:
         self._changed.setdefault(entry_id, before)
 
 
 def arrays_of(entries: Sequence[MemoryEntry], num_components: int, width: int) -> Arrays:
-    texts = [
-        text.encode()
-        for entry in entries
-        for text in (entry.entry_id, entry.item_id, entry.interaction_type, entry.user)
-    ]
+    texts = [text.encode() for entry in entries for text in (entry.entry_id, entry.item_id, entry.interaction_type)]
     shape = (len(entries), num_components, width)
     components = np.stack([entry.components for entry in entries]) if entries else np.empty(shape, np.float16)
     return {
@@ -273,20 +248,19 @@ def entries_of_arrays(arrays: Mapping[str, npt.NDArray[np.generic]]) -> list[Mem
     ends = [0, *arrays["text_ends"].tolist()]
     text = arrays["text"].tobytes()
     num = len(weights)
-    if components.ndim != 3 or {len(components), len(seconds)} != {num} or len(ends) != 4 * num + 1:
+    if components.ndim != 3 or {len(components), len(seconds)} != {num} or len(ends) != 3 * num + 1:
         raise ValueError(
             f"components has shape {components.shape}, with {num} weights, {len(seconds)} times and "
-            f"{len(ends) - 1} texts; expected (n, P_q, d), n, n and 4 n"
+            f"{len(ends) - 1} texts; expected (n, P_q, d), n, n and 3 n"
         )
     if ends[-1] != len(text):
         raise ValueError(f"text holds {len(text)} bytes; text_ends says {ends[-1]}")
     texts = [text[start:end].decode() for start, end in itertools.pairwise(ends)]
     return [
         MemoryEntry(
-            entry_id=texts[4 * row],
-            item_id=texts[4 * row + 1],
-            interaction_type=texts[4 * row + 2],
-            user=texts[4 * row + 3],
+            entry_id=texts[3 * row],
+            item_id=texts[3 * row + 1],
+            interaction_type=texts[3 * row + 2],
             components=components[row],
             weight=float(weights[row]),
             event_seconds=int(seconds[row]),
@@ -298,10 +272,3 @@ def entries_of_arrays(arrays: Mapping[str, npt.NDArray[np.generic]]) -> list[Mem
 def hash_of(entry_id: str) -> int:
     """64 bits of an entry id's BLAKE2b, equal in every process."""
     return int.from_bytes(hashlib.blake2b(entry_id.encode(), digest_size=8).digest(), "big")
-
-
-def offer_all(memory: QueryMemory, entries: Sequence[MemoryEntry]) -> QueryMemory:
-    """A memory like `memory` filled from all survivors, for a refill."""
-    again = memory.emptied()
-    again.add(entries)
-    return again

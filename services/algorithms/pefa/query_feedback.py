@@ -10,7 +10,7 @@ Letters: P_x item components, d component width, n requested items.
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,15 +88,9 @@ class QueryFeedback:
         self._changed: dict[str, None] = {}
         self._cached: OrderedDict[str, FloatArray | None] = OrderedDict()
         self._sum_of_click_hashes = 0
-        self._visible: set[str] = set()  # ids of the memory's visible entries at the last `take_changes`
-        self._refilled = False
 
     def __len__(self) -> int:
         return len(self._clicks)
-
-    @property
-    def num_remembered(self) -> int:
-        return len(self._memory)
 
     @property
     def nbytes(self) -> int:
@@ -144,21 +138,8 @@ class QueryFeedback:
 
     def take_changes(self) -> FeedbackChanges:
         changed, self._changed = tuple(sorted(self._changed)), {}
-        if self._memory.wants_refill:
-            self._refill()
-        if self._refilled:
-            visible = {entry.entry_id: entry for entry in self._memory}
-            self._memory.take_changes()
-            memory = MemoryChanges(
-                entered=tuple(entry for entry_id, entry in visible.items() if entry_id not in self._visible),
-                left=tuple(sorted(self._visible - visible.keys())),
-            )
-            self._refilled = False
-        else:
-            memory = self._memory.take_changes()
-        self._visible.difference_update(memory.left)
-        self._visible.update(entry.entry_id for entry in memory.entered)
-        return FeedbackChanges(item_ids=changed, memory=memory)
+        self._refill()
+        return FeedbackChanges(item_ids=changed, memory=self._memory.take_changes())
 
     def sums_of(self, item_ids: Sequence[str]) -> SumsOf:
         """The sums of these items (n,), known or not."""
@@ -178,8 +159,7 @@ class QueryFeedback:
         """A hash (32 hex digits) of clicks, sums and visible memory; equal surviving clicks give equal ones."""
         digest = hashlib.blake2b((self._sum_of_click_hashes % (1 << 128)).to_bytes(16, "little"), digest_size=16)
         digest.update(self._sums.digest().encode())
-        if self._memory.wants_refill:
-            self._refill()
+        self._refill()
         digest.update(self._memory.digest().encode())
         return digest.hexdigest()
 
@@ -212,16 +192,19 @@ class QueryFeedback:
         self._changed.update(dict.fromkeys(item_ids))
 
     def _refill(self) -> None:
-        """Offer the surviving clicks to a new memory by hash; encode only those that it stores."""
-        refilled = self._memory.emptied()
+        if self._memory.wants_refill:
+            self._memory.refill(self._missing())
+
+    def _missing(self) -> Iterator[MemoryEntry]:
+        """The surviving clicks that the memory lacks, by hash, until it rejects one; only these are encoded."""
         for click in sorted(self._clicks.values(), key=lambda click: hash_of(_entry_id(click.source_position))):
-            state = self._state(click.query)
+            entry_id = _entry_id(click.source_position)
+            state = None if entry_id in self._memory else self._state(click.query)
             if state is None:
                 continue
-            if not refilled.admits(_entry_id(click.source_position)):  # the memory notes the rejection
-                break
-            refilled.add([_entry(click, state)])
-        self._memory, self._refilled = refilled, True
+            if not self._memory.admits(entry_id):  # the memory notes the rejection
+                return
+            yield _entry(click, state)
 
     def _with_states(self, clicks: Sequence[Click]) -> list[tuple[Click, FloatArray | None]]:
         return [(click, self._state(click.query)) for click in clicks]
@@ -256,7 +239,6 @@ def _entry(click: Click, state: FloatArray) -> MemoryEntry:
         weight=1.0,
         interaction_type=CLICK,
         event_seconds=click.event_seconds,
-        user=click.user,
     )
 
 

@@ -1,14 +1,9 @@
-"""The length of new items' components, from held-out scores or from the sums of known items.
+"""The length of new items' components: a bundle's (services/offline/training/new_items.py), or from known items' sums.
 
-Training stores the first in the bundle (services/offline/training/new_items.py); the refresher computes the second.
-
-Letters: n interactions, or items; P_x item components, d their width.
+Letters: n items; P_x item components, d their width.
 """
 
-import math
-
 import numpy as np
-import numpy.typing as npt
 
 from services.algorithms.pefa.policy import NEW_ITEM_SHARE, SharePolicy
 from services.algorithms.pefa.sums import SumsOf
@@ -55,20 +50,3 @@ def new_item_share_from_sums(
         return NEW_ITEM_SHARE
     length = float((known.components[enough] * sums).sum()) / lengths
     return SharePolicy(prior=prior, least=1.0 - min(max(length, 0.0), 1.0))
-
-
-def new_item_length(model: npt.NDArray[np.floating], memory: npt.NDArray[np.floating]) -> float:
-    """The length at which new items' components score like trained ones: mean(model) / mean(memory), 0 to 1.
-
-    Shapes: model, memory (n,): similarities of n held-out queries to the known items that followed. `model` is by the
-    bundle's states, `memory` by the directions of the sums of other users' interactions. On MovieLens-1M the result is
-    .52 for the 8x4x64 model, where .5 to .55 is best, and .96 for 4x2x32. Raises: ValueError for shapes that disagree,
-    no rows, a non-finite mean of `model`, or a mean of `memory` that is not positive.
-    """
-    by_model, by_memory = np.asarray(model, dtype=np.float64), np.asarray(memory, dtype=np.float64)
-    if by_model.shape != by_memory.shape or by_model.ndim != 1 or not len(by_model):
-        raise ValueError(f"model {by_model.shape} and memory {by_memory.shape}; expected (n,) each, n at least 1")
-    ahead, behind = float(by_model.mean()), float(by_memory.mean())
-    if not (math.isfinite(ahead) and behind > 0):
-        raise ValueError(f"mean similarities {ahead} and {behind}; allowed: finite ones, the memory's above 0")
-    return min(max(ahead / behind, 0.0), 1.0)

@@ -103,10 +103,6 @@ class ItemSums:
         return iter(self._items)
 
     @property
-    def num_interactions(self) -> int:
-        return int(self._counts[: self._used].sum())
-
-    @property
     def bytes_per_item(self) -> int:
         return 8 * self.num_components * self.width + 16 + _ROW_OBJECT_BYTES
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from services.algorithms.pefa.memory import MemoryEntry, QueryMemory, offer_all
+from services.algorithms.pefa.memory import MemoryEntry, QueryMemory
 from services.platform.stream.records import unpack_position
 from services.refresher.domain.records import Interaction
 from services.refresher.domain.rules import Rules
@@ -58,13 +58,10 @@ class Remembered:
         return self.memory.capacity + self.memory.reserve + 1 - len(self.memory)
 
     def refill(self, interactions: Sequence[Interaction], weights: Sequence[float]) -> set[str]:
-        before = set(self.visible)
-        offered = [self._entry(one, weight) for one, weight in zip(interactions, weights, strict=True) if weight]
-        # A memory that needs a refill has no reserve, so all entries are visible.
-        memory = offer_all(self.memory, [*self.memory, *offered])
-        memory.take_changes()
-        self.replace(memory)
-        return before ^ self.visible.keys()
+        self.memory.refill(
+            self._entry(one, weight) for one, weight in zip(interactions, weights, strict=True) if weight
+        )
+        return self._follow()
 
     def replace(self, memory: QueryMemory) -> None:
         """Replace the memory; all its entries are visible."""
@@ -95,12 +92,10 @@ class Remembered:
             weight=weight,
             interaction_type=interaction.type,
             event_seconds=interaction.moment_ms // 1000,
-            user=interaction.user,
         )
 
 
 def _hash_entry(entry: MemoryEntry) -> int:
-    # Without the user: the pseudonym depends on the pseudonym key.
     names = f"{entry.entry_id}\0{entry.item_id}\0{entry.interaction_type}\0"
     numbers = f"{entry.weight!r}\0{entry.event_seconds}\0"
     digest = hashlib.blake2b((names + numbers).encode(), digest_size=16)

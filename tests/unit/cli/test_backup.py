@@ -91,7 +91,7 @@ def test_a_torn_newest_checkpoint_gives_way_to_the_one_before(site: Site, tmp_pa
 
 
 def test_without_a_whole_checkpoint_of_a_partition_nothing_is_written(site: Site, tmp_path: Path) -> None:
-    (site.own / "partition-3.checkpoint").write_bytes(b"FRESHET\x01torn")
+    (site.own / "partition-3.checkpoint").write_bytes(b"FRESHET\x02torn")
     with pytest.raises(BackupError, match=r"partition-3\.checkpoint: no checkpoint of this format"):
         site.backup(tmp_path / "set")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["state"]

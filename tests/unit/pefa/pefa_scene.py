@@ -36,7 +36,6 @@ class Scene:
                 weight=float(self.weights[row]),
                 interaction_type="rating",
                 event_seconds=int(self.seconds[row]),
-                user=self.users[row],
             )
             for row in range(len(self))
         ]

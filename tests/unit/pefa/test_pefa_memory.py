@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pefa_scene import make_scene
 
-from services.algorithms.pefa.memory import MemoryEntry, QueryMemory, arrays_of, entries_of_arrays, hash_of, offer_all
+from services.algorithms.pefa.memory import MemoryEntry, QueryMemory, arrays_of, entries_of_arrays, hash_of
 
 
 def memory(capacity: int, reserve: int | None = None) -> QueryMemory:
@@ -44,7 +44,7 @@ def test_it_holds_the_survivors_with_the_smallest_hashes_in_any_order(
     if held.wants_refill:
         # What is missing is missing from the end: below the bound everything that survives is there.
         assert ids(held) == wanted[: len(held)]
-        held = offer_all(held, list(surviving.values()))
+        held.refill(surviving.values())
     assert ids(held) == wanted
     never = memory(capacity, 0)
     never.add([surviving[entry_id] for entry_id in sorted(surviving)])
@@ -60,14 +60,13 @@ def test_a_forgotten_user_leaves_the_digest_of_never_having_been_seen(seed: int,
     user = scene.users[seed % count]
     seen, never = memory(10, 40), memory(10, 40)
     seen.add(entries)
-    assert seen.entries_of(user) == tuple(sorted(e.entry_id for e in entries if e.user == user and e.entry_id in seen))
-    gone = seen.forget(user)
-    assert seen.forget(user) == seen.entries_of(user) == ()
-    assert set(gone) <= {entry.entry_id for entry in entries if entry.user == user}
-    others = [entry for entry in entries if entry.user != user]
+    gone = [entry.entry_id for entry, of in zip(entries, scene.users, strict=True) if of == user]
+    seen.remove(gone)
+    assert not any(entry_id in seen for entry_id in gone)
+    others = [entry for entry in entries if entry.entry_id not in gone]
     never.add(reversed(others))
     if seen.wants_refill:
-        seen = offer_all(seen, others)
+        seen.refill(others)
     assert seen.digest() == never.digest()
 
 
@@ -78,10 +77,16 @@ def test_its_changes_add_up_to_what_is_visible(seed: int, count: int, reserve: i
     rng = np.random.default_rng(seed)
     held = memory(7, reserve)
     served: dict[str, MemoryEntry] = {}
-    for entry in entries:
+    removed: set[str] = set()
+    for place, entry in enumerate(entries, 1):
         held.add([entry])
+        removed.discard(entry.entry_id)
         if rng.random() < 0.3:
-            held.remove([entries[int(rng.integers(count))].entry_id])
+            gone = entries[int(rng.integers(count))].entry_id
+            removed.add(gone)
+            held.remove([gone])
+        if held.wants_refill and rng.random() < 0.5:
+            held.refill([one for one in entries[:place] if one.entry_id not in removed])
         if rng.random() < 0.4:
             changes = held.take_changes()
             assert not {entry.entry_id for entry in changes.entered} & set(served)
@@ -138,7 +143,8 @@ def test_without_reserve_a_removal_wants_a_refill_only_if_something_had_been_tur
 @given(st.integers(0, 2**32 - 1), st.integers(0, 60))
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_a_checkpoint_restores_the_reserve_and_the_bound_too(seed: int, count: int) -> None:
-    entries = make_scene(seed, count + 20).entries()
+    scene = make_scene(seed, count + 20)
+    entries = scene.entries()
     held = memory(8, 4)
     held.add(entries[:count])
     restored = QueryMemory.restored(
@@ -152,7 +158,7 @@ def test_a_checkpoint_restores_the_reserve_and_the_bound_too(seed: int, count: i
     assert restored.digest() == held.digest()
     assert restored.take_changes().entered == ()
     for one in (held, restored):
-        one.forget("user-1")
+        one.remove(entry.entry_id for entry, user in zip(entries, scene.users, strict=True) if user == "user-1")
         one.add(entries[count:])
     assert restored.digest() == held.digest()
     assert restored.wants_refill == held.wants_refill

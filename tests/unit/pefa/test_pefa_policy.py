@@ -18,7 +18,6 @@ from services.algorithms.pefa.policy import (
     TypeWeight,
 )
 from services.algorithms.pefa.share_choice import (
-    new_item_length,
     new_item_share_from_sums,
     share_of_length,
 )
@@ -159,14 +158,3 @@ def test_a_new_item_has_nine_tenths_of_its_length_from_its_third_interaction_on_
     for wrong in (0.0, 1.01, float("nan")):
         with pytest.raises(ValueError, match=f"length={wrong} allowed: more than 0, at most 1"):
             share_of_length(wrong)
-
-
-def test_new_items_come_to_score_as_trained_ones_do() -> None:
-    rng = np.random.default_rng(1)
-    memory = rng.uniform(0.3, 0.5, 100)
-    assert new_item_length(0.6 * memory, memory) == pytest.approx(0.6)
-    assert new_item_length(-memory, memory) == 0
-    assert new_item_length(2 * memory, memory) == 1
-    for model, other in ((memory, -memory), (memory[1:], memory), (memory[:0], memory[:0]), (memory * np.nan, memory)):
-        with pytest.raises(ValueError, match=r"similarities|expected"):
-            new_item_length(model, other)

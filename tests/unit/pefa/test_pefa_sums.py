@@ -126,7 +126,7 @@ def test_more_items_than_first_rows_keep_their_sums() -> None:
     assert "i999" in sums
     sums.add(ids[:500], values[:500], np.ones(500))  # rows are used again
     assert sums.of(ids).sums[:, 0, 0].tolist() == list(range(num))
-    assert sums.num_interactions == num
+    assert sum(sums.counts(list(sums))) == num
     assert sums.nbytes >= num * sums.bytes_per_item
 
 
