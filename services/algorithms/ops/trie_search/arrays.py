@@ -55,10 +55,6 @@ class TrieArrays:
         object.__setattr__(self, "root_ranks", ranks.astype(np.int32))
 
     @property
-    def num_nodes(self) -> int:
-        return len(self.tokens)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the arrays, without the root's bits and ranks (3 bytes per 16 tokens of the vocabulary)."""
         return self.tokens.nbytes + self.children.nbytes + self.ends.nbytes + self.identifiers.nbytes

@@ -1,5 +1,4 @@
-// The best identifiers of tries in one native call: tests/unit/ops/trie_search_in_numpy.py bit for
-// bit, without its arrays of all children.
+// The best identifiers of tries in one native call, without arrays of all children.
 //
 // A node's table holds, for each set of as many positions as the node is deep, the best that its tokens gain there.
 // Children are met by their tokens' places in a bit per token of the vocabulary; each costs s operations for its gain
