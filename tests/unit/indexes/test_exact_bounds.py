@@ -1,32 +1,22 @@
-"""The bound pass: nothing that reaches the threshold is ever dropped, on every instruction set and in NumPy."""
+"""The bound pass: nothing that reaches the threshold is ever dropped, on every instruction set."""
 
 import numpy as np
 import pytest
-from bound_pass_in_numpy import exp_silu, survivors_in_numpy
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from native_builds import native_builds
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
-from services.algorithms.ops.mol_bounds import AverageItems, BoundPass, Survivors, best_averages
+from services.algorithms.ops.mol_bounds import AverageItems, BoundPass, best_averages
 from services.algorithms.ops.mol_bounds.int8_network import int8_network
 from services.algorithms.ops.mol_bounds.items import Lanes
 from services.algorithms.ops.mol_bounds.tables import TURN
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
+from services.algorithms.scoring.silu import silu
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
-
-def survivors(
-    library: str, bound: BoundPass, queries: QueryStates, thresholds: np.ndarray, *mask: np.ndarray
-) -> Survivors:
-    """Of the pass by one library, or in NumPy."""
-    if library == "numpy":
-        return survivors_in_numpy(bound, queries, thresholds, *mask)
-    return bound.survivors(queries, thresholds, *mask)
-
-
-LIBRARIES = {"numpy": None, **native_builds("mol_bounds")}
+LIBRARIES = native_builds("mol_bounds")
 EVERYWHERE = pytest.mark.parametrize("library", LIBRARIES)
 TESTS = pytest.mark.parametrize("by_gates", [False, True], ids=["largest cosine", "gate intervals"])
 
@@ -82,7 +72,7 @@ def test_no_item_that_reaches_the_threshold_is_dropped(
     thresholds = np.quantile(exact, quantile, axis=1, method="nearest")
     allowed = np.random.default_rng(seed).random((2, count)) < 0.8
     bound = BoundPass(MolScorer(items, gate), kernels=LIBRARIES[library], by_gates=by_gates)
-    found = survivors(library, bound, queries, thresholds, allowed)
+    found = bound.survivors(queries, thresholds, allowed)
     for query in range(2):
         reaching = np.flatnonzero((exact[query] >= thresholds[query]) & allowed[query])
         assert set(reaching.tolist()) <= set(found.rows[query].tolist())
@@ -97,28 +87,34 @@ def test_what_is_far_below_the_threshold_is_dropped(library: str, by_gates: bool
     exact = mol_scores_reference(queries, items, gate).numpy()
     thresholds = np.sort(exact, axis=1)[:, -5]
     bound = BoundPass(MolScorer(items, gate), kernels=LIBRARIES[library], by_gates=by_gates)
-    found = survivors(library, bound, queries, thresholds)
+    found = bound.survivors(queries, thresholds)
     limit = 2000 if not by_gates else 200
     assert max(len(rows) for rows in found.rows) <= limit * 0.9
 
 
-@pytest.mark.parametrize("shape", [(4, 2, 32), (8, 4, 64), (3, 3, 7), (2, 17, 9)])
-def test_every_build_keeps_the_same_items_but_for_roundings(shape: tuple[int, int, int]) -> None:
+# Of 1,500 items for each of four queries: those that stay, and those that reach the test of gates. An implementation of
+# the same mathematics in NumPy, with exact exponentials, kept the same but for one item.
+STAYING = {
+    (4, 2, 32): ([30, 42, 34, 38], [1030, 1135, 1039, 1135]),
+    (8, 4, 64): ([44, 51, 84, 54], [1466, 1470, 1486, 1458]),
+    (3, 3, 7): ([32, 30, 29, 30], [1020, 1374, 677, 1053]),
+    (2, 17, 9): ([49, 37, 35, 34], [516, 728, 791, 948]),
+}
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("shape", STAYING)
+def test_every_build_keeps_as_few_items(library: str, shape: tuple[int, int, int]) -> None:
     p_q, p_x, d = shape
     queries, items, gate = scene(
         6, num_queries=4, count=1500, p_q=p_q, p_x=p_x, d=d, hidden=24, gates=0.5, network=0.15
     )
     exact = mol_scores_reference(queries, items, gate).numpy()
-    thresholds = np.sort(exact, axis=1)[:, -20]
-    kept = {}
-    for name, library in LIBRARIES.items():
-        bound = BoundPass(MolScorer(items, gate), kernels=library)
-        found = survivors(name, bound, queries, thresholds)
-        kept[name] = [set(rows.tolist()) for rows in found.rows]
-    for name, sets in kept.items():
-        for mine, reference in zip(sets, kept["numpy"], strict=True):
-            # PyTorch takes exp(SiLU) exactly where the kernel reads a table, inside the same allowance.
-            assert len(mine ^ reference) <= 0.02 * len(reference) + 8, name
+    found = BoundPass(MolScorer(items, gate), kernels=LIBRARIES[library]).survivors(
+        queries, np.sort(exact, axis=1)[:, -20]
+    )
+    for counts, wanted in zip(([len(rows) for rows in found.rows], found.tested), STAYING[shape], strict=True):
+        assert (np.abs(np.array(counts) - wanted) <= 2).all()
 
 
 def test_absurd_weights_drop_nothing_rather_than_a_right_item() -> None:
@@ -126,11 +122,15 @@ def test_absurd_weights_drop_nothing_rather_than_a_right_item() -> None:
         queries, items, gate = scene(7, num_queries=2, count=300, p_q=2, p_x=2, d=8, hidden=8, gates=1.0, network=scale)
         thresholds = np.sort(mol_scores_reference(queries, items, gate).numpy(), axis=1)[:, -5]
         exact = mol_scores_reference(queries, items, gate).numpy()
-        for name, library in LIBRARIES.items():
+        for library in LIBRARIES.values():
             bound = BoundPass(MolScorer(items, gate), kernels=library)
-            found = survivors(name, bound, queries, thresholds)
+            found = bound.survivors(queries, thresholds)
             for query in range(2):
                 assert set(np.flatnonzero(exact[query] >= thresholds[query])) <= set(found.rows[query].tolist())
+
+
+def exp_silu(gates: np.ndarray) -> np.ndarray:
+    return np.exp(silu(gates))
 
 
 def test_the_weight_falls_until_its_turn_and_is_larger_right_of_it() -> None:
