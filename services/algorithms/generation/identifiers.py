@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.ops.trie_search import ItemRows
+from services.algorithms.ops.trie_search import ItemRows, laid_end_to_end
 
 Rows = npt.NDArray[np.int32]
 Offsets = npt.NDArray[np.int64]
@@ -50,17 +50,13 @@ class IdentifierTable:
         """
         if len(texts) != len(item_rows):
             raise ValueError(f"{len(texts)} texts for {len(item_rows)} lists of items")
+        rows, row_offsets = laid_end_to_end(item_rows)
+        without = np.flatnonzero(np.diff(row_offsets) == 0)
+        if len(without):
+            raise ValueError(f"identifier {without[0]} has no item; allowed: at least 1")
         encoded = [text.encode("utf-8", errors="replace") for text in texts]
-        lengths = np.fromiter(map(len, item_rows), dtype=np.int64, count=len(item_rows))
-        if (lengths == 0).any():
-            raise ValueError(f"identifier {int(np.argmin(lengths))} has no item; allowed: at least 1")
-        rows = np.fromiter((row for each in item_rows for row in each), dtype=np.int32, count=int(lengths.sum()))
-        return cls(
-            np.frombuffer(b"".join(encoded), dtype=np.uint8),
-            _offsets(np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))),
-            rows,
-            _offsets(lengths),
-        )
+        letter_offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), letter_offsets, rows, row_offsets)
 
     def __len__(self) -> int:
         return len(self._letter_offsets) - 1 + len(self._added_texts)
@@ -114,7 +110,3 @@ class IdentifierTable:
 
 def _with_room(array: npt.NDArray[Any], wanted: int) -> npt.NDArray[Any]:
     return array if len(array) >= wanted else np.resize(array, wanted + wanted // 2)
-
-
-def _offsets(lengths: Offsets) -> Offsets:
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])

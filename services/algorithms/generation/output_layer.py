@@ -57,24 +57,23 @@ class OutputLayer:
     def precision(self) -> Literal["int8", "float16"]:
         return "int8" if isinstance(self._rows, CodedRows) else "float16"
 
-    def scores(self, x: Floats, tokens: Tokens) -> Floats:
-        """<x_t, w_v> at every position for some tokens: x (s, D), tokens (U,) -> (s, U), a view of (U, s).
+    def scores(self, x: Floats, tokens: Tokens | None = None) -> Floats:
+        """<x_t, w_v> at every position for some tokens or all: x (s, D), tokens (U,) -> (s, U), a view of (U, s).
 
         Raises: ValueError for another width, a non-finite value, or an unknown token.
         """
-        if len(tokens) and not (tokens.min() >= 0 and tokens.max() < len(self)):
-            raise ValueError(f"tokens {tokens.min()} to {tokens.max()}; allowed: 0 to {len(self) - 1}")
-        return token_scores(self._rows, self._checked(x), np.ascontiguousarray(tokens, dtype=np.int32))
+        if x.ndim != 2 or x.shape[1] != self.width:
+            raise ValueError(f"x has shape {x.shape}; allowed: (s, {self.width})")
+        if not np.isfinite(x).all():
+            raise ValueError("x holds a value that is not finite")
+        if tokens is not None:
+            if len(tokens) and not (tokens.min() >= 0 and tokens.max() < len(self)):
+                raise ValueError(f"tokens {tokens.min()} to {tokens.max()}; allowed: 0 to {len(self) - 1}")
+            tokens = np.ascontiguousarray(tokens, dtype=np.int32)
+        return token_scores(self._rows, np.ascontiguousarray(x, dtype=np.float32), tokens)
 
-    def full_scores(self, x: Floats) -> Floats:
-        """Scores of the whole vocabulary (s, V)."""
-        return token_scores(self._rows, self._checked(x), None)
-
-    def decoded(self, begin: int = 0, end: int | None = None) -> Floats:
-        return self._rows.decoded(slice(begin, end))
-
-    def decoded_rows(self, tokens: npt.NDArray[np.integer]) -> Floats:
-        return self._rows.decoded(tokens)
+    def decoded(self, which: slice | npt.NDArray[np.integer]) -> Floats:
+        return self._rows.decoded(which)
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -89,10 +88,3 @@ class OutputLayer:
         if 0 in weights.shape or len(scales) != (0 if is_half else len(weights)):
             raise ValueError(f"{weights.dtype} weights of shape {weights.shape} with {len(scales)} scales")
         return cls(HalfRows(weights) if is_half else CodedRows(weights, scales))
-
-    def _checked(self, x: Floats) -> Floats:
-        if x.ndim != 2 or x.shape[1] != self.width:
-            raise ValueError(f"x has shape {x.shape}; allowed: (s, {self.width})")
-        if not np.isfinite(x).all():
-            raise ValueError("x holds a value that is not finite")
-        return np.ascontiguousarray(x, dtype=np.float32)

@@ -46,7 +46,7 @@ _TEXTS_AT_ONCE = 1 << 16
 
 
 class PhraseVocabulary:
-    """V tokens: [PAD], bytes, then `pieces` in order. Immutable."""
+    """V tokens: [PAD], bytes, then `pieces` in order, with `counts` (V,), 0 for [PAD] and bytes. Immutable."""
 
     def __init__(self, pieces: Sequence[Piece], counts: Sequence[int]) -> None:
         """Take normalised texts with flags, `ascii_pieces()` first, and each one's occurrences in the fitted texts,
@@ -61,8 +61,8 @@ class PhraseVocabulary:
             raise ValueError(f"counts has {len(counts)} entries; allowed: one for each of the {len(pieces)} pieces")
         if len(set(pieces)) != len(pieces):
             raise ValueError(f"pieces has {len(pieces) - len(set(pieces))} entries twice; allowed: each once")
-        self._pieces = list(pieces)
-        self._counts = np.concatenate([np.zeros(NUM_BYTE_TOKENS, dtype=np.int64), np.array(counts, dtype=np.int64)])
+        self.pieces = list(pieces)
+        self.counts = np.concatenate([np.zeros(NUM_BYTE_TOKENS, dtype=np.int64), np.array(counts, dtype=np.int64)])
         self._words = Words()
         self._cut = cut((text for text, _ in pieces), self._words)
         num_words = np.diff(self._cut.starts).tolist()
@@ -71,37 +71,18 @@ class PhraseVocabulary:
                 raise ValueError(f"piece={(text, unusual)!r}; allowed: normalised text, a flag for one word at most")
 
     def __len__(self) -> int:
-        return NUM_BYTE_TOKENS + len(self._pieces)
+        return NUM_BYTE_TOKENS + len(self.pieces)
 
     @cached_property
     def fingerprint(self) -> str:
         return hashlib.sha256(self._body()).hexdigest()
 
-    def phrase(self, token: int) -> str:
-        """A token's text; "##" marks an unusual joint before it, "<0xE4>" is a byte."""
-        if not 0 <= token < len(self):
-            raise ValueError(f"token={token}; allowed: 0 to {len(self) - 1}")
-        if token == PAD:
-            return ""
-        if token < NUM_BYTE_TOKENS:
-            return ("##" if _UNUSUAL_LEAD <= token < _FOLLOWER else "") + f"<0x{_byte(token):02X}>"
-        text, unusual = self._pieces[token - NUM_BYTE_TOKENS]
-        return ("##" if unusual else "") + text
-
-    def count(self, token: int) -> int:
-        """The token's occurrences in the fitted texts; 0 for [PAD] and bytes."""
-        return int(self._counts[token])
-
-    def encode(self, text: str) -> list[int]:
-        """The fewest tokens that restore the normalised text. Ties: the largest sum of counts, then the longest first
-        piece.
-
-        [] if normalisation empties the text.
-        """
-        return self.encode_all([text])[0]
-
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of T texts: a million words in six seconds on two busy cores."""
+        """The fewest tokens that restore each normalised text; [] if normalisation empties it.
+
+        Ties: the largest sum of counts, then the longest first piece. A million words take six seconds on two busy
+        cores.
+        """
         encoded: list[list[int]] = []
         for start in range(0, len(texts), _TEXTS_AT_ONCE):
             encoded += self._encoded([normalised(text) for text in texts[start : start + _TEXTS_AT_ONCE]])
@@ -128,7 +109,7 @@ class PhraseVocabulary:
                 waiting.append(_byte(token))
             else:
                 flush()
-                words.append(self._pieces[token - NUM_BYTE_TOKENS])
+                words.append(self.pieces[token - NUM_BYTE_TOKENS])
         flush()
         return joined(words)
 
@@ -144,10 +125,10 @@ class PhraseVocabulary:
             return cls([(text, flag == "##") for _, flag, text in lines], [int(count) for count, _, _ in lines])
 
     def _body(self) -> bytes:
-        counts = self._counts[NUM_BYTE_TOKENS:].tolist()
+        counts = self.counts[NUM_BYTE_TOKENS:].tolist()
         return "".join(
             f"{count}\t{'##' if unusual else ''}\t{text}\n"
-            for (text, unusual), count in zip(self._pieces, counts, strict=True)
+            for (text, unusual), count in zip(self.pieces, counts, strict=True)
         ).encode()
 
     @cached_property
@@ -163,7 +144,7 @@ class PhraseVocabulary:
     def _parts(self) -> PieceTrie:
         """Pieces of at most one word; symbols are characters."""
         one = np.flatnonzero(np.diff(self._cut.starts) == 1)
-        letters = spelled([self._pieces[row] for row in one.tolist()])
+        letters = spelled([self.pieces[row] for row in one.tolist()])
         numbers = (one + NUM_BYTE_TOKENS).astype(np.int32)
         return PieceTrie.build(letters.symbols, letters.starts, numbers, _CHARACTERS)
 
@@ -183,7 +164,7 @@ class PhraseVocabulary:
             letters=letters,
             phrases=phrases,
             parts=self._parts.matches(letters.symbols, letters.starts),
-            counts=self._counts,
+            counts=self.counts,
         )
 
     def _encoded(self, texts: Sequence[str]) -> list[list[int]]:

@@ -79,17 +79,20 @@ class Strings(Sequence[str]):
         return self.data[self.ends[row - 1] if row else 0 : self.ends[row]].tobytes().decode()
 
     def __iter__(self) -> Iterator[str]:
-        for start in range(0, len(self), _DECODED):
-            first = int(self.ends[start - 1]) if start else 0
-            ends = self.ends[start : start + _DECODED].astype(np.int64)
-            yield from _cut(self.data[first : int(ends[-1])].tobytes(), ends - first)
+        for _, data, ends in self._parts():
+            yield from _cut(data.tobytes(), ends)
 
     def encoded(self) -> Iterator[bytes]:
+        for _, data, ends in self._parts():
+            text = data.tobytes()
+            yield from (text[at:end] for at, end in pairwise([0, *ends.tolist()]))
+
+    def _parts(self) -> Iterator[tuple[int, npt.NDArray[np.uint8], Indices]]:
+        """First row, bytes and ends of `_DECODED` strings at a time."""
         for start in range(0, len(self), _DECODED):
             first = int(self.ends[start - 1]) if start else 0
-            ends = (self.ends[start : start + _DECODED].astype(np.int64) - first).tolist()
-            data = self.data[first : first + ends[-1]].tobytes()
-            yield from (data[at:end] for at, end in pairwise([0, *ends]))
+            ends = self.ends[start : start + _DECODED].astype(np.int64) - first
+            yield start, self.data[first : first + int(ends[-1])], ends
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Strings):
@@ -144,10 +147,7 @@ class Strings(Sequence[str]):
 
     def check(self) -> None:
         """Raise ValueError with the row unless each string is UTF-8."""
-        for start in range(0, len(self), _DECODED):
-            first = int(self.ends[start - 1]) if start else 0
-            ends = self.ends[start : start + _DECODED].astype(np.int64) - first
-            data = self.data[first : first + int(ends[-1])]
+        for start, data, ends in self._parts():
             begins = np.concatenate([[0], ends[:-1]])
             inside = begins[begins < ends]
             # No string may begin inside a character of the string before.
@@ -169,15 +169,7 @@ class Strings(Sequence[str]):
 
     def is_ascending(self) -> bool:
         """Whether the strings strictly ascend by code points, hence by UTF-8 bytes."""
-        for start in range(0, len(self), _DECODED):
-            rows = np.arange(start, min(start + _DECODED + 1, len(self)))
-            data, ends = self._gathered(rows)
-            parts = list(pairwise([0, *ends.tolist()]))
-            text = data.tobytes()
-            encoded = [text[at:end] for at, end in parts]
-            if any(before >= after for before, after in pairwise(encoded)):
-                return False
-        return True
+        return all(before < after for before, after in pairwise(self.encoded()))
 
     def _gathered(self, rows: Indices) -> tuple[npt.NDArray[np.uint8], Indices]:
         starts = np.where(rows > 0, self.ends[rows - 1], 0).astype(np.int64) if len(rows) else np.zeros(0, np.int64)

@@ -17,14 +17,14 @@ def test_scores_are_the_products_within_the_precision(precision: str, error: flo
     weights, x = normal(50, 96), normal(3, 96, seed=1)
     layer = OutputLayer.from_weights(weights, precision=precision)
     exact = x @ weights.T
-    assert np.abs(layer.full_scores(x) - exact).max() < error * np.abs(exact).max()
+    assert np.abs(layer.scores(x) - exact).max() < error * np.abs(exact).max()
     chosen = np.array([0, 7, 49], dtype=np.int32)
-    assert layer.scores(x, chosen).tobytes() == np.ascontiguousarray(layer.full_scores(x)[:, chosen]).tobytes()
+    assert layer.scores(x, chosen).tobytes() == np.ascontiguousarray(layer.scores(x)[:, chosen]).tobytes()
     assert (len(layer), layer.width, layer.precision, layer.nbytes) == (50, 96, precision, 50 * size)
-    assert np.abs(layer.decoded(3, 9) - weights[3:9]).max() < error
+    assert np.abs(layer.decoded(slice(3, 9)) - weights[3:9]).max() < error
     loaded = OutputLayer.from_arrays(**layer.arrays)
     assert loaded.precision == precision
-    assert loaded.full_scores(x).tobytes() == layer.full_scores(x).tobytes()
+    assert loaded.scores(x).tobytes() == layer.scores(x).tobytes()
 
 
 def test_scores_follow_the_reference() -> None:
@@ -32,7 +32,7 @@ def test_scores_follow_the_reference() -> None:
     for precision in ("int8", "float16"):
         layer = OutputLayer.from_weights(weights, precision=precision)
         off = 0.2 if precision == "int8" else 0.02
-        np.testing.assert_allclose(layer.full_scores(x), x @ layer.decoded().T, atol=off)
+        np.testing.assert_allclose(layer.scores(x), x @ layer.decoded(slice(None)).T, atol=off)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from services.algorithms.bundles.model_bundle import EncoderShape, HeadShape
 from services.algorithms.bundles.text_bundle import TextBundle
 from services.algorithms.generation.generator import Generator
 from services.algorithms.generation.phrases_part import PhraseParts
+from services.algorithms.generation.vocabulary import NUM_BYTE_TOKENS
 from services.algorithms.scoring.states import ItemStates, PairGate
 from services.algorithms.text.word_pieces import WordPieces
 from services.contracts.topics.attributions import ForgetUpTo, Undo
@@ -147,8 +148,8 @@ def _add_phrases(to: TextBundleWriter, scratch: Path, texts: list[str]) -> None:
     table[:4] = 0
     vocabulary = build_vocabulary([*texts, "New Saga", "Galaxy Film", "Saga"], size=600, min_count=1)
     weights = np.full((len(vocabulary), width), -0.5, dtype=np.float32)
-    for token in range(1, len(vocabulary)):
-        for word in vocabulary.phrase(token).split():
+    for token, (text, unusual) in enumerate(vocabulary.pieces, NUM_BYTE_TOKENS):
+        for word in () if unusual else text.split():
             if word in WORDS:
                 weights[token, WORDS.index(word)] = 4
     weights[0] = 0

@@ -9,7 +9,7 @@ from retrieval_scene import make_items, make_pair_gate
 
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.quantized.dot_products import Quantized
-from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, coded
+from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit
 from services.algorithms.scoring.states import ItemStates, QueryStates
 
 COUNT, WIDTH = 4_000, 24
@@ -27,9 +27,7 @@ ITEMS = ItemStates(components=clumps(0, COUNT)[:, None])
 QUERIES = QueryStates(components=clumps(1, 40)[:, None])
 EXACT = QUERIES.components[:, 0].astype(np.float64) @ ITEMS.components[:, 0].T.astype(np.float64)
 VECTORS = ITEMS.components[:, 0]
-CELLS = {
-    bits: CellScan(coded(VECTORS, cells=Cells(num_cells=60, bits=bits), seed=0), vectors=VECTORS) for bits in (4, 8)
-}
+CELLS = {bits: CellScan(Cells(num_cells=60, bits=bits).coded(VECTORS, seed=0), vectors=VECTORS) for bits in (4, 8)}
 
 
 def recall(found: np.ndarray, k: int) -> float:

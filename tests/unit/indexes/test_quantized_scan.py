@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from native_builds import native_builds
 from quantized_scan_in_numpy import search_in_numpy
 
-from services.algorithms.ops.quantized_scan import CellAnswer, Cells, CellScan, Visit, coded
+from services.algorithms.ops.quantized_scan import CellAnswer, Cells, CellScan, Visit
 from services.algorithms.ops.quantized_scan.cells import assign, encode, principal_directions, train_centres
 
 BUILDS = native_builds("quantized_scan")
@@ -28,7 +28,7 @@ def clustered(seed: int, count: int, width: int) -> npt.NDArray[np.float32]:
 
 def search(kernel: str | None, vectors: np.ndarray, cells: Cells, queries: np.ndarray, **wanted: object) -> CellAnswer:
     """A search by one kernel, or in NumPy for None."""
-    scan = CellScan(coded(vectors, cells=cells, seed=0), vectors=vectors, kernels=BUILDS[kernel or "baseline"])
+    scan = CellScan(cells.coded(vectors, seed=0), vectors=vectors, kernels=BUILDS[kernel or "baseline"])
     if kernel is None:
         fill = functools.partial(search_in_numpy, scan.codes, vectors, np.arange(len(vectors)))
         scan._fill = fill  # type: ignore[method-assign]
@@ -173,9 +173,9 @@ def test_what_is_stored_about_a_cell_bounds_all_that_it_holds(bits: int, coded_w
         (lambda: Cells(num_cells=1, bits=8, coded_width=0), "coded_width=0 allowed"),
         (lambda: Visit(probes=0), "probes=0 allowed: at least 1"),
         (lambda: Visit(probes=1, reach=-1.0), r"reach=-1\.0 allowed"),
-        (lambda: coded(np.zeros((0, 4), np.float32), cells=Cells(num_cells=1, bits=8), seed=0), "index is empty"),
+        (lambda: Cells(num_cells=1, bits=8).coded(np.zeros((0, 4), np.float32), seed=0), "index is empty"),
         (
-            lambda: coded(np.ones((3, 4), np.float32), cells=Cells(num_cells=1, bits=8, coded_width=5), seed=0),
+            lambda: Cells(num_cells=1, bits=8, coded_width=5).coded(np.ones((3, 4), np.float32), seed=0),
             "coded_width=5 allowed: 1 to 4",
         ),
     ],

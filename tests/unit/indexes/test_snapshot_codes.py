@@ -21,7 +21,6 @@ from services.algorithms.ops.quantized_scan import (
     Coder,
     Coding,
     Visit,
-    coded,
     codes_key,
     vectors_coded,
 )
@@ -35,7 +34,7 @@ VECTORS = np.random.default_rng(0).normal(size=(300, 24)).astype(np.float32)
 
 @pytest.mark.parametrize("cells", [CELLS, Cells(num_cells=3, bits=8), Cells(num_cells=40, bits=4, coded_width=12)])
 def test_the_codes_of_some_rows_are_searched_as_all_with_the_others_left_out(cells: Cells) -> None:
-    codes = coded(VECTORS, cells=cells, seed=0)
+    codes = cells.coded(VECTORS, seed=0)
     rows = np.sort(np.random.default_rng(1).permutation(300)[:170])
     some = codes.take(rows)
     some.check_fits(170, 24)
@@ -115,7 +114,7 @@ def held(codes: Any, cells: Coding[Any] = CELLS) -> HeldCodes:
     ],
 )
 def test_codes_that_do_not_fit_are_refused_and_made(spoil: Callable[[Any], HeldCodes], reason: str) -> None:
-    codes = coded(VECTORS, cells=CELLS, seed=0)
+    codes = CELLS.coded(VECTORS, seed=0)
     reports: list[tuple[str, dict[str, str]]] = []
     coder = replace(spoil(codes), report=lambda event, **said: reports.append((event, said)))
     found = coder("part", lambda: VECTORS, VECTORS.shape, cells=CELLS, seed=0)

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_builds import native_builds
-from token_scores_in_numpy import half_scores, integer_scores
 
-from services.algorithms.ops.token_scores import HalfRows, code_rows, code_vectors, token_scores, union
+from services.algorithms.ops.token_scores import ZERO, HalfRows, code_rows, code_vectors, token_scores, union
 
 
 @settings(max_examples=120, deadline=None)
@@ -30,11 +29,14 @@ def test_native_products_are_numpys(
         weights[0] = 0
     chosen = None if count is None else rng.integers(0, num_rows, size=count).astype(np.int32)
     coded, half = code_rows(weights), HalfRows(weights.astype(np.float16))
-    wanted = integer_scores(coded, code_vectors(vectors), chosen)
-    assert wanted.shape == (num_vectors, num_rows if chosen is None else len(chosen))
-    wanted_half = half_scores(half, vectors, chosen)
+    which = slice(None) if chosen is None else chosen
+    codes, steps = code_vectors(vectors)
+    sums = codes.astype(np.float64) @ (coded.weights[which].astype(np.float64) - ZERO).T  # whole numbers: exact
+    wanted = sums.astype(np.float32) * (steps[:, None] * coded.scales[which])
+    wanted_half = vectors @ half.decoded(which).T
     for library in native_builds("token_scores").values():
         found = token_scores(coded, vectors, chosen, kernels=library)
+        assert found.shape == (num_vectors, num_rows if chosen is None else len(chosen))
         assert found.tobytes() == wanted.tobytes()
         found = token_scores(half, vectors, chosen, kernels=library)
         np.testing.assert_allclose(found, wanted_half, atol=2e-6 * width * (1 + 3 * extreme) + 1e-6)

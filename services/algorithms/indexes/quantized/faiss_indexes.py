@@ -23,7 +23,7 @@ def inverted_fast_scan(codes: InvertedCodes) -> Any:
     if codes.code_bits != 4:
         raise ValueError(f"code_bits is {codes.code_bits}; FAISS's fast scan reads 4-bit codes only")
     faiss = imported_faiss()
-    return _rotating(codes, faiss.IndexIVFPQFastScan(_inverted_index(codes)))
+    return rotating(codes, faiss.IndexIVFPQFastScan(inverted_index(codes)))
 
 
 def inverted_lists(index: Any, codes: InvertedCodes) -> dict[str, npt.NDArray[Any]]:
@@ -43,11 +43,6 @@ def inverted_lists(index: Any, codes: InvertedCodes) -> dict[str, npt.NDArray[An
     return {"cells": cells, "codes": unpacked}
 
 
-def inverted_index(codes: InvertedCodes) -> Any:
-    """A faiss.IndexIVFPQ, which scores by float tables. Raises: ValueError without FAISS."""
-    return _rotating(codes, _inverted_index(codes))
-
-
 def imported_faiss() -> Any:
     """The module. Raises: ValueError, with the extra, if it is not installed."""
     try:
@@ -57,7 +52,8 @@ def imported_faiss() -> Any:
     return faiss
 
 
-def _inverted_index(codes: InvertedCodes) -> Any:
+def inverted_index(codes: InvertedCodes) -> Any:
+    """A faiss.IndexIVFPQ of the rotated vectors, which scores by float tables. Raises: ValueError without FAISS."""
     faiss = imported_faiss()
     coarse = faiss.IndexFlatIP(codes.width)
     coarse.add(np.ascontiguousarray(codes.centres))
@@ -77,7 +73,8 @@ def _inverted_index(codes: InvertedCodes) -> Any:
     return index
 
 
-def _rotating(codes: InvertedCodes, index: Any) -> Any:
+def rotating(codes: InvertedCodes, index: Any) -> Any:
+    """An index that rotates queries, as the codes were."""
     if codes.rotation is None:
         return index
     faiss = imported_faiss()

@@ -35,7 +35,6 @@ __all__ = [
     "Coding",
     "RowCodes",
     "Visit",
-    "coded",
     "codes_key",
     "default_cells",
     "vectors_coded",
@@ -68,7 +67,22 @@ class Cells:
         return CellCodes
 
     def coded(self, vectors: FloatMatrix, *, seed: int) -> CellCodes:
-        return coded(vectors, cells=self, seed=seed)
+        """Train on a sample and code X vectors (X, d) float32. Equal seeds make equal codes.
+
+        Raises: ValueError for no vectors or a coded_width above d.
+        """
+        num_items, width = vectors.shape
+        if num_items < 1:
+            raise ValueError("the index is empty: num_items=0 allowed: at least 1")
+        if self.coded_width is not None and self.coded_width > width:
+            raise ValueError(f"coded_width={self.coded_width} allowed: 1 to {width}, the vectors' width")
+        vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+        centres = train_centres(vectors, self.num_cells, seed=seed)
+        owner = assign(vectors, centres)
+        projection = None
+        if self.coded_width is not None and self.coded_width < width:
+            projection = principal_directions(vectors, centres, owner, width=self.coded_width, seed=seed)
+        return encode(vectors, centres, owner, bits=self.bits, projection=projection)
 
 
 def default_cells(num_items: int, width: int) -> Cells:
@@ -82,25 +96,6 @@ def default_cells(num_items: int, width: int) -> Cells:
         if width <= 64
         else Cells(num_cells=num_cells, bits=4, coded_width=width // 2)
     )
-
-
-def coded(vectors: FloatMatrix, *, cells: Cells, seed: int) -> CellCodes:
-    """Train on a sample and code X vectors (X, d) float32. Equal seeds make equal codes.
-
-    Raises: ValueError for no vectors or a coded_width above d.
-    """
-    num_items, width = vectors.shape
-    if num_items < 1:
-        raise ValueError("the index is empty: num_items=0 allowed: at least 1")
-    if cells.coded_width is not None and cells.coded_width > width:
-        raise ValueError(f"coded_width={cells.coded_width} allowed: 1 to {width}, the vectors' width")
-    vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-    centres = train_centres(vectors, cells.num_cells, seed=seed)
-    owner = assign(vectors, centres)
-    projection = None
-    if cells.coded_width is not None and cells.coded_width < width:
-        projection = principal_directions(vectors, centres, owner, width=cells.coded_width, seed=seed)
-    return encode(vectors, centres, owner, bits=cells.bits, projection=projection)
 
 
 class RowCodes(Protocol):

@@ -15,7 +15,9 @@ import numpy.typing as npt
 from services.algorithms.native import address, load_kernels
 
 Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
 
+_INT64 = ctypes.c_int64
 ZERO = 128
 LARGEST = 127
 
@@ -50,14 +52,6 @@ class HalfRows:
         return self.weights[which].astype(np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class CodedVectors:
-    """Vector t is codes[t] * steps[t]. Shapes: codes (s, D) int8, steps (s,) float32."""
-
-    codes: npt.NDArray[np.int8]
-    steps: Floats
-
-
 def code_rows(weights: Floats) -> CodedRows:
     codes = np.empty(weights.shape, dtype=np.uint8)
     scales = np.empty(len(weights), dtype=np.float32)
@@ -70,25 +64,10 @@ def code_rows(weights: Floats) -> CodedRows:
     return CodedRows(codes, scales)
 
 
-def code_vectors(vectors: Floats) -> CodedVectors:
+def code_vectors(vectors: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
+    """Vector t is codes[t] * steps[t]: codes (s, D), steps (s,)."""
     steps = np.maximum(np.abs(vectors).max(axis=1), np.float32(1e-30)) / np.float32(LARGEST)
-    return CodedVectors(np.rint(vectors / steps[:, None]).astype(np.int8), steps.astype(np.float32))
-
-
-__all__ = [
-    "CodedRows",
-    "CodedVectors",
-    "HalfRows",
-    "code_rows",
-    "code_vectors",
-    "products",
-    "token_scores",
-    "union",
-]
-
-Ints = npt.NDArray[np.int32]
-
-_INT64 = ctypes.c_int64
+    return np.rint(vectors / steps[:, None]).astype(np.int8), steps.astype(np.float32)
 
 
 def token_scores(
@@ -105,8 +84,7 @@ def token_scores(
     out = np.empty((count, len(vectors)), dtype=np.float32)
     arrays: tuple[npt.NDArray[np.generic], ...]
     if isinstance(rows, CodedRows):
-        coded = code_vectors(vectors)
-        function, arrays = library.freshet_integer_scores, (rows.weights, rows.scales, coded.codes, coded.steps)
+        function, arrays = library.freshet_integer_scores, (rows.weights, rows.scales, *code_vectors(vectors))
     else:
         function, arrays = library.freshet_half_scores, (rows.weights, vectors)
     places = (address(array) for array in arrays)

@@ -126,7 +126,7 @@ def _of_world(world: PhraseWorld, *, quick: bool, seed: int, rates: Rates, say: 
     say(f"{size:,} phrases: full softmax")
     truths = []
     for one in x[:judged]:
-        scores = world.layer.full_scores(one[1:])
+        scores = world.layer.scores(one[1:])
         best = np.argpartition(-scores, _TOP, axis=1)[:, :_TOP]
         exact = decode(scores, every, world.trie, beams=_BEAMS, results=_K)
         truths.append((best, exact.identifiers.tolist()))
@@ -149,9 +149,7 @@ def _row(
 
     def score(one: Floats) -> tuple[npt.NDArray[np.int32], Floats]:
         tokens = method.source.tokens(one)
-        return tokens, (
-            world.layer.full_scores(one[1:]) if method.name == FULL else world.layer.scores(one[1:], tokens)
-        )
+        return tokens, (world.layer.scores(one[1:]) if method.name == FULL else world.layer.scores(one[1:], tokens))
 
     def answer(one: Floats) -> tuple[npt.NDArray[np.int32], list[int]]:
         tokens, scores = scoring.call(score, one)
@@ -218,7 +216,7 @@ def _methods(world: PhraseWorld, full: WholeVocabulary, seed: int, say: Say) -> 
 def _cells(world: PhraseWorld, count: int, seed: int) -> tuple[Floats, npt.NDArray[np.int64]]:
     layer, size = world.layer, world.shape.num_tokens
     chosen = np.sort(np.random.default_rng(seed).integers(0, size, size=min(size, 30 * count)))
-    sample = torch.from_numpy(layer.decoded_rows(chosen))
+    sample = torch.from_numpy(layer.decoded(chosen))
     centres = product_k_means(sample, 1, count, torch.Generator().manual_seed(seed))
-    parts = (torch.from_numpy(layer.decoded(begin, begin + (1 << 16))) for begin in range(0, size, 1 << 16))
+    parts = (torch.from_numpy(layer.decoded(slice(begin, begin + (1 << 16)))) for begin in range(0, size, 1 << 16))
     return centres[0].numpy(), torch.cat([nearest(part[None], centres)[0] for part in parts]).numpy()

@@ -66,13 +66,13 @@ class LowRank:
             raise ValueError(f"window={window} allowed: 1 to {layer.width}")
         moments = np.zeros((layer.width, layer.width))
         for begin in range(0, len(layer), _CHUNK):
-            part = layer.decoded(begin, begin + _CHUNK)
+            part = layer.decoded(slice(begin, begin + _CHUNK))
             moments += part.T @ part
         self._directions = np.linalg.eigh(moments)[1][:, ::-1][:, :window].astype(np.float32)
         previews = np.empty((len(layer), window), dtype=np.uint8)
         scales = np.empty(len(layer), dtype=np.float32)
         for begin in range(0, len(layer), _CHUNK):
-            coded = code_rows(layer.decoded(begin, begin + _CHUNK) @ self._directions)
+            coded = code_rows(layer.decoded(slice(begin, begin + _CHUNK)) @ self._directions)
             previews[begin : begin + _CHUNK], scales[begin : begin + _CHUNK] = coded.weights, coded.scales
         self._previews, self._taken = CodedRows(previews, scales), taken
 

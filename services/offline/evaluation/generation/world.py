@@ -98,7 +98,7 @@ def make_world(shape: WorldShape, seed: int, *, say: Callable[[str], None] = lam
         num_tokens=shape.num_tokens,
     )
     probe = np.stack([_query(rng, layer, tokens, offsets, int(one), shape)[1] for one in rng.integers(0, 1000, 16)])
-    sample = layer.decoded(0, min(len(layer), 1 << 18))[:: max(1, len(layer) // 20_000) if len(layer) < 1 << 18 else 13]
+    sample = layer.decoded(slice(1 << 18))[:: max(1, len(layer) // 20_000) if len(layer) < 1 << 18 else 13]
     gain = _SPREAD / float((probe @ sample.T).std(axis=1).mean())
     return PhraseWorld(
         shape=shape,
@@ -148,11 +148,11 @@ def _query(
     A position is a phrase's row (after the last, padding) plus .3 times the mean and .3 times a row of a random other
     identifier. All have noise.
     """
-    own = layer.decoded_rows(tokens[offsets[identifier] : offsets[identifier + 1]])
+    own = layer.decoded(tokens[offsets[identifier] : offsets[identifier + 1]])
     other = int(rng.integers(0, shape.num_identifiers))
-    mixed = layer.decoded_rows(tokens[offsets[other] : offsets[other + 1]])
+    mixed = layer.decoded(tokens[offsets[other] : offsets[other + 1]])
     mean = own.mean(axis=0)
-    padding = layer.decoded_rows(np.zeros(1, dtype=np.int32))[0]
+    padding = layer.decoded(np.zeros(1, dtype=np.int32))[0]
     x = np.empty((1 + shape.positions, layer.width), dtype=np.float32)
     x[0] = mean
     for position in range(shape.positions):
@@ -174,7 +174,7 @@ def _centers(
     lengths = (offsets[asked + 1] - offsets[asked]).astype(np.int64)
     begins = np.cumsum(lengths) - lengths
     places = np.arange(lengths.sum()) + np.repeat(offsets[asked] - begins, lengths)
-    own = np.add.reduceat(layer.decoded_rows(tokens[places]), begins) / lengths[:, None].astype(np.float32)
+    own = np.add.reduceat(layer.decoded(tokens[places]), begins) / lengths[:, None].astype(np.float32)
     noise = rng.normal(scale=0.4 * float(own.std()), size=own.shape).astype(np.float32)
     x0 = torch.nn.functional.normalize(torch.from_numpy(own + noise), dim=1)
     centers = x0[: shape.vectors].clone()

@@ -18,7 +18,7 @@ import torch
 
 from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.quantized.faiss_indexes import inverted_fast_scan
-from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, coded, default_cells
+from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, default_cells
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates
 from services.offline.evaluation.catalogues.fitted import QUICK
 from services.offline.evaluation.catalogues.generator import World, average_items, make_queries
@@ -195,7 +195,7 @@ def _libraries(quick: bool, width: int) -> list[Callable[[FloatArray, int], Buil
 
 
 def _quantized(items: FloatArray, seed: int) -> Built:
-    cells = CellScan(coded(items, cells=default_cells(*items.shape), seed=seed), vectors=items)
+    cells = CellScan(default_cells(*items.shape).coded(items, seed=seed), vectors=items)
     states = ItemStates(components=items[:, None])
     probes = [max(1, round(share * cells.num_cells)) for share in (0.06, 0.08, 0.1, 0.12, 0.14, 0.2, 0.3, 0.5)]
     probes += [round(share * cells.num_cells) for share in (0.6, 0.7, 0.75, 0.8, 0.9, 1.0)]

@@ -21,7 +21,7 @@ from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.indexes.protocol import Indices
 from services.algorithms.indexes.quantized.tangents import QuantizedTangents, Slopes
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.ops.quantized_scan import CellCodes, Cells, coded, default_cells
+from services.algorithms.ops.quantized_scan import CellCodes, Cells, default_cells
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates
 from services.offline.evaluation.catalogues.trained import trained_scene
 from services.offline.evaluation.common.recall import recall
@@ -169,7 +169,7 @@ def _whole(vectors: FloatArray) -> FloatArray:
 
 def _scalar(coded_width: int) -> Callable[[FloatArray, int, int], FloatArray]:
     def decoded(vectors: FloatArray, num_cells: int, seed: int) -> FloatArray:
-        return values(coded(vectors, cells=Cells(num_cells=num_cells, bits=4, coded_width=coded_width), seed=seed))
+        return values(Cells(num_cells=num_cells, bits=4, coded_width=coded_width).coded(vectors, seed=seed))
 
     return decoded
 

@@ -26,11 +26,11 @@ def setting() -> tuple[OutputLayer, np.ndarray]:
 
 
 def best(layer: OutputLayer, x: np.ndarray, count: int) -> np.ndarray:
-    return np.argsort(-layer.full_scores(x[1:]), axis=1)[:, :count]
+    return np.argsort(-layer.scores(x[1:]), axis=1)[:, :count]
 
 
 def sources(layer: OutputLayer) -> dict[str, TokenSource]:
-    weights = layer.decoded()
+    weights = layer.decoded(slice(None))
     centres = weights[:10].copy()
     owners = np.argmin(((weights[:, None] - centres) ** 2).sum(axis=2), axis=1)
     everything = np.tile(np.arange(NUM_TOKENS, dtype=np.int32), (1, 1))

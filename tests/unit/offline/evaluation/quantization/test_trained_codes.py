@@ -7,7 +7,7 @@ import pytest
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, coded
+from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit
 from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.quantization.trained import code_rows, codes, index_rows, values
 
@@ -23,7 +23,7 @@ def quick(out: Path) -> Request:
 @pytest.mark.parametrize("coded_width", [12, 5])
 def test_decoded_scalar_codes_score_as_their_scan(coded_width: int) -> None:
     vectors, queries = (RNG.normal(size=(count, 12)).astype(np.float32) for count in (300, 4))
-    found = coded(vectors, cells=Cells(num_cells=6, bits=4, coded_width=coded_width), seed=0)
+    found = Cells(num_cells=6, bits=4, coded_width=coded_width).coded(vectors, seed=0)
     answer = CellScan(found).pool(queries, 300, visit=Visit(probes=6))
     decoded = np.take_along_axis(queries @ values(found).T, answer.rows, axis=1)
     # A query's own codes are of 8 bits.

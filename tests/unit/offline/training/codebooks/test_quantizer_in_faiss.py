@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from services.algorithms.indexes.quantized.faiss_indexes import (
     inverted_fast_scan,
     inverted_index,
+    rotating,
 )
 from services.algorithms.indexes.quantized.inverted_codes import InvertedCodes
 from services.offline.training.codebooks.inverted_file import train_inverted_file
@@ -35,7 +36,7 @@ def coded(num_subspaces: int, code_bits: int, *, rotate: bool = False) -> Invert
 @pytest.mark.parametrize(("num_subspaces", "code_bits"), SHAPES)
 def test_faiss_scores_are_our_decoded_inner_products(num_subspaces: int, code_bits: int, rotate: bool) -> None:
     codes = coded(num_subspaces, code_bits, rotate=rotate)
-    index = inverted_index(codes)
+    index = rotating(codes, inverted_index(codes))
     gc.collect()
     faiss.extract_index_ivf(index).nprobe = 10
     expected = QUERIES @ codes.decoded().T
@@ -76,7 +77,7 @@ def test_any_number_of_points_and_subspaces_survives_the_handover(
         cells=rng.integers(3, size=num_points).astype(np.int32),
         codes=rng.integers(16, size=(num_points, num_subspaces)).astype(np.uint8),
     )
-    index = inverted_index(codes)
+    index = rotating(codes, inverted_index(codes))
     index.nprobe = 3
     assert index.ntotal == num_points
     query = rng.normal(size=(1, 2 * num_subspaces)).astype(np.float32)
