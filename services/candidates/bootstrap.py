@@ -35,11 +35,10 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Coder, vectors_coded
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.scoring.states import PairGate
-from services.candidates.audit import TRUTH, Audit
 from services.candidates.choice import algorithms_for
 from services.candidates.config import MEMORY_VARIABLE, CandidatesSettings
 from services.candidates.handlers import Search
-from services.candidates.metrics import CandidatesMetrics
+from services.candidates.metrics import TRUTH, Audit, CandidatesMetrics
 from services.candidates.server import SERVICE, CandidatesServicer
 from services.candidates.votes import RememberedVotes, Voting
 from services.catalogue.changes import CatalogueChanges

@@ -17,7 +17,6 @@ from services.algorithms.items.live_catalogue import LiveCatalogue, Served
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import FloatArray, QueryStates
 from services.algorithms.scoring.voted_answers import ScoredItems, Votes, joined_answer, joined_pool, num_negative
-from services.candidates.audit import Answered, Audit
 from services.candidates.choice import Choice
 from services.candidates.domain import (
     IndexInfo,
@@ -28,7 +27,7 @@ from services.candidates.domain import (
     Stage,
     VotesQuery,
 )
-from services.candidates.metrics import CandidatesMetrics
+from services.candidates.metrics import Answered, Audit, CandidatesMetrics
 from services.candidates.votes import Voting
 from services.contracts.shards import WHOLE, Shard
 from services.contracts.wire import ItemVotes

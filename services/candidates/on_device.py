@@ -12,7 +12,7 @@ from services.algorithms.indexes.protocol import Index
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.device import DeviceScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
-from services.candidates.audit import TRUTH
+from services.candidates.metrics import TRUTH
 from services.platform.config import ConfigError
 
 

@@ -14,9 +14,8 @@ from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.rules.filters import ItemFilter
-from services.candidates.audit import TRUTH, Answered, Audit, Finding, examine
 from services.candidates.domain import SearchQuery, SearchResult, Stage
-from services.candidates.metrics import CandidatesMetrics
+from services.candidates.metrics import TRUTH, Answered, Audit, CandidatesMetrics, Finding, examine
 
 ITEMS = make_items(np.random.default_rng(1), 200, 2, 2, 8)
 GATE = make_pair_gate(np.random.default_rng(2), 4, 6)

@@ -23,11 +23,10 @@ from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.voted_answers import joined_answer, joined_pool, num_negative
-from services.candidates.audit import Answered, examine
 from services.candidates.bootstrap import host_build, load_catalogue, make_live
 from services.candidates.config import CandidatesSettings
 from services.candidates.domain import SearchQuery, SearchResult, Stage
-from services.candidates.metrics import CandidatesMetrics
+from services.candidates.metrics import Answered, CandidatesMetrics, examine
 from services.candidates.server import SERVICE, CandidatesServicer
 from services.catalogue.changes import CatalogueChanges
 from services.contracts.topics.index_deltas import Batch, IndexDelta, ItemDelta, MemoryDelta

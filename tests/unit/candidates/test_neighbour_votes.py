@@ -17,11 +17,10 @@ from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.neighbours import MAX_VOTED, WINDOW
 from services.algorithms.scoring.states import QueryStates
-from services.candidates.audit import Audit
 from services.candidates.bootstrap import host_build
 from services.candidates.domain import SearchQuery, SearchResult, Stage, VotesQuery
 from services.candidates.handlers import Search
-from services.candidates.metrics import CandidatesMetrics
+from services.candidates.metrics import Audit, CandidatesMetrics
 from services.candidates.votes import Voting
 from services.contracts.shards import Shard
 from services.contracts.topics.index_deltas import ItemDelta

@@ -14,8 +14,7 @@ from pydantic import Field, SecretStr
 from services.contracts.processes import PROCESSES
 from services.platform.config import ConfigError, ProcessSettings, load_settings
 from services.platform.errors import PreconditionFailed
-from services.platform.logging import configure_logging
-from services.platform.process import run_process
+from services.platform.process import configure_logging, run_process
 
 
 class DemoSettings(ProcessSettings):

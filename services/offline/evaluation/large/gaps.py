@@ -17,12 +17,11 @@ from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import QueryStates
-from services.candidates.audit import TRUTH
 from services.candidates.bootstrap import Live, load_catalogue, make_live
 from services.candidates.choice import algorithms_for
 from services.candidates.config import CandidatesSettings
 from services.candidates.domain import SearchQuery, SearchResult, Stage
-from services.candidates.metrics import CandidatesMetrics
+from services.candidates.metrics import TRUTH, CandidatesMetrics
 from services.offline.evaluation.common.plots import panels, titled
 from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
 from services.offline.evaluation.common.timing import Times
