@@ -44,7 +44,7 @@ class RememberedVotes:
         return len(entering) - len(fitting)
 
     def clear(self) -> None:
-        order = self.index.index.version.in_order(lambda: None)
+        order = self.index.index.version.in_order()
         rows = zip(order.source.tolist(), order.row.tolist(), strict=True)
         self.index.apply(removals=[order.sources[source].segment.rows.ids.strings[row] for source, row in rows])
 

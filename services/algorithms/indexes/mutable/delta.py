@@ -131,7 +131,7 @@ def join_blocks(blocks: Sequence[Segment], frozen: int, pair_gate: PairGate | No
     loose = [block for block in blocks[frozen:] if block.num_dead < len(block)]
     while len(loose) > 1 and len(loose[-2]) < _GROWTH * len(loose[-1]):
         pair = [Source(block, block.num_dead) for block in loose[-2:]]
-        joined = Segment(gather(order_by_id(pair, _go_on), _go_on), pair_gate)
+        joined = Segment(gather(order_by_id(pair), _go_on), pair_gate)
         joined.prepare()
         loose[-2:] = [joined]
     return kept + loose

@@ -218,7 +218,7 @@ class MutableIndex:
             self._building = self._bytes_of(sum(source.num_living for source in sources))
             self._publish()
         try:
-            order = order_by_id(sources, pause)
+            order = order_by_id(sources)
             merged = self._searchable(Segment(gather(order, pause), self.pair_gate)) if sources else None
             moved = [order.new_rows(number) for number in range(len(sources))]
         except BaseException:

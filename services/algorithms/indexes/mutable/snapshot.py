@@ -109,7 +109,7 @@ def write_snapshot(
     aside, target = root / f"{_ASIDE}{name}", root / f"{_PREFIX}{name}"
     aside.mkdir()
     coded, codes = version.main, {} if version.main is None else version.main.segment.codes
-    order = version.main_first() if codes else version.in_order(lambda: None)
+    order = version.main_first() if codes else version.in_order()
     states = {
         "components": SlicedTensor(
             np.float32, (len(order), shape.num_components, shape.width), state_slices(order, "components")

@@ -23,7 +23,7 @@ from services.algorithms.indexes.mutable.merged_answer import (
     tie_tolerance,
 )
 from services.algorithms.indexes.mutable.segment import Segment, SegmentItems
-from services.algorithms.indexes.mutable.segment_merge import Order, Pause, Source, order_by_id
+from services.algorithms.indexes.mutable.segment_merge import Order, Source, order_by_id
 from services.algorithms.indexes.protocol import Index, Mask, Pass, TopK, check_request, empty_answer
 from services.algorithms.rules.attributes import Codes, Kinds
 from services.algorithms.rules.filters import ItemFilter, passing
@@ -66,7 +66,7 @@ class Version:
     def main_first(self) -> Order:
         """The main segment's living items by id, then the delta's by id."""
         delta = self.delta()
-        rest = order_by_id(delta, lambda: None)
+        rest = order_by_id(delta)
         if self.main is None:
             return rest
         alive = self.main.segment.alive(self.main.num_dead)
@@ -74,8 +74,8 @@ class Version:
         source = np.concatenate([np.zeros(len(row), dtype=np.int16), rest.source + np.int16(1)])
         return Order([self.main, *delta], source, np.concatenate([row, rest.row]))
 
-    def in_order(self, pause: Pause) -> Order:
-        return order_by_id(self.sources(), pause)
+    def in_order(self) -> Order:
+        return order_by_id(self.sources())
 
     def search(
         self,
