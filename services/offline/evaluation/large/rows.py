@@ -49,6 +49,8 @@ def run(request: Request, *, bundle: Path, sizes: Sequence[int], algorithms: Seq
 
     Raises: BundleError; ValueError for an unknown algorithm, or a bundle without an encoder.
     """
+    from threadpoolctl import threadpool_limits
+
     began = time.perf_counter()
     set_compute_threads(1)
     trained = load_bundle(bundle)
@@ -60,7 +62,8 @@ def run(request: Request, *, bundle: Path, sizes: Sequence[int], algorithms: Seq
         with TemporaryDirectory() as folder:
             request.say(f"{size:,} items")
             catalogue = enlarged(trained, size, Path(folder) / "bundle", seed=request.seed)
-            rows += _of_size(request, catalogue, asked, algorithms, serve)
+            with threadpool_limits(1, "blas"):  # as deployed; else a merge's products take all cores
+                rows += _of_size(request, catalogue, asked, algorithms, serve)
     return written(request, report_of("large-catalogues", request, rows, began), page)
 
 
