@@ -83,7 +83,10 @@ def test_large_catalogues_of_a_dot_product_are_measured(dot_product: Bundle, tmp
     assert report["rows"][-1]["recall_100"] == 1
 
 
-def test_promises_are_compared_with_brute_force(dot_product: Bundle, tmp_path: Path) -> None:
+def test_promises_are_compared_with_brute_force(
+    dot_product: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gaps, "_TIMED", 10)
     request = Request(how="freshet bench gaps", out=tmp_path, quick=True, seed=0)
     report = gaps.run(request, bundle=dot_product.path, sizes=[2_000], requests=10)
     assert [row["asked"] for row in report["rows"]] == [
@@ -93,6 +96,7 @@ def test_promises_are_compared_with_brute_force(dot_product: Bundle, tmp_path: P
         "gap 0.01",
         "gap 0.05",
     ]
+    assert [row["requests"] for row in report["rows"]] == [10, 10, 40, 40, 40]
     assert gaps.broken(report) == ""
     assert [row["proven"] for row in report["rows"][1:]] == [1, 1, 1, 1]
     assert (tmp_path / "gaps.png").stat().st_size > 0
