@@ -67,8 +67,9 @@ def stage_bundle(
             except StackError:
                 remove_set(main, name)
                 raise
-            parts = {name: own.address(name) for name in set_parts(own)}
-            new = replace(new, refreshers=(parts.pop("refresher"),), **parts)
+            started = {name: own.address(name) for name in set_parts(own)}
+            refresher = started.pop("refresher")
+            new = replace(new, refreshers=(refresher,), **started)
         try:
             after = control.write(before.staged(new), f"stage {name}")
         except NotKnown:
