@@ -192,7 +192,7 @@ def _trained(method: str, items: FloatArray, rate: Rate, threshold: float, seed:
             seed=seed,
             rotate=method == OURS,
         )
-        return lambda vectors: ours.decode(ours.encode(vectors))
+        return lambda vectors: ours.coded(vectors).decoded()
     import faiss
 
     if method == FAISS_LSQ:

@@ -8,6 +8,7 @@ Letters: X points, d width, C cells, m subspaces, k codewords each.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +19,12 @@ from services.algorithms.indexes.quantized.tangents import Slopes
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import default_cells
 from services.algorithms.scoring.states import ItemStates, PairGate
-from services.offline.training.codebooks.k_means import nearest, product_k_means
+from services.offline.training.codebooks.k_means import product_k_means
 from services.offline.training.codebooks.product_quantizer import DEFAULT_THRESHOLD, train_product_quantizer
-from services.offline.training.codebooks.score_aware import threshold_weights
 from services.offline.training.codebooks.targets import checked_points
 
 _TRAINING_POINTS = 100_000
 _POINTS_PER_CELL, _LEAST_POINTS = 128, 16_384  # of k-means
-_STEPS = 1024  # steps of the stiffness table, which is precise to six digits
 _COORDINATES, _CODE_BITS = 2, 4  # per codeword of index `anisotropic`: two bits per coordinate
 
 
@@ -76,25 +75,16 @@ def train_inverted_file(
     if len(vectors) > most:
         drawn = vectors[torch.randperm(len(vectors), generator=generator)[:most].sort().values]
     cells = product_k_means(drawn, 1, num_cells, generator)
-    centres = cells[0].numpy()
-    residuals = train_product_quantizer(
+    codebooks = train_product_quantizer(
         checked,
         num_subspaces=num_subspaces,
         code_bits=code_bits,
         threshold=threshold,
         seed=seed,
-        centres=centres[nearest(vectors[None], cells)[0].numpy()],
+        centres=cells[0].numpy(),
         rotate=rotate,
     )
-    rotation = residuals.rotation
-    return Codebooks(
-        centres=centres if rotation is None else centres @ rotation,
-        codebooks=residuals.codebooks,
-        rotation=rotation,
-        shortest=np.array([threshold * residuals.scale]),
-        stiffness=_stiffness(checked.shape[1]),
-        gate_scale=gate_scale,
-    )
+    return replace(codebooks, gate_scale=gate_scale)
 
 
 @contextmanager
@@ -113,10 +103,3 @@ def _one_thread() -> Iterator[None]:
 
 def _sample(num_points: int, seed: int) -> npt.NDArray[np.int64]:
     return np.sort(np.random.default_rng(seed).permutation(num_points)[:_TRAINING_POINTS])
-
-
-def _stiffness(width: int) -> npt.NDArray[np.float64]:
-    """`Codebooks.stiffness`; its ends are the limits 0 and d + 1."""
-    ratio = np.linspace(0, 1, _STEPS + 1)[1:-1]
-    inner = (threshold_weights(1 / ratio, width, 1.0).ratio - 1) * (1 - ratio**2)
-    return np.concatenate([[0.0], inner, [width + 1.0]])

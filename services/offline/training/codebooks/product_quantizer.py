@@ -8,26 +8,18 @@ Letters: X points, d width, m subspaces, k codewords each, C coarse cells.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.algorithms.indexes.quantized.codebooks import encoded
+from services.algorithms.indexes.quantized.codebooks import Codebooks, encoded
 from services.algorithms.scoring.states import FloatArray
 from services.offline.training.codebooks.codebook_solve import solve_codebooks
-from services.offline.training.codebooks.k_means import product_k_means
-from services.offline.training.codebooks.targets import (
-    Targets,
-    checked_points,
-    relative_weights,
-    score_aware_targets,
-    training_targets,
-)
-
-CodeArray = npt.NDArray[np.uint8]
+from services.offline.training.codebooks.k_means import nearest, product_k_means
+from services.offline.training.codebooks.score_aware import threshold_weights
+from services.offline.training.codebooks.targets import Targets, checked_points, training_targets
 
 DEFAULT_THRESHOLD = 0.2
 CODE_BITS = (4, 8)
@@ -35,72 +27,9 @@ _TRAINING_POINTS_PER_CODEWORD = 128
 _MIN_TRAINING_POINTS = 8_192
 _ROUNDS = 10
 _SETTLED = 1e-3
+_STEPS = 1024  # steps of the stiffness table, which is precise to six digits
 # Variances below this share of the largest are noise of the decomposition (pixels that are always black, say).
 _SMALLEST_SHARE = 1e-9
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProductQuantizer:
-    """Trained codebooks. Shapes: codebooks (m, k, d / m) float32, k = 16 (4-bit codes) or 256 (8-bit codes).
-    `threshold` is T as a share of `scale`, the root mean square norm of the training points, so that codes do not
-    depend on the unit of length. rotation (d, d), if any, is orthogonal: the codebooks then encode x @ rotation.
-    """
-
-    codebooks: FloatArray
-    threshold: float
-    scale: float
-    rotation: FloatArray | None = None
-
-    def __post_init__(self) -> None:
-        if self.codebooks.ndim != 3 or self.codebooks.shape[1] not in (16, 256):
-            raise ValueError(f"codebooks has shape {self.codebooks.shape}; expected (m, 16 or 256, d / m)")
-        if self.rotation is not None and self.rotation.shape != (self.width, self.width):
-            raise ValueError(f"rotation has shape {self.rotation.shape}; expected {(self.width, self.width)}")
-
-    @property
-    def num_subspaces(self) -> int:
-        """Return m."""
-        return int(self.codebooks.shape[0])
-
-    @property
-    def width(self) -> int:
-        """Return d."""
-        return int(self.codebooks.shape[0] * self.codebooks.shape[2])
-
-    @property
-    def code_bits(self) -> int:
-        """Return 4 or 8."""
-        return int(self.codebooks.shape[1]).bit_length() - 1
-
-    def encode(
-        self,
-        points: npt.NDArray[np.floating],
-        *,
-        centres: FloatArray | None = None,
-    ) -> CodeArray:
-        """Return codes (X, m) of points (X, d), one uint8 per subspace for 4-bit codes too.
-
-        centres (X, d), if given: the codes then encode point - centre, while errors are still weighted along the
-        point's own direction. Zero vectors and points no longer than T are encoded by l2.
-        Raises: ValueError for another width, non-finite values, or centres of another length.
-        """
-        checked = checked_points(points, width=self.width)
-        if len(checked) == 0:
-            return np.empty((0, self.num_subspaces), dtype=np.uint8)
-        _check_centres(centres, checked)
-        weights = relative_weights(checked, threshold=self.threshold, scale=self.scale)
-        rotation = None if self.rotation is None else torch.from_numpy(self.rotation)
-        targets = score_aware_targets(checked, weights, centres=centres).rotated(rotation)
-        return encode(targets, torch.from_numpy(self.codebooks)).to(torch.uint8).numpy()
-
-    def decode(self, codes: CodeArray) -> FloatArray:
-        """Return the vectors (X, d) float32 of codes (X, m), without the coarse centre."""
-        if codes.ndim != 2 or codes.shape[1] != self.num_subspaces:
-            raise ValueError(f"codes has shape {codes.shape}; expected (X, {self.num_subspaces})")
-        if codes.size and int(codes.max()) >= self.codebooks.shape[1]:
-            raise ValueError(f"codes holds {int(codes.max())}; there are {self.codebooks.shape[1]} codewords")
-        words = decode(torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(self.codebooks)).numpy()
-        return words if self.rotation is None else words @ self.rotation.T
 
 
 def train_product_quantizer(
@@ -113,15 +42,16 @@ def train_product_quantizer(
     centres: FloatArray | None = None,
     rotate: bool = True,
     on_step: Callable[[str, float], None] | None = None,
-) -> ProductQuantizer:
+) -> Codebooks:
     """Learn codebooks for points (X, d).
 
-    threshold: T as a share of the points' root mean square norm; 0: plain l2. centres (X, d): as in `encode`. `rotate`
-    first rotates the points so that subspaces share the variance (MiniLM at 192 bits: recall 1@10 .95 instead of .91);
-    it costs d^2 multiplications per query. `on_step` gets the mean loss after each step ("encode", "solve"). Equal
-    points and seed give equal codebooks on one machine. At most max(8,192, 128 k) points are used.
+    threshold: T as a share of the points' root mean square norm, so that codes do not depend on the unit of length; 0:
+    plain l2. centres (C, d): codes are of residuals after the nearest one; None: of the points. `rotate` first rotates
+    the points so that subspaces share the variance (MiniLM at 192 bits: recall 1@10 .95 instead of .91); it costs d^2
+    multiplications per query. `on_step` gets the mean loss after each step ("encode", "solve"). Equal points and seed
+    give equal codebooks on one machine. At most max(8,192, 128 k) points are used.
     Raises: ValueError for d not divisible by m, code_bits other than 4 or 8, fewer points than codewords, non-finite or
-    only zero vectors, T < 0, or no point longer than T.
+    only zero vectors, centres of another width, T < 0, or no point longer than T.
     """
     checked = checked_points(points)
     width = checked.shape[1]
@@ -132,25 +62,37 @@ def train_product_quantizer(
     num_codewords = 1 << code_bits
     if len(checked) < num_codewords:
         raise ValueError(f"{len(checked)} points cannot train {num_codewords} codewords; at least as many are needed")
-    _check_centres(centres, checked)
+    own = None if centres is None else _own_centres(checked, centres)
     generator = torch.Generator().manual_seed(seed)
     most = max(_MIN_TRAINING_POINTS, _TRAINING_POINTS_PER_CODEWORD * num_codewords)
-    targets, scale = training_targets(checked, threshold=threshold, most=most, generator=generator, centres=centres)
+    targets, scale = training_targets(checked, threshold=threshold, most=most, generator=generator, centres=own)
     rotation = balancing_rotation(targets.vectors, num_subspaces) if rotate else None
     targets = targets.rotated(rotation)
     codebooks = product_k_means(targets.vectors, num_subspaces, num_codewords, generator)
     codebooks = _refined(targets, codebooks, on_step)
-    return ProductQuantizer(
+    centres = np.zeros((1, width), dtype=np.float32) if centres is None else centres
+    return Codebooks(
+        centres=centres if rotation is None else centres @ rotation.numpy(),
         codebooks=codebooks.numpy(),
-        threshold=threshold,
-        scale=scale,
         rotation=None if rotation is None else rotation.numpy(),
+        shortest=np.array([threshold * scale]),
+        stiffness=_stiffness(width),
     )
 
 
-def _check_centres(centres: FloatArray | None, points: FloatArray) -> None:
-    if centres is not None and centres.shape != points.shape:
-        raise ValueError(f"centres has shape {centres.shape}; expected {points.shape} as points")
+def _own_centres(points: FloatArray, centres: FloatArray) -> FloatArray:
+    """Each point's nearest centre (X, d)."""
+    if centres.ndim != 2 or centres.shape[1] != points.shape[1]:
+        raise ValueError(f"centres has shape {centres.shape}; expected (C, {points.shape[1]})")
+    cells = nearest(torch.from_numpy(points)[None], torch.from_numpy(centres)[None])[0]
+    return np.take(centres, cells.numpy(), axis=0)
+
+
+def _stiffness(width: int) -> npt.NDArray[np.float64]:
+    """`Codebooks.stiffness`; its ends are the limits 0 and d + 1."""
+    ratio = np.linspace(0, 1, _STEPS + 1)[1:-1]
+    inner = (threshold_weights(1 / ratio, width, 1.0).ratio - 1) * (1 - ratio**2)
+    return np.concatenate([[0.0], inner, [width + 1.0]])
 
 
 def _refined(targets: Targets, codebooks: Tensor, on_step: Callable[[str, float], None] | None) -> Tensor:

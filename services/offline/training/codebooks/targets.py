@@ -58,15 +58,13 @@ class Targets:
         return self.weights.double() * (residual.square().sum(dim=1) + self.stiffness.double() * along.square())
 
 
-def checked_points(points: npt.NDArray[np.floating], *, name: str = "points", width: int | None = None) -> FloatArray:
+def checked_points(points: npt.NDArray[np.floating]) -> FloatArray:
     """Return `points` as C-contiguous float32 (X, d). Raises: ValueError naming the defect."""
     if points.ndim != 2 or points.shape[1] == 0:
-        raise ValueError(f"{name} has shape {points.shape}; expected (X, d) with d of at least 1")
-    if width is not None and points.shape[1] != width:
-        raise ValueError(f"{name} are {points.shape[1]} wide; expected {width}")
+        raise ValueError(f"points has shape {points.shape}; expected (X, d) with d of at least 1")
     result = np.ascontiguousarray(points, dtype=np.float32)
     if not np.isfinite(result).all():
-        raise ValueError(f"{name} holds NaN or infinite values; every value must be finite")
+        raise ValueError("points holds NaN or infinite values; every value must be finite")
     return result
 
 

@@ -10,21 +10,33 @@ from embedding_scene import clustered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.offline.training.codebooks.codebook_solve import solve_codebooks
 from services.offline.training.codebooks.k_means import product_k_means
 from services.offline.training.codebooks.product_quantizer import (
-    ProductQuantizer,
     balancing_rotation,
     decode,
     encode,
     train_product_quantizer,
 )
 from services.offline.training.codebooks.score_aware import score_aware_loss
-from services.offline.training.codebooks.targets import Targets, relative_weights, score_aware_targets
+from services.offline.training.codebooks.targets import (
+    Targets,
+    relative_weights,
+    root_mean_square_norm,
+    score_aware_targets,
+)
 
 
 def targets_of(points: np.ndarray, threshold: float, centres: np.ndarray | None = None) -> Targets:
     return score_aware_targets(points, relative_weights(points, threshold=threshold, scale=1.0), centres=centres)
+
+
+def loss_of(codebooks: Codebooks, points: np.ndarray, threshold: float) -> float:
+    """Of the points' codes; threshold: in units of their root mean square norm."""
+    return float(
+        score_aware_loss(points, codebooks.coded(points).decoded(), threshold * root_mean_square_norm(points)).sum()
+    )
 
 
 def total_loss(targets: Targets, codes: torch.Tensor, codebooks: torch.Tensor) -> float:
@@ -158,13 +170,11 @@ def test_score_aware_training_beats_l2_training_at_its_own_loss(num_subspaces: i
     points = clustered(3_000, 16, 10)
     losses = {}
     for threshold in (0.0, 0.3):
-        quantizer = train_product_quantizer(
+        codebooks = train_product_quantizer(
             points, num_subspaces=num_subspaces, code_bits=code_bits, threshold=threshold, seed=0
         )
-        codes = quantizer.encode(points)
-        assert codes.shape == (3_000, num_subspaces)
-        assert codes.dtype == np.uint8
-        losses[threshold] = score_aware_loss(points, quantizer.decode(codes), 0.3 * quantizer.scale).sum()
+        assert codebooks.coded(points).codes.shape == (3_000, num_subspaces)
+        losses[threshold] = loss_of(codebooks, points, 0.3)
     assert losses[0.3] < 0.9 * losses[0.0]
 
 
@@ -179,23 +189,22 @@ def test_equal_seeds_give_equal_codebooks_and_other_seeds_others() -> None:
 
 def test_short_and_zero_points_are_encoded_by_plain_l2() -> None:
     points = clustered(600, 8, 13)
-    quantizer = train_product_quantizer(points, num_subspaces=4, code_bits=4, threshold=0.4, seed=0)
-    short = 0.3 * quantizer.scale * points[:50] / np.linalg.norm(points[:50], axis=1, keepdims=True)
+    codebooks = train_product_quantizer(points, num_subspaces=4, code_bits=4, threshold=0.4, seed=0)
+    length = 0.3 * root_mean_square_norm(points)
+    short = length * points[:50] / np.linalg.norm(points[:50], axis=1, keepdims=True)
     short[0] = 0
-    plain = replace(quantizer, threshold=0.0)
-    np.testing.assert_array_equal(quantizer.encode(short), plain.encode(short))
-    assert (quantizer.encode(points) != plain.encode(points)).any()
+    plain = replace(codebooks, shortest=np.zeros(1))
+    np.testing.assert_array_equal(codebooks.coded(short).codes, plain.coded(short).codes)
+    assert (codebooks.coded(points).codes != plain.coded(points).codes).any()
 
 
 def test_a_catalogue_with_zero_vectors_trains_as_if_they_were_absent() -> None:
     points = clustered(600, 8, 14)
     points[::7] = 0
-    quantizer = train_product_quantizer(points, num_subspaces=4, code_bits=4, seed=0)
-    assert np.isfinite(quantizer.codebooks).all()
+    codebooks = train_product_quantizer(points, num_subspaces=4, code_bits=4, seed=0)
     kept = points[np.linalg.norm(points, axis=1) > 0]
-    loss = score_aware_loss(kept, quantizer.decode(quantizer.encode(kept)), 0.2 * quantizer.scale)
-    zero = score_aware_loss(kept, np.zeros_like(kept), 0.2 * quantizer.scale)
-    assert loss.sum() < 0.3 * zero.sum()
+    zero = score_aware_loss(kept, np.zeros_like(kept), 0.2 * root_mean_square_norm(kept))
+    assert loss_of(codebooks, kept, 0.2) < 0.3 * zero.sum()
 
 
 def test_the_parallel_direction_of_a_residual_is_the_datapoints_own() -> None:
@@ -205,13 +214,11 @@ def test_the_parallel_direction_of_a_residual_is_the_datapoints_own() -> None:
     nearest = cells[np.linalg.norm(points[:, None] - cells[None], axis=2).argmin(axis=1)]
     residuals = np.ascontiguousarray(points - nearest)
     shared = {"num_subspaces": 8, "code_bits": 4, "threshold": threshold, "seed": 0}
-    own = train_product_quantizer(points, centres=nearest, **shared)  # type: ignore[arg-type]
+    own = train_product_quantizer(points, centres=cells, **shared)  # type: ignore[arg-type]
     wrong = train_product_quantizer(residuals, **shared)  # type: ignore[arg-type]
-
-    def loss(decoded: np.ndarray) -> float:
-        return float(score_aware_loss(points, nearest + decoded, threshold * own.scale).sum())
-
-    assert loss(own.decode(own.encode(points, centres=nearest))) < 0.8 * loss(wrong.decode(wrong.encode(residuals)))
+    shortest = threshold * root_mean_square_norm(points)
+    of_wrong = score_aware_loss(points, nearest + wrong.coded(residuals).decoded(), shortest).sum()
+    assert loss_of(own, points, threshold) < 0.8 * of_wrong
 
 
 def test_a_rotation_shares_the_variance_and_changes_no_inner_product() -> None:
@@ -227,11 +234,7 @@ def test_a_rotation_shares_the_variance_and_changes_no_inner_product() -> None:
         train_product_quantizer(points, num_subspaces=4, code_bits=4, seed=0, rotate=rotate) for rotate in (True, False)
     )
     assert plain.rotation is None
-
-    def loss(quantizer: ProductQuantizer) -> float:
-        return float(score_aware_loss(points, quantizer.decode(quantizer.encode(points)), 0.2 * quantizer.scale).sum())
-
-    assert loss(turned) < 0.7 * loss(plain)
+    assert loss_of(turned, points, 0.2) < 0.7 * loss_of(plain, points, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +250,7 @@ def test_a_rotation_shares_the_variance_and_changes_no_inner_product() -> None:
         ({"points": np.full((100, 8), np.nan, dtype=np.float32)}, "points holds NaN"),
         ({"points": np.ones(100, dtype=np.float32)}, r"points has shape \(100,\)"),
         ({"points": np.ones((100, 1), dtype=np.float32), "num_subspaces": 1}, "width is 1"),
-        ({"centres": np.ones((3, 8), dtype=np.float32)}, r"centres has shape \(3, 8\)"),
+        ({"centres": np.ones((3, 6), dtype=np.float32)}, r"centres has shape \(3, 6\); expected \(C, 8\)"),
     ],
 )
 def test_bad_training_input_is_named(change: dict[str, object], message: str) -> None:
@@ -255,22 +258,3 @@ def test_bad_training_input_is_named(change: dict[str, object], message: str) ->
     points = arguments.pop("points")
     with pytest.raises(ValueError, match=message):
         train_product_quantizer(points, **arguments)  # type: ignore[arg-type]
-
-
-def test_bad_input_to_encode_and_decode_is_named() -> None:
-    points = clustered(100, 8, 20)
-    quantizer = train_product_quantizer(points, num_subspaces=4, code_bits=4)
-    with pytest.raises(ValueError, match="points are 6 wide; expected 8"):
-        quantizer.encode(np.ones((2, 6), dtype=np.float32))
-    with pytest.raises(ValueError, match="NaN"):
-        quantizer.encode(np.full((2, 8), np.inf, dtype=np.float32))
-    with pytest.raises(ValueError, match="centres has shape"):
-        quantizer.encode(points, centres=points[:3])
-    with pytest.raises(ValueError, match=r"expected \(X, 4\)"):
-        quantizer.decode(np.zeros((2, 3), dtype=np.uint8))
-    with pytest.raises(ValueError, match="codes holds 16"):
-        quantizer.decode(np.full((2, 4), 16, dtype=np.uint8))
-    with pytest.raises(ValueError, match=r"rotation has shape \(3, 3\); expected \(8, 8\)"):
-        replace(quantizer, rotation=np.eye(3, dtype=np.float32))
-    with pytest.raises(ValueError, match="codebooks has shape"):
-        ProductQuantizer(codebooks=np.ones((2, 10, 4), dtype=np.float32), threshold=0.2, scale=1.0)
