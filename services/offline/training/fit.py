@@ -14,11 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from services.algorithms.bundles.event_schema import EventSchema
 from services.algorithms.scoring.neighbours import ItemNeighbours
-from services.offline.datasets import (
-    Interactions,
-    global_time_split,
-    leave_one_out_split,
-)
+from services.offline.datasets import Interactions, global_time_split, leave_one_out_split
 from services.offline.evaluation.engine.baselines import Popularity, ServedNeighbours
 from services.offline.evaluation.engine.metrics import summary
 from services.offline.evaluation.engine.ranked_events import EventScorer, counting, rank_events
@@ -32,9 +28,7 @@ from services.offline.training.neighbours import (
     with_share,
 )
 from services.offline.training.new_items import measure_new_item_length
-from services.offline.training.presets import (
-    TrainConfig,
-)
+from services.offline.training.presets import TrainConfig
 
 LEAVE_ONE_OUT, TIME, NONE = "leave-one-out", "time", "none"
 SPLITS = (LEAVE_ONE_OUT, TIME, NONE)

@@ -15,13 +15,7 @@ from rich.table import Table
 from services.algorithms.bundles.event_schema import DEFAULT_EVENTS, EventSchema, default_schema
 from services.algorithms.native.threads import set_compute_threads
 from services.offline.bundles.folders import require_target
-from services.offline.datasets import (
-    Interactions,
-    Reading,
-    TableOptions,
-    account_text,
-    read_data,
-)
+from services.offline.datasets import Interactions, Reading, TableOptions, account_text, read_data
 from services.offline.datasets.catalogue_file import Catalogue
 from services.offline.datasets.validation import lines_for_scales
 from services.offline.evaluation.engine.metrics import METRICS

@@ -6,13 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from services.offline.datasets import (
-    DatasetUnavailableError,
-    from_columns,
-    load_dataset,
-    read_data,
-    read_sequences,
-)
+from services.offline.datasets import DatasetUnavailableError, from_columns, load_dataset, read_data, read_sequences
 from services.offline.datasets.locate import Locator
 
 # Item ids that neither rise nor fall, a repeat, users out of order, one user without an item.

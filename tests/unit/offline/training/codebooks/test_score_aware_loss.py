@@ -5,12 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.offline.training.codebooks.score_aware import (
-    eta,
-    residual_parts,
-    score_aware_loss,
-    threshold_weights,
-)
+from services.offline.training.codebooks.score_aware import eta, residual_parts, score_aware_loss, threshold_weights
 
 WIDTHS = (3, 5, 24, 25, 26, 100, 384, 784, 1024)
 THRESHOLDS = (1e-6, 0.01, 0.1, 0.2, 0.5, 0.9, 0.99)
