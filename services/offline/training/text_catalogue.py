@@ -24,6 +24,7 @@ from services.offline.training.onnx_graphs import export_text_encoder
 from services.offline.training.phrases.fit import PhraseSettings, TrainedPhrases, train_phrases
 from services.offline.training.phrases.pseudo_queries import CatalogueTexts, catalogue_texts
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary
+from services.offline.training.progress import Progress
 from services.offline.training.text_mol.fit import TextFit, TextMolSettings, train_text_mol
 
 _TEXT_MOL_OUTPUT = "components"
@@ -110,9 +111,6 @@ def write_phrases(
     return add_int8_graphs(path)
 
 
-# Stage, done, total, and the loss, if any.
-Progress = Callable[[str, int, int, float], None]
-
 _CHECKED_QUERIES = 64
 # Rarer phrases are learnt no better than their words (the paper: 20, of 80 million identifiers).
 _MIN_COUNT = 3
@@ -134,7 +132,7 @@ def train_phrases_part(
         build_vocabulary(identifier_texts, size=max(vocabulary, FIXED_TOKENS), min_count=_MIN_COUNT),
         settings,
         seed,
-        progress=lambda step: progress(step.stage, step.done, step.total, step.loss),
+        progress=progress,
     )
     data = {"queries": "pseudo", "num_queries": len(texts.pairs), "documents": len(texts.texts), "seed": seed}
     written = _export(out, progress, lambda **documents: write_phrases(out, trained, data=data, **documents), texts)
@@ -152,7 +150,7 @@ def train_text_mol_part(
         texts.texts,
         settings,
         seed,
-        listener=lambda step: progress(step.part, step.done, step.total, step.loss),
+        progress=progress,
     )
     written = _export(out, progress, lambda **documents: write_text_mol(out, fit, **documents), texts)
     return written | asdict(settings) | {"loss": float(fit.losses[-20:].mean()), "train_seconds": fit.seconds}

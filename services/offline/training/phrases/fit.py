@@ -10,6 +10,7 @@ Letters: N questions, B of a batch, s positions, D width, V vocabulary.
 """
 
 import copy
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -30,6 +31,7 @@ from services.offline.training.phrases.identifiers import Identifiers, identifie
 from services.offline.training.phrases.losses import PAD, LossSettings, phrase_losses
 from services.offline.training.phrases.questions import EncodedQuestions, Questions, drawn_targets, training_questions
 from services.offline.training.phrases.shortlist_fit import ShortlistSize, covered, fit_shortlist
+from services.offline.training.progress import Progress, unreported
 from services.offline.training.seeded import seeded
 
 FloatArray = npt.NDArray[np.float32]
@@ -71,16 +73,6 @@ class PhraseSettings:
             raise ValueError(f"warmup_share={self.warmup_share}; allowed: 0 to below 1")
         if self.seconds is not None and not self.seconds > 0:
             raise ValueError(f"seconds={self.seconds}; allowed: above 0")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PhraseStep:
-    """Progress. `stage`: questions, training or shortlist; `done` of `total` in its own units."""
-
-    stage: str
-    done: int
-    total: int
-    loss: float = float("nan")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,11 +122,12 @@ def train_phrases(
     seed: int,
     *,
     encoder: Callable[[int], tuple[PhraseEncoder, WordPieces]] | None = None,
-    progress: Callable[[PhraseStep], None] | None = None,
+    progress: Progress = unreported,
 ) -> TrainedPhrases:
     """Train on (query text, document row) pairs; documents[row]: its identifiers, which are questions as well.
 
-    encoder: s -> a fresh encoder and its word pieces; MiniLM by default.
+    encoder: s -> a fresh encoder and its word pieces; MiniLM by default. progress: stages are questions, training and
+    shortlist.
     Raises: ValueError naming field, value and what is allowed; if MiniLM's weights are not installed.
     """
     with seeded(seed):
@@ -160,10 +153,10 @@ class _Training:
         seed: int,
         encoder: PhraseEncoder,
         pieces: WordPieces,
-        progress: Callable[[PhraseStep], None] | None,
+        progress: Progress,
     ) -> None:
         self.settings, self.seed, self.identifiers, self.tokenizer = settings, seed, identifiers, tokenizer
-        self.pieces, self.tell = pieces, progress or (lambda step: None)
+        self.pieces, self.progress = pieces, progress
         self.device = torch.device(settings.device)
         self.all_layers = self.device.type != "cpu"
         # bfloat16 products are slower than float32 without such units, 2 to 4 times faster with AVX-512's.
@@ -219,7 +212,7 @@ class _Training:
                 loss = self._step(rows, targets[rows], share, done)
                 summed += loss * len(rows)
                 done += 1
-                self.tell(PhraseStep(stage="training", done=done, total=total, loss=loss))
+                self.progress("training", done, total, loss)
             epoch_losses.append(summed / len(self.questions))
             if len(self.aside):
                 held_out_losses.append(self._held_out(aside_targets))
@@ -272,7 +265,7 @@ class _Training:
         def count(rows: int) -> None:
             nonlocal done
             done += rows
-            self.tell(PhraseStep(stage="questions", done=done, total=len(questions)))
+            self.progress("questions", done, len(questions), math.nan)
 
         return EncodedQuestions(
             self.encoder,
@@ -316,11 +309,11 @@ class _Training:
         for rows in self.inputs.batches(self.settings.batch, np.random.default_rng(0)):
             x0[rows] = self._outputs(self.inputs, rows)[:, 0].cpu()
         wanted = _real(drawn_targets(self.questions, self.identifiers, self.rng))
-        self.tell(PhraseStep(stage="shortlist", done=0, total=1))
+        self.progress("shortlist", 0, 1, math.nan)
         with torch.enable_grad():
             fixed = self.weights.detach()
             centers, sets = fit_shortlist(x0.to(self.device), wanted, fixed, size, half=self.half, seed=self.seed)
-        self.tell(PhraseStep(stage="shortlist", done=1, total=1))
+        self.progress("shortlist", 1, 1, math.nan)
         some = np.random.default_rng(self.seed).permutation(len(x0))[:1000]
         coverage = covered(x0[some].to(self.device), [wanted[row] for row in some], centers, sets, size.joined)
         return centers, sets, size, coverage

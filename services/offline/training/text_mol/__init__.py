@@ -1,5 +1,5 @@
 """Fine-tune a text encoder: text MoL, and the mean-pooled dot product at the same budget."""
 
-from services.offline.training.text_mol.fit import Step, TextFit, TextMolSettings, train_text_mol
+from services.offline.training.text_mol.fit import TextFit, TextMolSettings, train_text_mol
 
-__all__ = ["Step", "TextFit", "TextMolSettings", "train_text_mol"]
+__all__ = ["TextFit", "TextMolSettings", "train_text_mol"]

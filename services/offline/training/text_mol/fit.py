@@ -6,6 +6,7 @@ In-batch negatives, AdamW, linear warm-up and decay, the mutual-information loss
 Letters: B pairs of a batch, X documents, P component pairs.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
 from services.algorithms.text.word_pieces import WordPieces
 from services.offline.training.loss import mutual_information
 from services.offline.training.models.text_mol import Aggregation, TextMol
+from services.offline.training.progress import Progress, unreported
 from services.offline.training.seeded import seeded
 from services.offline.training.text_mol.frozen_layers import FrozenOutputs
 
@@ -84,19 +86,6 @@ Pairs = Sequence[tuple[str, int]]
 Rows = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """Progress of a training: `part` is "lower layers", "training" or "documents"; `loss` is a mean over 20 steps."""
-
-    part: str
-    done: int
-    total: int
-    loss: float = float("nan")
-
-
-Listener = Callable[[Step], None]
-
-
 class Prepared:
     """A fit's pairs as inputs of the trained layers."""
 
@@ -107,7 +96,7 @@ class Prepared:
         settings: TextMolSettings,
         *,
         folder: Path | None = None,
-        listener: Listener | None = None,
+        progress: Progress = unreported,
     ) -> None:
         """Read the body from `folder` (None: MiniLM's) and cache its lower layers' output.
 
@@ -128,17 +117,14 @@ class Prepared:
         self.joined = frozen
         self.max_tokens = settings.max_tokens
         self.body.half_precision = settings.half_precision
-        listener = listener or (lambda step: None)
         self.queries = list(dict.fromkeys(query for query, _ in pairs))
         row_of = {query: row for row, query in enumerate(self.queries)}
         self.pairs: Rows = np.unique(np.column_stack([[row_of[query] for query, _ in pairs], asked]), axis=0)
         total = len(self.queries) + len(documents)
-        self.cached_queries = self.keep(
-            self.queries, lambda done: listener(Step(part="lower layers", done=done, total=total))
-        )
+        self.cached_queries = self.keep(self.queries, lambda done: progress("lower layers", done, total, math.nan))
         first = len(self.queries)
         self.cached_documents = self.keep(
-            documents, lambda done: listener(Step(part="lower layers", done=first + done, total=total))
+            documents, lambda done: progress("lower layers", first + done, total, math.nan)
         )
 
     def keep(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> FrozenOutputs:
@@ -168,14 +154,14 @@ def train_text_mol(
     seed: int,
     *,
     folder: Path | None = None,
-    listener: Listener | None = None,
+    progress: Progress = unreported,
 ) -> TextFit:
     """Fine-tune on pairs (query text, row of its document) and encode all documents.
 
+    progress: stages are "lower layers", "training", with the mean loss of 20 steps, and "documents".
     Raises: ValueError as `Prepared`, or if all pairs have one document.
     """
-    listener = listener or (lambda step: None)
-    data = Prepared(pairs, documents, settings, folder=folder, listener=listener)
+    data = Prepared(pairs, documents, settings, folder=folder, progress=progress)
     if len(np.unique(data.pairs[:, 1])) < 2:
         raise ValueError("all pairs have one document; in-batch negatives need at least 2")
     with seeded(seed):
@@ -193,11 +179,10 @@ def train_text_mol(
             nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             losses.append(float(loss.detach()))
-            mean = float(np.mean(losses[-20:]))
-            listener(Step(part="training", done=step + 1, total=settings.steps, loss=mean))
+            progress("training", step + 1, settings.steps, float(np.mean(losses[-20:])))
         seconds = time.perf_counter() - began
         model.requires_grad_(False)
-        states = ItemStates(components=encoded(model, data.cached_documents, model.document, listener))
+        states = ItemStates(components=encoded(model, data.cached_documents, model.document, progress))
         model.body.half_precision = False
     return TextFit(
         model=model,
@@ -211,7 +196,7 @@ def train_text_mol(
 
 
 @torch.no_grad()
-def encoded(model: TextMol, texts: FrozenOutputs, side: Aggregation, listener: Listener | None = None) -> FloatArray:
+def encoded(model: TextMol, texts: FrozenOutputs, side: Aggregation, progress: Progress = unreported) -> FloatArray:
     """Return components (n, K, D) of cached texts."""
     components = np.empty((len(texts), len(side.tokens), model.body.shape.width), dtype=np.float32)
     done = 0
@@ -219,8 +204,7 @@ def encoded(model: TextMol, texts: FrozenOutputs, side: Aggregation, listener: L
         hidden, real = texts.batch(rows)
         components[rows] = model.from_kept(hidden, real, side).numpy()
         done += len(rows)
-        if listener is not None:
-            listener(Step(part="documents", done=done, total=len(texts)))
+        progress("documents", done, len(texts), math.nan)
     return components
 
 
