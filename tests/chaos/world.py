@@ -59,7 +59,6 @@ from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.search.searching import Hit
 from services.gateway.stages import Limits, Preferences
-from services.gateway.write.record import EpochCache
 from services.platform import request_context
 from services.platform.errors import DependencyUnavailable, FreshetError, PreconditionFailed
 from services.platform.rpc.server import HealthState
@@ -127,7 +126,6 @@ class Clock:
 
         with (
             mock.patch.dict(Breaker.__init__.__kwdefaults__, clock=now),
-            mock.patch.dict(EpochCache.__init__.__kwdefaults__, clock=now),
             mock.patch.dict(AcknowledgedLag.__init__.__kwdefaults__, clock=now),
             mock.patch("time.monotonic", now),
             mock.patch("time.time", self.wall_s),
