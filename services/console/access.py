@@ -4,9 +4,10 @@ The cookie has a random id of the browser. A restart signs everybody out.
 """
 
 from collections import OrderedDict
+from functools import lru_cache, partial
 
 from freshet_client import AsyncClient, FreshetError, PermissionDenied, Tls, Unauthenticated
-from nicegui import app
+from nicegui import app, ui
 
 from services.console.config import ConsoleSettings
 
@@ -18,27 +19,22 @@ MAX_BROWSERS, MAX_CLIENTS, TIMEOUT_S = 10_000, 64, 5.0
 
 class Access:
     def __init__(self, settings: ConsoleSettings) -> None:
-        self.settings = settings
+        self.settings, self._keys = settings, OrderedDict[str, str]()
         tls = settings.tls
-        self._tls = None if tls is None else Tls(ca=tls.ca, certificate=tls.certificate, key=tls.key)
-        self._keys, self._clients = OrderedDict[str, str](), OrderedDict[str, AsyncClient]()
+        own = None if tls is None else Tls(ca=tls.ca, certificate=tls.certificate, key=tls.key)
+        make = partial(AsyncClient, settings.gateway, tls=own, timeout_s=TIMEOUT_S)
+        # A client that is dropped ends once its calls have ended. The next call with its key makes a new one.
+        self.client_of = lru_cache(MAX_CLIENTS)(lambda key: make(api_key=key or None))
 
     @property
-    def is_signed_in(self) -> bool:
-        return bool(self._key)
+    def key(self) -> str:
+        """This browser's key, "" if it is not signed in."""
+        return self._keys.get(app.storage.browser["id"], "")
 
-    @property
-    def client(self) -> AsyncClient:
-        return self._client_of(self._key)
-
-    async def admit(self, key: str | None = None) -> tuple[str, frozenset[str] | None]:
-        """Return why the gateway cannot be called with a key, "" if it can be, and the key's roles, None if unknown.
-
-        key: "" for a call without one; None for this browser's.
-        """
-        key = self._key if key is None else key
+    async def admit(self, key: str) -> tuple[str, frozenset[str] | None]:
+        """Return why the gateway cannot be called with a key, "" if it can be, and the key's roles, None if unknown."""
         try:
-            found = await self._client_of(key).catalogue(max_categories=1)
+            found = await self.client_of(key).catalogue(max_categories=1)
         except Unauthenticated:
             return UNKNOWN_KEY if key else SIGN_IN, None
         except PermissionDenied:
@@ -55,19 +51,6 @@ class Access:
             self._keys.popitem(last=False)
 
     def sign_out(self) -> None:
+        """Forget this browser's key, and show the page to sign in."""
         self._keys.pop(app.storage.browser["id"], None)
-
-    @property
-    def _key(self) -> str:
-        return self._keys.get(app.storage.browser["id"], "")
-
-    def _client_of(self, key: str) -> AsyncClient:
-        found = self._clients.get(key)
-        if found is None:
-            found = AsyncClient(self.settings.gateway, api_key=key or None, tls=self._tls, timeout_s=TIMEOUT_S)
-            self._clients[key] = found
-            if len(self._clients) > MAX_CLIENTS:
-                # The client is dropped once its calls have ended. The next call with its key makes a new one.
-                self._clients.popitem(last=False)
-        self._clients.move_to_end(key)
-        return found
+        ui.navigate.to("/sign-in")

@@ -13,24 +13,17 @@ from nicegui import ui
 
 from services.console.access import Access
 from services.console.config import ConsoleSettings
-from services.console.frame import PAGES, add_page
-from services.console.pages import sign_in
-from services.console.pages.experiments import Experiments
-from services.console.pages.health import Health
-from services.console.pages.items import Items
-from services.console.pages.live import Live
-from services.console.pages.models import Models
-from services.console.pages.results import Results
-from services.console.pages.rules import Rules
-from services.console.pages.try_it import TryIt
-from services.console.pages.user import User
-from services.console.pages.why import Why
+from services.console.frame import PAGES, Page, add_page, add_sign_in
+from services.console.pages import experiments, health, items, live, models, results, rules, try_it, user, why
 from services.console.same_origin import SameOrigin
 from services.platform.ports import check_port_free
 
 log = structlog.get_logger()
 
-_MADE = (TryIt, User, Why, Items, Live, Models, Rules, Health, Experiments, Results)
+_MADE: tuple[type[Page], ...] = (
+    *(try_it.TryIt, user.User, why.Why, items.Items, live.Live),
+    *(models.Models, rules.Rules, health.Health, experiments.Experiments, results.Results),
+)
 STATIC = Path(__file__).parent / "static"
 
 
@@ -58,7 +51,7 @@ def _application(settings: ConsoleSettings) -> Any:
     """Return the pages, with a check of each request's origin. NiceGUI has one application per process."""
     access = Access(settings)
     pages_app.add_static_files("/static", STATIC)
-    sign_in.add(access)
+    add_sign_in(access)
     for path, page in zip(PAGES, _MADE, strict=True):
         add_page(access, path, page)
     outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)

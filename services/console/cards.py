@@ -5,25 +5,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from freshet_client import ScoredItem
 from nicegui import ui
 from nicegui.element import Element
 from nicegui.elements.mixins.text_element import TextElement
 
-from services.console.frame import box, button, text
+from services.console.elements import box, button, text
 
 # Type of event -> icon of its button.
 ICONS = {"like": "thumb_up", "dislike": "thumb_down", "hide": "visibility_off"}
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """An item on a card. why: text of the tag that says how the item was found; "" for no tag."""
-
-    item_id: str
-    title: str = ""
-    categories: Sequence[str] = ()
-    score: float = 0.0
-    why: str = ""
+Act = Callable[[ScoredItem, str], Awaitable[None]]
+# An item's source -> the tag that says how the item was found, "" for no tag. Other sources are shown by their names.
+SOURCES = {"mol": "", "first_stage": "first stage"}
 
 
 @dataclass(slots=True)
@@ -34,7 +27,7 @@ class _Card:
     score: TextElement
     place: int = 0
 
-    def put(self, item: Shown, place: int) -> None:
+    def put(self, item: ScoredItem, place: int) -> None:
         self.place = place
         self.rank.set_text(str(place))
         self.score.set_text(f"{item.score:.3f}")
@@ -45,12 +38,7 @@ class Cards:
     clicked. why: returns the address of the page that explains an item.
     """
 
-    def __init__(
-        self,
-        act: Callable[[Shown, str], Awaitable[None]],
-        similar: Callable[[str], Awaitable[None]],
-        why: Callable[[str], str],
-    ) -> None:
+    def __init__(self, act: Act, similar: Callable[[str], Awaitable[None]], why: Callable[[str], str]) -> None:
         self._act, self._similar, self._why = act, similar, why
         self.actions: Sequence[str] = ()
         self._grid = box("ol", "cards", aria_label="Items, best first")
@@ -75,7 +63,7 @@ class Cards:
         """Hide or show the buttons that write events."""
         self._grid.classes(**{"add" if is_read_only else "remove": "read-only"})
 
-    def show(self, items: Sequence[Shown], *, moves: bool) -> None:
+    def show(self, items: Sequence[ScoredItem], *, moves: bool) -> None:
         """Show these items in this order. moves: show how far each card moved."""
         for item_id in self._cards.keys() - {item.item_id for item in items}:
             self._cards.pop(item_id).element.delete()
@@ -94,13 +82,13 @@ class Cards:
         self._grid.update()
         self._empty.set_visibility(not items)
 
-    def add(self, items: Sequence[Shown]) -> None:
+    def add(self, items: Sequence[ScoredItem]) -> None:
         """Add these items after the shown ones."""
         for item in items:
             if item.item_id not in self._cards:
                 self._make(item).put(item, len(self._cards))
 
-    def _make(self, item: Shown) -> _Card:
+    def _make(self, item: ScoredItem) -> _Card:
         self._titles[item.item_id] = item.title
         name, why = item.title or item.item_id, self._why(item.item_id)
         hue = zlib.crc32(",".join(item.categories or [item.item_id]).encode()) % 360
@@ -112,8 +100,8 @@ class Cards:
             with box("p", "tags"):
                 for category in item.categories[:4]:
                     text("span", category, "tag isolated")
-                if item.why:
-                    text("span", item.why, "tag why")
+                if found_by := SOURCES.get(item.source, item.source):
+                    text("span", found_by, "tag why")
             with box("div", "acts"):
                 for kind in self.actions:
                     act = partial(self._act, item, kind)

@@ -8,7 +8,8 @@ from typing import Any
 from freshet_client.wire import write
 from google.protobuf.json_format import MessageToDict
 
-from services.console.frame import Visit, box, button, text
+from services.console.elements import box, button, text
+from services.console.frame import Page
 
 
 def curl(base: str, method: str, request: Mapping[str, Any], *, with_key: bool) -> str:
@@ -22,9 +23,11 @@ def python(target: str, call: str, arguments: Mapping[str, Any], *, with_key: bo
     """A program that makes the same call by the Python client."""
     given = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value)
     key = ', api_key=os.environ["FRESHET_API_KEY"]' if with_key else ""
+    modules = [f"import {name}" for name in ("datetime", "os") if f"{name}." in given + key]
+    names = ["Client", *(name for name in ("Condition", "Filter", "Rule") if f"{name}(" in given)]
     lines = [
-        *(["import os", ""] if with_key else []),
-        f"from freshet_client import Client{', Filter' if arguments.get('filter') else ''}",
+        *([*modules, ""] if modules else []),
+        f"from freshet_client import {', '.join(names)}",
         "",
         f"with Client({target!r}{key}) as client:",
         f"    print(client.{call}({given}))",
@@ -32,13 +35,12 @@ def python(target: str, call: str, arguments: Mapping[str, Any], *, with_key: bo
     return "\n".join(lines)
 
 
-def code_of(visit: Visit, about: str, call: str, request: Any, arguments: Mapping[str, Any]) -> None:
-    """Show a call in a `details`. call, arguments: of the client; request: an empty message of the gateway's method."""
-    settings, method = visit.settings, request.DESCRIPTOR.name.removeprefix("GatewayService").removesuffix("Request")
+def code_of(page: Page, call: str, request: Any, arguments: Mapping[str, Any]) -> None:
+    """Show a call as code. call, arguments: of the client; request: an empty message of the gateway's method."""
+    settings, method = page.settings, request.DESCRIPTOR.name.removeprefix("GatewayService").removesuffix("Request")
     given = MessageToDict(write(request, {name: value for name, value in arguments.items() if value}))
-    text("summary", f"{about} as curl and Python")
-    snippet("curl", curl(settings.gateway_http, method, given, with_key=visit.has_key))
-    snippet("Python", python(settings.gateway, call, arguments, with_key=visit.has_key))
+    snippet("curl", curl(settings.gateway_http, method, given, with_key=page.has_key))
+    snippet("Python", python(settings.gateway, call, arguments, with_key=page.has_key))
 
 
 def snippet(name: str, code: str) -> None:

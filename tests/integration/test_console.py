@@ -131,13 +131,13 @@ def test_what_is_done_changes_the_list_and_the_page_says_after_how_long(open_pag
     page = open_page(f"/?user={user}")
     expect(page.locator(".card")).to_have_count(12)
     liked = act(page, "like", 2)
-    expect(page.locator(".moment")).to_have_text(re.compile(r"^The like is in this list, [\d,]+ ms later\.$"))
+    expect(page.get_by_role("status")).to_have_text(re.compile(r"^The like is in this list, [\d,]+ ms later\.$"))
     hidden = act(page, "hide", 0)
     expect(page.locator(".did .isolated")).to_have_text([hidden, liked])
     stored = client.user(user)
     assert [(one.title, one.type) for one in stored.events] == [(hidden, "hide"), (liked, "like")]
     page.get_by_role("button", name=f"Undo: {hidden}").click()
-    expect(page.locator(".moment")).to_have_text(re.compile("^The undo is in this list"))
+    expect(page.get_by_role("status")).to_have_text(re.compile("^The undo is in this list"))
     expect(page.locator(".did .isolated")).to_have_text([liked])
     assert [one.title for one in client.user(user).events] == [liked]
     wait_for_answer(page, lambda: [one.title for one in client.recommend(user, k=12, with_details=True).items])
@@ -206,7 +206,7 @@ def test_of_a_visitor_the_list_follows_and_nothing_is_written(open_page: OpenPag
     page.get_by_role("button", name="A visitor without an id").click()
     expect(page.locator(".said h2")).to_have_text("For a visitor")
     liked = act(page, "like", 1)
-    expect(page.locator(".moment")).to_have_text(re.compile("^The like is in this list"))
+    expect(page.get_by_role("status")).to_have_text(re.compile("^The like is in this list"))
     expect(page.locator(".did .isolated")).to_have_text([liked])
     expect(page.locator(".did button")).to_have_count(0)
     page.get_by_role("button", name="Somebody new").click()
@@ -365,8 +365,9 @@ def test_a_dead_letter_is_replayed_once_after_a_second_look(
     letter = page.locator(".letter", has_text=name)
     expect(letter).to_contain_text(f"internal error {EVIL}")
     letter.get_by_role("button", name=f"Look at a replay of {name}").click()
-    expect(letter).to_contain_text(f"As event {partition}-{offset} it counts once.")
-    letter.get_by_role("button", name="Write it again").click()
+    again = page.get_by_role("dialog", name="Look again")
+    expect(again).to_contain_text(f"As event {partition}-{offset} it counts once.")
+    again.get_by_role("button", name="Write it again").click()
     replayed = letter.get_by_text(re.compile(rf"^Replayed to {INTERACTIONS}:{partition}:\d+\.$"))
     said = replayed.inner_text()
     page.goto(f"{running.console_address}/live")
@@ -401,6 +402,8 @@ def test_an_experiment_is_created_compared_stopped_and_its_results_are_the_comma
     panel = page.get_by_label(name, exact=True)
     expect(panel.locator(".tag")).to_have_text("created")
     expect(panel.locator("li")).to_have_text(["control, 50%: the defaults", "few, 50%: max per category 1"])
+    page.get_by_role("button", name="Create").click()
+    expect(page.get_by_role("alert")).to_contain_text(name)
     panel.get_by_role("button", name="Start").click()
     expect(panel.locator(".tag")).to_have_text("running")
     people = [f"{name}-{number}" for number in range(280)]
@@ -478,7 +481,7 @@ def test_rules_are_tried_first_and_two_tabs_do_not_overwrite_each_other(open_pag
     assert client.rules() == before
     try:
         page.get_by_role("button", name="Save for all users").click()
-        expect(page.locator(".moment")).to_contain_text(f"Saved as revision {before.revision + 1};")
+        expect(page.get_by_role("status")).to_contain_text(f"Saved as revision {before.revision + 1};")
         says = f"first: puts at position 1 the best of items {last.item_id}"
         expect(page.get_by_label("Standing rules").locator("li")).to_have_text([says])
         answer = client.recommend(user, 1)

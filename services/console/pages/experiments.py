@@ -5,12 +5,24 @@ from functools import partial
 from typing import Any
 
 from freshet.v1 import events_pb2, gateway_pb2
-from freshet_client import InvalidArgument, ScoredItem
 
 from services.console.access import LOOK
-from services.console.frame import Visit, area, box, button, entry, item_link, link, panel, text, typed
+from services.console.elements import (
+    area,
+    box,
+    button,
+    entry,
+    folded,
+    link,
+    panel,
+    refill,
+    text,
+    texts,
+    two_lists,
+    typed,
+)
+from services.console.frame import Page
 from services.contracts.yaml_files import EXAMPLE, parse_experiment
-from services.platform.errors import InvalidRequest
 
 MAX_PEOPLE, LIST = 10, 5
 STATES = {1: "created", 2: "running", 3: "stopped"}
@@ -25,22 +37,20 @@ def settings_of(arm: events_pb2.Arm) -> str:
     return ", ".join(said).replace("_", " ") or "the defaults"
 
 
-class Experiments:
-    def __init__(self, visit: Visit) -> None:
-        self._client, self._notice = visit.client, visit.notice
-        self._name, self._revision = visit.query.get("name", ""), 0
+class Experiments(Page):
+    async def show(self) -> None:
+        self._name, self._revision = self.query.get("name", ""), 0
         self._list = box("div", "wide")
         self._apart = box("div", "wide")
-        with box("details", "code"):
-            text("summary", "A new experiment")
+        with folded("A new experiment"):
             self._draft = area("The experiment, as for freshet experiments create", EXAMPLE)
             button("Create", self._create, icon="add")
+        await self._show_all()
 
-    async def begin(self) -> None:
-        found = await self._client.call("ListExperiments", gateway_pb2.ListExperimentsRequest())
+    async def _show_all(self) -> None:
+        found = await self.client.call("ListExperiments", gateway_pb2.ListExperimentsRequest())
         self._revision = found.revision
-        self._list.clear()
-        with self._list:
+        with refill(self._list):
             if not found.experiments:
                 text("p", "There is no experiment yet.", "hint")
             for one in reversed(found.experiments):
@@ -63,9 +73,7 @@ class Experiments:
                 text("p", f"Only requests with {only}.", "hint isolated")
             if problem:
                 text("p", f"This gateway leaves it out: {problem}", "notice")
-            with box("ul", "plain"):
-                for arm in one.arms:
-                    text("li", f"{arm.name}, {arm.share:.0%}: {settings_of(arm)}", "isolated")
+            texts(f"{arm.name}, {arm.share:.0%}: {settings_of(arm)}" for arm in one.arms)
             with box("div", "row"):
                 if state == "created":
                     button("Start", partial(self._change, start=one.name), icon="play_arrow")
@@ -79,59 +87,30 @@ class Experiments:
 
     async def _create(self) -> None:
         (draft,) = await typed(self._draft)
-        with self._notice.failures():
-            try:
-                new = parse_experiment(draft, "experiment")
-            except InvalidRequest as exc:
-                raise InvalidArgument(exc.message) from exc
-            await self._change(create=new)
+        await self._change(create=parse_experiment(draft, "experiment"))
 
     async def _change(self, **change: Any) -> None:
         """Change one experiment. The gateway refuses if experiments changed since this page last read them."""
-        with self._notice.failures():
-            request = gateway_pb2.ChangeExperimentRequest(expected_revision=self._revision, **change)
-            await self._client.call("ChangeExperiment", request)
-            await self.begin()
+        request = gateway_pb2.ChangeExperimentRequest(expected_revision=self._revision, **change)
+        await self.client.call("ChangeExperiment", request)
+        await self._show_all()
 
     def _compare_panel(self, one: events_pb2.Experiment) -> None:
         first, second = one.arms[0].name, one.arms[1].name
 
         async def compare(said: str) -> None:
             people = list(dict.fromkeys(name for part in said.split(",") if (name := part.strip())))[:MAX_PEOPLE]
-            with self._notice.failures():
-                sides = [
-                    await asyncio.gather(*(self._ask(who, one.name, arm) for arm in (first, second))) for who in people
-                ]
-                lines.clear()
-                with lines:
-                    apart = sum(_ids(before) != _ids(after) for before, after in sides)
-                    text("p", f"The lists of {apart} of {len(people)} people differ.", "verdict")
+            ask = partial(self.client.recommend, k=LIST, with_details=True, context=LOOK)
+            asked = [asyncio.gather(*(ask(who, arms={one.name: arm}) for arm in (first, second))) for who in people]
+            sides = [await pair for pair in asked]
+            with refill(lines):
+                apart = sum(before.item_ids != after.item_ids for before, after in sides)
+                text("p", f"The lists of {apart} of {len(people)} people differ.", "verdict")
+                with box("div", "figures"):
                     for who, (before, after) in zip(people, sides, strict=True):
-                        with panel(who), box("div", "columns even"):
-                            _side(first, who, before, after)
-                            _side(second, who, after, before)
+                        two_lists(who, who, (first, before), (second, after))
 
         with self._apart, panel(f"What {first} and {second} answer to the same people", "What differs"):
             entry("User ids", compare, hint="up to ten, commas between them, then Enter")
             text("p", "Results do not count these looks.", "hint")
             lines = box("div", "wide")
-
-    async def _ask(self, user_id: str, experiment: str, arm: str) -> tuple[ScoredItem, ...]:
-        answer = await self._client.recommend(user_id, LIST, arms={experiment: arm}, with_details=True, context=LOOK)
-        return answer.items
-
-
-def _ids(items: tuple[ScoredItem, ...]) -> list[str]:
-    return [one.item_id for one in items]
-
-
-def _side(arm: str, user_id: str, items: tuple[ScoredItem, ...], others: tuple[ScoredItem, ...]) -> None:
-    """Show one arm's list. An item that the other arm does not answer is marked."""
-    with box("div", "stack"):
-        text("p", arm, "field-name")
-        with box("ol", "plain"):
-            for one in items:
-                with box("li"):
-                    item_link(one, "/why", user=user_id)
-                    if one.item_id not in _ids(others):
-                        text("span", "only here", "tag why")

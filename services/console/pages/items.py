@@ -1,30 +1,32 @@
 """Items: find an item, see its catalogue entry, change it, withdraw it or restore it.
 
-Saving writes only the fields that this tab changed, so two tabs can edit different fields of one item.
+The address contains the search fields. Saving writes only the fields that this tab changed, so two tabs can edit
+different fields of one item.
 """
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
-from freshet_client import DescribedItem, FreshetError, Item, ItemProgress
+from freshet_client import DescribedItem, FreshetError, InvalidArgument, Item, ItemProgress
 from nicegui import ui
 
 from services.console.access import LOOK
-from services.console.frame import Visit, area, box, button, entry, item_link, link, panel, text, typed
+from services.console.elements import area, box, button, entry, item_link, item_list, link, panel, refill, text, typed
+from services.console.frame import Page
 from services.console.sentences import date_text
 
 PAGE, MAX_EMPTY_PAGES, SIMILAR, MAX_SUGGESTED = 30, 20, 8, 200
 
 
-class Items:
-    """One tab's page. Its address contains the search fields."""
-
-    def __init__(self, visit: Visit) -> None:
-        self._visit, self._token = visit, ""
-        self._item_id = visit.query.get("item", "")
-        self._asked = {name: visit.query.get(name, "") for name in ("prefix", "category", "newest")}
+class Items(Page):
+    async def show(self) -> None:
+        self._token, self._item_id = "", self.query.get("item", "")
+        self._asked = {name: self.query.get(name, "") for name in ("prefix", "category", "newest")}
         prefix, category, newest = self._asked.values()
+        listed = partial(self.client.list_items, prefix, category=category, newest_first=bool(newest))
+        self._list_items = partial(listed, page_size=PAGE)
         with box("div", "row end"):
             entry("Begins with", self._find("prefix"), value=prefix, hint="an id or a title, then Enter")
             field = entry("Category", self._find("category"), value=category, hint="its name, then Enter")
@@ -36,9 +38,7 @@ class Items:
                 self._list = box("ol", "plain")
                 self._more = button("Show more", self._show_more, icon="expand_more")
             self._side = box("div", "side")
-
-    async def begin(self) -> None:
-        catalogue = await self._visit.client.catalogue(max_categories=MAX_SUGGESTED)
+        catalogue = await self.client.catalogue(max_categories=MAX_SUGGESTED)
         self._kinds = {one.name: one.kind for one in catalogue.attributes}
         with box("datalist", id="categories"):
             for one in catalogue.categories:
@@ -51,37 +51,26 @@ class Items:
         return lambda value: ui.navigate.to(link("/items", **self._asked | {field: value.strip()}))
 
     async def _show_more(self) -> None:
-        with self._visit.notice.failures():
-            for _ in range(MAX_EMPTY_PAGES):
-                page = await self._visit.client.list_items(
-                    self._asked["prefix"],
-                    category=self._asked["category"],
-                    newest_first=bool(self._asked["newest"]),
-                    page_size=PAGE,
-                    page_token=self._token,
-                )
-                self._token = page.next_page_token
-                if page.items or not self._token:
-                    break
-            with self._list:
-                for one in page.items:
-                    self._line(one)
-                if not (self._list.default_slot.children or self._token):
-                    text("li", "No item fits: write the beginning of a title or an id.", "hint")
+        for _ in range(MAX_EMPTY_PAGES):
+            page = await self._list_items(page_token=self._token)
+            self._token = page.next_page_token
+            if page.items or not self._token:
+                break
+        with self._list:
+            for one in page.items:
+                with box("li", "pair found"):
+                    item_link(one.item, "/items", **self._asked)
+                    for name in [*one.item.categories[:3], *_marks(one)]:
+                        text("span", name, "tag isolated")
+            if not (self._list.default_slot.children or self._token):
+                text("li", "No item fits: write the beginning of a title or an id.", "hint")
         self._more.set_visibility(bool(self._token))
-
-    def _line(self, one: DescribedItem) -> None:
-        with box("li", "pair found"):
-            item_link(one.item, "/items", **self._asked)
-            for name in [*one.item.categories[:3], *_marks(one)]:
-                text("span", name, "tag isolated")
 
     async def _show_item(self) -> None:
         """Fetch the item and show it."""
-        found = await self._visit.client.get_item(self._item_id)
+        found = await self.client.get_item(self._item_id)
         item = found.item.item
-        self._side.clear()
-        with self._side, panel(item.title or item.item_id, "Item"):
+        with refill(self._side), panel(item.title or item.item_id, "Item"):
             with box("p", "pair"):
                 text("span", f"Id {item.item_id}", "hint isolated")
                 for name in _marks(found.item):
@@ -104,7 +93,7 @@ class Items:
             field = entry(f"{name} ({kind})", lambda _: self._save(), value=value, hint="none")
             self._inputs[f"attributes.{name}"] = field, value
         self._said = text("p", "", "hint", role="status")
-        if self._visit.may("operator"):
+        if self.may("operator"):
             with box("div", "row"):
                 button("Save", self._save, classes="button strong")
                 if item.withdrawn:
@@ -119,9 +108,8 @@ class Items:
             if value.strip() != before:
                 try:
                     changes[name] = self._parsed(name, value.strip())
-                except ValueError:
-                    self._visit.notice.say(f"{name} is {value!r}; allowed: a {self._kinds[name.partition('.')[2]]}.")
-                    return
+                except ValueError as error:
+                    raise InvalidArgument.of(name, value, f"a {self._kinds[name.partition('.')[2]]}") from error
         await self._put(changes)
 
     def _parsed(self, name: str, value: str) -> Any:
@@ -140,26 +128,21 @@ class Items:
         plain = {name: value for name, value in changes.items() if "." not in name}
         attributes = {name.partition(".")[2]: value for name, value in changes.items() if "." in name and value != ""}
         item = Item(self._item_id, **plain, attributes=attributes)
-        with self._visit.notice.failures():
-            await self._visit.client.put_items([item], fields=list(changes))
-            await self._show_item()
-            gone = " No answer contains the item until it is restored." if changes.get("withdrawn") else ""
-            self._said.set_text(f"Saved: {', '.join(changes)}.{gone}")
+        await self.client.put_items([item], fields=list(changes))
+        await self._show_item()
+        gone = " No answer contains the item until it is restored." if changes.get("withdrawn") else ""
+        self._said.set_text(f"Saved: {', '.join(changes)}.{gone}")
 
     async def _show_similar(self, *, is_withdrawn: bool) -> None:
         try:
-            items = (await self._visit.client.similar(self._item_id, SIMILAR, context=LOOK)).items
+            items = (await self.client.similar(self._item_id, SIMILAR, context=LOOK)).items
         except FreshetError:
             items = ()
         with self._side, panel("Who is like it"):
             if not items:
                 why = "it is withdrawn" if is_withdrawn else "no index serves it yet"
                 text("p", f"Nothing is compared with this item, because {why}.", "hint")
-            with box("ol", "plain"):
-                for one in items:
-                    with box("li", "pair"):
-                        item_link(one, "/items")
-                        text("span", f"{one.similarity:.2f}", "hint")
+            item_list(items, "/items", lambda one: (f"{one.similarity:.2f}", "hint"))
 
 
 def _marks(one: DescribedItem) -> list[str]:

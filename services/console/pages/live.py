@@ -5,22 +5,27 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import TypeVar
 
-from freshet_client import AsyncClient, FreshnessReport, TailedInteraction, TailedInteractions
+from freshet_client import AsyncClient, TailedInteraction, TailedInteractions
 from nicegui import ui
 
-from services.console.frame import Visit, box, item_link, link, panel, text
-from services.console.plots import Watch, draw, figure, shared
+from services.console.elements import box, handle, item_link, link, panel, text
+from services.console.frame import Page
+from services.console.plots import Figures, Watch, shared
 from services.console.sentences import MEANINGS, duration
 
-T = TypeVar("T")
-
-KEPT, EVERY_S, OVER = 120, 1.0, "two minutes"
-# Lines of the tail, the most new ones of a second, the characters of a user id, and when an unseen tail ends.
-LINES, MOST, SHORT, UNSEEN_S = 12, 5, 24, 3.0
-AGAIN_S = 5.0  # from a stream's failure to the next one
+KEPT, EVERY_S = 120, 1.0
+# Lines of the tail, the most new ones of a second, and the characters of a user id.
+LINES, MOST, SHORT = 12, 5, 24
+# When a tail that nobody looks at ends, and the time from a stream's failure to the next attempt.
+UNSEEN_S, AGAIN_S = 3.0, 5.0
+FIGURES = (
+    ("Events a second", "written, and applied to the states of their users", 2),
+    ("Waiting", "events that are written and not applied yet", 1),
+    ("Until the index has it", "of the newest event, from its receipt on", 1),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +39,15 @@ class Sample:
     degradations: Sequence[str] = ()
 
     @classmethod
-    def of(cls, report: FreshnessReport, at_s: float) -> "Sample | None":
-        """None if the end of the stream is unknown."""
+    async def take(cls, client: AsyncClient) -> "Sample | None":
+        """Return one of now, None if the end of the stream is unknown. Raises: FreshetError."""
+        report = await client.freshness()
         found = report.interactions
         if not found or any(one.end_offset < 0 for one in found):
             return None
         written, applied = sum(one.end_offset for one in found), sum(one.applied_offset + 1 for one in found)
         lag = None if report.candidates is None else report.candidates.lag_seconds
-        return cls(at_s, written, applied, lag, report.degradations)
+        return cls(time.monotonic(), written, applied, lag, report.degradations)
 
 
 def rates(samples: Sequence[Sample]) -> list[tuple[float, float]]:
@@ -53,57 +59,36 @@ def rates(samples: Sequence[Sample]) -> list[tuple[float, float]]:
     ]
 
 
-class Samples:
-    """Samples of the stream, the newest last."""
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client, self._kept = client, deque[Sample](maxlen=KEPT)
-
-    async def take(self) -> Sequence[Sample]:
-        """Take one more, and return all. Raises: FreshetError."""
-        sample = Sample.of(await self._client.freshness(), time.monotonic())
-        self._kept += [] if sample is None else [sample]
-        return list(self._kept)
-
-
 class Tail:
     """The newest interactions, numbered from 1. It reads the gateway's stream while somebody looks."""
 
     def __init__(self, client: AsyncClient) -> None:
-        self._client, self._looked_s, self._again_s = client, 0.0, 0.0
-        self._reading: asyncio.Future[None] | None = None
+        self.client, self._again_s = client, 0.0
+        self._reading: asyncio.Task[None] | None = None
+        self._unseen: asyncio.TimerHandle | None = None
         self._lines: deque[tuple[int, TailedInteraction]] = deque(maxlen=LINES)
         self._num_lines = self.left_out = 0
 
     def look(self) -> Sequence[tuple[int, TailedInteraction]]:
         """Return them, oldest first. Raises: for five seconds, the error that ended the stream."""
-        self._looked_s = time.monotonic()
         if self._reading is None or self._reading.done():
-            if self._reading is not None and self._looked_s < self._again_s:
+            if self._reading is not None and time.monotonic() < self._again_s:
                 self._reading.result()
-            self._reading = _retrieved(asyncio.create_task(self._read()))
+            self._reading = asyncio.create_task(self._read())
+            # Else asyncio logs an error that nobody waits for, after the last tab is closed.
+            self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if self._unseen is not None:
+            self._unseen.cancel()
+        self._unseen = asyncio.get_running_loop().call_later(UNSEEN_S, self._reading.cancel)
         return list(self._lines)
 
     async def _read(self) -> None:
         try:
-            await self._read_stream()
+            async for sample in self.client.tail():
+                self._take(sample)
         except Exception:
             self._again_s = time.monotonic() + AGAIN_S
             raise
-
-    async def _read_stream(self) -> None:
-        samples = self._client.tail()
-        next_one = _retrieved(asyncio.ensure_future(anext(samples, None)))
-        try:
-            while time.monotonic() - self._looked_s < UNSEEN_S:
-                if not (await asyncio.wait({next_one}, timeout=EVERY_S))[0]:
-                    continue
-                if (sample := next_one.result()) is None:
-                    break
-                self._take(sample)
-                next_one = _retrieved(asyncio.ensure_future(anext(samples, None)))
-        finally:
-            next_one.cancel()
 
     def _take(self, sample: TailedInteractions) -> None:
         shown = sample.interactions[-MOST:]
@@ -113,43 +98,29 @@ class Tail:
             self._lines.append((self._num_lines, one))
 
 
-def _retrieved(future: asyncio.Future[T]) -> asyncio.Future[T]:
-    """Else asyncio logs an error that nobody waits for, after the last tab is closed."""
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return future
+def _watch(client: AsyncClient) -> Watch[Sample | None]:
+    return Watch(partial(Sample.take, client), EVERY_S, KEPT)
 
 
-def _watch(client: AsyncClient) -> Watch[Sequence[Sample]]:
-    return Watch(Samples(client).take, EVERY_S)
-
-
-class Live:
-    def __init__(self, visit: Visit) -> None:
-        self._watch, self._notice = shared(_watch, visit.client), visit.notice
-        self._tail = shared(Tail, visit.client) if visit.has("operator", "support") else None
-        self._shows_users, self._last, self._ticks = visit.has("support"), 0, 0
+class Live(Page):
+    async def show(self) -> None:
+        self._watch = shared(_watch, self.client)
+        self._tail = shared(Tail, self.client) if self.has("operator", "support") else None
+        self._shows_users, self._last, self._ticks = self.has("support"), 0, 0
         self._said = text("p", "", "verdict")
-        with box("div", "figures"):
-            means = "written, and applied to the states of their users"
-            self._rate, self._rates = figure("Events a second", means, KEPT, OVER, lines=2)
-            self._waiting, self._waits = figure("Waiting", "events that are written and not applied yet", KEPT, OVER)
-            means = "of the newest event, from its receipt on"
-            self._lag, self._lags = figure("Until the index has it", means, KEPT, OVER)
+        self._figures = Figures(FIGURES, KEPT, "two minutes")
         self._total = text("p", "", "hint")
         with panel("As they come"):
             self._events = box("ol", "plain")
             needs = "Interactions are shown to a key with the role operator or support."
             self._left_out = text("p", "" if self._tail is not None else needs, "hint")
-
-    async def begin(self) -> None:
-        await self._tick()
-        ui.timer(EVERY_S, self._tick)
+        await handle(self._tick)
+        ui.timer(EVERY_S, partial(handle, self._tick))
 
     async def _tick(self) -> None:
-        with self._notice.failures():
-            self._draw(await self._watch.look())
-            if self._tail is not None:
-                self._show(self._tail)
+        self._draw([one for one in await self._watch.look() if one is not None])
+        if self._tail is not None:
+            self._show(self._tail)
 
     def _show(self, tail: Tail) -> None:
         for number, one in tail.look():
@@ -176,16 +147,17 @@ class Live:
         words = ", ".join(MEANINGS.get(name, name) for name in last.degradations)
         self._said.set_text(f"Not as it should be: {words}." if words else well)
         self._said.classes(replace="verdict out" if words else "verdict")
-        self._rate.set_text(f"{found[-1][0] if found else 0:,.0f}")
-        self._waiting.set_text(f"{waits[-1]:,}")
-        self._lag.set_text("–" if last.index_lag_s is None else _exact(last.index_lag_s))
         self._total.set_text(f"{last.written:,} events are in the stream. A sample a second, of the last two minutes.")
-        # A plot costs more than all texts of the page.
+        lag = "–" if last.index_lag_s is None else _exact(last.index_lag_s)
         self._ticks += 1
-        if self._ticks % 2:
-            draw(self._rates, [[one for one, _ in found], [one for _, one in found]])
-            draw(self._waits, [waits])
-            draw(self._lags, [[one.index_lag_s or 0.0 for one in samples]])
+        self._figures.show(
+            [
+                (f"{found[-1][0] if found else 0:,.0f}", [[one for one, _ in found], [one for _, one in found]]),
+                (f"{waits[-1]:,}", [waits]),
+                (lag, [[one.index_lag_s or 0.0 for one in samples]]),
+            ],
+            draws=self._ticks % 2 == 1,
+        )
 
 
 def _exact(seconds: float) -> str:

@@ -3,43 +3,36 @@
 from functools import partial
 
 from freshet.v1 import gateway_pb2
-from freshet_client import HeldSet, ShadowReport, VersionSets
+from freshet_client import HeldSet, InvalidArgument, ShadowReport, VersionSets
 from freshet_client.requests import SetChange
-from nicegui import ui
 
-from services.console.frame import Line, Visit, box, button, entry, panel, text, typed
+from services.console.elements import box, button, confirmed, entry, folded, panel, refill, text, texts, typed
+from services.console.frame import Page
 from services.console.snippets import code_of, snippet
 
 # A step waits for Kafka and for this gateway; a promotion also counts the warm users.
 STEP_S = 30.0
 
 
-class Models:
-    def __init__(self, visit: Visit) -> None:
-        self._client, self._command, self._notice = visit.client, visit.settings.command, visit.notice
-        self._status = Line()
-        self._second = box("section", "panel", aria_label="Look again", tabindex="-1")
-        self._second.set_visibility(False)
+class Models(Page):
+    async def show(self) -> None:
         self._body = box("div", "wide")
         with panel("Stage a model"):
             text("p", "Staging starts processes, and warming makes states of all users: both are commands.", "hint")
-            stage = self._command("model stage next --bundle DIR")
-            snippet("commands", f"{stage}\n{self._command('model warm next')}")
-        with box("details", "code"):
-            code_of(visit, "This page", "version_sets", gateway_pb2.GetVersionSetsRequest(), {})
-
-    async def begin(self) -> None:
-        self._show(await self._client.version_sets())
+            stage = self.settings.command("model stage next --bundle DIR")
+            snippet("commands", f"{stage}\n{self.settings.command('model warm next')}")
+        with folded("This page as curl and Python"):
+            code_of(self, "version_sets", gateway_pb2.GetVersionSetsRequest(), {})
+        self._show(await self.client.version_sets())
 
     def _show(self, found: VersionSets) -> None:
         self._found = found
-        self._body.clear()
-        with self._body:
+        with refill(self._body):
             if found.canary or found.before:
                 what = f"Set {found.before} answers everybody again. Set {found.serving} stays staged."
                 what = f"The canary ends: set {found.serving} answers everybody." if found.canary else what
                 with box("div", "row"):
-                    button("Roll back", partial(self._look_again, "roll_back", "", 0.0, what), icon="undo")
+                    button("Roll back", partial(self._take, "roll_back", "", what), icon="undo")
             with box("div", "columns even"):
                 for one in found.sets:
                     self._set(one)
@@ -65,56 +58,36 @@ class Models:
         self._share("canary", name, users, "Canary: % of users", "answers {} of users, always the same ones")
         with box("div", "row"):
             what = f"Set {name} answers everybody. Set {found.serving} stays beside it, so that you can roll back."
-            ask = partial(self._look_again, "promote", name, 0.0, what)
-            button("Promote", ask, icon="publish", classes="button strong", about=f"Promote {name}")
-            what = f"Set {name} is removed. {self._command(f'model retire {name}')} stops its processes."
-            ask = partial(self._look_again, "retire", name, 0.0, what)
-            button("Retire", ask, icon="delete", about=f"Retire {name}")
+            step = partial(self._take, "promote", name, what)
+            button("Promote", step, icon="publish", classes="button strong", about=f"Promote {name}")
+            what = f"Set {name} is removed. {self.settings.command(f'model retire {name}')} stops its processes."
+            step = partial(self._take, "retire", name, what)
+            button("Retire", step, icon="delete", about=f"Retire {name}")
 
     def _share(self, change: SetChange, name: str, share: float, label: str, means: str) -> None:
-        def ask(value: str) -> None:
+        async def ask(_: str = "") -> None:
+            (value,) = await typed(field)
             try:
                 wanted = float(value.strip().removesuffix("%")) / 100
-            except ValueError:
-                self._notice.say(f"{label}: {value!r} is no number; allowed: 0 to 100")
-                return
-            self._look_again(change, name, wanted, f"Set {name} {means.format(percent(wanted))}. 0 ends it.")
+            except ValueError as error:
+                raise InvalidArgument.of(label, value, "0 to 100") from error
+            await self._take(change, name, f"Set {name} {means.format(percent(wanted))}. 0 ends it.", wanted)
 
         with box("div", "row end"):
             field = entry(label, ask, value=f"{100 * share:g}")
+            button(change.capitalize(), ask, about=f"{change.capitalize()} {name}")
 
-            async def pressed() -> None:
-                ask(*await typed(field))
-
-            button(change.capitalize(), pressed, about=f"{change.capitalize()} {name}")
-
-    def _look_again(self, change: SetChange, name: str, share: float, sentence: str) -> None:
-        self._notice.say("")
-        self._status.say("")
-        self._second.clear()
-        self._second.set_visibility(True)
-        with self._second:
-            text("h2", "Look again")
-            text("p", sentence, "isolated")
-            with box("div", "row"):
-                button("Do it", partial(self._take, change, name, share), classes="button danger")
-                button("Not now", self._close)
-        ui.run_javascript(f"getElement({self._second.id}).focus()")
-
-    def _close(self) -> None:
-        self._second.clear()
-        self._second.set_visibility(False)
-
-    async def _take(self, change: SetChange, name: str, share: float) -> None:
-        # Closed first, so that a second click cannot ask again. The gateway refuses a step with an old revision.
-        self._close()
-        with self._notice.failures():
-            done = await self._client.change_version_set(
-                change, name, expected_revision=self._found.revision, share=share, timeout_s=STEP_S
-            )
-            late = "" if done.is_applied else " This gateway has not applied it yet: open the page again."
-            self._status.say(f"Done: revision {done.revision}.{late}")
-            self._show(await self._client.version_sets())
+    async def _take(self, change: SetChange, name: str, sentence: str, share: float = 0.0) -> None:
+        """Take a step once it is confirmed. The gateway refuses it if the sets changed since this page read them."""
+        self.status.say("")
+        if not await confirmed([sentence]):
+            return
+        done = await self.client.change_version_set(
+            change, name, expected_revision=self._found.revision, share=share, timeout_s=STEP_S
+        )
+        late = "" if done.is_applied else " This gateway has not applied it yet: open the page again."
+        self.status.say(f"Done: revision {done.revision}.{late}")
+        self._show(await self.client.version_sets())
 
 
 def part_of(name: str, found: VersionSets) -> str:
@@ -139,10 +112,12 @@ def percent(share: float) -> str:
 
 
 def _shadow(report: ShadowReport) -> None:
-    with box("ul", "plain"):
-        text("li", f"Shadow: {report.requests:,} requests, {report.failed:,} failed, {report.skipped:,} left out")
-        shift = f"best score {report.score_shift:+.3f} beside the answer's"
-        text("li", f"{report.overlap:.0%} of items in both answers; {shift}")
-        text("li", f"Time: {report.median_ms:,.0f} ms (p99 {report.p99_ms:,.0f} ms)")
-        had = f"the answer had {report.taken_from_answer:,}, the shadow {report.taken_from_shadow:,}"
-        text("li", f"Of {report.taken:,} items that these users took next, {had}.")
+    shift = f"best score {report.score_shift:+.3f} beside the answer's"
+    had = f"the answer had {report.taken_from_answer:,}, the shadow {report.taken_from_shadow:,}"
+    sentences = (
+        f"Shadow: {report.requests:,} requests, {report.failed:,} failed, {report.skipped:,} left out",
+        f"{report.overlap:.0%} of items in both answers; {shift}",
+        f"Time: {report.median_ms:,.0f} ms (p99 {report.p99_ms:,.0f} ms)",
+        f"Of {report.taken:,} items that these users took next, {had}.",
+    )
+    texts(sentences, "")

@@ -1,10 +1,11 @@
 """User: what is stored about a user, the user's list now, and how to forget the user."""
 
-from freshet_client import FreshetError, StoredEvent, UserReport
+from freshet_client import UserReport
 from nicegui import ui
 
 from services.console.access import LOOK
-from services.console.frame import Visit, box, button, entry, item_link, link, panel, text
+from services.console.elements import box, button, confirmed, entry, item_link, item_list, link, panel, refill, text
+from services.console.frame import Page
 from services.console.sentences import ago, date_text
 
 PAGE, LIST, SHOWN, NAMED = 50, 10, 5, 10
@@ -19,18 +20,17 @@ FOUND = {
 }
 
 
-class User:
-    def __init__(self, visit: Visit) -> None:
-        self._visit, self._client, self._notice, self._shown = visit, visit.client, visit.notice, 0
-        self._user_id = visit.query.get("user", "")
+class User(Page):
+    async def show(self) -> None:
+        self._shown, self._user_id = 0, self.query.get("user", "")
         with box("div", "row end"):
             entry("User id", self._open, value=self._user_id, hint="an id, then Enter")
         self._body = box("div", "columns")
-
-    async def begin(self) -> None:
         if self._user_id:
-            self._show(await self._client.user(self._user_id, max_events=PAGE))
-            await self._show_list()
+            self._show(await self.client.user(self._user_id, max_events=PAGE))
+            answer = await self.client.recommend(self._user_id, LIST, with_details=True, context=LOOK)
+            with self._list:
+                item_list(answer.items, "/why", user=self._user_id)
             await self._show_answers()
 
     def _open(self, user_id: str) -> None:
@@ -41,17 +41,16 @@ class User:
             with box("div", "side"):
                 self._facts(found)
                 with panel("The list now"):
-                    self._list = box("ol", "plain")
+                    self._list = box()
                     text("a", "Try it as this user", "button", href=link("/", user=self._user_id))
                 with panel("What was shown"):
                     self._answers = box("ol", "plain")
                     self._looked = text("p", "", "hint")
                 with panel("Forget this user", "Forget"):
                     text("p", "Look first at what would be removed. It cannot be taken back.", "hint")
-                    self._forget = box("div", "stack")
-                    with self._forget:
-                        if self._visit.may("eraser"):
-                            button("What would be removed", self._preview, icon="preview")
+                    with box("div", "stack") as self._forget:
+                        if self.may("eraser"):
+                            button("What would be removed", self._forget_all, icon="preview")
             with panel("History, newest first", "History", "panel wide"):
                 if not found.events:
                     text("p", "Nothing is stored of this user.", "hint")
@@ -74,32 +73,21 @@ class User:
     def _add(self, found: UserReport) -> None:
         with self._events:
             for one in found.events:
-                self._event(one)
+                with box("li", f"event {one.role}"):
+                    with box("span", "event-main"):
+                        item_link(one, "/why", user=self._user_id)
+                        text("span", f"{one.type} {one.value:g}" if one.value else one.type, "tag isolated")
+                    with box("span", "event-side"):
+                        text("span", ROLES.get(one.role, one.role), "hint")
+                        text("time", date_text(one.event_time), "hint")
         self._shown += len(found.events)
         self._more.set_visibility(self._shown < found.num_events)
 
-    def _event(self, one: StoredEvent) -> None:
-        with box("li", f"event {one.role}"):
-            with box("span", "event-main"):
-                item_link(one, "/why", user=self._user_id)
-                text("span", f"{one.type} {one.value:g}" if one.value else one.type, "tag isolated")
-            with box("span", "event-side"):
-                text("span", ROLES.get(one.role, one.role), "hint")
-                text("time", date_text(one.event_time), "hint")
-
     async def _show_older(self) -> None:
-        with self._notice.failures():
-            self._add(await self._client.user(self._user_id, max_events=PAGE, skip_events=self._shown))
-
-    async def _show_list(self) -> None:
-        answer = await self._client.recommend(self._user_id, LIST, with_details=True, context=LOOK)
-        with self._list:
-            for one in answer.items:
-                with box("li"):
-                    item_link(one, "/why", user=self._user_id)
+        self._add(await self.client.user(self._user_id, max_events=PAGE, skip_events=self._shown))
 
     async def _show_answers(self) -> None:
-        found = await self._client.exposures(self._user_id, max_answers=SHOWN)
+        found = await self.client.exposures(self._user_id, max_answers=SHOWN)
         with self._answers:
             for one in found.answers:
                 with box("li"):
@@ -112,33 +100,15 @@ class User:
         back = f"looked at since {date_text(found.looked_back_to)}" if found.looked_back_to else "none is recorded"
         self._looked.set_text("All answers that are recorded." if found.is_complete else f"The newest answers; {back}.")
 
-    async def _preview(self) -> None:
-        with self._notice.failures():
-            report = await self._client.forget_user(self._user_id, preview=True)
-            self._forget.clear()
-            with self._forget:
-                with box("ul", "plain"):
-                    for name, number in report.found.items():
-                        text("li", f"{number:,} {FOUND.get(name, name)}")
-                button("Forget all of it", self._forget_now, icon="delete_forever", classes="button danger")
-
-    async def _forget_now(self) -> None:
-        # Cleared first, so that neither a second click nor the browser's Back button can ask again.
-        self._forget.clear()
-        with self._forget:
-            text("p", "Being forgotten …", "hint")
-        try:
-            report = await self._client.forget_user(self._user_id)
-        except FreshetError as error:
-            self._notice.say(str(error))
-            self._forget.clear()
-            with self._forget:
-                button("What would be removed", self._preview, icon="preview")
+    async def _forget_all(self) -> None:
+        """Show what a forget would remove; once it is confirmed, forget the user."""
+        found = (await self.client.forget_user(self._user_id, preview=True)).found
+        if not await confirmed([f"{n:,} {FOUND.get(name, name)}" for name, n in found.items()], "Forget all of it"):
             return
-        self._forget.clear()
+        report = await self.client.forget_user(self._user_id)
         self._events.clear()
         self._more.set_visibility(False)
-        with self._forget:
+        with refill(self._forget):
             done = "Forgotten." if report.is_applied else "Written; not every process has applied it yet."
             text("p", done, role="status")
             for sentence in report.remains:

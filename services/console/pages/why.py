@@ -1,10 +1,14 @@
 """Why: the parts of an item's score for a user, and its rank in the list or the reason for its absence."""
 
-from freshet_client import AsyncClient, Explanation, Filter, NotFound, VotingInteractions
+from contextlib import suppress
+from operator import attrgetter
+
+from freshet_client import AsyncClient, ExplainedRule, Explanation, Filter, NotFound, VotingInteractions
 from nicegui import ui
 
 from services.console.access import LOOK
-from services.console.frame import Visit, box, button, entry, item_link, link, panel, text, typed
+from services.console.elements import box, button, entry, folded, item_list, link, panel, table, text, texts, typed
+from services.console.frame import Page
 from services.console.sentences import duration
 
 DEPTH, MAX_PAIRS = 1_000, 12
@@ -31,51 +35,27 @@ async def place_of(client: AsyncClient, user_id: str, item_id: str) -> tuple[int
     return 0, "It is left out: it is withdrawn, not available, or unknown to the catalogue."
 
 
-class Why:
-    def __init__(self, visit: Visit) -> None:
-        self._client, self._notice = visit.client, visit.notice
-        self._user_id, self._item_id = (visit.query.get(name, "") for name in ("user", "item"))
-
-        async def ask(_: str = "") -> None:
-            await self._open(*await typed(user, item))
-
+class Why(Page):
+    async def show(self) -> None:
+        user, item = (self.query.get(name, "") for name in ("user", "item"))
         with box("div", "row end"):
-            user = entry("User id", ask, value=self._user_id, hint="an id")
-            item = entry("Item id", ask, value=self._item_id, hint="or the beginning of a title")
-            button("Ask", ask, classes="button strong")
-        self._body = box("div", "columns even")
-
-    async def begin(self) -> None:
-        if not (self._user_id and self._item_id):
+            self._user = entry("User id", self._open, value=user, hint="an id")
+            self._item = entry("Item id", self._open, value=item, hint="or the beginning of a title")
+            button("Ask", self._open, classes="button strong")
+        body = box("div", "columns even")
+        if not (user and item):
             return
-        rank, sentence = await place_of(self._client, self._user_id, self._item_id)
-        try:
-            found = await self._client.explain(self._user_id, self._item_id, max_pairs=MAX_PAIRS)
-        except NotFound:
-            found = None
-        self._show(rank, sentence, found)
-
-    async def _open(self, user_id: str, item: str) -> None:
-        """Open the page for an item's id, else for the item of this title, or the most popular one that begins so."""
-        user_id, item_id = user_id.strip(), item.strip()
-        if not (user_id and item_id):
-            return
-        with self._notice.failures():
-            try:
-                await self._client.get_item(item_id)
-            except NotFound:
-                found = [one.item for one in (await self._client.list_items(item_id, page_size=50)).items]
-                item_id = max(found, key=lambda one: one.title == item_id).item_id if found else item_id
-            ui.navigate.to(link("/why", user=user_id, item=item_id))
-
-    def _show(self, rank: int, sentence: str, found: Explanation | None) -> None:
+        rank, sentence = await place_of(self.client, user, item)
+        found: Explanation | None = None
+        with suppress(NotFound):
+            found = await self.client.explain(user, item, max_pairs=MAX_PAIRS)
         title = found.similarity.title if found is not None and found.similarity is not None else ""
-        with self._body:
+        with body:
             with box("section", "panel", aria_label="Place"):
                 with box("p", "pair"):
-                    text("strong", title or self._item_id, "isolated")
+                    text("strong", title or item, "isolated")
                     text("span", "for", "hint")
-                    text("a", self._user_id, "isolated", href=link("/user", user=self._user_id))
+                    text("a", user, "isolated", href=link("/user", user=user))
                 text("p", sentence, "verdict" if rank else "verdict out")
                 if found is None:
                     text("p", "No index serves this item, so it has no score.", "hint")
@@ -85,9 +65,25 @@ class Why:
                     _score(found)
             if found is not None and found.state_source != "none":
                 with box("div", "side"):
-                    _because(found, self._user_id)
+                    with panel("Because this user had"):
+                        item_list(
+                            found.history, "/why", lambda one: (f"{duration(one.age_seconds)} ago", "hint"), user=user
+                        )
                     _votes(found)
-                    _rules(found)
+                    if found.rules:
+                        _rules(found)
+
+    async def _open(self, _: str = "") -> None:
+        """Open the page for an item's id, else for the item of this title, or the most popular one that begins so."""
+        user_id, item_id = (one.strip() for one in await typed(self._user, self._item))
+        if not (user_id and item_id):
+            return
+        try:
+            await self.client.get_item(item_id)
+        except NotFound:
+            found = [one.item for one in (await self.client.list_items(item_id, page_size=50)).items]
+            item_id = max(found, key=lambda one: one.title == item_id).item_id if found else item_id
+        ui.navigate.to(link("/why", user=user_id, item=item_id))
 
 
 def _score(found: Explanation) -> None:
@@ -108,25 +104,12 @@ def _score(found: Explanation) -> None:
         return
     since = f"{similarity.num_interactions:,} interaction{'s' * (similarity.num_interactions != 1)} since training"
     text("p", f"This item's state: {since}, and the model with a weight of {similarity.model_share:.0%}.", "hint")
-    with box("details", "code"):
-        text("summary", "The numbers: components of user and item")
-        with box("table", "numbers"), box("tbody"):
-            with box("tr"):
-                for name in ("User's", "Item's", "Weight", "Cosine", "Adds"):
-                    text("th", name, scope="col")
-            for pair in similarity.pairs:
-                numbers = (f"{one:.3f}" for one in (pair.weight, pair.cosine, pair.contribution))
-                with box("tr"):
-                    for value in (pair.query_component, pair.item_component, *numbers):
-                        text("td", str(value))
-
-
-def _because(found: Explanation, user_id: str) -> None:
-    with panel("Because this user had"), box("ol", "plain"):
-        for past in found.history:
-            with box("li", "pair"):
-                item_link(past, "/why", user=user_id)
-                text("span", f"{duration(past.age_seconds)} ago", "hint")
+    with folded("The numbers: components of user and item"):
+        pairs = map(
+            attrgetter("query_component", "item_component", "weight", "cosine", "contribution"), similarity.pairs
+        )
+        rows = [(str(user), str(item), *(f"{one:.3f}" for one in numbers)) for user, item, *numbers in pairs]
+        table(("User's", "Item's", "Weight", "Cosine", "Adds"), rows)
 
 
 def _votes(found: Explanation) -> None:
@@ -138,9 +121,7 @@ def _votes(found: Explanation) -> None:
                 text("p", f"Neighbours of the items that this user had vote {votes.vote:+.3f}.")
             return
         text("p", f"Of the {votes.num_neighbours:,} remembered interactions of people most like this one:", "hint")
-        with box("ul", "plain"):
-            for one in votes.voters:
-                text("li", _voter(one))
+        texts(map(_voter, votes.voters), "")
 
 
 def _voter(one: VotingInteractions) -> str:
@@ -149,13 +130,13 @@ def _voter(one: VotingInteractions) -> str:
 
 
 def _rules(found: Explanation) -> None:
-    if not found.rules:
-        return
     with panel("Rules that name it"):
-        with box("ul", "plain"):
-            for rule in found.rules:
-                effects = [f"adds {rule.adds:+g}"] if rule.adds else []
-                effects += [f"puts the best of its items at {rule.pin}"] if rule.pin else []
-                effects += [f"lets {rule.cap} of its items in"] if rule.cap else []
-                text("li", f"{rule.name}: {', '.join(effects)}", "isolated")
+        texts(map(_effects, found.rules))
         text("p", f"With them the score is {found.score_with_rules:.3f}.")
+
+
+def _effects(rule: ExplainedRule) -> str:
+    effects = [f"adds {rule.adds:+g}"] if rule.adds else []
+    effects += [f"puts the best of its items at {rule.pin}"] if rule.pin else []
+    effects += [f"lets {rule.cap} of its items in"] if rule.cap else []
+    return f"{rule.name}: {', '.join(effects)}"

@@ -4,35 +4,38 @@ import asyncio
 import json
 import shlex
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
-from freshet.v1 import gateway_pb2
+from freshet.v1 import common_pb2, gateway_pb2
 from freshet_client import (
     AsyncClient,
     Certificate,
     Filter,
     FreshetError,
-    FreshnessReport,
-    IndexFreshness,
     Item,
-    PartitionProgress,
+    PreconditionFailed,
     Unavailable,
 )
 from freshet_client.testing import FakeGateway
 from freshet_client.wire import write
 from google.protobuf.json_format import MessageToDict
+from nicegui import Client, ui
+from nicegui.elements.mixins.text_element import TextElement
 from starlette.datastructures import QueryParams
 
-from services.console.frame import in_script
+from services.console.elements import in_script
+from services.console.frame import Notice
 from services.console.pages import live
-from services.console.pages.live import Sample, Samples, Tail, rates
+from services.console.pages.live import Sample, Tail, rates
+from services.console.pages.try_it import Wanted, call_of
 from services.console.pages.why import place_of
 from services.console.plots import Watch
 from services.console.same_origin import SameOrigin
 from services.console.sentences import MEANINGS, about_answer, duration
 from services.console.snippets import curl, python
-from services.console.wanted import Wanted, call_of
+from services.contracts.yaml_files import parse_rules
 from services.gateway.domain import Degradation
 
 
@@ -146,6 +149,25 @@ async def test_requests_of_other_pages_and_for_other_names_are_refused(kind: str
     assert await answered(kind, **headers) == status
 
 
+def test_a_failure_is_shown_until_the_next_success_also_inside_another_block() -> None:
+    with Client(ui.page("/unit"), request=None) as client:
+        notice = Notice("notice", "alert")
+
+    def shown() -> list[str]:
+        return [one.text for one in client.elements.values() if isinstance(one, TextElement)]
+
+    with notice.failures(), notice.failures():
+        raise PreconditionFailed("the name is taken")
+    assert shown() == ["the name is taken"]
+    with notice.failures():
+        parse_rules("rules", "rules: 7")
+    assert shown()[0].startswith("rules: rules=")
+    with notice.failures():
+        pass
+    assert shown() == [""]
+    client.delete()
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
@@ -171,34 +193,48 @@ async def test_a_place_in_the_list_or_what_keeps_an_item_out() -> None:
         assert "withdrawn, not available, or unknown" in (await place_of(client, "ann", gone))[1]
 
 
-def freshness(written: int, applied: int, lag_s: float | None) -> FreshnessReport:
-    index = IndexFreshness(deltas_offset=1, newest_recorded_time=None, lag_seconds=lag_s)
-    partition = PartitionProgress(partition=0, applied_offset=applied - 1, end_offset=written)
-    return FreshnessReport("m", "i", "e", (partition,), (), index, index)
+class Freshness:
+    """Answers each call with one more partition's progress, from (applied, end), and counts the calls."""
+
+    def __init__(self, *progress: tuple[int, int]) -> None:
+        self.progress, self.asked = list(progress), list[str]()
+
+    async def call(self, method: str, request: Any, timeout_s: float) -> Any:
+        self.asked.append(method)
+        applied, end = self.progress.pop(0)
+        partition = gateway_pb2.PartitionProgress(partition=0, applied_offset=applied - 1, end_offset=end)
+        index = common_pb2.IndexFreshness(lag_seconds=0.5) if applied < end else None
+        return gateway_pb2.GetFreshnessResponse(interactions=[partition], candidates=index)
 
 
-def test_samples_make_rates_and_a_stream_without_an_end_makes_none() -> None:
-    reports = [(freshness(10, 10, 0.5), 1.0), (freshness(40, 20, 0.5), 2.0), (freshness(40, 40, None), 4.0)]
-    samples = [sample for one, at_s in reports if (sample := Sample.of(one, at_s)) is not None]
+async def test_a_sample_has_the_streams_ends_and_a_stream_without_an_end_makes_none() -> None:
+    client = AsyncClient.over(Freshness((10, 10), (20, 40), (10, -1)))
+    samples = [await Sample.take(client) for _ in range(3)]
+    assert [one and (one.written, one.applied, one.index_lag_s) for one in samples] == [
+        (10, 10, None),
+        (40, 20, 0.5),
+        None,
+    ]
+
+
+def test_samples_make_rates() -> None:
+    samples = [Sample(1.0, 10, 10, None), Sample(2.0, 40, 20, None), Sample(4.0, 40, 40, None)]
     assert rates(samples) == [(30.0, 10.0), (0.0, 10.0)]
-    assert [one.index_lag_s for one in samples] == [0.5, 0.5, None]
-    assert Sample.of(freshness(-1, 10, 0.5), 1.0) is None
 
 
-async def test_many_that_look_are_one_question_a_second() -> None:
-    asked: list[str] = []
+async def test_many_that_look_are_one_question_a_second_and_the_last_answers_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = Freshness((4, 5), (5, 6), (6, 7))
+    watch = Watch(partial(Sample.take, AsyncClient.over(stream)), 1.0, 2)
 
-    class Transport:
-        async def call(self, method: str, request: Any, timeout_s: float) -> Any:
-            asked.append(method)
-            return gateway_pb2.GetFreshnessResponse(
-                interactions=[gateway_pb2.PartitionProgress(partition=0, applied_offset=4, end_offset=5)]
-            )
+    async def look() -> list[int]:
+        return [one.written for one in await watch.look() if one is not None]
 
-    watch = Watch(Samples(AsyncClient.over(Transport())).take, 1.0)
-    looks = await asyncio.gather(*(watch.look() for _ in range(10)))
-    assert asked == ["GetFreshness"]
-    assert [[one.written for one in samples] for samples in looks] == [[5]] * 10
+    assert await asyncio.gather(*(look() for _ in range(10))) == [[5]] * 10
+    assert stream.asked == ["GetFreshness"]
+    monkeypatch.setattr(watch, "_every_s", 0.0)
+    assert [await look(), await look()] == [[5, 6], [6, 7]]
 
 
 async def test_a_tail_is_read_while_somebody_looks_and_an_error_ends_it_until_the_next_look(
