@@ -229,21 +229,12 @@ def _print_results(found: "Results", experiment: "Experiment", rows: list[dict[s
     for name, one in found.arms.items():
         shown.add_row(name or "interleaved", *(f"{n:,}" for n in (one.users, one.counted, one.exposures, one.shown)))
     out.print(shown)
-    if found.is_ratio_broken:
-        out.print(
-            f"The arms' users do not fit their shares (p {found.sample_ratio:.1g}): something loses users of one arm, "
-            "or counts them twice. No difference is shown; find the loss first."
-        )
-    elif experiment.interleaved:
+    if experiment.interleaved and not found.is_ratio_broken:
         _print_preference(found, experiment)
-    elif rows:
+    elif rows and not found.is_ratio_broken:
         _print_differences(rows, experiment)
-    for name, most in found.capped.items():
-        out.print(f"{most.users:,} users had more than {most.limit:g} of {name}, and count with that")
-    if found.in_two_arms:
-        out.print(f"{found.in_two_arms:,} users were shown two arms, and are left out")
-    if found.unknown_exposures:
-        out.print(f"{found.unknown_exposures:,} interactions name exposures that are not in the log")
+    for sentence in found.remarks:
+        out.print(sentence)
 
 
 def _print_preference(found: "Results", experiment: "Experiment") -> None:

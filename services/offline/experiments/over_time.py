@@ -74,16 +74,15 @@ def _of_part(
     settings: dict[str, Any],
 ) -> dict[str, Any]:
     found = results(log, experiment, metrics, only=only, **settings)
-    preferred = found.preferred
+    preference = []
+    if (one := found.preferred) is not None:
+        arm = experiment.arms[1].name
+        preference = [f"Preference for {arm}, from -1 to 1: {one.mean:+.3f} [{one.low:+.3f}, {one.high:+.3f}]."]
     return {
         "name": "" if only is None else f"{only[0].removeprefix(CONTEXT)} {only[1]}",
-        "arms": {name: asdict(one) for name, one in found.arms.items()},
-        "in_two_arms": found.in_two_arms,
-        "unknown_exposures": found.unknown_exposures,
-        "capped": {name: one.users for name, one in found.capped.items()},
-        "is_ratio_broken": found.is_ratio_broken,
+        "arms": {name: asdict(counts) for name, counts in found.arms.items()},
+        "remarks": found.remarks + preference,
         "broken": list(map(list, found.broken)),
-        "preferred": None if preferred is None else [preferred.mean, preferred.low, preferred.high],
         "rows": []
         if experiment.interleaved or found.is_ratio_broken
         else _over_time(log, experiment, metrics, **settings),

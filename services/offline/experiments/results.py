@@ -96,6 +96,22 @@ class Results:
     def is_ratio_broken(self) -> bool:
         return self.sample_ratio <= ALARM
 
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences about what cannot be compared, and what is capped or left out."""
+        said = [
+            f"{one.users:,} users had more than {one.limit:g} of {name}, and count with that."
+            for name, one in self.capped.items()
+        ]
+        if self.is_ratio_broken:
+            why = "something loses users of one arm, or counts them twice. No difference is shown; find the loss first."
+            said.insert(0, f"The arms' users do not fit their shares (p {self.sample_ratio:.1g}): {why}")
+        if self.in_two_arms:
+            said.append(f"{self.in_two_arms:,} users were shown two arms, and are left out.")
+        if self.unknown_exposures:
+            said.append(f"{self.unknown_exposures:,} interactions name exposures that are not in the log.")
+        return said
+
 
 def results(
     log: duckdb.DuckDBPyConnection,
