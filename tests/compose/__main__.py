@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ import paths
 import pytest
 from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 from outside import Outside, event, until
+from playwright.sync_api import expect, sync_playwright
 
 from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.contracts.processes import PROCESSES
@@ -39,8 +41,10 @@ BUNDLE = STATE / "bundle"
 # The command of docs/operate/operations.md.
 TRAINING = ("train", "--data", "simulator", "--epochs", "1", "--head", "mol", "--out", str(BUNDLE))
 COMPOSE = ("docker", "compose", "-f", "docker-compose.yml", "-f", "tests/compose/overlay.yml")
-SERVICES = ("kafka", "redis", "inference-server", *PROCESSES)
-ROLES = ("serve", "score", "encode", "generate")
+OWN = (*PROCESSES, "console")
+SERVICES = ("kafka", "redis", "inference-server", *OWN)
+ROLES = ("serve", "score", "encode", "generate", "console")
+CHROMIUM = "/usr/bin/chromium"
 STREAM_USERS, STREAM_EVENTS = 150, 20
 # Freshet's user, and whether a container can write to its root file system or gain rights.
 CONFINED = """
@@ -198,7 +202,7 @@ def check_confinement() -> None:
     """Nobody is root; Freshet's own processes cannot write to their file system, and have no rights to lose or gain."""
     for service in SERVICES:
         assert compose("exec", "-T", service, "id", "-u").strip() != "0", service
-    for process in PROCESSES:
+    for process in OWN:
         assert inspect(process)["HostConfig"]["ReadonlyRootfs"], process
         told = compose("exec", "-T", process, "python", "-c", CONFINED).strip()
         assert told == "10001,10001,,1,Read-only file system", f"{process}: {told}"
@@ -285,6 +289,19 @@ def whole(outside: Outside, user: str, item: str) -> gateway_pb2.RecommendRespon
     return answer
 
 
+def check_console(key: str) -> None:
+    """The console answers on its published port, shows nothing without a key, and lets the gateway's key in."""
+    console = f"http://{Ports.default().address('console')}"
+    assert urllib.request.urlopen(f"{console}/healthz", timeout=10).read() == b"serving\n"
+    with sync_playwright() as playwright:
+        page = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]).new_page()
+        page.goto(console)
+        page.wait_for_url("**/sign-in")
+        page.get_by_label("API key").fill(key)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.locator(".card")).to_have_count(12, timeout=30_000)
+
+
 def check_dead_letters(outside: Outside) -> None:
     """A record that nobody can read is set aside with its bytes, and what is behind it is applied."""
     user, value = outside.new_user(), b"\xff not a message"
@@ -358,6 +375,8 @@ def check() -> None:
         say(f"contents: {STREAM_USERS * STREAM_EVENTS} events of {STREAM_USERS} users, as sent and as encoded")
         check_answers(outside)
         say("answers: change after an event, honour its token, find words, ask for a key")
+        check_console(key)
+        say("console: signs in with the key on its published port, and shows a list")
         check_dead_letters(outside)
         say("dead letters: bytes set aside, what is behind them applied, listed by the command")
         kill_each(outside, outside.new_user())
