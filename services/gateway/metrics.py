@@ -41,8 +41,7 @@ class PartCalls:
     __slots__ = ("_buckets", "calls", "degraded", "failed")
 
     def __init__(self) -> None:
-        self.calls = self.failed = self.degraded = 0
-        self._buckets = [0] * _BUCKETS
+        self.clear()
 
     def add(self, seconds: float, failed: bool = False) -> None:
         self.calls += 1
@@ -112,16 +111,9 @@ class Minutes:
 
     def _present(self) -> NDArray[np.void]:
         row = np.zeros(len(PARTS), _ROW)
-        for place, calls in enumerate(self._calls.values()):
-            row[place] = (
-                calls.calls,
-                calls.failed,
-                calls.degraded,
-                calls.quantile_ms(0.5),
-                calls.quantile_ms(0.99),
-                self._lag[place],
-                self._ready[place],
-            )
+        for place, (calls, lag, ready) in enumerate(zip(self._calls.values(), self._lag, self._ready, strict=True)):
+            times = calls.quantile_ms(0.5), calls.quantile_ms(0.99)
+            row[place] = (calls.calls, calls.failed, calls.degraded, *times, lag, ready)
         return row
 
 
