@@ -11,23 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jinja2 import ChainableUndefined, Environment, Undefined
+from jinja2.meta import find_undeclared_variables
+
 Row = Mapping[str, Any]
 
 _MISSING = "–"
 _FIELD = re.compile(r"\$(\w+)|\{([^{}:]+)(?::([^{}]*))?\}")
-_LINE = re.compile(r"(?:([@?])(\w+) )?(.*)")
 
 
 def filled(template: Path, **values: Any) -> str:
-    """Return the filled page; "–" stands for a missing part of a value or row. Raises: KeyError for a missing value."""
-    lines = []
-    for line in template.read_text(encoding="utf-8").splitlines():
-        mark, name, text = _LINE.fullmatch(line).groups()  # type: ignore[union-attr]
-        if mark == "@":
-            lines += [_in_place(text, lambda name, row=row: _field(row, name)) for row in values[name]]  # type: ignore[misc]
-        elif not mark or values[name]:
-            lines.append(_in_place(text, lambda name: _field({name.split(".")[0]: values[name.split(".")[0]]}, name)))
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n"
+    """Return the page of a jinja2 template, in which values are shown by `cell`.
+
+    "–" stands for a missing part of a value. Raises: KeyError for a missing value.
+    """
+    text = template.read_text(encoding="utf-8")
+    if missing := find_undeclared_variables(_TEMPLATES.parse(text)) - {*values, *_TEMPLATES.globals}:
+        raise KeyError(f"{template} needs {', '.join(sorted(missing))}")
+    page = _TEMPLATES.from_string(text).render(values)
+    return re.sub(r"\n{3,}", "\n\n", page).strip("\n") + "\n"
 
 
 def cell(value: Any, spec: str = "") -> str:
@@ -37,10 +39,10 @@ def cell(value: Any, spec: str = "") -> str:
     (with signs), of [mean, low, high]. `M` and `G` before one divide by a million or a billion; `±` gives " ± x", and
     "" for None.
     """
+    if value is None or isinstance(value, Undefined):
+        return "" if spec.startswith("±") else _MISSING
     if spec.startswith("±"):
-        return "" if value is None else f" ± {cell(value, spec[1:])}"
-    if value is None:
-        return _MISSING
+        return f" ± {cell(value, spec[1:])}"
     if spec.endswith("interval"):
         mean, low, high = (format(one, f"{spec[:-8]}.4f") for one in value)
         return f"{mean} [{low}, {high}]"
@@ -78,6 +80,13 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]
     ]
 
 
+_TEMPLATES = Environment(
+    undefined=ChainableUndefined, finalize=cell, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+)
+_TEMPLATES.filters["cell"] = cell
+_TEMPLATES.globals["tables"] = tables
+
+
 def machine() -> str:
     """Return the processor and the cores in use."""
     info = Path("/proc/cpuinfo")
@@ -93,17 +102,6 @@ def commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _in_place(text: str, value: Callable[[str], Any]) -> str:
-    return _FIELD.sub(lambda found: cell(value(found[1] or found[2]), found[3] or ""), text)
-
-
-def _field(values: Row, name: str) -> Any:
-    found: Any = values
-    for one in name.split("."):
-        found = (found or {}).get(one)
-    return found
 
 
 Report = dict[str, Any]
@@ -159,5 +157,15 @@ def stored(report: Report) -> str:
 
 
 def plain_page(template: Path, report: Report) -> str:
-    """Return a page of the report's own values and `$tables`; a person may add a `remark` to the report."""
-    return filled(template, **{"remark": "", "tables": tables(report["rows"])} | report)
+    """Return a page of the report's own values and its rows, of a template with `{name:spec}` and lines `@rows`."""
+    values = {"remark": "", "tables": tables(report["rows"])} | report
+    lines = []
+    for line in template.read_text(encoding="utf-8").splitlines():
+        is_row = line.startswith("@rows ")
+        for row in report["rows"] if is_row else [values]:
+            lines.append(_FIELD.sub(lambda found: _shown(found, row), line.removeprefix("@rows ")))  # noqa: B023
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n"
+
+
+def _shown(found: re.Match[str], values: Row) -> str:
+    return cell(values.get(found[1] or found[2]), found[3] or "")

@@ -31,19 +31,12 @@ from services.offline.training.codebooks.k_means import nearest, product_k_means
 
 _STORED_ONLY = (500_000, 2_000_000)  # only in the stored report
 FULL, SHORTLIST = "full softmax", "shortlist"
-_FOLDER = Path(__file__).parent
 
 
 def page(report: dict[str, Any]) -> str:
     """A `remark` is a person's addition to the stored report."""
-    sizes = []
-    for size in dict.fromkeys(row["phrases"] for row in report["rows"] if row["phrases"] not in _STORED_ONLY):
-        rows = [row for row in report["rows"] if row["phrases"] == size]
-        full, short = (next((row for row in rows if row["method"] == name), None) for name in (FULL, SHORTLIST))
-        compared = full is not None and short is not None
-        values = rows[0] | {"rows": rows, "full": full, "short": short, "compared": compared}
-        sizes.append(filled(_FOLDER / "size.template.md", **values))
-    return filled(_FOLDER / "page.template.md", **{"remark": ""} | report | {"making": MAKING, "sizes": sizes})
+    names = {"making": MAKING, "stored_only": _STORED_ONLY, "full_softmax": FULL, "shortlist": SHORTLIST}
+    return filled(Path(__file__).with_name("page.template.md"), **{"remark": ""} | report | names)
 
 
 Row = dict[str, Any]

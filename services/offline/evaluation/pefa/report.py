@@ -18,8 +18,6 @@ from services.offline.evaluation.pefa.sweep import ENCODER, Recalls, Setting
 
 Row = dict[str, Any]
 
-_FOLDER = Path(__file__).parent
-
 TITLES = {"scifact": "SciFact", "medquad": "MedQuAD"}
 # The recalls that choose lambda and k.
 DECIDED_BY = {"scifact": ("recall@10", "recall@100"), "medquad": ("recall@1", "recall@10")}
@@ -32,21 +30,20 @@ _NOTES = {
 }
 _METHODS = {"encoder": "encoder alone", "xs": "+ PEFA-XS", "xl": "+ PEFA-XL"}
 _COLOURS = {"encoder": "#4d4d4d", "xs": "#1f77b4", "xl": "#d95f02"}
-_SUFFIXES = ("", "_gain", "_gain_95", "_unseen", "_sd")
-_RECALLS = ("recall@1", "recall@10", "recall@100")
+_CUT_NAMES = tuple(f"recall@{cut}" for cut in PAIR_CUTS)
 
 
 def page(report: dict[str, Any]) -> str:
     """Return pefa.md; a person may add a `note` to the report."""
     rows = report["rows"]
-    return filled(
-        _FOLDER / "page.template.md",
-        **{"note": ""}
-        | report
-        | {
-            "sets": [_set_part(data, rows) for data in _sets(rows)],
-        },
-    )
+    # The deciding recalls are first.
+    sets = [(name, TITLES[name], dict.fromkeys([*DECIDED_BY[name], *_CUT_NAMES]), _NOTES[name]) for name in _sets(rows)]
+
+    def of(data: str, table: str) -> list[Row]:
+        return [row for row in rows if (row["data"], row["table"]) == (data, table)]
+
+    template = Path(__file__).with_name("page.template.md")
+    return filled(template, **{"note": ""} | report, sets=sets, of=of, methods=_METHODS)
 
 
 def plot(report: dict[str, Any], out: Path) -> None:
@@ -93,33 +90,12 @@ def _alone(panel: Any, rows: Sequence[Row], name: str) -> None:
     panel.axhline(alone[name], color=_COLOURS["encoder"], linewidth=1, linestyle=":", label="encoder alone")
 
 
-def _set_part(data: str, rows: Sequence[Row]) -> str:
-    # The deciding recalls are first.
-    a, b = DECIDED_BY[data]
-    short = {"a": a, "b": b, "c": next(name for name in _RECALLS if name not in (a, b))}
-    parts: dict[str, list[Row]] = {"chosen": [], "sweep": [], "serving": [], "share": []}
-    for row in rows:
-        if row["data"] == data and row["table"] in parts:
-            same = {
-                f"{alias}{suffix}": row.get(f"{name}{suffix}") for alias, name in short.items() for suffix in _SUFFIXES
-            }
-            names = {"upper": row["method"].upper(), "name": _METHODS.get(row["method"])}
-            parts[row["table"]].append(row | same | names)
-    for row in parts["chosen"]:
-        row["name"] += " (as printed)" if row["printed"] else ""
-        if row["method"] == "encoder":
-            row |= {f"{alias}_{name}": None for alias in "ab" for name in ("gain", "gain_95")}
-    values = parts["chosen"][0] | short | parts
-    return filled(_FOLDER / "set.template.md", **values | {"title": TITLES[data], "note": _NOTES[data]})
-
-
 def _sets(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["data"] for row in rows if row["table"] == "chosen"))
 
 
 SAMPLED_SHARES = (0.05, 0.10, 0.25, 0.50, 0.75, 0.95)
 _SAMPLES = 3  # seeds per share
-_CUT_NAMES = tuple(f"recall@{cut}" for cut in PAIR_CUTS)
 
 
 def run(request: Request, *, names: Sequence[str], source: EmbeddingSource | None = None) -> Report:
@@ -148,16 +124,8 @@ def _rows_of(data: TextSet, request: Request) -> list[Row]:
     rows += [
         {"table": "sweep", "data": data.name, **_described(setting), **_means(found[setting])} for setting in paper
     ]
-    rows += [
-        {"table": "serving", **row}
-        for row in serving.rows(
-            data,
-            settings,
-            seed=seed,
-            num_timed=50 if quick else 100,
-            say=request.say,
-        )
-    ]
+    served = serving.rows(data, settings, seed=seed, num_timed=50 if quick else 100, say=request.say)
+    rows += [{"table": "serving", **row} for row in served]
     return rows + _share_rows(data, settings, seeds=range(seed, seed + (1 if quick else _SAMPLES)), request=request)
 
 
@@ -175,7 +143,8 @@ def _chosen_row(data: TextSet, setting: Setting, found: Mapping[Setting, Recalls
 
 def _share_rows(data: TextSet, settings: Mapping[str, Setting], *, seeds: Sequence[int], request: Request) -> list[Row]:
     out = []
-    wanted = {"xs": settings["xs"], "xl": settings["xl"]}
+    wanted = {name: settings[name] for name in ("xs", "xl")}
+    document_bytes, entry_bytes = int(data.documents.nbytes), bytes_per_entry(data.documents.shape[1])
     for share in SAMPLED_SHARES:
         request.say(f"{data.name}: {share:.0%} of the training pairs")
         recall: dict[tuple[str, str], list[float]] = {}
@@ -191,16 +160,10 @@ def _share_rows(data: TextSet, settings: Mapping[str, Setting], *, seeds: Sequen
             for name in _CUT_NAMES:
                 row[name] = float(np.mean(recall[method, name]))
                 row[f"{name}_sd"] = float(np.std(recall[method, name], ddof=1)) if len(seeds) > 1 else None
-            row["index_bytes"] = _index_bytes(data, method, pairs)
+            # XL remembers pairs besides the documents' vectors.
+            row["index_bytes"] = document_bytes + (pairs * entry_bytes if method == "xl" else 0)
             out.append(row)
     return out
-
-
-def _index_bytes(data: TextSet, method: str, pairs: int) -> int:
-    """Return the bytes of the documents' vectors and, for XL, of the memory's entries."""
-    width = data.documents.shape[1]
-    remembered = pairs * bytes_per_entry(width) if method == "xl" else 0
-    return int(data.documents.nbytes) + remembered
 
 
 def _described(setting: Setting) -> Row:

@@ -7,20 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from services.offline.evaluation.common.plots import panels, titled
-from services.offline.evaluation.common.report import (
-    Report,
-    Request,
-    commit,
-    filled,
-    report_of,
-    written,
-)
+from services.offline.evaluation.common.report import Report, Request, commit, filled, report_of, written
 from services.offline.evaluation.quality import table
 from services.offline.evaluation.quality.arms import ARMS
-
-Row = Mapping[str, Any]
-
-_FOLDER = Path(__file__).parent
 
 
 def quality(
@@ -50,17 +39,10 @@ def quality(
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """Return quality.md of a report (`table.report`) with `command` and `machine`."""
-    sections = report["sections"]
-    done = sum(section["finals"]["done"] for section in sections)
-    expected = sum(section["finals"]["expected"] for section in sections)
-    progress = "The table is complete." if done >= expected else f"{done} of {expected} final runs are done so far."
-    values = {
-        "tuning_minutes": table.TUNING_SECONDS / 60,
-        "progress": progress,
-        "sections": [_section(section) for section in sections if section["rows"]],
-    }
-    return filled(_FOLDER / "page.template.md", **{**report, **values})
+    """Return quality.md of a report (`table.report`) with `command`."""
+    done, expected = (sum(one["finals"][part] for one in report["sections"]) for part in ("done", "expected"))
+    values = {"tuning_minutes": table.TUNING_SECONDS / 60, "done": done, "expected": expected, "arms": ARMS}
+    return filled(Path(__file__).with_name("page.template.md"), **{**report, **values})
 
 
 _PANELS_IN_A_ROW = 4
@@ -80,30 +62,3 @@ def plot_curves(report: Mapping[str, Any], path: Path) -> None:
                     panel.plot(*zip(*curve, strict=True), "-" if arm.is_mixture else "--", **style)
             title = f"{section['data']}\n{section['split']}"
             titled(panel, title, xlabel="processor seconds", ylabel="validation NDCG@10")
-
-
-def _section(section: Row) -> str:
-    order, order_text = section["order"], ""
-    commits = ", ".join(section.get("commits", ()))
-    if order is not None:
-        order_text = (
-            f" Shuffle test: {order['verdict']} (next-item hits {order['lift']:g} × shuffled, z {order['z']:g})."
-        )
-    ordered = sorted(section["rows"], key=lambda row: -row["ndcg@10"])
-    rows = {
-        "told": order_text,
-        "at": f", at commit {commits}" if commits else "",
-        "rows": [
-            _minutes(row) | {"name": f"**{row['title']}**" if row["arm"] in ARMS else row["title"]} for row in ordered
-        ],
-        "verdicts": [
-            verdict
-            for verdict in section["verdicts"]
-            if verdict["metric"] == "ndcg@10" and verdict["question"] != "with item neighbours minus without"
-        ],
-    }
-    return filled(_FOLDER / "section.template.md", **{**section, **rows})
-
-
-def _minutes(row: Row) -> dict[str, Any]:
-    return {**row, "minutes": row["cpu_seconds"] / 60}

@@ -214,6 +214,5 @@ def _rows(runs: Sequence[Row]) -> Iterator[Row]:
 
 def page(report: Report) -> str:
     """Return published.md."""
-    rows = [row | {"title": ARMS[row["arm"]].title} for row in report["rows"]]
-    missing = len(list(_planned(quick=report["quick"]))) - sum(row["seeds"] for row in rows)
-    return filled(Path(__file__).with_name("published.template.md"), **report | {"rows": rows, "missing": missing})
+    missing = len(list(_planned(quick=report["quick"]))) - sum(row["seeds"] for row in report["rows"])
+    return filled(Path(__file__).with_name("published.template.md"), **report, arms=ARMS, missing=missing)

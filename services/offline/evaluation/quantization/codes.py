@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from services.algorithms.scoring.states import FloatArray
 from services.offline.evaluation.common.embeddings import EmbeddingSet, EmbeddingSource, minilm_queries, mnist, sift
-from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, tables, written
+from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.quantization import search
 from services.offline.training.codebooks.product_quantizer import DEFAULT_THRESHOLD, train_product_quantizer
 from services.offline.training.codebooks.score_aware import score_aware_loss
@@ -59,11 +59,7 @@ def run(request: Request) -> Report:
     request.say("search end to end")
     searched = search.rows(request.quick, request.seed)
     report = report_of("quantization", request, [*found, *searched], began)
-    return written(
-        request,
-        report,
-        lambda report: plain_page(_TEMPLATE, report | {"tables": tables([*summary(found), *searched])}),
-    )
+    return written(request, report, lambda report: filled(_TEMPLATE, **report | {"rows": [*summary(found), *searched]}))
 
 
 def compare(
@@ -72,18 +68,17 @@ def compare(
     *,
     methods: Iterable[str] = (OURS, UNROTATED, FAISS_PQ, FAISS_OPQ),
     threshold: float = DEFAULT_THRESHOLD,
-    loss_threshold: float = DEFAULT_THRESHOLD,
     seed: int = 0,
 ) -> list[Row]:
     """Return one row per method at one bit rate.
 
-    This library trains and encodes with `threshold`. Every method's loss has `loss_threshold`, and is divided by the
+    This library trains and encodes with `threshold`. Every method's loss has the default one, and is divided by the
     loss of decoding every item to zero. LSQ has 8-bit codes only; its m is the rate's bits / 8. Raises: ValueError for
     an unknown method.
     """
     items = embeddings.items
     unit = float(np.sqrt(np.mean(np.sum(items.astype(np.float64) ** 2, axis=1))))
-    nothing = float(score_aware_loss(items, np.zeros_like(items), loss_threshold * unit).sum())
+    nothing = float(score_aware_loss(items, np.zeros_like(items), DEFAULT_THRESHOLD * unit).sum())
     truth = _Truth(embeddings)
     found = []
     for method in methods:
@@ -103,7 +98,7 @@ def compare(
                 "code_bits": 8 if method == FAISS_LSQ else rate.code_bits,
                 "threshold": threshold if method in (OURS, UNROTATED) else None,
                 "seed": seed,
-                "score_aware_loss": float(score_aware_loss(items, decoded, loss_threshold * unit).sum()) / nothing,
+                "score_aware_loss": float(score_aware_loss(items, decoded, DEFAULT_THRESHOLD * unit).sum()) / nothing,
                 **truth.measured(decoded),
                 "train_seconds": trained - started,
                 "encode_seconds": encoded - trained,

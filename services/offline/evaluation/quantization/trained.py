@@ -25,7 +25,7 @@ from services.algorithms.ops.quantized_scan import CellCodes, Cells, default_cel
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates
 from services.offline.evaluation.catalogues.trained import trained_scene
 from services.offline.evaluation.common.recall import recall
-from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
+from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.common.timing import Times, use_threads
 from services.offline.evaluation.large.catalogue import enlarged
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks, train_inverted_file
@@ -89,7 +89,8 @@ def page(report: Report) -> str:
         for row in codes
         if row["bits"] in _BITS and (row["codes"] in _SHOWN or row["codes"].startswith("scalar"))
     ]
-    return plain_page(Path(__file__).with_name("trained.template.md"), report | {"rows": [*shown, *indexes]})
+    rows = [*shown, *indexes]
+    return filled(Path(__file__).with_name("trained.template.md"), **{"remark": ""} | report | {"rows": rows})
 
 
 def code_rows(scorer: MolScorer, queries: QueryStates, request: Request) -> Iterator[dict[str, Any]]:

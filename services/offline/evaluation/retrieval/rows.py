@@ -25,15 +25,21 @@ from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import SHAPES, SYNTHETIC, IntArray, Scene, Shape
 from services.offline.evaluation.catalogues.trained import trained_scene
 from services.offline.evaluation.common.recall import recall
-from services.offline.evaluation.common.report import Report, Request, Say, report_of, written
+from services.offline.evaluation.common.report import Report, Request, Say, filled, report_of, written
 from services.offline.evaluation.common.roofline import Rates, measure_rates
 from services.offline.evaluation.common.timing import Times
-from services.offline.evaluation.retrieval import page
 from services.offline.evaluation.retrieval.algorithms import RESULTS, TRANSCRIPTION, Algorithm, Bench, algorithms
 from services.offline.evaluation.retrieval.proof import prove
 from services.offline.evaluation.retrieval.transcription import Transcription
 
 Row = dict[str, Any]
+
+# Settings in the stored report only.
+_LEFT_OUT = {
+    *("top_k_per_embedding(5)", "top_k_per_embedding(10)", "top_k_per_embedding(50)"),
+    *("top_k_avg(200)", "top_k_avg(1000)", "top_k_avg(2000)"),
+    *("combined_top_k(5,200)", "combined_top_k(100,1000)"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +75,25 @@ def run(
         found += rows(plan, seed=request.seed, quick=request.quick, bundle=trained, rates=rates, say=request.say)
     report = report_of("retrieval", request, found, began)
     report |= {"rates": asdict(rates), "proof": proof}
-    return written(request, report, page.page)
+    return written(request, report, page)
+
+
+def page(report: Report) -> str:
+    """Return retrieval.md: trained bundles first; optional `notes` precede the first synthetic table.
+
+    Only brute force's transcription is a row; a column has the others' times.
+    """
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in report["rows"]:
+        algorithm = row["algorithm"].removeprefix(TRANSCRIPTION)
+        if algorithm not in _LEFT_OUT and row["algorithm"] in (algorithm, f"{TRANSCRIPTION}brute_force"):
+            groups.setdefault((row["num_items"], row["batch"], row["catalogue"], row["shape"]), []).append(row)
+    trained, synthetic = (
+        [(key, groups[key]) for key in sorted(groups) if (key[2] == SYNTHETIC) == is_synthetic]
+        for is_synthetic in (False, True)
+    )
+    values = {"trained": trained, "synthetic": synthetic, "transcription": TRANSCRIPTION}
+    return filled(Path(__file__).with_name("page.template.md"), **{"notes": []} | report | values)
 
 
 def wrong_proofs(rows: list[Row]) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.offline.evaluation.common.plots import panels, titled
-from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
+from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 
 DoubleMatrix = npt.NDArray[np.float64]
 
@@ -67,7 +67,7 @@ def run(request: Request) -> Report:
 def page(report: Report) -> str:
     """Return universality.md; the report has every rank."""
     shown = [row for row in report["rows"] if row["rank"] in (1, 2, 4, 8, 15, 16)]
-    return plain_page(Path(__file__).with_name("universality.template.md"), report | {"rows": shown})
+    return filled(Path(__file__).with_name("universality.template.md"), **report | {"rows": shown})
 
 
 def rows(*, size: int = 16, seed: int = 0) -> list[dict[str, Any]]:

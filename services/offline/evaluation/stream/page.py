@@ -9,14 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from services.offline.evaluation.common.plots import panels, titled
-from services.offline.evaluation.common.report import cell, filled, markdown
+from services.offline.evaluation.common.report import filled
 from services.offline.evaluation.stream.measures import EventColumns
 from services.offline.evaluation.stream.walk import BoolArray, IntArray
 
 Row = dict[str, Any]
 
 ALL, NEW, KNOWN = "all", "new items, from their 3rd interaction", "items of the training"
-_FOLDER = Path(__file__).parent
 # The rankers' colours, in the page's order.
 _COLOURS = {
     "frozen": "#4d4d4d",
@@ -44,53 +43,12 @@ class WalkedSet:
 
 def page(report: Row) -> str:
     """Return the whole page."""
-    sets = [
-        _set_part(settings, [row for row in report["rows"] if row["dataset"] == settings["dataset"]])
-        for settings in report["settings"]
-    ]
-    more = {"sets": sets, "minutes": report["seconds"] / 60, "users": report["settings"][0]["distinct users"]}
-    return filled(_FOLDER / "page.template.md", **report | more)
-
-
-def _set_part(settings: Row, rows: Sequence[Row]) -> str:
-    by_kind = {(row["kind"], row["contender"]): row for row in rows}
-    names = [name for name in _COLOURS if (ALL, name) in by_kind]
-    kinds = {"all": ALL, "new": NEW, "known": KNOWN}
-    ranked = [{"name": name} | {short: by_kind.get((kind, name)) for short, kind in kinds.items()} for name in names]
-    every = settings["predicted every"]
-    return filled(
-        _FOLDER / "set.template.md",
-        **settings
-        | {
-            "first_seed": settings["seeds"][0],
-            "listed": ", ".join(map(str, settings["seeds"])),
-            "some": f" (every {every}th event; all events teach)" if every > 1 else "",
-            "again": ", ".join(f"{place:,}" for place in settings["trained again after"]) or "never",
-            "ranked": ranked,
-            "verdicts": [_verdict(row) for row in ranked if row["name"] in ("XS", "frozen + XL", "XS + XL")],
-            "behind": [{"label": label, "value": value} for label, value in settings["behind"].items()],
-            "by_kind": _by_kind(names, by_kind),
-        },
-    )
-
-
-def _verdict(row: Row) -> Row:
-    found: Row = {"name": row["name"]}
-    for metric, (mean, low, high) in row["all"]["minus frozen"].items():
-        found[metric] = "above" if low > 0 else "below" if high < 0 else "not distinguishable from"
-        found[f"{metric} gap"] = mean
-    return found
-
-
-def _by_kind(names: Sequence[str], by_kind: Mapping[tuple[str, str], Row]) -> list[str]:
-    lines = []
-    for kind in dict.fromkeys(kind for kind, _ in by_kind):
-        if kind in (ALL, NEW, KNOWN) or kind.startswith(("new item, ", "popularity quarter")):
-            continue  # in the first table, or in the stored report alone
-        first, metric = by_kind[kind, names[0]], "hr@50" if kind.startswith("new item") else "hr@10"
-        values = [cell(by_kind[kind, name][metric][0], ".4f") for name in names]
-        lines.append([kind, f"{first['events']:,}", f"{first['items']:,}", *values])
-    return markdown(("kind", "events", "items", *names), lines)
+    kinds: dict[str, dict[str, dict[str, Row]]] = {}
+    for row in report["rows"]:
+        kinds.setdefault(row["dataset"], {}).setdefault(row["kind"], {})[row["contender"]] = row
+    tables_of = {name: (found, [one for one in _COLOURS if one in found[ALL]]) for name, found in kinds.items()}
+    template = Path(__file__).with_name("page.template.md")
+    return filled(template, **report, tables_of=tables_of, all=ALL, new=NEW, known=KNOWN)
 
 
 def plot_stream(sets: Sequence[WalkedSet], path: Path) -> None:

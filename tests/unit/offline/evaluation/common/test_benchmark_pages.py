@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from services.offline.demo.plots import LABELS
-from services.offline.evaluation.common.report import Report, cell, filled, tables
+from services.offline.evaluation.common.report import Report, cell, filled
 from services.offline.evaluation.generation.rows import page as generation_page
 from services.offline.evaluation.large.processes import page as large_shards_page
 from services.offline.evaluation.large.rows import page as large_page
@@ -18,7 +18,7 @@ from services.offline.evaluation.pefa.report import page as pefa_page
 from services.offline.evaluation.quality.page import page as quality_page
 from services.offline.evaluation.quality.published import page as published_page
 from services.offline.evaluation.quantization.trained import page as trained_codes_page
-from services.offline.evaluation.retrieval.page import page as retrieval_page
+from services.offline.evaluation.retrieval.rows import page as retrieval_page
 from services.offline.evaluation.retrieval.universality import page as universality_page
 from services.offline.evaluation.stream.page import page as freshness_page
 
@@ -88,14 +88,15 @@ def test_the_published_page_of_a_subject_is_its_json(subject: str) -> None:
     assert (DOCS / f"{subject}.md").read_text(encoding="utf-8") == PAGES[subject](report).rstrip() + "\n"
 
 
-def test_a_template_repeats_lines_for_rows_and_keeps_lines_for_what_there_is(tmp_path: Path) -> None:
+def test_a_template_shows_a_missing_part_as_a_dash_and_refuses_a_missing_value(tmp_path: Path) -> None:
     template = tmp_path / "page.md"
-    template.write_text("# $name\n\n?rows | a |\n@rows | {a.b:.1f}{sd:±.2f} |\n\n?none gone\n\n{list}\n")
+    row = '| {{ row.a.b | cell(".1f") }}{{ row.sd | cell("±.2f") }} |'
+    template.write_text("# {{ name }}\n\n{% for row in rows %}\n" + row + "\n{% endfor %}\n\n\n{{ list }}\n")
     rows = [{"a": {"b": 1}, "sd": 0.25}, {"a": None, "sd": None}]
-    page = filled(template, name="$rows {x}", rows=rows, none=None, list=["one", "two"])
-    assert page == "# $rows {x}\n\n| a |\n| 1.0 ± 0.25 |\n| – |\n\none\ntwo\n"
-    with pytest.raises(KeyError):
-        filled(template, name="n", rows=[], none=None)
+    page = filled(template, name="{{ rows }}", rows=rows, list=["one", "two"])
+    assert page == "# {{ rows }}\n\n| 1.0 ± 0.25 |\n| – |\n\none\ntwo\n"
+    with pytest.raises(KeyError, match="needs list, rows"):
+        filled(template, name="n")
 
 
 def test_cells_are_short() -> None:
@@ -108,11 +109,6 @@ def test_cells_are_short() -> None:
     assert shown == ["1,234", "0.123", "+0.5000 [+0.2500, +1.0000]", "2.5"]
     assert [cell(None), cell(12_345), cell(True), cell({"a": None})] == ["–", "12,345", "True", "a –"]
     assert [cell(["a line", "another"]), cell([0.5, 1.5])] == ["a line\nanother", "[0.5, 1.5]"]
-
-
-def test_rows_of_two_kinds_make_two_tables() -> None:
-    lines = tables([{"a": 1, "b": None}, {"c": 0.123456}])
-    assert lines == ["| a | b |", "|---|---|", "| 1 | – |", "", "| c |", "|---|", "| 0.1235 |", ""]
 
 
 def test_the_best_baseline_stands_beside_the_model(render: ModuleType) -> None:

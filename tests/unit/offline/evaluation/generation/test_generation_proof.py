@@ -6,7 +6,7 @@ import pytest
 from services.algorithms.generation.generator import Generator
 from services.offline.evaluation.generation import proof as generation_proof
 from services.offline.evaluation.generation.proof import Proof, prove_catalogue, query
-from services.offline.evaluation.generation.rows import FULL, SHORTLIST, growth, page
+from services.offline.evaluation.generation.rows import FULL, SHORTLIST, growth
 
 
 def test_five_hundred_queries_with_changes_between_answer_only_with_the_catalogue() -> None:
@@ -41,31 +41,12 @@ def test_every_kind_of_hostile_query_is_finite() -> None:
     assert all(np.isfinite(query(rng, number)).all() for number in range(200))
 
 
-def row(phrases: int, method: str, cpu: float) -> dict[str, object]:
-    names = ("ms", "p95 ms", "scores cpu ms", "floor ms", "top 10 tokens", "top 10 identifiers", "found its own")
-    values = dict.fromkeys(names, 0.5)
-    return {
-        "phrases": phrases, "weights": "synthetic, int8", "method": method, "setting": "m 1, r 2", "union": 20_000,
-        "cpu ms": cpu, "speedup": 9.5, "extra MB": 1.0, **values,
-    }  # fmt: skip
-
-
-def test_the_page_holds_every_row_growth_and_the_proof() -> None:
-    rows = [row(10, FULL, 40.0), row(10, SHORTLIST, 2.0), row(30, FULL, 90.0), row(30, SHORTLIST, 2.5)]
-    text = page(
-        {
-            "command": "freshet bench generation",
-            "machine": "a machine",
-            "seed": 7,
-            "rows": rows,
-            "growth": growth(rows),
-            "proof": Proof(queries=100_000, answers=5).plain(),
-            "rates": {"bytes_read": 1e10},
-        }
-    )
-    assert "| shortlist | m 1, r 2 | 20,000 | 0.5 | 2.5 | 0.5 | 9.5 |" in text
-    assert all(figure in text for figure in ("1.25 times", "100,000", "(seed 7)"))
-
-
-def test_one_size_has_no_growth() -> None:
-    assert growth([row(10, FULL, 40.0), row(10, SHORTLIST, 2.0)]) is None
+def test_growth_is_of_the_shortlist_and_one_size_has_none() -> None:
+    rows = [
+        {"phrases": phrases, "method": method, "cpu ms": cpu}
+        for phrases, method, cpu in ((10, FULL, 40.0), (10, SHORTLIST, 2.0), (30, FULL, 90.0), (30, SHORTLIST, 2.5))
+    ]
+    found = growth(rows)
+    assert found is not None
+    assert (found["from"], found["to"], found["ratio"]) == (10, 30, 1.25)
+    assert growth(rows[:2]) is None
