@@ -18,7 +18,6 @@ FILES = {
     "algorithms/indexes/mutable/index.py": "one writer's lock",
     "algorithms/items/live_catalogue.py": "one writer's lock",
     "client/freshet_client/testing.py": "one gateway in memory: a method for each RPC",
-    "offline/evaluation/gpu/table.py": "it needs no package but NumPy, PyTorch, Triton, typer and rich",
     "offline/evaluation/quality/table.py": "one comparison: what runs, in which order, and its verdicts",
 }
 OBJECTS = {

@@ -6,8 +6,9 @@ byte read once). Selection and gathering count as 0.
 Letters: X items, B queries, P_q, P_x components, P = P_q * P_x, d width, G gate hidden width, N pool size.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 
@@ -78,18 +79,6 @@ def pool_scores(shape: Shape, *, num_queries: int, pool: float) -> Work:
     return full_scores(shape, num_queries=1, num_items=1).times(num_queries * pool)
 
 
-def searched(
-    shape: Shape, scans: Sequence[Callable[..., Work]], *, num_queries: int, num_items: int, pool: float
-) -> Work:
-    """Return the work of first passes over all items plus the mean pools; without passes, of scoring everything."""
-    if not scans:
-        return full_scores(shape, num_queries=num_queries, num_items=num_items)
-    work = pool_scores(shape, num_queries=num_queries, pool=pool)
-    for scan in scans:
-        work = work + scan(shape, num_queries=num_queries, num_items=num_items)
-    return work
-
-
 def pair_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:
     """Return the work of every pair's cosine, the first pass of TopKPerEmbedding."""
     floats = shape.num_item_components * shape.component_width
@@ -107,6 +96,31 @@ def average_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:
         exponentials=0,
         bytes_read=4 * num_items * shape.component_width,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Algorithm:
+    """A class of indexes with pool sizes; scans: first passes over all items, without which everything is scored."""
+
+    kind: Any
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    scans: tuple[Callable[..., Work], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind.name}({','.join(map(str, self.sizes.values()))})" if self.sizes else str(self.kind.name)
+
+    def work(self, shape: Shape, *, num_queries: int, num_items: int, touched: Mapping[str, float]) -> Work:
+        """Return the unavoidable work; `touched`: mean items per pass.
+
+        An exact strategy gets brute force's work, so it may take less than 1 roofline.
+        """
+        if not self.scans:
+            return full_scores(shape, num_queries=num_queries, num_items=num_items)
+        work = pool_scores(shape, num_queries=num_queries, pool=touched.get("full", 0.0))
+        for scan in self.scans:
+            work = work + scan(shape, num_queries=num_queries, num_items=num_items)
+        return work
 
 
 def _fastest_seconds(call: Callable[[], object], *, repeats: int = 40) -> float:

@@ -48,10 +48,6 @@ class Times:
     def median_ms(self) -> float:
         return 1e3 * float(np.median(self.wall))
 
-    @property
-    def p95_ms(self) -> float:
-        return self.quantile_ms(0.95)
-
     def quantile_ms(self, share: float) -> float:
         return 1e3 * float(np.quantile(self.wall, share))
 

@@ -75,14 +75,7 @@ class _Method:
     bytes_read: float  # to find the tokens, without their own rows
 
 
-def rows(
-    *,
-    sizes: tuple[int, ...],
-    quick: bool,
-    seed: int,
-    rates: Rates,
-    say: Say = lambda line: None,
-) -> list[Row]:
+def rows(*, sizes: tuple[int, ...], quick: bool, seed: int, rates: Rates, say: Say = lambda line: None) -> list[Row]:
     """Return a row per size and method; milliseconds are of single queries."""
     found: list[Row] = []
     for size in sizes:
@@ -167,7 +160,7 @@ def _row(
         "setting": method.setting,
         "union": round(union),
         "ms": round(whole.median_ms, 3),
-        "p95 ms": round(whole.p95_ms, 3),
+        "p95 ms": round(whole.quantile_ms(0.95), 3),
         "cpu ms": round(whole.cpu_ms, 3),
         "scores cpu ms": round(scoring.cpu_ms, 3),
         "floor ms": round(1e3 * least, 3),

@@ -12,8 +12,8 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,16 +32,9 @@ from services.algorithms.scoring.states import QueryStates
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import Scene, Shape, shape_named
 from services.offline.evaluation.common.recall import recall
-from services.offline.evaluation.common.roofline import Work, average_scan, pair_scan, searched
+from services.offline.evaluation.common.roofline import Algorithm, average_scan, pair_scan
 from services.offline.evaluation.common.timing import Times
-from services.offline.evaluation.gpu.rates import (
-    STAND_IN,
-    CardRates,
-    Clock,
-    cuda_events,
-    measure_card,
-    wall_clock,
-)
+from services.offline.evaluation.gpu.rates import STAND_IN, CardRates, Clock, cuda_events, measure_card, wall_clock
 
 Row = dict[str, Any]
 Say = Callable[[str], None]
@@ -78,30 +71,20 @@ PAPER_MS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Algorithm:
-    """An algorithm: its index with pool sizes, and its first passes over all items."""
-
-    name: str
-    kind: Callable[..., CardIndex]
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    scans: tuple[Callable[..., Work], ...] = ()
-
-
 def algorithms(num_items: int) -> list[Algorithm]:
     """Return the rows of Table 5 that make sense at X items."""
-    rows: list[tuple[Any, str, tuple[int, ...], Callable[..., Work]]] = [
-        *((TopKPerEmbedding, "top_k_per_embedding", (size,), pair_scan) for size in (5, 100)),
-        *((TopKAvg, "top_k_avg", (size,), average_scan) for size in _AVERAGES if 2 * size < num_items),
-        *((CombinedTopK, "combined_top_k", sizes, pair_scan) for sizes in ((5, 200), (100, 1000))),
+    averages = [size for size in _AVERAGES if 2 * size < num_items]
+    return [
+        Algorithm(kind=BruteForce),
+        *(Algorithm(kind=TopKPerEmbedding, sizes={"pool_size": size}, scans=(pair_scan,)) for size in (5, 100)),
+        *(Algorithm(kind=TopKAvg, sizes={"pool_size": size}, scans=(average_scan,)) for size in averages),
+        *(
+            Algorithm(
+                kind=CombinedTopK, sizes={"pair_pool_size": pairs, "average_pool_size": average}, scans=(pair_scan,)
+            )
+            for pairs, average in ((5, 200), (100, 1000))
+        ),
     ]
-    found = [Algorithm(name="brute_force", kind=BruteForce)]
-    for kind, name, values, scan in rows:
-        fields = ("pool_size",) if len(values) == 1 else ("pair_pool_size", "average_pool_size")
-        text = ",".join(map(str, values))
-        sizes = dict(zip(fields, values, strict=True))
-        found.append(Algorithm(name=f"{name}({text})", kind=kind, sizes=sizes, scans=(scan,)))
-    return found
 
 
 def rows(
@@ -183,34 +166,36 @@ class _Run:
         self._scorers["bfloat16"] = DeviceScorer(
             self._scene.items, self._scene.pair_gate, device=self._card.device, precision="bfloat16"
         )
-        brute_force = algorithms(self._shape.num_items)[0]
-        yield from self._measured(replace(brute_force, name="brute_force in bfloat16"), "bfloat16")
+        yield from self._measured(Algorithm(kind=BruteForce), "bfloat16")
         yield from self._faiss()
         yield from self._compiled()
 
     def _measured(self, algorithm: Algorithm, precision: str) -> Iterator[Row]:
         scorer = self._scorers[precision]
+        name = algorithm.name if precision == "float16" else f"{algorithm.name} in {precision}"
         for graphs in (8, 0):
-            self._say(f"{self._shape.name}: {algorithm.name}{'' if graphs else ' without CUDA graphs'}")
+            self._say(f"{self._shape.name}: {name}{'' if graphs else ' without CUDA graphs'}")
             try:
                 passes = CardPasses(scorer, max_graphs=graphs)
                 index = algorithm.kind(passes, **algorithm.sizes)
                 answers = _in_groups(index, self._scene, max(self._batches))
                 for batch in self._batches:
-                    yield self._row(algorithm, index, passes, answers, batch, graphs=bool(graphs))
+                    yield self._row(algorithm, index, passes, answers, batch) | {
+                        "algorithm": name,
+                        "paper_ms": PAPER_MS.get(self._shape.name, {}).get(name) if batch == 32 else None,
+                        "cuda_graphs": bool(graphs),
+                    }
                 break
             except Exception as error:
                 traceback.print_exc(file=sys.stderr)
                 yield {
                     "shape": self._shape.name,
-                    "algorithm": algorithm.name,
+                    "algorithm": name,
                     "cuda_graphs": bool(graphs),
                     "error": f"{type(error).__name__}: {error}"[:300],
                 }
 
-    def _row(
-        self, algorithm: Algorithm, index: CardIndex, passes: CardPasses, answers: TopK, batch: int, *, graphs: bool
-    ) -> Row:
+    def _row(self, algorithm: Algorithm, index: CardIndex, passes: CardPasses, answers: TopK, batch: int) -> Row:
         groups = [take_queries(self._scene.queries, start, start + batch) for start in self._starts(batch)]
         asked = [(group, passes.scorer.prepare(group)) for group in groups]
         key, steps = index.steps(RESULTS)
@@ -220,13 +205,7 @@ class _Run:
         wall = Times.of(lambda number: index.search(groups[number % len(groups)], RESULTS), range(self._repeats))
         touched = {found.name: float(found.touched.mean()) for found in answers.passes}
         milliseconds = statistics.median(timed)
-        work = searched(
-            self._shape,
-            algorithm.scans,
-            num_queries=batch,
-            num_items=self._shape.num_items,
-            pool=touched.get("full", 0.0),
-        )
+        work = algorithm.work(self._shape, num_queries=batch, num_items=self._shape.num_items, touched=touched)
         # The first pass reads half precision.
         least = self._card.rates.milliseconds(replace(work, bytes_read=work.bytes_read / 2))
         return {
@@ -240,8 +219,6 @@ class _Run:
             "floor_ms": least,
             "floor_ratio": milliseconds / least,
             "bytes_per_item": index.nbytes / self._shape.num_items,
-            "paper_ms": PAPER_MS.get(self._shape.name, {}).get(algorithm.name) if batch == 32 else None,
-            "cuda_graphs": graphs,
         }
 
     def _frame(self, algorithm: str, batch: int, milliseconds: float) -> Row:

@@ -75,11 +75,11 @@ def prove(request: Request, *, at_scale: bool) -> dict[str, Any]:
     at_scale: also check 100 queries at the Books shape, unless quick.
     """
     wanted = 2_000 if request.quick else 100_000
-    small = prove_on_small_catalogues(
-        num_queries=wanted,
-        seed=request.seed,
-        report=lambda done: request.say(f"answers against float64: {done:,} of {wanted:,} queries"),
-    )
+
+    def said(done: int) -> None:
+        request.say(f"answers against float64: {done:,} of {wanted:,} queries")
+
+    small = prove_on_small_catalogues(num_queries=wanted, seed=request.seed, report=said)
     found: dict[str, Any] = {"seed": request.seed, "small": asdict(small), "holds": small.holds}
     if at_scale and not request.quick:
         request.say("answers against float64 at the Books shape")
@@ -111,11 +111,16 @@ def prove_on_small_catalogues(
         if allowed is not None:
             exact[:, ~allowed] = -np.inf
         scorer = MolScorer(items, gate)
-        strategies: list[Index] = [BruteForce(scorer), *(kind(scorer, pool_size=_SMALL_POOL) for kind in EXACT)]
-        for index in strategies:
-            proof.add(index, index.search(queries, k, allowed), exact, k, must_be_exact=True)
-        for index in _heuristics(scorer):
-            proof.add(index, index.search(queries, k, allowed), exact, k, must_be_exact=False)
+        one, two = {"pool_size": _SMALL_POOL}, {"pair_pool_size": _SMALL_POOL, "average_pool_size": _SMALL_POOL}
+        strategies: list[tuple[Any, dict[str, int]]] = [
+            (BruteForce, {}),
+            *((kind, one) for kind in (*EXACT, TopKAvg, TopKPerEmbedding)),
+            *((CombinedTopK, two), (QuantizedTangents, one)),
+        ]
+        for kind, sizes in strategies:
+            index = kind(scorer, **sizes)
+            answer = index.search(queries, k, allowed)
+            proof.add(index, answer, exact, k, must_be_exact=kind in (BruteForce, *EXACT))
         proof.catalogues += 1
         proof.queries += batch
         if report is not None:
@@ -164,15 +169,6 @@ def wrong_answers(answer: TopK, exact: Doubles, k: int, *, must_be_exact: bool) 
             right = bool(left_out.max(initial=-np.inf) <= row[found[-1]] + certificate.gap + _SAME)
         wrong += not right
     return wrong
-
-
-def _heuristics(scorer: MolScorer) -> list[Index]:
-    return [
-        TopKAvg(scorer, pool_size=_SMALL_POOL),
-        TopKPerEmbedding(scorer, pool_size=_SMALL_POOL),
-        CombinedTopK(scorer, pair_pool_size=_SMALL_POOL, average_pool_size=_SMALL_POOL),
-        QuantizedTangents(scorer, pool_size=_SMALL_POOL),
-    ]
 
 
 def _awkward(rng: Rng, count: int, batch: int) -> tuple[QueryStates, ItemStates, PairGate | None]:

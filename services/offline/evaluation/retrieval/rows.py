@@ -5,11 +5,13 @@ Recall and hit rate are of trained bundles alone: a generated catalogue has no l
 Letters: X items, B queries, K = 100 results, Q queries that quality is measured with.
 """
 
+import copy
 import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy.typing as npt
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.exact.cheapest import Exact
 from services.algorithms.indexes.protocol import TopK, take_queries
+from services.algorithms.indexes.quantized.anisotropic import Anisotropic
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import QueryStates
 from services.offline.evaluation.catalogues.generator import generate
@@ -26,11 +29,12 @@ from services.offline.evaluation.catalogues.scene import SHAPES, SYNTHETIC, IntA
 from services.offline.evaluation.catalogues.trained import trained_scene
 from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.report import Report, Request, Say, filled, report_of, written
-from services.offline.evaluation.common.roofline import Rates, measure_rates
+from services.offline.evaluation.common.roofline import Algorithm, Rates, measure_rates
 from services.offline.evaluation.common.timing import Times
-from services.offline.evaluation.retrieval.algorithms import RESULTS, TRANSCRIPTION, Algorithm, Bench, algorithms
+from services.offline.evaluation.retrieval.algorithms import RESULTS, TRANSCRIPTION, algorithms
 from services.offline.evaluation.retrieval.proof import prove
 from services.offline.evaluation.retrieval.transcription import Transcription
+from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 
 Row = dict[str, Any]
 
@@ -135,9 +139,10 @@ class _Run:
         self._say: Say = lambda line: say(f"{plan.shape.name}: {line}")
         self._catalogue = SYNTHETIC if is_synthetic else scene.name
         self._algorithms = algorithms(len(scene.items), plan.shape, quick=quick)
-        self._bench = Bench(scorer=MolScorer(scene.items, scene.pair_gate))
+        self._scorer = MolScorer(scene.items, scene.pair_gate)
+        self._built: dict[Any, Any] = {}
         self._say("exact answers")
-        exact = BruteForce(self._bench.scorer)
+        exact = BruteForce(self._scorer)
         parts = [take_queries(scene.queries, start, start + 16) for start in range(0, len(scene.queries), 16)]
         self._exact = np.concatenate([exact.search(part, RESULTS).item_indices for part in parts])
         self._transcribed_ms: dict[tuple[str, int], float] = {}
@@ -147,14 +152,14 @@ class _Run:
             paper = Transcription(self._scene.items, self._scene.pair_gate)
             paper.prepare_averages()
             for algorithm in self._algorithms:
-                for batch in self._plan.batches if algorithm.transcribed is not None else ():
+                for batch in self._plan.batches if hasattr(paper, algorithm.kind.name) else ():
                     self._say(f"{TRANSCRIPTION}{algorithm.name}, batch {batch}")
                     yield self._transcribed(paper, algorithm, batch)
             del paper
             gc.collect()
         for algorithm in self._algorithms:
             self._say(f"preparing {algorithm.name}")
-            index = algorithm.build(self._bench)
+            index = self._index(algorithm)
             for batch in sorted(self._plan.batches, reverse=True):
                 self._say(f"{algorithm.name}, batch {batch}")
                 if isinstance(index, Exact):
@@ -170,12 +175,23 @@ class _Run:
                 }
             del index
 
+    def _index(self, algorithm: Algorithm) -> Any:
+        """Indexes of one kind share its data: only searches read sizes."""
+        kind, sizes = algorithm.kind, algorithm.sizes
+        if kind not in self._built:
+            self._built.clear()
+            options: dict[str, Any] = {}
+            if kind is Anisotropic:
+                options["codebooks"] = catalogue_codebooks(self._scene.items, self._scene.pair_gate)
+            self._built[kind] = kind(self._scorer, **options, **sizes)
+        index = copy.copy(self._built[kind])
+        for name, size in sizes.items():
+            setattr(index, name.removeprefix("pair_"), size)
+        return index
+
     def _transcribed(self, paper: Transcription, algorithm: Algorithm, batch: int) -> Row:
-        call, items = algorithm.transcribed, self._scene.items
-        assert call is not None
-        times, answers = _timed(
-            lambda queries, k: call(paper, queries), self._scene.queries, batch, self._plan.seconds, every_query=False
-        )
+        call, items = partial(getattr(paper, algorithm.kind.name), **algorithm.sizes), self._scene.items
+        times, answers = _timed(call, self._scene.queries, batch, self._plan.seconds, every_query=False)
         self._transcribed_ms[algorithm.name, batch] = times.median_ms
         averages = 4 * items.components.shape[2] if "av" in algorithm.name else 0
         return self._row(algorithm, batch, times, np.concatenate([one.numpy() for one in answers]), {}) | {
@@ -190,7 +206,8 @@ class _Run:
         shape, num_items = self._plan.shape, len(self._scene.items)
         least_ms = None
         if touched or algorithm.name == "brute_force":
-            least_ms = 1e3 * self._rates.seconds(algorithm.work(shape, batch, num_items, touched))
+            work = algorithm.work(shape, num_queries=batch, num_items=num_items, touched=touched)
+            least_ms = 1e3 * self._rates.seconds(work)
         whole, same = (self._transcribed_ms.get((name, batch)) for name in ("brute_force", algorithm.name))
         return {
             "catalogue": self._catalogue,
@@ -199,7 +216,7 @@ class _Run:
             "batch": batch,
             "algorithm": algorithm.name,
             "milliseconds": times.median_ms,
-            "p95_milliseconds": times.p95_ms,
+            "p95_milliseconds": times.quantile_ms(0.95),
             "runs": len(times.wall),
             "queries": len(found),
             "speedup": whole and whole / times.median_ms,

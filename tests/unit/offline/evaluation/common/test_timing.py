@@ -26,7 +26,7 @@ def test_waiting_costs_time_and_no_processor() -> None:
 def test_median_and_quantiles_are_in_milliseconds() -> None:
     times = Times(wall=[0.001, 0.002, 0.003], cpu=[0.001, 0.001, 0.004])
     assert (times.median_ms, times.cpu_ms) == (2.0, 1.0)
-    assert times.p95_ms == pytest.approx(2.9)
+    assert times.quantile_ms(0.95) == pytest.approx(2.9)
 
 
 def test_recall_counts_exact_answers_in_any_order_and_no_filling() -> None:
