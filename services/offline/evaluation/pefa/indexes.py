@@ -8,7 +8,7 @@ Letters: n documents, m training queries, B queries, E pairs, d width, k neighbo
 
 from abc import ABC, abstractmethod
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,21 +31,10 @@ Found = npt.NDArray[np.int64]
 Votes = list[dict[int, float]]
 
 
-class Retriever(Protocol):
-    """The 100 best documents (B, K) of each query (B, d), best first, and the index's bytes."""
+class Vectors(ABC):
+    """Document vectors (n, d), searched by inner product."""
 
-    @property
-    def nbytes(self) -> int: ...
-
-    def answer(self, queries: FloatArray) -> Found: ...
-
-
-class VectorIndex(ABC):
-    """Vectors searched by inner product."""
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int: ...
+    nbytes: int
 
     @abstractmethod
     def nearest(self, queries: FloatArray) -> tuple[Any, Any]:
@@ -55,25 +44,13 @@ class VectorIndex(ABC):
         return np.asarray(self.nearest(queries)[0], dtype=np.int64)
 
 
-class Memory(Protocol):
-    """Votes of remembered queries for documents, by row."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def votes(self, queries: FloatArray) -> Votes: ...
-
-
-class ServedVectors(VectorIndex):
-    """Document vectors in one of this library's indexes."""
+class ServedVectors(Vectors):
+    """Vectors in one of this library's indexes."""
 
     def __init__(self, vectors: FloatArray, *, algorithm: str) -> None:
         scorer = MolScorer(ItemStates(components=np.ascontiguousarray(vectors[:, None])), None)
         self._index = make_index(parse_algorithm(algorithm), scorer, np.arange(len(vectors)))
-
-    @property
-    def nbytes(self) -> int:
-        return self._index.nbytes
+        self.nbytes = self._index.nbytes
 
     def nearest(self, queries: FloatArray) -> tuple[Any, Any]:
         answer = self._index.search(QueryStates(components=queries[:, None]), K)
@@ -101,12 +78,10 @@ class ServedMemory:
         for start in range(0, len(entries), _APPEND):
             self._index.apply(upserts=entries[start : start + _APPEND])
         self._index.index.merge()
-
-    @property
-    def nbytes(self) -> int:
-        return len(self._index) * self._index.bytes_per_entry
+        self.nbytes = len(self._index) * self._index.bytes_per_entry
 
     def votes(self, queries: FloatArray) -> Votes:
+        """Return votes by document row, for each query."""
         found = self._index.votes(QueryStates(components=queries[:, None]), self._k)
         return [{int(document): vote for document, vote in votes.items()} for votes in found]
 
@@ -116,7 +91,7 @@ def bytes_per_entry(width: int) -> int:
     return VotingIndex(num_components=1, width=width, model_version="text").bytes_per_entry
 
 
-class GraphVectors(VectorIndex):
+class GraphVectors(Vectors):
     """hnswlib's HNSW, at the paper's settings."""
 
     def __init__(self, vectors: FloatArray, *, seed: int, results: int = K) -> None:
@@ -128,10 +103,7 @@ class GraphVectors(VectorIndex):
         self._index.set_num_threads(1)
         self._results = min(results, len(vectors))
         self._index.set_ef(max(_SEARCH_BREADTH, self._results))
-
-    @property
-    def nbytes(self) -> int:
-        return int(self._index.index_file_size())
+        self.nbytes = int(self._index.index_file_size())
 
     def nearest(self, queries: FloatArray) -> tuple[Any, Any]:
         rows, distances = self._index.knn_query(queries, k=self._results)
@@ -144,15 +116,15 @@ class GraphMemory:
     def __init__(self, train: Judged, relevant: sparse.csr_matrix, *, k: int, seed: int) -> None:
         self._graph = GraphVectors(train.queries, seed=seed, results=k)
         self._relevant, self._k = relevant, k
-
-    @property
-    def nbytes(self) -> int:
-        return int(self._graph.nbytes + self._relevant.indptr.nbytes + self._relevant.indices.nbytes)
+        self.nbytes = int(self._graph.nbytes + relevant.indptr.nbytes + relevant.indices.nbytes)
 
     def votes(self, queries: FloatArray) -> Votes:
         rows, products = self._graph.nearest(queries)
         found = xl_votes(rows, products.astype(np.float64), self._relevant, k=self._k)
         return [dict(zip(one.indices.tolist(), one.data.tolist(), strict=True)) for one in found]
+
+
+Memory = ServedMemory | GraphMemory
 
 
 class Voted:
@@ -161,12 +133,9 @@ class Voted:
     It is exact if base and memory are and no vote is negative.
     """
 
-    def __init__(self, documents: FloatArray, base: VectorIndex, memory: Memory, *, share: float) -> None:
+    def __init__(self, documents: FloatArray, base: Vectors, memory: Memory, *, share: float) -> None:
         self._documents, self._base, self._memory, self._share = documents, base, memory, share
-
-    @property
-    def nbytes(self) -> int:
-        return self._base.nbytes + self._memory.nbytes
+        self.nbytes = base.nbytes + memory.nbytes
 
     def answer(self, queries: FloatArray) -> Found:
         rows, scores = self._base.nearest(queries)

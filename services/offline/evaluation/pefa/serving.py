@@ -21,36 +21,32 @@ from services.offline.evaluation.pefa.indexes import (
     GraphMemory,
     GraphVectors,
     Memory,
-    Retriever,
     ServedMemory,
     ServedVectors,
-    VectorIndex,
+    Vectors,
     Voted,
 )
 from services.offline.evaluation.pefa.sweep import ENCODER, Setting, xs_vectors
+
+Build = Callable[[], Vectors | Voted]
 
 _OURS = ("brute_force", "quantized(1)", "quantized(300,{cells})")
 _VISITED = 0.6  # cells that the approximate index visits: of the sets' hundred, a quarter lost 6 points
 
 
-def builds(
-    data: TextSet, settings: Mapping[str, Setting], *, seed: int
-) -> dict[tuple[str, str], Callable[[], Retriever]]:
-    """Return (index, method) -> a function that builds it. hnswlib is omitted if it is not installed.
-
-    `settings`: of "xs" and "xl".
-    """
+def builds(data: TextSet, settings: Mapping[str, Setting], *, seed: int) -> dict[tuple[str, str], Build]:
+    """Return (index, method) -> a function that builds it; settings: of "xs" and "xl". hnswlib is an extra."""
     documents, train = data.documents, data.train
     xs, xl = settings["xs"], settings["xl"]
     visited = max(1, round(_VISITED * default_cells(*documents.shape).num_cells))
-    indexes: dict[str, tuple[Callable[[FloatArray], VectorIndex], Callable[[], Memory]]] = {
+    indexes: dict[str, tuple[Callable[[FloatArray], Vectors], Callable[[], Memory]]] = {
         name: (partial(ServedVectors, algorithm=name), partial(ServedMemory, train, k=xl.k))
         for name in (one.format(cells=visited) for one in _OURS)
     }
     if importlib.util.find_spec("hnswlib"):
         graph = partial(GraphMemory, train, train.relevant(len(documents)), k=xl.k, seed=seed)
         indexes["hnswlib"] = (partial(GraphVectors, seed=seed), graph)
-    found: dict[tuple[str, str], Callable[[], Retriever]] = {}
+    found: dict[tuple[str, str], Build] = {}
     for name, (index, memory) in indexes.items():
         found[name, "encoder"] = partial(index, documents)
         found[name, "xs"] = lambda index=index: index(xs_vectors(documents, train, xs))  # type: ignore[misc]
@@ -68,7 +64,7 @@ def rows(
     Times are processor time of all threads. Builds use up to two threads; queries run one at a time, alternating
     between indexes, on one thread, which PyTorch then keeps.
     """
-    built: dict[tuple[str, str], Retriever] = {}
+    built: dict[tuple[str, str], Vectors | Voted] = {}
     building = Times()
     use_threads(BUILD_THREADS)
     for key, build in builds(data, settings, seed=seed).items():

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,7 @@ from services.offline.evaluation.common.recall import pair_ranks, recalls
 from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.pefa import report as pefa_text
 from services.offline.evaluation.pefa.data import Judged, TextSet, folds, load, sampled
-from services.offline.evaluation.pefa.indexes import (
-    ServedMemory,
-    ServedVectors,
-    Voted,
-)
+from services.offline.evaluation.pefa.indexes import ServedMemory, ServedVectors, Voted
 from services.offline.evaluation.pefa.serving import rows
 from services.offline.evaluation.pefa.sweep import ENCODER, Setting, chosen, grid, measured, xs_vectors
 
@@ -98,11 +95,7 @@ def test_a_query_without_documents_and_a_score_of_nan_are_refused() -> None:
 
 @pytest.mark.parametrize("tested_are_trained", [False, True])
 def test_folds_hold_every_query_out_at_most_once_and_share_none(tested_are_trained: bool) -> None:
-    data = text_set()
-    data = TextSet(
-        **{name: getattr(data, name) for name in data.__slots__ if name != "tested_are_trained"},
-        tested_are_trained=tested_are_trained,
-    )
+    data = replace(text_set(), tested_are_trained=tested_are_trained)
     rows_of = {row.tobytes(): number for number, row in enumerate(data.train.queries)}
     seen: list[int] = []
     for fitted, held_out in folds(data, count=5, seed=3):
@@ -148,11 +141,7 @@ def test_the_choice_never_looks_at_test_queries() -> None:
     data = text_set(seed=7)
     tried = grid((0.1, 0.5, 0.9), (2, 8))
     others = Judged(queries=unit_rows(3, 99), pairs=np.array([[0, 1], [1, 2], [2, 3]]))
-    replaced = TextSet(
-        **{name: getattr(data, name) for name in data.__slots__ if name not in ("test", "unseen")},
-        test=others,
-        unseen=np.ones(3, dtype=bool),
-    )
+    replaced = replace(data, test=others, unseen=np.ones(3, dtype=bool))
     assert chosen(data, tried, seed=0) == chosen(replaced, tried, seed=0)
 
 
@@ -174,14 +163,10 @@ def test_exact_serving_answers_as_the_papers_formulas_rank(algorithm: str) -> No
         served.answer(data.test.queries), np.argsort(-transcribed(data, xs), axis=1, kind="stable")[:, :100]
     )
     single = Judged(queries=data.train.queries[1:], pairs=data.train.pairs[data.train.pairs[:, 0] > 0] - [1, 0])
-    data = TextSet(**{name: getattr(data, name) for name in data.__slots__ if name != "train"}, train=single)
+    data = replace(data, train=single)
     xl = Setting(method="xl", share=0.3, k=8)
-    voted = Voted(
-        data.documents,
-        ServedVectors(data.documents, algorithm=algorithm),
-        ServedMemory(data.train, k=xl.k),
-        share=xl.share,
-    )
+    base, memory = ServedVectors(data.documents, algorithm=algorithm), ServedMemory(data.train, k=xl.k)
+    voted = Voted(data.documents, base, memory, share=xl.share)
     scores, found = transcribed(data, xl), voted.answer(data.test.queries)
     # Remembered queries are in half precision, so neighbours of nearly equal scores may swap.
     got = np.take_along_axis(scores, found, axis=1)
