@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from services.offline.datasets import MeasuredSplit
+from services.offline.evaluation.engine.baselines import make_baseline
 from services.offline.evaluation.engine.metrics import summary
 from services.offline.evaluation.engine.ranked_events import EventScorer, RankedEvents, rank_events
 from services.offline.evaluation.quality.arms import Arm, Trial, bytes_per_item
@@ -146,17 +147,11 @@ def run_arm(
     return _ranked(row, scorer, split)
 
 
-def run_baseline(
-    name: str,
-    fit: Callable[[], EventScorer],
-    settings: Mapping[str, Any],
-    split: MeasuredSplit,
-    *,
-    is_final: bool,
-) -> Finished:
+def run_baseline(name: str, settings: Mapping[str, Any], split: MeasuredSplit, *, is_final: bool) -> Finished:
     """A trial is scored on validation, a final run ranks the test events."""
     began = time.process_time()
-    scorer = fit()
+    scorer = make_baseline(name, settings)
+    scorer.fit(split.train)
     row: Row = {
         "arm": name,
         "kind": "final" if is_final else "trial",

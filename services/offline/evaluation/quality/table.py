@@ -8,7 +8,7 @@ another machine, is used until this machine has more runs of it.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from services.offline.datasets import Interactions, MeasuredSplit, load_dataset, order_test
 from services.offline.datasets.splits import SPLITS
 from services.offline.evaluation.common.report import machine
-from services.offline.evaluation.engine.baselines import GRIDS, make_baseline
+from services.offline.evaluation.engine.baselines import GRIDS
 from services.offline.evaluation.engine.intervals import Difference, holm, paired_difference, spread
 from services.offline.evaluation.engine.metrics import METRICS, gains
 from services.offline.evaluation.engine.ranked_events import RankedEvents
@@ -219,24 +219,16 @@ class _Comparison:
                 self.final(ARMS[name], chosen[name], seed, served=True)
 
     def baseline(self, name: str) -> None:
-        grid = GRIDS[name]
-
-        def run(settings: Mapping[str, Any], *, is_final: bool) -> Finished:
-            def fit() -> Any:
-                made = make_baseline(name, settings)
-                made.fit(self.split.train)
-                return made
-
-            return run_baseline(name, fit, settings, self.split, is_final=is_final)
-
-        settings = grid[0]
-        if len(grid) > 1:
+        settings = GRIDS[name][0]
+        if len(GRIDS[name]) > 1:
             trials = [
-                self._done(self.trials, f"{name}/trial-{number}", lambda tried=tried: run(tried, is_final=False))  # type: ignore[misc]
-                for number, tried in enumerate(grid)
+                self._done(
+                    self.trials, f"{name}/trial-{number}", partial(run_baseline, name, one, self.split, is_final=False)
+                )
+                for number, one in enumerate(GRIDS[name])
             ]
-            settings = grid[_best(trials)]
-        self._done(self.store, f"{name}/final-0", lambda: run(settings, is_final=True))
+            settings = GRIDS[name][int(np.argmax([one.row["validation"] for one in trials]))]
+        self._done(self.store, f"{name}/final-0", partial(run_baseline, name, settings, self.split, is_final=True))
 
     def tuned(self, arm: Arm) -> Trial:
         """The data's fixed setting, or the best on validation, with one seed, of those that the plan's time allows."""
@@ -258,10 +250,8 @@ class _Comparison:
 
     def _expected_seconds(self, arm: Arm, trial: Trial) -> float:
         self.work.check_time()
-        positions = Histories.of(self.split.train).num_positions * self.plan.trial_epochs
-        return (
-            positions * microseconds_per_position(trial.applied(arm.shaped(self.plan.config)), self.split.train) / 1e6
-        )
+        microseconds = microseconds_per_position(trial.applied(arm.shaped(self.plan.config)), self.split.train)
+        return Histories.of(self.split.train).num_positions * self.plan.trial_epochs * microseconds / 1e6
 
     def final(self, arm: Arm, trial: Trial, seed: int, *, served: bool = False) -> None:
         """`served`: with item neighbours, as a bundle serves it."""
@@ -287,42 +277,31 @@ class _Comparison:
                 self._trained(served, arm, trial, seed=seed, is_final=True, plan=plan, of=name)
 
     def _trained(
-        self,
-        name: str,
-        arm: Arm,
-        trial: Trial,
-        *,
-        seed: int,
-        is_final: bool,
-        plan: Plan | None = None,
-        of: str | None = None,
+        self, name: str, arm: Arm, trial: Trial, *, seed: int, is_final: bool, plan: Plan | None = None, of: str = ""
     ) -> Finished:
         """If `of` names another run, use that run's model, with item neighbours."""
         store = self.store if is_final else self.trials
         # A trial's checkpoint has its setting in its name: a later call may measure other times and try another one.
         checkpoints = of or (name if is_final else f"{name}, {trial.text}")
-        title = f"{self.data.key}, {self.split.name}, {name}"
 
         def progress(step: Step) -> None:
             # An interrupted training continues from its last checkpoint, at most half a minute earlier.
             self.work.check_time()
             share = step.positions / step.total_positions
-            self.work.say(f"{title}: epoch {step.epoch + 1}, {share:.0%}, loss {step.loss:.3f}")
-
-        def work() -> Finished:
-            return run_arm(
-                arm,
-                trial,
-                plan or self.plan,
-                self.split,
-                seed=seed,
-                is_final=is_final,
-                checkpoints=store.folder / f"{checkpoints}.checkpoint",
-                progress=progress,
-                with_neighbours=of not in (None, name),
+            self.work.say(
+                f"{self.data.key}, {self.split.name}, {name}: epoch {step.epoch + 1}, {share:.0%}, loss {step.loss:.3f}"
             )
 
-        return self._done(store, name, work)
+        run = partial(
+            run_arm,
+            *(arm, trial, plan or self.plan, self.split),
+            seed=seed,
+            is_final=is_final,
+            checkpoints=store.folder / f"{checkpoints}.checkpoint",
+            progress=progress,
+            with_neighbours=of not in ("", name),
+        )
+        return self._done(store, name, run)
 
     def _done(self, store: Store, name: str, work: Callable[[], Finished]) -> Finished:
         found = store.get(name)
@@ -341,10 +320,6 @@ class _Comparison:
 
 def _folder(split: str) -> str:
     return split.replace(", ", "-").replace(" ", "-")
-
-
-def _best(trials: Sequence[Finished]) -> int:
-    return int(np.argmax([one.row["validation"] for one in trials]))
 
 
 def finals_of(store: Store) -> dict[str, list[Finished]]:
@@ -417,7 +392,7 @@ def _section(comparison: _Comparison) -> dict[str, Any]:
         "data": comparison.data.key,
         "split": split.name,
         "machine": machine(),
-        "commits": _commits(finals),
+        "commits": sorted({commit for runs in finals.values() for one in runs if (commit := one.row.get("commit"))}),
         "order": _order(comparison),
         "users": int((train.user_counts() > 0).sum()),
         "items": split.interactions.num_items,
@@ -432,10 +407,6 @@ def _section(comparison: _Comparison) -> dict[str, Any]:
         "verdicts": list(_verdicts(store, finals)),
         "strata": _strata(split, finals),
     }
-
-
-def _commits(finals: Mapping[str, Sequence[Finished]]) -> list[str]:
-    return sorted({one.row["commit"] for runs in finals.values() for one in runs if one.row.get("commit")})
 
 
 def _order(comparison: _Comparison) -> dict[str, Any] | None:
@@ -477,37 +448,30 @@ def _near_row(name: str, runs: Sequence[Finished]) -> Row:
 
 
 def _verdicts(store: Store, finals: Mapping[str, Sequence[Finished]]) -> Iterator[dict[str, Any]]:
-    mixture, dot, baseline = best_arm(finals, mixtures=True), best_arm(finals, mixtures=False), best_baseline(finals)
-    near = _near(store, finals)
-    pairs: list[tuple[str, str | None, str | None, Sequence[Finished], Mapping[str, Sequence[Finished]]]] = [
-        (f"with item neighbours minus {than}", name, other, runs, finals)
-        for name, runs in near.items()
-        for than, other in (("without", name), ("best baseline", baseline))
+    best = best_arm(finals, mixtures=True), best_arm(finals, mixtures=False), best_baseline(finals)
+    mixture, dot, baseline = map(str, best)  # "None" has no runs
+    near, equal_time = _near(store, finals), "mixture minus best dot product at equal training time"
+    shorter, served = (list(_stored(store, mixture, kind)) for kind in (_SHORTER, f"{_SHORTER}-{_NEIGHBOURS}"))
+    pairs: list[tuple[str, str, str, Sequence[Finished], Mapping[str, Sequence[Finished]]]] = [
+        *(
+            (f"with item neighbours minus {than}", name, other, runs, finals)
+            for name, runs in near.items()
+            for than, other in (("without", name), ("best baseline", baseline))
+        ),
+        ("mixture minus best dot product, both with item neighbours", mixture, dot, near.get(mixture, []), near),
+        ("mixture minus best dot product", mixture, dot, finals.get(mixture, []), finals),
+        ("mixture minus dot product at equal bytes", mixture, "hstu-dot-wide", finals.get(mixture, []), finals),
+        (equal_time, mixture, dot, shorter, finals),
+        (f"{equal_time}, both with item neighbours", mixture, dot, served, near),
+        ("mixture minus best baseline", mixture, baseline, finals.get(mixture, []), finals),
+        ("best dot product minus best baseline", dot, baseline, finals.get(dot, []), finals),
     ]
-    if mixture is not None:
-        if mixture in near:
-            pairs.append(
-                ("mixture minus best dot product, both with item neighbours", mixture, dot, near[mixture], near)
-            )
-        pairs += [
-            ("mixture minus best dot product", mixture, dot, finals[mixture], finals),
-            ("mixture minus dot product at equal bytes", mixture, "hstu-dot-wide", finals[mixture], finals),
-        ]
-        shorter = list(_stored(store, mixture, _SHORTER))
-        if shorter:
-            pairs.append(("mixture minus best dot product at equal training time", mixture, dot, shorter, finals))
-            served = list(_stored(store, mixture, f"{_SHORTER}-{_NEIGHBOURS}"))
-            question = "mixture minus best dot product at equal training time, both with item neighbours"
-            pairs += [(question, mixture, dot, served, near)] if served else []
-        pairs.append(("mixture minus best baseline", mixture, baseline, finals[mixture], finals))
-    if dot is not None:
-        pairs.append(("best dot product minus best baseline", dot, baseline, finals[dot], finals))
     for question, one, other, runs, others in pairs:
-        if one is None or other is None or other not in others:
-            continue
-        for metric in JUDGED:
-            found = difference(runs, others[other], metric)
-            yield {"question": question, "one": one, "other": other, "metric": metric} | _plain(found)
+        if runs and other in others:
+            for metric in JUDGED:
+                found = difference(runs, others[other], metric)
+                figures = {name: round(value, 5) for name, value in asdict(found).items()}
+                yield {"question": question, "one": one, "other": other, "metric": metric} | figures
 
 
 def difference(one: Sequence[Finished], other: Sequence[Finished], metric: str) -> Difference:
@@ -520,15 +484,6 @@ def difference(one: Sequence[Finished], other: Sequence[Finished], metric: str) 
     return paired_difference(
         values_of(one, metric), values_of(other, metric), users=ranked.users, replicates=_REPLICATES
     )
-
-
-def _plain(found: Difference) -> dict[str, float]:
-    return {
-        "mean": round(found.mean, 5),
-        "low": round(found.low, 5),
-        "high": round(found.high, 5),
-        "p_value": round(found.p_value, 5),
-    }
 
 
 def family(question: str) -> str:
