@@ -55,7 +55,7 @@ def query_state_of(message: common_pb2.QueryState) -> PackedQueryState:
     )
 
 
-def unpacked(message: common_pb2.QueryState, unpack: Callable[..., T]) -> T:
+def unpacked(message: common_pb2.QueryState | PackedQueryState, unpack: Callable[..., T]) -> T:
     """Return a message's arrays. unpack: `algorithms.scoring.packed_state.unpack_query_state`. Raises:
     InvalidRequest.
     """

@@ -31,19 +31,6 @@ class ArmSums:
     xx: float = 0.0
     xy: float = 0.0
 
-    @classmethod
-    def of(cls, values: npt.NDArray[np.float64], past: npt.NDArray[np.float64] | None = None) -> "ArmSums":
-        """Return sums of values (U,) and, if known, of the past (U,)."""
-        before = np.zeros_like(values) if past is None else past
-        return cls(
-            users=len(values),
-            y=float(values.sum()),
-            yy=float(values @ values),
-            x=float(before.sum()),
-            xx=float(before @ before),
-            xy=float(values @ before),
-        )
-
     def plus(self, other: "ArmSums") -> "ArmSums":
         """Return the sums over both groups of users."""
         return ArmSums(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))

@@ -152,26 +152,14 @@ def _since(log: Reader, ends: Offsets) -> Iterator[list[SourceRecord]]:
 
 
 def _interactions(records: Sequence[SourceRecord]) -> pa.Table:
-    rows = []
+    rows, names = [], set(_INTERACTIONS.names) - {"partition", "offset", "event_time"}
     for record in records:
         arrival = read_arrival(record)
         if isinstance(arrival, DeadLetter):
             continue
         one = arrival.interaction
-        rows.append(
-            {
-                "partition": record.partition,
-                "offset": record.offset,
-                "user_id": one.user_id,
-                "item_id": one.item_id,
-                "type": one.type,
-                "value": one.value,
-                "event_time": one.event_time_ms,
-                "event_id": one.event_id,
-                "undoes_event_id": one.undoes_event_id,
-                "exposure_id": one.exposure_id,
-            }
-        )
+        row = {"partition": record.partition, "offset": record.offset, "event_time": one.event_time_ms}
+        rows.append(row | {name: getattr(one, name) for name in names})
     return pa.Table.from_pylist(rows, schema=_INTERACTIONS)
 
 

@@ -19,7 +19,6 @@ class Shape:
     component_width: int
     gate_hidden: int = 128
     gated: bool = True
-    tau: float = 0.05
 
     @property
     def num_pairs(self) -> int:
@@ -27,39 +26,21 @@ class Shape:
         return self.num_query_components * self.num_item_components
 
 
+# Name, X, P_q, P_x, d, gated. The paper's Table 2 lists 3,649 films for ml-1m; the data have 3,706.
 SHAPES = {
-    shape.name: shape
-    for shape in (
-        # The paper's Table 2 lists 3,649 films; the data have 3,706.
-        Shape(
-            name="ml-1m",
-            num_items=3_706,
-            num_query_components=8,
-            num_item_components=4,
-            component_width=64,
-        ),
-        Shape(
-            name="ml-20m",
-            num_items=24_186,
-            num_query_components=8,
-            num_item_components=4,
-            component_width=128,
-        ),
-        Shape(
-            name="books",
-            num_items=674_044,
-            num_query_components=8,
-            num_item_components=8,
-            component_width=32,
-        ),
-        Shape(
-            name="nq320k",
-            num_items=109_739,
-            num_query_components=4,
-            num_item_components=4,
-            component_width=768,
-            gated=False,
-        ),
+    name: Shape(
+        name=name,
+        num_items=num_items,
+        num_query_components=num_query_components,
+        num_item_components=num_item_components,
+        component_width=width,
+        gated=gated,
+    )
+    for name, num_items, num_query_components, num_item_components, width, gated in (
+        ("ml-1m", 3_706, 8, 4, 64, True),
+        ("ml-20m", 24_186, 8, 4, 128, True),
+        ("books", 674_044, 8, 8, 32, True),
+        ("nq320k", 109_739, 4, 4, 768, False),
     )
 }
 
@@ -99,8 +80,3 @@ class Scene:
             gate_hidden=0 if self.pair_gate is None else len(self.pair_gate.hidden_bias),
             gated=self.items.gate is not None,
         )
-
-    @property
-    def labels(self) -> IntArray:
-        """The first label of each query: (B,). Raises: IndexError without labels."""
-        return self.label_draws[:, 0]

@@ -1,8 +1,8 @@
-"""Real embedding sets for the benchmark of codes: items, held-out queries and logged queries, all disjoint.
+"""Real embedding sets for the benchmark of codes: items and held-out queries, disjoint.
 
 Slow vectors are cached under a fingerprint of their texts.
 
-Letters: X items, B held-out queries, M logged queries, d width.
+Letters: X items, B held-out queries, d width.
 """
 
 import hashlib
@@ -23,15 +23,11 @@ from services.offline.datasets.locate import Locator
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingSet:
-    """A database with its queries.
-
-    Shapes: items (X, d), queries (B, d), logged (M, d), all float32.
-    """
+    """A database (X, d) with its queries (B, d), float32."""
 
     name: str
     items: FloatArray
     queries: FloatArray
-    logged: FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,23 +51,14 @@ class EmbeddingSource:
         return Locator(environ=self.environ).cache_dir() / "embeddings" / name
 
 
-def minilm_queries(
-    source: EmbeddingSource,
-    *,
-    seed: int,
-    num_queries: int = 1_000,
-    num_logged: int = 10_000,
-    num_items: int | None = None,
-) -> EmbeddingSet:
-    """Return MiniLM vectors (d = 384, unit norm) of 146k real search queries; those neither held out nor logged are
-    items.
+def minilm_queries(source: EmbeddingSource, *, seed: int, num_items: int | None = None) -> EmbeddingSet:
+    """Return MiniLM vectors (d = 384, unit norm) of 146k real search queries: 1,000 queries, 135k items.
 
     The first call takes 4.5 minutes on two cores with AVX-512, and stores 224 MB in the cache.
     Raises: ValueError if the model is not installed (with the command to run) or the file is missing.
     """
     texts = pq.read_table(source.file("queries/queries.parquet"))["text"].to_pylist()
-    vectors = sentence_vectors(source, texts)
-    return _split("minilm-queries", vectors, num_queries, num_logged, num_items, seed)
+    return _split("minilm-queries", sentence_vectors(source, texts), 1_000, 11_000, num_items, seed)
 
 
 def sentence_vectors(source: EmbeddingSource, texts: Sequence[str]) -> FloatArray:
@@ -97,9 +84,7 @@ def sentence_vectors(source: EmbeddingSource, texts: Sequence[str]) -> FloatArra
     return vectors
 
 
-def mnist(
-    source: EmbeddingSource, *, seed: int, num_queries: int = 1_000, num_items: int | None = None
-) -> EmbeddingSet:
+def mnist(source: EmbeddingSource, *, seed: int, num_items: int | None = None) -> EmbeddingSet:
     """Return MNIST pixels in [0, 1] (d = 784), not normalised: 60,000 training images, queries from the test images."""
     column = pq.read_table(source.file("mnist-784/images.parquet"), columns=["pixels"])["pixels"]
     vectors = _bytes_column(column, 784) / np.float32(255)
@@ -107,26 +92,24 @@ def mnist(
     items = vectors[:60_000]
     if num_items is not None:
         items = items[np.sort(np.random.default_rng(seed).choice(len(items), num_items, replace=False))]
-    return EmbeddingSet(
-        name="mnist-784", items=items, queries=vectors[order[:num_queries]], logged=vectors[order[num_queries:]]
-    )
+    return EmbeddingSet(name="mnist-784", items=items, queries=vectors[order[:1_000]])
 
 
 def sift(source: EmbeddingSource, *, seed: int) -> EmbeddingSet:
-    """Return 5,000 SIFT descriptors (d = 128), scaled by 1 / 512 to about unit norm: 500 queries, 500 logged."""
+    """Return 5,000 SIFT descriptors (d = 128), scaled by 1 / 512 to about unit norm: 500 queries, 4,000 items."""
     column = pq.read_table(source.file("sift-5k/vectors.parquet"), columns=["vector"])["vector"]
-    return _split("sift-5k", _bytes_column(column, 128) / np.float32(512), 500, 500, None, seed)
+    return _split("sift-5k", _bytes_column(column, 128) / np.float32(512), 500, 1_000, None, seed)
 
 
 def _split(
-    name: str, vectors: FloatArray, num_queries: int, num_logged: int, num_items: int | None, seed: int
+    name: str, vectors: FloatArray, num_queries: int, apart: int, num_items: int | None, seed: int
 ) -> EmbeddingSet:
-    apart = num_queries + num_logged
+    """Draw the queries and `apart` vectors in all that are no items."""
     if len(vectors) <= apart:
         raise ValueError(f"{name} has {len(vectors)} vectors; {apart} queries leave no items")
     order = np.random.default_rng(seed).permutation(len(vectors))
-    held_out, logged, items = order[:num_queries], order[num_queries:apart], np.sort(order[apart:][:num_items])
-    return EmbeddingSet(name=name, items=vectors[items], queries=vectors[held_out], logged=vectors[logged])
+    items = np.sort(order[apart:][:num_items])
+    return EmbeddingSet(name=name, items=vectors[items], queries=vectors[order[:num_queries]])
 
 
 def _bytes_column(column: object, width: int) -> npt.NDArray[np.float32]:

@@ -309,11 +309,10 @@ _CLASSES: Mapping[str, Callable[..., Baseline]] = {
     "als": ImplicitAls,
     "neighbours": ServedNeighbours,
 }
-BASELINES = tuple(_CLASSES)
 
 
 def make_baseline(name: str, settings: Mapping[str, Value] | None = None) -> Baseline:
-    """Return an unfitted baseline of BASELINES; omitted settings have their defaults."""
+    """Return an unfitted baseline of GRIDS; omitted settings have their defaults."""
     return _CLASSES[name](**(settings or {}))
 
 

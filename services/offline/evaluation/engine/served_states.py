@@ -11,7 +11,7 @@ from services.algorithms.encoding.history import trim
 from services.algorithms.scoring.packed_state import after_absence, unpack_query_state
 from services.algorithms.scoring.states import QueryStates
 from services.contracts.stored_history import StoredEvent
-from services.contracts.wire import PackedQueryState
+from services.contracts.wire import PackedQueryState, unpacked
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.bootstrap import vocabulary_of
 from services.encoder.domain import encode_job, user_state
@@ -59,15 +59,7 @@ class ServedStates:
                 for one, window, moment in zip(found, windows, moments, strict=True)
             ]
             rows += known
-        made = [
-            unpack_query_state(
-                components=one.components,
-                gate=one.gate,
-                num_components=one.num_components,
-                component_width=one.component_width,
-            )
-            for one in packed
-        ]
+        made = [unpacked(one, unpack_query_state) for one in packed]
         empty = QueryStates(components=np.empty((0, *self._shape), dtype=np.float32))
         return QueryStates.joined(made) if made else empty, np.array(rows, dtype=np.int64)
 

@@ -48,26 +48,66 @@ class WorldShape:
     topics: int = 2048
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PhraseWorld:
-    """The parts of a generator; tokens are already numbered by locality.
-
-    Shapes: tokens (sum of n,) and offsets (I + 1,): the identifiers' tokens.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Phrases:
+    """The output layer, and the identifiers' tokens (sum of n,) with offsets (I + 1,)."""
 
     shape: WorldShape
     layer: OutputLayer
-    shortlist: Shortlist
-    trie: IdentifierTrie
     tokens: Tokens
     offsets: npt.NDArray[np.int64]
+
+    def query(self, rng: np.random.Generator, identifier: int) -> Floats:
+        """Return x (1 + s, D) near an identifier; x_0 is the mean of its phrases' rows.
+
+        A position is a phrase's row (after the last, padding) plus .3 times the mean and .3 times a row of a random
+        other identifier. All have noise.
+        """
+        other = int(rng.integers(0, self.shape.num_identifiers))
+        own, mixed = (
+            self.layer.decoded(self.tokens[self.offsets[one] : self.offsets[one + 1]]) for one in (identifier, other)
+        )
+        mean = own.mean(axis=0)
+        padding = self.layer.decoded(np.zeros(1, dtype=np.int32))[0]
+        x = np.empty((1 + self.shape.positions, self.layer.width), dtype=np.float32)
+        x[0] = mean
+        for position in range(self.shape.positions):
+            there = own[position] if position < len(own) else padding
+            x[1 + position] = there + 0.3 * mean + 0.3 * mixed[position % len(mixed)]
+        return x + rng.normal(scale=0.4 * float(own.std()), size=x.shape).astype(np.float32)
+
+    def centers(self, rng: np.random.Generator) -> Floats:
+        """Return spherical k-means centres of x_0, from 16 queries per vector."""
+        asked = rng.integers(0, self.shape.num_identifiers, size=16 * self.shape.vectors)
+        lengths = (self.offsets[asked + 1] - self.offsets[asked]).astype(np.int64)
+        begins = np.cumsum(lengths) - lengths
+        places = np.arange(lengths.sum()) + np.repeat(self.offsets[asked] - begins, lengths)
+        own = np.add.reduceat(self.layer.decoded(self.tokens[places]), begins)
+        own = own / lengths[:, None].astype(np.float32)
+        noise = rng.normal(scale=0.4 * float(own.std()), size=own.shape).astype(np.float32)
+        x0 = torch.nn.functional.normalize(torch.from_numpy(own + noise), dim=1)
+        centers = x0[: self.shape.vectors].clone()
+        for _ in range(8):
+            nearest = torch.cat([(part @ centers.T).argmax(dim=1) for part in torch.split(x0, 4096)])
+            sums = torch.zeros_like(centers).index_add_(0, nearest, x0)
+            norms = sums.norm(dim=1, keepdim=True)
+            centers = torch.where(norms > 0, sums / norms.clamp(min=1e-9), centers)
+        return centers.numpy()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhraseWorld(Phrases):
+    """The parts of a generator; tokens are already numbered by locality."""
+
+    shortlist: Shortlist
+    trie: IdentifierTrie
     gain: float
 
     def queries(self, count: int, seed: int) -> tuple[Floats, npt.NDArray[np.int64]]:
         """Return x (N, 1 + s, D) and each query's identifier."""
         rng = np.random.default_rng(seed)
         wanted = rng.integers(0, self.shape.num_identifiers, size=count)
-        x = np.stack([_query(rng, self.layer, self.tokens, self.offsets, int(one), self.shape) for one in wanted])
+        x = np.stack([self.query(rng, int(one)) for one in wanted])
         return (x * np.float32(self.gain)).astype(np.float32), wanted
 
 
@@ -84,31 +124,21 @@ def make_world(shape: WorldShape, seed: int, *, say: Callable[[str], None] = lam
     tokens, offsets = _identifiers(rng, shape)
     layer = OutputLayer(rows)
     say(f"{shape.num_tokens:,} phrases: shortlist")
-    centers = _centers(rng, layer, tokens, offsets, shape)
+    centers = Phrases(shape=shape, layer=layer, tokens=tokens, offsets=offsets).centers(rng)
     sets = _sets(centers, rows, shape)
     places = locality_order(centers, sets, num_tokens=shape.num_tokens)
     _move(rows, places)
-    tokens, sets = places[tokens], places[sets]
+    phrases = Phrases(shape=shape, layer=layer, tokens=places[tokens], offsets=offsets)
     say(f"{shape.num_tokens:,} phrases: trie of {shape.num_identifiers:,} identifiers")
+    identifiers = np.arange(shape.num_identifiers)
     trie = IdentifierTrie.build_flat(
-        tokens,
-        offsets,
-        np.arange(shape.num_identifiers),
-        max_tokens=shape.positions,
-        num_tokens=shape.num_tokens,
+        phrases.tokens, offsets, identifiers, max_tokens=shape.positions, num_tokens=shape.num_tokens
     )
-    probe = np.stack([_query(rng, layer, tokens, offsets, int(one), shape)[1] for one in rng.integers(0, 1000, 16)])
+    probe = np.stack([phrases.query(rng, int(one))[1] for one in rng.integers(0, 1000, 16)])
     sample = layer.decoded(slice(1 << 18))[:: max(1, len(layer) // 20_000) if len(layer) < 1 << 18 else 13]
     gain = _SPREAD / float((probe @ sample.T).std(axis=1).mean())
-    return PhraseWorld(
-        shape=shape,
-        layer=layer,
-        shortlist=Shortlist(centers, sets, num_tokens=shape.num_tokens),
-        trie=trie,
-        tokens=tokens,
-        offsets=offsets,
-        gain=gain,
-    )
+    shortlist = Shortlist(centers, places[sets], num_tokens=shape.num_tokens)
+    return PhraseWorld(**vars(phrases), shortlist=shortlist, trie=trie, gain=gain)
 
 
 def _weights(words: Floats, shape: WorldShape, seed: int) -> CodedRows:
@@ -133,57 +163,6 @@ def _identifiers(rng: np.random.Generator, shape: WorldShape) -> tuple[Tokens, n
     ranks = (of_topic * rng.random(offsets[-1]) ** 3).astype(np.int64)  # a third of the draws from the first 4 %
     topics = np.repeat(rng.integers(0, shape.topics, size=shape.num_identifiers), lengths)
     return np.maximum(1, ranks * shape.topics + topics).astype(np.int32), offsets
-
-
-def _query(
-    rng: np.random.Generator,
-    layer: OutputLayer,
-    tokens: Tokens,
-    offsets: npt.NDArray[np.int64],
-    identifier: int,
-    shape: WorldShape,
-) -> Floats:
-    """Return x (1 + s, D) near an identifier; x_0 is the mean of its phrases' rows.
-
-    A position is a phrase's row (after the last, padding) plus .3 times the mean and .3 times a row of a random other
-    identifier. All have noise.
-    """
-    own = layer.decoded(tokens[offsets[identifier] : offsets[identifier + 1]])
-    other = int(rng.integers(0, shape.num_identifiers))
-    mixed = layer.decoded(tokens[offsets[other] : offsets[other + 1]])
-    mean = own.mean(axis=0)
-    padding = layer.decoded(np.zeros(1, dtype=np.int32))[0]
-    x = np.empty((1 + shape.positions, layer.width), dtype=np.float32)
-    x[0] = mean
-    for position in range(shape.positions):
-        there = own[position] if position < len(own) else padding
-        x[1 + position] = there + 0.3 * mean + 0.3 * mixed[position % len(mixed)]
-    spread = float(own.std())
-    return x + rng.normal(scale=0.4 * spread, size=x.shape).astype(np.float32)
-
-
-def _centers(
-    rng: np.random.Generator,
-    layer: OutputLayer,
-    tokens: Tokens,
-    offsets: npt.NDArray[np.int64],
-    shape: WorldShape,
-) -> Floats:
-    """Return spherical k-means centres of x_0, from 16 queries per vector."""
-    asked = rng.integers(0, shape.num_identifiers, size=16 * shape.vectors)
-    lengths = (offsets[asked + 1] - offsets[asked]).astype(np.int64)
-    begins = np.cumsum(lengths) - lengths
-    places = np.arange(lengths.sum()) + np.repeat(offsets[asked] - begins, lengths)
-    own = np.add.reduceat(layer.decoded(tokens[places]), begins) / lengths[:, None].astype(np.float32)
-    noise = rng.normal(scale=0.4 * float(own.std()), size=own.shape).astype(np.float32)
-    x0 = torch.nn.functional.normalize(torch.from_numpy(own + noise), dim=1)
-    centers = x0[: shape.vectors].clone()
-    for _ in range(8):
-        nearest = torch.cat([(part @ centers.T).argmax(dim=1) for part in torch.split(x0, 4096)])
-        sums = torch.zeros_like(centers).index_add_(0, nearest, x0)
-        norms = sums.norm(dim=1, keepdim=True)
-        centers = torch.where(norms > 0, sums / norms.clamp(min=1e-9), centers)
-    return centers.numpy()
 
 
 def _sets(centers: Floats, rows: CodedRows, shape: WorldShape) -> Tokens:

@@ -48,20 +48,13 @@ class VectorSet:
     exact: Found
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to search a built index.
-
-    `one` takes a query (1, d), `many` takes (B, d) and is `one` by default; both return rows (B, 100).
-    """
+    """One way to search a built index: `one` takes a query (1, d), `many` (B, d); both return rows (B, 100)."""
 
     text: str
     one: Search
-    batched: Search | None = None
-
-    @property
-    def many(self) -> Search:
-        return self.batched or self.one
+    many: Search
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,8 +117,8 @@ def _time(table: list[dict[str, Any]], settings: Sequence[Setting], data: Vector
             else:
                 taken.call(setting.many, queries)
     for row, taken in zip(table, samples, strict=True):
-        row["milliseconds"] = taken.median_ms / row["batch"]
-        row["queries_per_second"] = 1e3 / row["milliseconds"]
+        per_query = taken.median_ms / row["batch"]
+        row |= {"milliseconds": per_query, "queries_per_second": 1e3 / per_query}
     for row in table:
         base = [other for other in table if other["algorithm"] == BASELINE and other["batch"] == row["batch"]]
         row["speedup"] = base[0]["milliseconds"] / row["milliseconds"] if base else None
@@ -147,15 +140,12 @@ def _candidates(built: Built, data: VectorSet) -> list[tuple[Setting, float]]:
 
 
 def _cheapest(candidates: Sequence[tuple[Setting, float]], data: VectorSet, batch: int) -> tuple[Setting, float]:
-    if len(candidates) == 1:
-        return candidates[0]
-    return min(candidates, key=lambda trial: _seconds(trial[0], data, batch))
+    def median_ms(trial: tuple[Setting, float]) -> float:
+        if batch == 1:
+            return Times.of(trial[0].one, [query[None] for query in data.queries[:100]]).median_ms
+        return Times.of(trial[0].many, [data.queries] * 3).median_ms
 
-
-def _seconds(setting: Setting, data: VectorSet, batch: int) -> float:
-    if batch == 1:
-        return Times.of(setting.one, [query[None] for query in data.queries[:100]]).median_ms / 1e3
-    return Times.of(setting.many, [data.queries] * 3).median_ms / 1e3 / len(data.queries)
+    return candidates[0] if len(candidates) == 1 else min(candidates, key=median_ms)
 
 
 def _sets(quick: bool, seed: int, source: EmbeddingSource) -> Iterator[VectorSet]:
@@ -182,23 +172,23 @@ def _with_answers(name: str, items: FloatArray, queries: FloatArray) -> VectorSe
 
 
 def _libraries(quick: bool, width: int) -> list[Callable[[FloatArray, int], Built]]:
-    found: list[Callable[[FloatArray, int], Built]] = [_quantized, _quantized_exact]
-    if importlib.util.find_spec("scann"):
-        found.append(_scann)
-    if importlib.util.find_spec("faiss"):
-        found += (
-            [_faiss_plain, _faiss_flat] if quick and width > 64 else [_faiss_anisotropic, _faiss_plain, _faiss_flat]
-        )
-    if importlib.util.find_spec("hnswlib") and not quick:
-        found.append(_hnswlib)
-    return found
+    wanted: list[tuple[str, bool, Callable[[FloatArray, int], Built]]] = [
+        ("torch", True, _quantized),
+        ("torch", True, _quantized_exact),
+        ("scann", True, _scann),
+        ("faiss", not quick or width <= 64, _faiss_anisotropic),
+        ("faiss", True, _faiss_plain),
+        ("faiss", True, _faiss_flat),
+        ("hnswlib", not quick, _hnswlib),
+    ]
+    return [build for package, takes_part, build in wanted if takes_part and importlib.util.find_spec(package)]
 
 
 def _quantized(items: FloatArray, seed: int) -> Built:
     cells = CellScan(default_cells(*items.shape).coded(items, seed=seed), vectors=items)
     states = ItemStates(components=items[:, None])
-    probes = [max(1, round(share * cells.num_cells)) for share in (0.06, 0.08, 0.1, 0.12, 0.14, 0.2, 0.3, 0.5)]
-    probes += [round(share * cells.num_cells) for share in (0.6, 0.7, 0.75, 0.8, 0.9, 1.0)]
+    shares = (0.06, 0.08, 0.1, 0.12, 0.14, 0.2, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 1.0)
+    probes = [max(1, round(share * cells.num_cells)) for share in shares]
     reaches = [Visit(probes=cells.num_cells, reach=reach) for reach in (0.7, 0.75, 0.8, 0.84, 0.88, 0.92, 0.96)]
     ladders = []
     for pool in (130, 160, 200, 250, 300, 400):
@@ -226,7 +216,7 @@ def _of_index(text: str, index: Quantized) -> Setting:
     def search(queries: FloatArray) -> Found:
         return index.search(QueryStates(components=queries[:, None]), K).item_indices
 
-    return Setting(text=text, one=search)
+    return Setting(text, search, search)
 
 
 def _scann(items: FloatArray, seed: int) -> Built:
@@ -243,9 +233,9 @@ def _scann(items: FloatArray, seed: int) -> Built:
     def setting(leaves: int, reorder: int) -> Setting:
         options = {"leaves_to_search": leaves, "pre_reorder_num_neighbors": reorder, "final_num_neighbors": K}
         return Setting(
-            text=f"leaves={leaves}/{num_leaves} reorder={reorder}",
-            one=lambda queries: searcher.search(queries[0], **options)[0][None],
-            batched=lambda queries: searcher.search_batched(queries, **options)[0],
+            f"leaves={leaves}/{num_leaves} reorder={reorder}",
+            lambda queries: searcher.search(queries[0], **options)[0][None],
+            lambda queries: searcher.search_batched(queries, **options)[0],
         )
 
     shares = (0.04, 0.06, 0.08, 0.1, 0.115, 0.13, 0.15, 0.17, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0)
@@ -296,7 +286,7 @@ def _faiss_refined(algorithm: str, index: Any, items: FloatArray, num_cells: int
             step = max(1, (64 << 20) // (4 * pool * items.shape[1]))
             return np.concatenate([search(queries[start : start + step]) for start in range(0, len(queries), step)])
 
-        return Setting(text=f"probes={probes}/{num_cells} pool={pool}", one=search, batched=many)
+        return Setting(f"probes={probes}/{num_cells} pool={pool}", search, many)
 
     shares = (0.06, 0.1, 0.14, 0.2, 0.3, 0.5, 0.7, 1.0)
     ladders = [
@@ -318,7 +308,7 @@ def _faiss_flat(items: FloatArray, seed: int) -> Built:
 
     return Built(
         algorithm="faiss flat",
-        ladders=[[Setting(text="", one=search)]],
+        ladders=[[Setting("", search, search)]],
         bytes_per_item=4.0 * items.shape[1],
         exact=True,
     )
@@ -337,7 +327,7 @@ def _hnswlib(items: FloatArray, seed: int) -> Built:
             index.set_ef(breadth)
             return np.asarray(index.knn_query(queries, k=K)[0]).astype(np.int64)
 
-        return Setting(text=f"ef={breadth}", one=search)
+        return Setting(f"ef={breadth}", search, search)
 
     breadths = (150, 200, 300, 400, 600, 1_000, 1_500)
     return Built(

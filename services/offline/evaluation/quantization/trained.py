@@ -8,6 +8,7 @@ Letters: X items, B queries, M tangents of a query, w coordinates of an item for
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -69,16 +70,11 @@ def run(request: Request, bundles: Sequence[Path]) -> Report:
                 many = enlarged(load_bundle(bundle), _LARGE, Path(folder) / "bundle", seed=request.seed)
                 scorer = MolScorer(many.item_states, many.pair_gate)
                 rows += [{"trained_on": f"{of}, enlarged"} | row for row in index_rows(scorer, scene.queries, request)]
-    return written(
-        request,
-        report_of("trained-codes", request, rows, began),
-        page,
-    )
+    return written(request, report_of("trained-codes", request, rows, began), page)
 
 
 def page(report: Report) -> str:
     """Return trained-codes.md: some of the codes and pool sizes."""
-    codes = [row for row in report["rows"] if "codes" in row]
     indexes = [
         {name.replace("beside", "without"): value for name, value in row.items()}
         for row in report["rows"]
@@ -86,8 +82,8 @@ def page(report: Report) -> str:
     ]
     shown = [
         {name: value for name, value in row.items() if name not in ("N=100", "N=1000", "N=2000")}
-        for row in codes
-        if row["bits"] in _BITS and (row["codes"] in _SHOWN or row["codes"].startswith("scalar"))
+        for row in report["rows"]
+        if row.get("bits") in _BITS and (row["codes"] in _SHOWN or row["codes"].startswith("scalar"))
     ]
     rows = [*shown, *indexes]
     return filled(Path(__file__).with_name("trained.template.md"), **{"remark": ""} | report | {"rows": rows})
@@ -154,10 +150,10 @@ def codes(width: int) -> Iterator[Code]:
     yield Code(name="none", bits=32, decoded=lambda vectors, num_cells, seed: vectors)
     for bits in (4, 2, 1):
         kept = width * bits // 4
-        yield Code(name=f"scalar, 4 bits of {kept}", bits=bits, decoded=_scalar(kept))
+        yield Code(name=f"scalar, 4 bits of {kept}", bits=bits, decoded=partial(_scalar, kept))
         for threshold, rotate in _KINDS:
             name = f"product, T = {threshold:g}{', rotated' if rotate else ''}"
-            yield Code(name=name, bits=bits, decoded=_product(kept, threshold, rotate))
+            yield Code(name=name, bits=bits, decoded=partial(_product, kept, threshold, rotate))
 
 
 def _sizes(num_items: int) -> list[int]:
@@ -168,27 +164,15 @@ def _whole(vectors: FloatArray) -> FloatArray:
     return np.pad(vectors, ((0, 0), (0, -vectors.shape[1] % 4)))
 
 
-def _scalar(coded_width: int) -> Callable[[FloatArray, int, int], FloatArray]:
-    def decoded(vectors: FloatArray, num_cells: int, seed: int) -> FloatArray:
-        return values(Cells(num_cells=num_cells, bits=4, coded_width=coded_width).coded(vectors, seed=seed))
-
-    return decoded
+def _scalar(coded_width: int, vectors: FloatArray, num_cells: int, seed: int) -> FloatArray:
+    return values(Cells(num_cells=num_cells, bits=4, coded_width=coded_width).coded(vectors, seed=seed))
 
 
-def _product(num_subspaces: int, threshold: float, rotate: bool) -> Callable[[FloatArray, int, int], FloatArray]:
-    def decoded(vectors: FloatArray, num_cells: int, seed: int) -> FloatArray:
-        codebooks = train_inverted_file(
-            vectors,
-            num_cells=num_cells,
-            num_subspaces=num_subspaces,
-            code_bits=4,
-            threshold=threshold,
-            rotate=rotate,
-            seed=seed,
-        )
-        return codebooks.coded(vectors).decoded()
-
-    return decoded
+def _product(
+    num_subspaces: int, threshold: float, rotate: bool, vectors: FloatArray, num_cells: int, seed: int
+) -> FloatArray:
+    train = partial(train_inverted_file, num_subspaces=num_subspaces, code_bits=4, threshold=threshold, rotate=rotate)
+    return train(vectors, num_cells=num_cells, seed=seed).coded(vectors).decoded()
 
 
 def values(codes: CellCodes) -> FloatArray:

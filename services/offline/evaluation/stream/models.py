@@ -117,7 +117,6 @@ class StreamModel:
     items: ItemStates
     pair_gate: PairGate | None
     user_component: int | None
-    tau: float
     first: int
     before: EventStates
 
@@ -155,7 +154,6 @@ def stream_model(setting: StreamSetting, fit: Fit, *, seed: int, first: int = 0,
         items=model.all_item_states(),
         pair_gate=model.pair_gate(),
         user_component=shape.num_query_components - 1 if model.encoder_shape.uses_user_index else None,
-        tau=shape.tau,
         first=begin - setting.split,
         before=before,
     )

@@ -20,7 +20,7 @@ from services.algorithms.pefa.sums import ItemSums
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.stream.models import StreamModel
-from services.offline.evaluation.stream.walk import Event, IntArray, Ranker, Scores, StreamSetting
+from services.offline.evaluation.stream.walk import Event, Ranker, Scores, StreamSetting
 
 _ENOUGH_INTERACTIONS = 10
 
@@ -33,17 +33,10 @@ class VoteSettings:
     share: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Feedback:
-    """Weights of interactions by type and value; those before the stream have none."""
-
-    policy: FeedbackPolicy
-
-    def weights(self, setting: StreamSetting, rows: IntArray) -> npt.NDArray[np.float64]:
-        """Return the interactions' weights (n,)."""
-        events = setting.interactions
-        types = [events.type_names[code] for code in events.types[rows].tolist()]
-        return self.policy.weights(types, events.values[rows])
+def _weights(policy: FeedbackPolicy, setting: StreamSetting) -> npt.NDArray[np.float64]:
+    """Return the streamed interactions' weights (n,) by type and value; those before the stream have none."""
+    events = setting.interactions.select(slice(setting.split, len(setting.interactions)))
+    return policy.weights([events.type_names[code] for code in events.types.tolist()], events.values)
 
 
 class RefreshedItems:
@@ -57,7 +50,7 @@ class RefreshedItems:
         self,
         setting: StreamSetting,
         model: StreamModel,
-        feedback: Feedback,
+        feedback: FeedbackPolicy,
         min_users: Mapping[str, int],
         *,
         share: SharePolicy,
@@ -65,12 +58,11 @@ class RefreshedItems:
     ) -> None:
         self._model, self._min_users = model, dict(min_users)
         self._share, self._new_share = share, new_share
-        self._weights = feedback.weights(setting, np.arange(setting.split, len(setting.interactions)))
+        self._weights = _weights(feedback, setting)
         num_items = setting.interactions.num_items
         _, num_components, width = model.items.components.shape
-        states = cold_start_items(
-            num_items, num_components=num_components, width=width, mean_gate=mean_gate(model.items)
-        )
+        gate = mean_gate(model.items)
+        states = cold_start_items(num_items, num_components=num_components, width=width, mean_gate=gate)
         states.components[model.codes] = model.items.components
         if states.gate is not None and model.items.gate is not None:
             states.gate[model.codes] = model.items.gate
@@ -148,7 +140,7 @@ class WithVotes:
         self,
         setting: StreamSetting,
         model: StreamModel,
-        feedback: Feedback,
+        feedback: FeedbackPolicy,
         votes: Mapping[str, VoteSettings],
         inner: Sequence[Ranker],
         *,
@@ -158,7 +150,7 @@ class WithVotes:
         """The keys of `votes` name the variants: a result's name is the inner ranker's and the key."""
         self._setting, self._model, self._votes = setting, model, dict(votes)
         self._inner, self._min_users = list(inner), min_users
-        self._weights = feedback.weights(setting, np.arange(setting.split, len(setting.interactions)))
+        self._weights = _weights(feedback, setting)
         _, num_components, width = model.before.states.components.shape
         self._memory = QueryMemory(capacity=capacity, num_components=num_components, width=width)
         self._index = VotingIndex(

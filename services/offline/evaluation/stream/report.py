@@ -15,17 +15,10 @@ from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.evaluation.common.report import Report, Request, report_of, written
 from services.offline.evaluation.stream.baselines import NeighbourSettings, StreamingItemNeighbours, StreamingPopularity
-from services.offline.evaluation.stream.measures import (
-    EventColumns,
-    columns,
-    estimates,
-    joined,
-    kinds,
-    own_rates,
-)
+from services.offline.evaluation.stream.measures import EventColumns, columns, estimates, joined, kinds, own_rates
 from services.offline.evaluation.stream.models import Fit, TrainedModels, stream_model
 from services.offline.evaluation.stream.page import ALL, NEW, WalkedSet, page, plot_new_items, plot_stream
-from services.offline.evaluation.stream.pefa import Feedback, RefreshedItems, VoteSettings, WithVotes
+from services.offline.evaluation.stream.pefa import RefreshedItems, VoteSettings, WithVotes
 from services.offline.evaluation.stream.walk import IntArray, StreamSetting, stream_setting, walk
 
 Row = dict[str, Any]
@@ -35,7 +28,7 @@ DATASETS = ("ml-1m", "ml-latest-small")
 _WITHHELD_SHARES = {"ml-latest-small": 0.0}
 _WITHHELD_SHARE = 0.1
 _SAMPLED_QUERIES = 1000
-_FEEDBACK = Feedback(policy=FeedbackPolicy())
+_FEEDBACK = FeedbackPolicy()
 _CAPACITY, _MIN_USERS = 50_000, 3
 XS, ALONE, FROZEN, RETRAINED = "XS", "XS, m = 1", "frozen", "retrained"
 
@@ -53,7 +46,7 @@ class Policies:
     def as_plain(self) -> Row:
         """Return plain values; a policy becomes its text."""
         return {
-            "feedback": _FEEDBACK.policy.text,
+            "feedback": _FEEDBACK.text,
             "XS share": self.share.text,
             "XS share of new items": self.new_share.text,
             "XL": asdict(self.votes) | {"capacity": _CAPACITY},
@@ -168,14 +161,8 @@ def _walk_seed(plan: _Plan, policies: Policies, seed: int) -> _Seed:
     for first, end in zip(starts, [*starts[1:], setting.num_streamed], strict=False):
         plan.say(f"seed {seed}: training again after {first:,} streamed events")
         models.append(stream_model(setting, plan.fit, seed=seed, first=first, end=end))
-    items = RefreshedItems(
-        setting,
-        model,
-        _FEEDBACK,
-        {XS: _MIN_USERS, ALONE: 1},
-        share=policies.share,
-        new_share=policies.new_share,
-    )
+    least = {XS: _MIN_USERS, ALONE: 1}
+    items = RefreshedItems(setting, model, _FEEDBACK, least, share=policies.share, new_share=policies.new_share)
     voting = WithVotes(
         setting,
         model,

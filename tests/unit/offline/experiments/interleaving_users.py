@@ -35,6 +35,14 @@ class User:
     teams: np.ndarray
 
 
+def sums_of(values: np.ndarray, past: np.ndarray | None = None) -> ArmSums:
+    """Of users' values (U,) and pasts (U,)."""
+    before = np.zeros_like(values) if past is None else past
+    pairs = ((values, values), (before, before), (values, before))
+    yy, xx, xy = (float(one @ other) for one, other in pairs)
+    return ArmSums(len(values), float(values.sum()), yy, float(before.sum()), xx, xy)
+
+
 def rankings(
     rng: np.random.Generator, relevance: np.ndarray, qualities: tuple[float, float], shared: float
 ) -> list[list[int]]:
@@ -68,7 +76,7 @@ def needed(seed: int, users: int, qualities: tuple[float, float], shared: float)
     """Return the lift of the second arm, and the share of the A/B test's users that interleaving needs."""
     found = list(people(np.random.default_rng(seed), users, qualities, shared))
     past = np.array([float(one.past) for one in found])
-    arms = [ArmSums.of(np.array([one.clicks[arm] for one in found]), past) for arm in range(2)]
+    arms = [sums_of(np.array([one.clicks[arm] for one in found]), past) for arm in range(2)]
     ab = difference(*arms)
     teams = np.array([one.teams for one in found])
     taken = teams[:, :BOTH].sum(1) > 0

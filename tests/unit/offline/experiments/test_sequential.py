@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from interleaving_users import needed
+from interleaving_users import needed, sums_of
 
 from services.offline.experiments.differences import ArmSums, difference, differences, preference
 from services.offline.experiments.sequential import ALPHA, MIN_USERS, estimate
@@ -93,8 +93,8 @@ def test_the_past_narrows_the_interval_and_moves_no_difference() -> None:
     values = rng.poisson(past).astype(float)
     arm = rng.random(20_000) < 0.5
     values[arm] += rng.poisson(0.1, int(arm.sum()))
-    without = difference(ArmSums.of(values[~arm]), ArmSums.of(values[arm]))
-    adjusted = difference(ArmSums.of(values[~arm], past[~arm]), ArmSums.of(values[arm], past[arm]))
+    without = difference(sums_of(values[~arm]), sums_of(values[arm]))
+    adjusted = difference(sums_of(values[~arm], past[~arm]), sums_of(values[arm], past[arm]))
     assert without is not None
     assert adjusted is not None
     widths = [one.estimate.high - one.estimate.low for one in (without, adjusted)]
@@ -107,7 +107,7 @@ def test_the_past_narrows_the_interval_and_moves_no_difference() -> None:
 def test_sums_are_those_of_the_values_whoever_adds_them_up() -> None:
     rng = np.random.default_rng(5)
     values, past = rng.normal(3, 2, 500), rng.normal(1, 1, 500)
-    var_y, var_x, cov = ArmSums.of(values, past).moments()
+    var_y, var_x, cov = sums_of(values, past).moments()
     expected = np.cov(values, past)
     assert (var_y, var_x, cov) == pytest.approx((expected[0, 0], expected[1, 1], expected[0, 1]))
 
@@ -115,7 +115,7 @@ def test_sums_are_those_of_the_values_whoever_adds_them_up() -> None:
 def test_several_metrics_are_one_family() -> None:
     rng = np.random.default_rng(6)
     metrics = {
-        name: {arm: ArmSums.of(rng.normal(mean, 1, 2_000)) for arm, mean in (("a", 0.0), ("b", lift))}
+        name: {arm: sums_of(rng.normal(mean, 1, 2_000)) for arm, mean in (("a", 0.0), ("b", lift))}
         for name, lift in (("clicks", 0.25), ("hides", 0.0), ("value", 0.01))
     }
     found = differences(metrics, "a")
@@ -128,7 +128,7 @@ def test_several_metrics_are_one_family() -> None:
 
 
 def test_nothing_is_said_of_few_users() -> None:
-    few, many = ArmSums.of(np.ones(MIN_USERS - 1)), ArmSums.of(np.ones(MIN_USERS))
+    few, many = sums_of(np.ones(MIN_USERS - 1)), sums_of(np.ones(MIN_USERS))
     assert difference(few, many) is None
     assert preference(np.ones(MIN_USERS - 1), np.ones(MIN_USERS - 1)) is None
     same = difference(many, many)

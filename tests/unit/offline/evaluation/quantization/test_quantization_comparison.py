@@ -17,7 +17,7 @@ from services.offline.evaluation.quantization.codes import (
 pytest.importorskip("faiss", reason="faiss is an optional extra")
 
 ALL = clustered(1_400, 24, 0)
-SMALL = EmbeddingSet(name="clusters", items=ALL[:1_000], queries=ALL[1_000:1_200], logged=ALL[1_200:])
+SMALL = EmbeddingSet(name="clusters", items=ALL[:1_000], queries=ALL[1_000:1_200])
 
 
 def test_at_equal_bits_the_score_aware_codes_have_the_lower_loss_and_error() -> None:
@@ -31,7 +31,7 @@ def test_at_equal_bits_the_score_aware_codes_have_the_lower_loss_and_error() -> 
 
 
 def test_codes_that_reproduce_every_item_find_every_best_one() -> None:
-    few = EmbeddingSet(name="few", items=SMALL.items[:16], queries=SMALL.queries, logged=SMALL.logged)
+    few = EmbeddingSet(name="few", items=SMALL.items[:16], queries=SMALL.queries)
     (row,) = compare(few, Rate(num_subspaces=1, code_bits=4), methods=(OURS,))
     assert row["recall_1_at_1"] == 1
     assert row["relative_error"] < 1e-3
@@ -39,9 +39,7 @@ def test_codes_that_reproduce_every_item_find_every_best_one() -> None:
 
 
 def test_items_with_equal_codes_share_their_rank() -> None:
-    same = EmbeddingSet(
-        name="same", items=np.repeat(SMALL.items[:1], 101, axis=0), queries=SMALL.queries, logged=SMALL.logged
-    )
+    same = EmbeddingSet(name="same", items=np.repeat(SMALL.items[:1], 101, axis=0), queries=SMALL.queries)
     (row,) = compare(same, Rate(num_subspaces=1, code_bits=4), methods=(OURS,))
     # The best stands at rank 50 of 101 equals: not in the first ten, in the first hundred.
     assert (row["recall_1_at_10"], row["recall_1_at_100"]) == (0, 1)
@@ -69,5 +67,4 @@ def test_real_sets_are_split_without_a_shared_row() -> None:
         pytest.skip(str(error))
     assert found.items.shape == (4_000, 128)
     assert found.queries.shape == (500, 128)
-    rows = {row.tobytes() for row in found.queries} | {row.tobytes() for row in found.logged}
-    assert not rows & {row.tobytes() for row in found.items}
+    assert not {row.tobytes() for row in found.queries} & {row.tobytes() for row in found.items}

@@ -1,5 +1,7 @@
 """A small stream and untrained models for it: what a walk must keep to does not depend on having learnt."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -22,12 +24,20 @@ def ordered_events(num_users: int = 12, num_items: int = 25, events: int = 240, 
             users.append(user)
             items.append(int(orders[user][taken[user]]))
             taken[user] += 1
+    times, stars = np.sort(rng.integers(10**9, 10**9 + 10**6, events)), rng.integers(1, 6, events)
+    return interactions_of(users, items, times, stars, (num_users, num_items))
+
+
+def interactions_of(
+    users: Sequence[int], items: Sequence[int], times: np.ndarray, stars: np.ndarray, sizes: tuple[int, int]
+) -> Interactions:
+    num_users, num_items = sizes
     return Interactions(
         users=np.array(users, dtype=np.int32),
         items=np.array(items, dtype=np.int32),
-        timestamps=np.sort(rng.integers(10**9, 10**9 + 10**6, events)),
-        values=rng.integers(1, 6, events).astype(np.float32),
-        types=np.zeros(events, dtype=np.int16),
+        timestamps=times,
+        values=stars.astype(np.float32),
+        types=np.zeros(len(users), dtype=np.int16),
         user_ids=[f"user-{user}" for user in range(num_users)],
         item_ids=[f"item-{item}" for item in range(num_items)],
         type_names=["rating"],

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from stream_scene import interactions_of
 
-from services.offline.datasets import Interactions
 from services.offline.evaluation.stream.measures import EventColumns, columns, estimates, joined, kinds
 from services.offline.evaluation.stream.page import sliding_rate
 from services.offline.evaluation.stream.walk import IntArray, StreamSetting, stream_setting
@@ -26,20 +26,7 @@ def _setting() -> StreamSetting:
     """Ten events before the split and ten after; item 2 is new in the stream."""
     items = [0, 1, 0, 1, 0, 0, 1, 0, 1, 0, 2, 0, 2, 2, 1, 2, 0, 2, 1, 2]
     users = [0, 0, 1, 1, 2, 3, 3, 4, 4, 5, 0, 6, 1, 6, 2, 7, 7, 3, 8, 8]
-    data = Interactions(
-        users=np.array(users, dtype=np.int32),
-        items=np.array(items, dtype=np.int32),
-        timestamps=10**9 + 40_000 * np.arange(20),
-        values=np.ones(20, dtype=np.float32),
-        types=np.zeros(20, dtype=np.int16),
-        user_ids=[str(user) for user in range(9)],
-        item_ids=["a", "b", "c"],
-        type_names=["rating"],
-        titles=[""] * 3,
-        categories=[()] * 3,
-        name="twenty",
-        source="made for tests",
-    )
+    data = interactions_of(users, items, 10**9 + 40_000 * np.arange(20), np.ones(20), (9, 3))
     return stream_setting(data, seed=0, withheld_share=0, stream_share=0.5)
 
 
@@ -58,10 +45,7 @@ def test_kinds_divide_the_predictable_events() -> None:
     predictable[4] = False
     found = kinds(columns(setting, np.arange(setting.num_streamed), predictable))
     assert found["all"].tolist() == predictable.tolist()
-    for parts in (
-        ("new items", "items of the training"),
-        ("users of the training", "users new in the stream"),
-    ):
+    for parts in (("new items", "items of the training"), ("users of the training", "users new in the stream")):
         assert sum(found[part].astype(int) for part in parts).tolist() == predictable.astype(int).tolist()
     ages = sum(mask.astype(int) for kind, mask in found.items() if kind.startswith("new item's interaction"))
     days = sum(mask.astype(int) for kind, mask in found.items() if kind.startswith("new item, "))

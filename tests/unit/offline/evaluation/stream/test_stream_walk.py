@@ -17,7 +17,7 @@ from services.offline.evaluation.stream.baselines import (
     StreamingPopularity,
 )
 from services.offline.evaluation.stream.models import StreamModel, TrainedModels, states_of_stream, stream_model
-from services.offline.evaluation.stream.pefa import Feedback, RefreshedItems, VoteSettings, WithVotes
+from services.offline.evaluation.stream.pefa import RefreshedItems, VoteSettings, WithVotes
 from services.offline.evaluation.stream.walk import (
     Ranker,
     StreamSetting,
@@ -45,7 +45,7 @@ def model(setting: StreamSetting) -> StreamModel:
 
 
 def _pefa(setting: StreamSetting, model: StreamModel, *, capacity: int = 10_000) -> Ranker:
-    feedback = Feedback(policy=FeedbackPolicy({"rating": TypeWeight(slope=0.5, centre=2)}))
+    feedback = FeedbackPolicy({"rating": TypeWeight(slope=0.5, centre=2)})
     share = SharePolicy.parse("evidence(prior=3)")
     items = RefreshedItems(setting, model, feedback, {"XS": 3, "XS alone": 1}, share=share)
     frozen = TrainedModels(setting, [model], name="frozen")
@@ -154,7 +154,7 @@ def test_an_item_the_model_never_saw_is_found_from_its_users_alone(setting: Stre
 
 def test_what_stands_behind_new_items_needs_interactions(busy: tuple[StreamSetting, StreamModel]) -> None:
     setting, model = busy
-    items = RefreshedItems(setting, model, Feedback(policy=FeedbackPolicy()), {}, share=SharePolicy.parse("frozen"))
+    items = RefreshedItems(setting, model, FeedbackPolicy(), {}, share=SharePolicy.parse("frozen"))
     queries = model.queries(np.arange(20))[1]
     assert items.behind(queries) == {}
     walk(setting, [items])
@@ -233,7 +233,7 @@ def test_two_contenders_of_one_name_are_refused(setting: StreamSetting, model: S
 
 
 def test_a_model_share_of_one_leaves_frozen_items_as_they_are(setting: StreamSetting, model: StreamModel) -> None:
-    feedback = Feedback(policy=FeedbackPolicy())
+    feedback = FeedbackPolicy()
     still = RefreshedItems(setting, model, feedback, {"XS": 10_000}, share=SharePolicy.parse("frozen"))
     frozen = TrainedModels(setting, [model], name="frozen")
     walked = walk(setting, [still, frozen])
