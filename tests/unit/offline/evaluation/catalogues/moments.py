@@ -6,8 +6,7 @@ there.
 Letters: X items, B queries, P pairs, d width, G gate hidden width.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,32 +15,6 @@ import numpy.typing as npt
 from services.offline.evaluation.catalogues.scene import Scene
 
 _RESULTS = 100
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moments:
-    """Averages over queries, each over that query's items, unless said otherwise.
-
-    cosine_mean, cosine_sd: of c_p. pair_correlation: between two pairs' cosines. average_sd: of the mean cosine.
-    popularity_share: share of the mean cosine's variance that is the same for all queries. score_mean, score_sd: of s.
-    score_heights: (s - mean) / sd at ranks 1, 10, 100. average_correlation: of s with the mean cosine.
-    spread: E over pi of |c_p - s|. entropy: of pi, over log P. largest_weight: max_p pi_p.
-    average_recall: of the K best, those among the 200, 500, 1000 best by mean cosine.
-    """
-
-    cosine_mean: float
-    cosine_sd: float
-    pair_correlation: float
-    average_sd: float
-    popularity_share: float
-    score_mean: float
-    score_sd: float
-    score_heights: tuple[float, float, float]
-    average_correlation: float
-    spread: float
-    entropy: float
-    largest_weight: float
-    average_recall: tuple[float, float, float]
 
 
 def silu(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -63,8 +36,15 @@ def pair_network(scene: Scene, cosines: npt.NDArray[np.float32]) -> npt.NDArray[
     return np.asarray(silu(cosines @ gate.hidden_weight.T + gate.hidden_bias) @ gate.out_weight.T + gate.out_bias)
 
 
-def measure(scene: Scene) -> Moments:
-    """Moments over all queries of a scene of at least 1,000 items. Memory: a few (X, P) arrays."""
+def measure(scene: Scene) -> Mapping[str, Any]:
+    """Averages over queries, each over that query's items, unless said otherwise. Memory: a few (X, P) arrays.
+
+    cosine_mean, cosine_sd: of c_p. pair_correlation: between two pairs' cosines. average_sd: of the mean cosine.
+    popularity_share: share of the mean cosine's variance that is the same for all queries. score_mean, score_sd: of s.
+    score_heights: (s - mean) / sd at ranks 1, 10, 100. average_correlation: of s with the mean cosine.
+    spread: E over pi of |c_p - s|. entropy: of pi, over log P. largest_weight: max_p pi_p.
+    average_recall: of the K best, those among the 200, 500, 1000 best by mean cosine.
+    """
     rows: list[dict[str, Any]] = []
     averages = np.empty((len(scene.queries), len(scene.items)), dtype=np.float32)
     for query in range(len(scene.queries)):
@@ -101,9 +81,5 @@ def measure(scene: Scene) -> Moments:
             }
         )
     popularity = float(averages.mean(axis=0).var() / averages.var(axis=1).mean())
-    return Moments(popularity_share=popularity, **{name: _mean_of([row[name] for row in rows]) for name in rows[0]})
-
-
-def _mean_of(values: Sequence[Any]) -> Any:
-    means = np.mean(values, axis=0)
-    return tuple(means.tolist()) if means.ndim else float(means)
+    means = {name: np.mean([row[name] for row in rows], axis=0) for name in rows[0]}
+    return means | {"popularity_share": popularity}

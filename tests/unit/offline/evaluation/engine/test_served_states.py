@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,22 +25,16 @@ def rated() -> Interactions:
     return replace(data, values=stars, type_names=["rating"])
 
 
+def trained(out: Path, *, actions: bool = False, **changes: Any) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "quick", replace(with_sasrec(CONFIG), epochs=2, **changes))
+        run_training(out=out, interactions=rated(), split="time", head="mol", actions=actions)
+    return out
+
+
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("served") / "bundle"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "quick", replace(with_sasrec(CONFIG), epochs=2, absence=AbsenceShape()))
-        run_training(out=out, interactions=rated(), split="time", head="mol")
-    return out
-
-
-@pytest.fixture(scope="module")
-def with_actions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("served") / "reads-actions"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "quick", replace(with_sasrec(CONFIG), epochs=2))
-        run_training(out=out, interactions=rated(), split="time", head="mol", actions=True)
-    return out
+    return trained(tmp_path_factory.mktemp("served") / "bundle", absence=AbsenceShape())
 
 
 def people(data: Interactions, count: int) -> list[Person]:
@@ -85,8 +80,8 @@ def test_states_are_asked_for_as_of_a_time(path: Path) -> None:
         assert np.array_equal(found.components, right_after.components) == (later < 1024)
 
 
-def test_a_model_that_reads_actions_makes_other_states_of_other_stars(with_actions: Path) -> None:
-    states = ServedStates(load_bundle(with_actions))
+def test_a_model_that_reads_actions_makes_other_states_of_other_stars(tmp_path: Path) -> None:
+    states = ServedStates(load_bundle(trained(tmp_path / "bundle", actions=True)))
 
     def rating(stars: dict[float, float]) -> list[Person]:
         return [
