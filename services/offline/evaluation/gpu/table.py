@@ -167,7 +167,6 @@ class _Run:
             self._scene.items, self._scene.pair_gate, device=self._card.device, precision="bfloat16"
         )
         yield from self._measured(Algorithm(kind=BruteForce), "bfloat16")
-        yield from self._faiss()
         yield from self._compiled()
 
     def _measured(self, algorithm: Algorithm, precision: str) -> Iterator[Row]:
@@ -241,28 +240,6 @@ class _Run:
             return torch.topk(plain.bounds(prepared)[0], min(RESULTS, plain.num_items), dim=1)
 
         return statistics.median(self._card.clock(call, max(3, self._repeats // 8)))
-
-    def _faiss(self) -> Iterator[Row]:
-        try:
-            import faiss
-
-            resources = faiss.StandardGpuResources()
-        except (ImportError, AttributeError):
-            return
-        means = self._scene.items.components.mean(axis=1)
-        configuration = faiss.GpuIndexFlatConfig()
-        configuration.useFloat16 = True
-        flat = faiss.GpuIndexFlatIP(resources, means.shape[1], configuration)
-        flat.add(means)
-        ours = TopKAvg(CardPasses(self._scorers["bfloat16"]), pool_size=2000)
-        for batch in self._batches:
-            group = take_queries(self._scene.queries, 0, batch)
-            averages = group.components.mean(axis=1)
-            for name, call in (
-                ("first stage of 2000, faiss-gpu", lambda _, q=averages: flat.search(q, 2000)),
-                ("first stage of 2000, ours", lambda _, q=group: ours.first_stage(q, 2000)),
-            ):
-                yield self._frame(name, batch, statistics.median(self._card.clock(call, self._repeats)))
 
     def _compiled(self) -> Iterator[Row]:
         """Measure the plain formula compiled by `torch.compile`, without a bound on its error."""
