@@ -72,7 +72,7 @@ def of_arms(
     segment = f"CASE{cases} ELSE {len(given) - 1} END" if cases else "0"
     rows = log.execute(
         f"{attributed('s.exposure_id')}, rewards AS ("
-        f"SELECT exposure_id, sum({_amount(metric)}) AS reward FROM taken WHERE type = $type GROUP BY exposure_id) "
+        f"SELECT exposure_id, sum({metric.amount}) AS reward FROM taken WHERE type = $type GROUP BY exposure_id) "
         f"SELECT hash(user_key) AS user, {segment} AS segment, list_position($names, arm) - 1 AS arm, "
         "coalesce(reward, 0)::DOUBLE AS reward FROM shown LEFT JOIN rewards USING (exposure_id)",
         {"window": WINDOW, "type": metric.type, "names": names},
@@ -114,7 +114,7 @@ def without_new_items(log: duckdb.DuckDBPyConnection, metric: Metric) -> Estimat
     rewards = np.zeros_like(logged)
     found = log.execute(
         f"{attributed('s.n, list_position(s.item_ids, i.item_id) - 1 AS slot')} "
-        f"SELECT n, slot, sum({_amount(metric)})::DOUBLE AS reward FROM taken "
+        f"SELECT n, slot, sum({metric.amount})::DOUBLE AS reward FROM taken "
         "WHERE type = $type AND slot BETWEEN 0 AND $last GROUP BY ALL",
         {"window": WINDOW, "type": metric.type, "last": logged.shape[1] - 1},
     ).fetchnumpy()
@@ -125,10 +125,6 @@ def without_new_items(log: duckdb.DuckDBPyConnection, metric: Metric) -> Estimat
     kinds = 2 * np.arange(most)
     cells = kinds + is_new[:, :most], np.broadcast_to(kinds, (len(users), most))
     return _estimates(rewards[:, :most], logged[:, :most], target[:, :most], users, *cells, positions=most)
-
-
-def _amount(metric: Metric) -> str:
-    return "value" if metric.of_values else "1::DOUBLE"
 
 
 def _estimates(

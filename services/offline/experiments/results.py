@@ -52,6 +52,11 @@ class Metric:
     def name(self) -> str:
         return f"{self.type}:value" if self.of_values else self.type
 
+    @property
+    def amount(self) -> str:
+        """What an interaction counts, in SQL."""
+        return "value" if self.of_values else "1::DOUBLE"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmCounts:
@@ -280,13 +285,12 @@ def _arm_counts(
 
 def per_user(log: duckdb.DuckDBPyConnection, metric: Metric, times: Mapping[str, Any]) -> Capped:
     """Create `per_user`: arm, first exposure, y and x of each user whose horizon is over, capped."""
-    amount = "i.value" if metric.of_values else "1::DOUBLE"
     log.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE per_user AS
         SELECT u.user_key, u.arm, u.first,
-            coalesce(sum({amount}) FILTER (i.event_time >= u.first), 0)::DOUBLE AS y,
-            coalesce(sum({amount}) FILTER (i.event_time < u.first), 0)::DOUBLE AS x
+            coalesce(sum({metric.amount}) FILTER (i.event_time >= u.first), 0)::DOUBLE AS y,
+            coalesce(sum({metric.amount}) FILTER (i.event_time < u.first), 0)::DOUBLE AS x
         FROM units u LEFT JOIN interactions i ON i.user_key = u.user_key AND i.type = $type
             AND i.event_time >= u.first - $past AND i.event_time < u.first + $horizon
         WHERE u.arms = 1 AND u.first + $horizon <= $now GROUP BY u.user_key, u.arm, u.first

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.offline.datasets import Interactions
+from services.offline.evaluation.engine.ranked_events import EventScorer
 from services.offline.training.neighbours import learn_neighbours, votes_before
 from services.offline.training.sequences import Histories, IntArray
 
@@ -26,20 +27,16 @@ _HOUR_S = 3_600
 _GIB = 1 << 30
 
 
-class Baseline(Protocol):
-    """Learns from training events alone, then scores items; equal settings and data give equal scores."""
+class Baseline(EventScorer, Protocol):
+    """Learns from training events alone; equal settings and data give equal scores.
+
+    Histories to score have the vocabulary of the training events, and every event needs one before it.
+    """
 
     name: str
 
     def fit(self, train: Interactions) -> None:
         """Learn from these events only."""
-
-    def scores(self, histories: Histories, events: IntArray, users: IntArray) -> FloatArray:
-        """Return the scores (B, X) of every item as the event at position events[b] of users[b]; higher is better.
-
-        `histories` must have the vocabulary of `train`, and every event needs one before it. A score depends only on
-        the user's earlier items and on the event's time.
-        """
 
 
 @dataclass(kw_only=True)
@@ -165,18 +162,14 @@ class SessionNeighbours:
     name: str = "session-kNN"
     _counts: FloatArray = field(init=False, repr=False)
     _idf: FloatArray = field(init=False, repr=False)
-    _session_items: "_Lists" = field(init=False, repr=False)
-    _item_sessions: "_Lists" = field(init=False, repr=False)
+    _session_items: Any = field(init=False, repr=False)
+    _item_sessions: Any = field(init=False, repr=False)
 
     def fit(self, train: Interactions) -> None:
         sessions, items, num_sessions = self._sessions(train)
-        pairs = np.unique(sessions * train.num_items + items)
-        sessions, items = pairs // train.num_items, pairs % train.num_items
-        self._session_items = _Lists.of(sessions, items, num_sessions)
-        by_item = np.argsort(items, kind="stable")
-        self._item_sessions = _Lists.of(items[by_item], sessions[by_item], train.num_items)
-        holders = np.diff(self._item_sessions.offsets)
-        self._idf = np.log(num_sessions / np.maximum(holders, 1))
+        self._session_items = _pairs(sessions, items, (num_sessions, train.num_items))
+        self._item_sessions = self._session_items.T.tocsr()
+        self._idf = np.log(num_sessions / np.maximum(np.diff(self._item_sessions.indptr), 1))
         self._counts = train.item_counts().astype(np.float64)
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> FloatArray:
@@ -188,18 +181,18 @@ class SessionNeighbours:
         newest_first, places = np.unique(evolving[::-1], return_index=True)
         order = np.argsort(places)
         items, places = newest_first[order], places[order]
-        sessions, owners = self._item_sessions.joined(items, last=self.recent_sessions)
-        if not len(sessions):
+        shared = self._item_sessions[items]
+        if not shared.nnz:
             return np.zeros(len(self._idf))
-        found, first, group = np.unique(sessions, return_index=True, return_inverse=True)
+        owners = np.repeat(np.arange(len(items)), np.diff(shared.indptr))
+        found, first, group = np.unique(shared.indices, return_index=True, return_inverse=True)
         similarity = np.bincount(group, weights=(len(evolving) - places[owners]) / len(items))
         match = places[owners[first]]
         # Sessions are numbered from the oldest, so the last are the most recent.
         found, similarity, match = (column[-self.recent_sessions :] for column in (found, similarity, match))
         best = np.lexsort((-found, -similarity))[: self.neighbours]
         voters = np.maximum(1 - 0.1 * (match[best] + 1), 0) * similarity[best]
-        voted, owners = self._session_items.joined(found[best])
-        return np.asarray(np.bincount(voted, weights=voters[owners], minlength=len(self._idf)) * self._idf)
+        return np.asarray(voters @ self._session_items[found[best]] * self._idf)
 
     def _sessions(self, train: Interactions) -> tuple[IntArray, IntArray, int]:
         rows, _ = train.by_user()
@@ -316,38 +309,18 @@ def make_baseline(name: str, settings: Mapping[str, Value] | None = None) -> Bas
     return _CLASSES[name](**(settings or {}))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Lists:
-    """List i is values[offsets[i]:offsets[i + 1]]."""
-
-    values: IntArray
-    offsets: IntArray
-
-    @classmethod
-    def of(cls, owners: IntArray, values: IntArray, count: int) -> "_Lists":
-        """Owners are sorted, 0 to count - 1."""
-        offsets = np.zeros(count + 1, dtype=np.int64)
-        np.cumsum(np.bincount(owners, minlength=count), out=offsets[1:])
-        return cls(values=values, offsets=offsets)
-
-    def joined(self, chosen: IntArray, *, last: int | None = None) -> tuple[IntArray, IntArray]:
-        """Return the chosen lists (of each the `last` values), and each value's index in `chosen`."""
-        ends = self.offsets[chosen + 1]
-        begins = self.offsets[chosen] if last is None else np.maximum(self.offsets[chosen], ends - last)
-        lengths = ends - begins
-        owners = np.repeat(np.arange(len(chosen)), lengths)
-        before = np.cumsum(lengths) - lengths
-        return self.values[np.arange(len(owners)) + (begins - before)[owners]], owners
-
-
 def _user_items(train: Interactions) -> Any:
     """Return (U, X): 1 if the user took the item."""
+    return _pairs(train.users, train.items, (train.num_users, train.num_items)).astype(np.float32)
+
+
+def _pairs(rows: npt.NDArray[np.integer], columns: npt.NDArray[np.integer], shape: tuple[int, int]) -> Any:
+    """Return a matrix with 1 at each pair, however often it occurs."""
     from scipy import sparse
 
-    pairs = np.unique(train.users.astype(np.int64) * train.num_items + train.items)
-    ones = np.ones(len(pairs), dtype=np.float32)
-    places = (pairs // train.num_items, pairs % train.num_items)
-    return sparse.csr_matrix((ones, places), shape=(train.num_users, train.num_items))
+    matrix = sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape=shape)
+    matrix.data[:] = 1.0
+    return matrix
 
 
 def _history_matrix(

@@ -25,7 +25,10 @@ class EventScorer(Protocol):
     """Scores the catalogue as a user's next item: a model or a baseline."""
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
-        """Return scores (B, X), higher is better, from the user's earlier items and the event's time."""
+        """Return scores (B, X) of every item as the event at position events[b] of users[b]; higher is better.
+
+        A score depends only on the user's earlier items and on the event's time.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,13 +4,13 @@ These run in parallel, unlike a processor's: the least time of some work is the 
 """
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from services.offline.evaluation.common.roofline import Work
+from services.offline.evaluation.common.timing import Times
 
 # Calls a function with the numbers of its calls, `repeats` times, and returns milliseconds.
 Clock = Callable[[Callable[[int], object], int], list[float]]
@@ -72,12 +72,7 @@ def cuda_events(call: Callable[[int], object], repeats: int) -> list[float]:
 
 def wall_clock(call: Callable[[int], object], repeats: int) -> list[float]:
     """Return milliseconds of each call on a synchronous device."""
-    found = []
-    for number in range(repeats):
-        started = time.perf_counter()
-        call(number)
-        found.append(1e3 * (time.perf_counter() - started))
-    return found
+    return [1e3 * seconds for seconds in Times.of(call, range(repeats)).wall]
 
 
 def _median(call: Callable[[int], object]) -> float:

@@ -60,14 +60,6 @@ def test_xl_skips_neighbours_that_an_approximate_search_did_not_find() -> None:
     assert (got != wanted).nnz == 0
 
 
-def test_no_pairs_change_nothing() -> None:
-    passages, queries, _, _ = matrices(3, 4, 3, 0)
-    none = relevance([], num_queries=3, num_passages=4)
-    assert np.array_equal(xs_passages(passages, queries, none, 0.1), passages)
-    rows, products = nearest_queries(queries, queries, 2)
-    assert xl_votes(rows, products, none, k=2).nnz == 0
-
-
 def test_what_does_not_fit_is_refused() -> None:
     passages, queries, _, pairs = matrices(4, 4, 3, 6)
     for share in (-0.01, 1.01, float("nan")):
