@@ -59,7 +59,7 @@ class Trial:
 Changes = Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Arm:
     """`shaped` turns a preset's configuration, HSTU with the mixture, into this arm's; `changes`: as in `tune`."""
 
@@ -118,34 +118,21 @@ def tune(changes: Changes, seconds: float, tried: Callable[[Trial, float], tuple
     return max(scores, key=scores.__getitem__)
 
 
-def _without_mutual_information(config: TrainConfig) -> TrainConfig:
+def _without_information(config: TrainConfig) -> TrainConfig:
     return replace(config, mutual_information_weight=0.0)
 
 
 ARMS: Mapping[str, Arm] = {
     arm.name: arm
     for arm in (
+        Arm("sasrec-dot", "SASRec, dot product", lambda config: with_dot_head(with_sasrec(config)), _DOT_CHANGES),
+        Arm("hstu-dot", "HSTU, dot product", with_dot_head, _DOT_CHANGES),
         Arm(
-            name="sasrec-dot",
-            title="SASRec, dot product",
-            shaped=lambda config: with_dot_head(with_sasrec(config)),
-            changes=_DOT_CHANGES,
+            "hstu-dot-wide", "HSTU, dot product at the mixture's bytes per item", with_wide_dot_head, _WIDE_DOT_CHANGES
         ),
-        Arm(name="hstu-dot", title="HSTU, dot product", shaped=with_dot_head, changes=_DOT_CHANGES),
-        Arm(
-            name="hstu-dot-wide",
-            title="HSTU, dot product at the mixture's bytes per item",
-            shaped=with_wide_dot_head,
-            changes=_WIDE_DOT_CHANGES,
-        ),
-        Arm(name="sasrec-mol", title="SASRec, mixture", shaped=with_sasrec, changes=_MIXTURE_CHANGES),
-        Arm(name="hstu-mol", title="HSTU, mixture", shaped=lambda config: config, changes=_MIXTURE_CHANGES),
-        Arm(
-            name="hstu-mol-no-mi",
-            title="HSTU, mixture without mutual information",
-            shaped=_without_mutual_information,
-            changes=_MIXTURE_CHANGES,
-        ),
+        Arm("sasrec-mol", "SASRec, mixture", with_sasrec, _MIXTURE_CHANGES),
+        Arm("hstu-mol", "HSTU, mixture", lambda config: config, _MIXTURE_CHANGES),
+        Arm("hstu-mol-no-mi", "HSTU, mixture without mutual information", _without_information, _MIXTURE_CHANGES),
     )
 }
 
