@@ -63,13 +63,8 @@ def states_of_stream(
     end = len(interactions) if end is None else end
     item_rows = part.item_rows[interactions.items[:end]]
     read = np.flatnonzero(item_rows >= 0)
-    order = read[np.argsort(interactions.users[read], kind="stable")]
-    counts = np.bincount(interactions.users[read], minlength=interactions.num_users)
-    histories = Histories(
-        items=item_rows[order],
-        times=interactions.timestamps[order].astype(np.int64),
-        offsets=np.append(0, np.cumsum(counts)),
-    )
+    known_events = replace(interactions.select(read), items=item_rows[read].astype(np.int32))
+    histories, order = Histories.of(known_events), read[known_events.by_user()[0]]
     # `order` sorts by user and row, so these keys increase.
     users = interactions.users[:end].astype(np.int64)
     keys = users * end + np.arange(end)
