@@ -150,7 +150,6 @@ class _Run:
     def rows(self) -> Iterator[Row]:
         if self._scene.pair_gate is not None:
             paper = Transcription(self._scene.items, self._scene.pair_gate)
-            paper.prepare_averages()
             for algorithm in self._algorithms:
                 for batch in self._plan.batches if hasattr(paper, algorithm.kind.name) else ():
                     self._say(f"{TRANSCRIPTION}{algorithm.name}, batch {batch}")

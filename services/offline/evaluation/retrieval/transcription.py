@@ -29,7 +29,7 @@ class Transcription:
         self._gate = None if items.gate is None else _tensor(items.gate)
         self._w1, self._b1 = _tensor(pair_gate.hidden_weight), _tensor(pair_gate.hidden_bias)
         self._w2, self._b2 = _tensor(pair_gate.out_weight), _tensor(pair_gate.out_bias)
-        self._means: Tensor | None = None
+        self._means = self._components.mean(dim=1)  # in advance, as the paper's line 12 allows
         self._chunk_floats = chunk_floats
 
     @torch.inference_mode()
@@ -54,29 +54,22 @@ class Transcription:
     @torch.inference_mode()
     def top_k_per_embedding(self, queries: QueryStates, k: int, *, pool_size: int) -> Tensor:
         """Take the N best of every pair by dot product, then the best of their union."""
-        components, _ = _tensors(queries)
-        return self._best_of(queries, k, self._per_embedding(components, pool_size))
+        return self._best_of(queries, k, self._per_embedding(queries, pool_size))
 
     @torch.inference_mode()
     def top_k_avg(self, queries: QueryStates, k: int, *, pool_size: int) -> Tensor:
         """Take the N best by the averaged components (equation 6), then the best of them."""
-        components, _ = _tensors(queries)
-        return self._best_of(queries, k, self._average(components, pool_size), distinct=True)
+        return self._best_of(queries, k, self._average(queries, pool_size), distinct=True)
 
     @torch.inference_mode()
     def combined_top_k(self, queries: QueryStates, k: int, *, pair_pool_size: int, average_pool_size: int) -> Tensor:
         """Take the best of both pools' union."""
-        components, _ = _tensors(queries)
-        pools = [self._per_embedding(components, pair_pool_size), self._average(components, average_pool_size)]
+        pools = [self._per_embedding(queries, pair_pool_size), self._average(queries, average_pool_size)]
         return self._best_of(queries, k, torch.cat(pools, dim=1))
 
-    def prepare_averages(self) -> None:
-        """Average components in advance, as the paper's line 12 allows."""
-        if self._means is None:
-            self._means = self._components.mean(dim=1)
-
-    def _per_embedding(self, components: Tensor, size: int) -> Tensor:
+    def _per_embedding(self, queries: QueryStates, size: int) -> Tensor:
         """Return rows of the N best of each pair, with repetitions: (B, P N)."""
+        components, _ = _tensors(queries)
         size = min(size, len(self._components))
         pools = []
         for p_x in range(self._components.shape[1]):
@@ -85,9 +78,8 @@ class Transcription:
                 pools.append((components[:, p_q] @ items.T).topk(size, dim=1, sorted=False).indices)
         return torch.cat(pools, dim=1)
 
-    def _average(self, components: Tensor, size: int) -> Tensor:
-        self.prepare_averages()
-        assert self._means is not None
+    def _average(self, queries: QueryStates, size: int) -> Tensor:
+        components, _ = _tensors(queries)
         size = min(size, len(self._means))
         return (components.sum(dim=1) @ self._means.T).topk(size, dim=1, sorted=False).indices
 
