@@ -8,10 +8,9 @@ Letters: X items, B queries, d width, m subspaces.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +36,7 @@ _LSQ_ITEMS = 10_000
 _OPQ_TRAINING_ITEMS = 8_192
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rate:
+class Rate(NamedTuple):
     """A bit rate: m codes of 4 or 8 bits."""
 
     num_subspaces: int
@@ -214,23 +212,21 @@ def _trained(method: str, items: FloatArray, rate: Rate, threshold: float, seed:
 def _sets(source: EmbeddingSource, quick: bool, seed: int) -> list[tuple[EmbeddingSet, list[Rate]]]:
     if quick:
         return [
-            (sift(source, seed=seed), _rates((32, 4))),
-            (minilm_queries(source, seed=seed, num_items=10_000), _rates((48, 4))),
+            (sift(source, seed=seed), [Rate(32, 4)]),
+            (minilm_queries(source, seed=seed, num_items=10_000), [Rate(48, 4)]),
         ]
     return [
-        (sift(source, seed=seed), _rates((32, 4), (64, 4), (16, 8))),
-        (minilm_queries(source, seed=seed, num_items=20_000), _rates((48, 4), (96, 4), (192, 4), (24, 8))),
-        (mnist(source, seed=seed, num_items=20_000), _rates((49, 4), (98, 4))),
+        (sift(source, seed=seed), [Rate(32, 4), Rate(64, 4), Rate(16, 8)]),
+        (
+            minilm_queries(source, seed=seed, num_items=20_000),
+            [Rate(48, 4), Rate(96, 4), Rate(192, 4), Rate(24, 8)],
+        ),
+        (mnist(source, seed=seed, num_items=20_000), [Rate(49, 4), Rate(98, 4)]),
     ]
 
 
 def _lsq_sets(source: EmbeddingSource, quick: bool, seed: int) -> list[tuple[EmbeddingSet, Rate]]:
-    small, large = _rates((8, 8), (16, 8))
-    found = [(sift(source, seed=seed), small)]
+    found = [(sift(source, seed=seed), Rate(8, 8))]
     if not quick:
-        found += [(found[0][0], large), (minilm_queries(source, seed=seed, num_items=_LSQ_ITEMS), large)]
+        found += [(found[0][0], Rate(16, 8)), (minilm_queries(source, seed=seed, num_items=_LSQ_ITEMS), Rate(16, 8))]
     return found
-
-
-def _rates(*rates: tuple[int, int]) -> list[Rate]:
-    return [Rate(num_subspaces=subspaces, code_bits=bits) for subspaces, bits in rates]
