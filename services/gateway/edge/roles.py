@@ -6,8 +6,10 @@ Tests compare the roles with docs/operate/security.md and gateway.proto.
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from services.platform.rpc.admission import Admission
+if TYPE_CHECKING:
+    from services.platform.rpc.admission import Admission
 
 
 class Role(StrEnum):
@@ -60,8 +62,11 @@ AUDITED = frozenset(method for method, roles in ROLES_OF.items() if roles <= {Ro
 QUICK_S, QUICK_WRITE_S, QUICK_SEARCH_S = 0.04, 0.05, 0.1
 
 
-def admissions() -> dict[str, Admission]:
+def admissions() -> "dict[str, Admission]":
     """Return each RPC's limit: reads and writes have measured ones."""
+    # `freshet keys` reads the roles, and `freshet bench gpu` runs where gRPC is missing.
+    from services.platform.rpc.admission import Admission
+
     # Two reads at a time are some 200 a second.
     reads = Admission("recommendations", smallest=2, largest=512, surplus=32, quick_s=QUICK_S)
     # A write mostly waits for Kafka: many at once, after a short stall of the machine, are no overload.
