@@ -121,4 +121,4 @@ def test_nothing_but_the_benchmark_names_a_model_that_knows_the_future() -> None
         or (isinstance(node, ast.ImportFrom) and str(node.module).endswith("quality.published"))
         or (isinstance(node, ast.Name) and node.id in names)
     }
-    assert users == {"cli/commands/bench/papers.py", "offline/evaluation/quality/published.py"}
+    assert users == {"cli/commands/bench.py", "offline/evaluation/quality/published.py"}
