@@ -297,6 +297,8 @@ async def opened(
         await live.search.close()
         for follower in followers:
             await asyncio.to_thread(follower.stop)
+        if live.snapshots is not None:  # without a follower, nothing else waits for one that is being written
+            await asyncio.to_thread(live.snapshots.close)
         for merge in merges:
             with contextlib.suppress(Exception):  # already reported
                 await asyncio.to_thread(merge.close)

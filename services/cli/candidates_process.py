@@ -58,7 +58,7 @@ def serving(bundle: Path, algorithms: Sequence[str], *, port: int) -> Iterator[S
             yield Served(search=search, start_s=start_s, resident_bytes=lambda: process.memory_info().rss)
     finally:
         child.terminate()
-        child.wait(timeout=30)
+        child.wait(timeout=_PATIENCE_S)  # it may be writing a snapshot of gigabytes
 
 
 def _request(query: QueryStates, algorithm: str, model_version: str) -> candidates_pb2.SearchRequest:

@@ -3,15 +3,23 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from retrieval_scene import make_bundle
 
+from services.algorithms.indexes.mutable.snapshot import snapshots, write_snapshot
 from services.algorithms.items.catalogue import required_bytes
+from services.candidates.bootstrap import opened
 from services.candidates.config import CandidatesSettings
+from services.candidates.metrics import CandidatesMetrics
 from services.platform.config import ConfigError, load_settings
 from services.platform.memory import require_memory
+from services.platform.request_context import OFF
+from services.platform.rpc.server import HealthState
 
 
 @pytest.mark.parametrize(
@@ -50,3 +58,23 @@ def test_what_fits_passes_and_what_does_not_names_its_source() -> None:
     require_memory("a model", 1000, limit_mb=0, variable="X")
     with pytest.raises(MemoryError, match=r"a model needs 1099511627776\.0 MiB; .* \(what is available here\)"):
         require_memory("a model", 1 << 60, limit_mb=0, variable="X")
+
+
+async def test_a_stop_waits_for_the_snapshot_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_slowly(*arguments: Any, **fields: Any) -> Path:
+        time.sleep(0.3)
+        return write_snapshot(*arguments, **fields)
+
+    monkeypatch.setattr("services.algorithms.items.live_catalogue.write_snapshot", write_slowly)
+    monkeypatch.setattr(
+        "services.candidates.bootstrap.CandidatesMetrics", lambda: CandidatesMetrics(CollectorRegistry())
+    )
+    settings = CandidatesSettings(
+        port=0, metrics_port=0, bundle=make_bundle(tmp_path / "bundle").path, follows_topics=False,
+        algorithms="quantized_tangents(50)", snapshots=str(tmp_path / "snapshots"),
+    )  # fmt: skip
+    async with opened(settings, HealthState(), OFF):
+        pass
+    assert len(snapshots(tmp_path / "snapshots")) == 1
