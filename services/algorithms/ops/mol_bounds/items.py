@@ -81,7 +81,7 @@ def _lane_of_pair(lanes: Lanes) -> npt.NDArray[np.int64]:
 
 LEVELS = 127
 _UP = 1 + 2.0**-20  # far more than the few roundings between a residual and its stored norm
-_CHUNK = 32_768
+_CHUNK = 1024  # items, a multiple of VECTOR: temporary arrays stay in the cache
 
 
 class BoundItems:
@@ -117,6 +117,7 @@ class BoundItems:
         lanes = self.lanes
         padded_width = 4 * lanes.quads
         self.codes = np.full((self.num_items, lanes.quads, lanes.padded_components, 4), 128, dtype=np.uint8)
+        quads = self.codes.view(np.uint32)[..., 0]
         self.scales = np.empty(self.num_items, dtype=np.float32)
         self.component_errors = np.empty(self.num_items, dtype=np.float32)
         self.item_errors = np.empty(self.num_items, dtype=np.float32)
@@ -136,8 +137,8 @@ class BoundItems:
             codes += 128
             padded = np.full((*codes.shape[:2], padded_width), 128, dtype=np.uint8)
             padded[:, :, : lanes.width] = codes
-            quads = padded.reshape(len(components), lanes.num_item_components, lanes.quads, 4).swapaxes(1, 2)
-            self.codes[rows, :, : lanes.num_item_components] = quads
+            # Four codes move as one number.
+            quads[rows, :, : lanes.num_item_components] = padded.view(np.uint32).swapaxes(1, 2)
 
     def _code_gates(self, scorer: MolScorer) -> None:
         item_gate, reach = scorer.item_gate, scorer.magnitudes.gate
@@ -162,14 +163,17 @@ class AverageItems:
         self.num_items, self.width = scorer.num_items, scorer.width
         self.quads = -(-scorer.width // 4)
         blocks = -(-scorer.num_items // VECTOR)
-        means = np.empty((scorer.num_items, scorer.width), dtype=np.float32)
+        # The means of all items would be a copy of a large part of the states.
+        means = ((start, components.mean(axis=1)) for start, components in _chunks(scorer.components))
+        reach = max((np.abs(part).max() for _, part in means), default=np.float32(0))
+        scale = np.float32(reach / LEVELS or 1)
+        self.codes = np.empty((blocks, self.quads, VECTOR, 4), dtype=np.uint8)
+        quads = self.codes.view(np.uint32)[..., 0]
         for start, components in _chunks(scorer.components):
-            means[start : start + len(components)] = components.mean(axis=1)
-        scale = np.float32(np.abs(means).max(initial=0) / LEVELS or 1)
-        padded = np.full((blocks * VECTOR, 4 * self.quads), 128, dtype=np.uint8)
-        for start, part in _chunks(means):
-            padded[start : start + len(part), : self.width] = np.rint(part / scale) + 128
-        self.codes = np.ascontiguousarray(padded.reshape(blocks, VECTOR, self.quads, 4).swapaxes(1, 2))
+            padded = np.full((-(-len(components) // VECTOR) * VECTOR, 4 * self.quads), 128, dtype=np.uint8)
+            padded[: len(components), : self.width] = np.rint(components.mean(axis=1) / scale) + 128
+            coded = padded.view(np.uint32).reshape(-1, VECTOR, self.quads).swapaxes(1, 2)
+            quads[start // VECTOR : start // VECTOR + len(coded)] = coded
 
     @property
     def nbytes(self) -> int:
