@@ -13,6 +13,7 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 
 _DECODED = 65_536  # strings decoded at a time: some megabytes
+_PADDED_BYTES = 1 << 20
 _FEW = 16  # fewer rows are handled one by one: NumPy calls take longer
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 
@@ -137,6 +138,11 @@ class Strings(Sequence[str]):
         lengths = map(len, wanted if text.isascii() else [one.encode() for one in wanted])
         return bool(ends.tolist() == list(accumulate(lengths)))
 
+    def same(self, rows: Indices, others: "Strings", their_rows: Indices) -> bool:
+        """Whether the strings of m rows equal those of m rows of `others`."""
+        (data, ends), (their_data, their_ends) = self._gathered(rows), others._gathered(their_rows)
+        return np.array_equal(ends, their_ends) and np.array_equal(data, their_data)
+
     def starting(self, rows: Indices, prefix: bytes) -> npt.NDArray[np.bool_]:
         """Which strings of m rows begin with lower-case `prefix`, ignoring ASCII case: (m,)."""
         starts = np.where(rows > 0, self.ends[rows - 1], 0).astype(np.int64)
@@ -169,7 +175,19 @@ class Strings(Sequence[str]):
 
     def is_ascending(self) -> bool:
         """Whether the strings strictly ascend by code points, hence by UTF-8 bytes."""
-        return all(before < after for before, after in pairwise(self.encoded()))
+        width = 1 + int(self.lengths.max(initial=0))
+        step = max(1, _PADDED_BYTES // width)
+        for start in range(0, len(self) - 1, step):
+            data, ends = self._gathered(np.arange(start, min(start + step + 1, len(self))))
+            lengths = np.diff(ends, prepend=0)
+            padded = np.zeros((len(ends), width), np.uint8)
+            padded[np.arange(width) < lengths[:, None]] = data
+            strings = padded.view(f"S{width}")[:, 0]
+            # NUL bytes at the end are padding to NumPy, so the length decides.
+            is_prefix = (strings[:-1] == strings[1:]) & (lengths[:-1] < lengths[1:])
+            if not ((strings[:-1] < strings[1:]) | is_prefix).all():
+                return False
+        return True
 
     def _gathered(self, rows: Indices) -> tuple[npt.NDArray[np.uint8], Indices]:
         starts = np.where(rows > 0, self.ends[rows - 1], 0).astype(np.int64) if len(rows) else np.zeros(0, np.int64)

@@ -26,6 +26,13 @@ names = st.lists(st.lists(st.sampled_from(["a", "b", "ä", "long name"]), max_si
 @pytest.fixture(autouse=True, params=[3, 65_536], ids=["small slices", "one slice"])
 def slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strings_module, "_DECODED", request.param)
+    monkeypatch.setattr(strings_module, "_PADDED_BYTES", request.param)
+
+
+@given(given=st.lists(st.text("\0a\u00e9", max_size=3), max_size=8))
+def test_a_column_ascends_as_its_strings_do(given: list[str]) -> None:
+    assert Strings.of(given).is_ascending() == all(a < b for a, b in pairwise(given))
+    assert Strings.of(sorted(set(given))).is_ascending()
 
 
 @given(given=texts, data=st.data())
