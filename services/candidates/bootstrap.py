@@ -162,7 +162,7 @@ def _started(
         if root is not None:
             log.warning("snapshots_not_kept", reason="remembered interactions are read from the topic's start")
         return make(None)[0], None
-    load = partial(load_shard_snapshot, settings.shard, base.model_version)
+    load = partial(load_shard_snapshot, settings.shard, base)
     (catalogue, coder), taken = started(make, root, found=snapshots, load=load)
     return catalogue, CatalogueSnapshots(
         catalogue,
@@ -200,12 +200,13 @@ def make_votes(
     return RememberedVotes(index, neighbours=settings.vote_neighbours, model_share=settings.vote_model_share)
 
 
-def load_shard_snapshot(shard: Shard, model_version: str, path: Path) -> Snapshot:
+def load_shard_snapshot(shard: Shard, base: Catalogue, path: Path) -> Snapshot:
     """Load a snapshot. Raises: SnapshotError, also for another shard's."""
-    snapshot = load_snapshot(path, model_version=model_version)
+    snapshot = load_snapshot(path, model_version=base.model_version, base=base.batch)
     assert isinstance(snapshot.items.item_ids, ItemIds)
     ids = snapshot.items.item_ids.strings
-    if not shard.is_all and len(own := shard.rows(ids)) < len(ids):
+    is_own = shard.is_all or snapshot.items.item_ids is base.rows
+    if not is_own and len(own := shard.rows(ids)) < len(ids):
         foreign = ids[int(np.flatnonzero(~np.isin(np.arange(len(ids)), own))[0])]
         raise SnapshotError(f"{path}: item {foreign!r} is not of shard {shard}, which this process holds")
     return snapshot

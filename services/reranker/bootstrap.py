@@ -50,11 +50,12 @@ def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, Catalogue
         limit_mb=settings.max_memory_mb,
         variable=MEMORY_VARIABLE,
     )
-    make = partial(make_live, catalogue_from_bundle(bundle), settings.max_memory_mb)
+    base = catalogue_from_bundle(bundle)
+    make = partial(make_live, base, settings.max_memory_mb)
     if not settings.snapshots:
         return make(None), None
     root = Path(settings.snapshots)
-    load = partial(load_snapshot, model_version=bundle.model_version)
+    load = partial(load_snapshot, model_version=bundle.model_version, base=base.batch)
     catalogue, taken = started(make, root, found=snapshots, load=load)
     return catalogue, CatalogueSnapshots(catalogue, root, taken=taken)
 

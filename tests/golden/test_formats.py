@@ -290,7 +290,7 @@ def _text(folder: Path) -> Any:
 
 def _snapshot(folder: Path) -> Any:
     path = folder / "snapshots" / SNAPSHOT.name
-    edit(path / "manifest.json", format=4)
+    edit(path / "manifest.json", format=5)
     return lambda: load_snapshot(path, model_version="m")
 
 
@@ -318,7 +318,7 @@ def _backup(folder: Path) -> Any:
     [
         (_bundle, "backup/bundle/manifest.json", "format=5; this program reads format 4"),
         (_text, "text/manifest.json", "format=3; this program reads format 2"),
-        (_snapshot, f"snapshots/{SNAPSHOT.name}/manifest.json", "format=4; this program reads format 3"),
+        (_snapshot, f"snapshots/{SNAPSHOT.name}/manifest.json", "format=5; this program reads format 4"),
         (_training, "training/000000000156", "format=2; this program reads format 1"),
         (_archive, "archive/archive.json", "in format 3; this version reads 'interactions' in format 2"),
         (_backup, "backup", "has format 2; this version reads 1"),

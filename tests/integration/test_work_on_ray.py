@@ -22,6 +22,7 @@ from freshet.v1 import events_pb2
 from structlog.testing import capture_logs
 
 from services.algorithms.bundles.model_bundle import load_bundle
+from services.algorithms.items.catalogue import catalogue_from_bundle
 from services.candidates.bootstrap import load_shard_snapshot
 from services.candidates.config import CandidatesSettings
 from services.contracts.shards import Shard
@@ -255,7 +256,7 @@ def test_shards_begin_with_the_snapshots_that_ray_made(
     said = finished(command(*make, "--on", cluster.address))["shards"]
     shards = [Shard(number, 2) for number in range(2)]
     loaded = [
-        load_shard_snapshot(shard, bundle.model_version, Path(one["path"]))
+        load_shard_snapshot(shard, catalogue_from_bundle(bundle, shard.rows(bundle.item_ids)), Path(one["path"]))
         for shard, one in zip(shards, said, strict=True)
     ]
     assert sorted(item for one in loaded for item in one.items.item_ids) == sorted(bundle.item_ids)

@@ -13,6 +13,7 @@ import numpy as np
 
 from services.algorithms.bundles.model_bundle import ITEMS, Bundle, Manifest
 from services.algorithms.bundles.model_manifest import errors_of
+from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.item_table.attributes import AttributeTable, no_attributes
 from services.algorithms.item_table.categories import Categories
@@ -71,6 +72,15 @@ class Catalogue:
     @property
     def num_items(self) -> int:
         return len(self.item_ids)
+
+    @property
+    def batch(self) -> ItemBatch:
+        return ItemBatch(
+            item_ids=self.rows,
+            states=self.states,
+            categories=Categories.of(self.categories),
+            attributes=self.attributes,
+        )
 
     def part(self, rows: Indices) -> "Catalogue":
         """A catalogue of copies of some rows; its neighbours and `voting` are the whole catalogue's."""

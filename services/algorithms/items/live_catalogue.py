@@ -129,11 +129,8 @@ class LiveCatalogue:
         self._max_versions = max_versions
         self._kept: tuple[Served, ...] = ()
         if snapshot is None:
-            batch = ItemBatch(
-                item_ids=base.rows, states=base.states, categories=self._categories, attributes=base.attributes
-            )
             self.index = MutableIndex(
-                batch, base.pair_gate, model_version=base.model_version, build=build, max_bytes=max_bytes
+                base.batch, base.pair_gate, model_version=base.model_version, build=build, max_bytes=max_bytes
             )
             self._publish(NO_CHANGE, None, None, "")
         else:
@@ -393,7 +390,13 @@ class LiveCatalogue:
             "aside": list(aside),
             **said,
         }
-        return lambda root: write_snapshot(root, self.index, version=served.version, said=content, columns=columns)
+        main = served.version.main
+        is_changed = (
+            main is None or main.num_dead or served.version.delta() or main.segment.rows.ids is not self.base.rows
+        )
+        return lambda root: write_snapshot(
+            root, self.index, version=served.version, said=content, columns=columns, with_states=bool(is_changed)
+        )
 
     def _change(self, states: dict[str, ItemStates], removals: Sequence[str]) -> None:
         """Insert and remove as one index version, under the writer's lock."""

@@ -31,12 +31,12 @@ class StoredChanges:
         if manifest.shape != (shape := shape_of(base.states, base.pair_gate)):
             raise SnapshotError(f"{snapshot.path}: states of {manifest.shape}; allowed: {shape}")
         try:
-            return cls._read(snapshot, MAX_LENGTH if base.is_normalised else MAX_OWN_LENGTH)
+            return cls._read(snapshot, base.states, MAX_LENGTH if base.is_normalised else MAX_OWN_LENGTH)
         except (KeyError, ValueError, TypeError, IndexError) as exc:
             raise SnapshotError(f"{snapshot.path}: {exc!r}") from exc
 
     @classmethod
-    def _read(cls, snapshot: Snapshot, longest: float) -> "StoredChanges":
+    def _read(cls, snapshot: Snapshot, checked: ItemStates, longest: float) -> "StoredChanges":
         details, columns, items = snapshot.manifest.said, snapshot.columns, snapshot.items
         if not all(isinstance(item_id, str) for item_id in details["aside"]):
             raise SnapshotError("aside contains a value that is not an item id")
@@ -58,7 +58,7 @@ class StoredChanges:
             )
             for row, item_id in enumerate(names)
         }
-        for states in (items.states, *aside.values()):
+        for states in (*(() if items.states is checked else (items.states,)), *aside.values()):
             snapshot.manifest.shape.check_items(states)
             check_sizes(states.components, states.gate, longest=longest)
         return cls(

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,19 +32,19 @@ from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 MODEL, IDS = "m1", [f"i{row}" for row in range(6)]
 STATES = make_items(np.random.default_rng(0), len(IDS), 2, 6, 4)
 GATE = make_pair_gate(np.random.default_rng(1), 12, 3)
+BASE = Catalogue(
+    model_version=MODEL, item_ids=IDS, titles=IDS, categories=[()] * len(IDS), states=STATES, pair_gate=GATE
+)
 
 
 class Process:
     """A late follower of the world's topics, with the snapshots below its folder."""
 
     def __init__(self, world: "World") -> None:
-        base = Catalogue(
-            model_version=MODEL, item_ids=IDS, titles=IDS, categories=[()] * len(IDS), states=STATES, pair_gate=GATE
-        )
         build = lambda items, gate: {"brute_force": BruteForce(items)}  # noqa: E731
         self.catalogue, taken = started(
-            lambda snapshot: LiveCatalogue(base, build=build, snapshot=snapshot), world.root, found=snapshots,
-            load=partial(load_snapshot, model_version=MODEL),
+            lambda snapshot: LiveCatalogue(BASE, build=build, snapshot=snapshot), world.root, found=snapshots,
+            load=partial(load_snapshot, model_version=MODEL, base=BASE.batch),
         )  # fmt: skip
         self.registry = CollectorRegistry()
         self.snapshots = CatalogueSnapshots(
@@ -259,5 +260,30 @@ def test_a_snapshot_of_another_shard_is_refused_by_name(world: World) -> None:
     shard = Shard(0, 2)
     assert not all(map(shard.holds, IDS))
     with pytest.raises(SnapshotError, match=r"is not of shard 0/2, which this process holds"):
-        load_shard_snapshot(shard, MODEL, path)
-    assert len(load_shard_snapshot(Shard(0, 1), MODEL, path).items) == len(IDS)
+        load_shard_snapshot(shard, BASE, path)
+    assert len(load_shard_snapshot(Shard(0, 1), BASE, path).items) == len(IDS)
+
+
+def test_unchanged_items_are_snapshotted_without_their_states(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.delta("i1")
+    world.delta("i1", dropped=True)
+    assert (world.snapshot() / "item_states.safetensors").exists()
+    unchanged = World(tmp_path / "unchanged")
+    path = unchanged.snapshot()
+    assert not (path / "item_states.safetensors").exists()
+    late, zero = Process(unchanged), fresh(unchanged)
+    assert late.catalogue.index.version.main.segment.rows.states.components.base is STATES.components
+    assert late.content() == zero.content()
+    unchanged.delta("i5")
+    for process in (late, zero):
+        process.follower.step()
+    assert late.content() == zero.content()
+
+
+def test_states_that_the_bundle_should_have_are_refused_for_other_items(tmp_path: Path) -> None:
+    path = World(tmp_path).snapshot()
+    others = replace(BASE, version=BASE.index_version, item_ids=[*IDS[1:], IDS[0]])
+    for base in (None, others.batch):
+        with pytest.raises(SnapshotError, match="the bundle's states of 6 items; this process has other items"):
+            load_snapshot(path, model_version=MODEL, base=base)

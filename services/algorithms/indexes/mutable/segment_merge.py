@@ -16,7 +16,7 @@ import numpy.typing as npt
 from services.algorithms.indexes.mutable.segment import Rows, Segment
 from services.algorithms.indexes.protocol import Indices
 from services.algorithms.item_table.categories import CategoryLists
-from services.algorithms.item_table.ids import ItemIds
+from services.algorithms.item_table.ids import Hashes, ItemIds
 from services.algorithms.item_table.strings import Strings, joined
 from services.algorithms.ops.string_order import rows_before
 from services.algorithms.rules.attributes import Columns
@@ -136,6 +136,14 @@ def gather_ids(order: Order, pause: Pause = lambda: None) -> Strings:
         parts.append(found)
         pause()
     return joined(parts)
+
+
+def gather_hashes(order: Order) -> Hashes:
+    hashes = np.empty(len(order), dtype=np.int64)
+    for number, source in enumerate(order.sources):
+        here = np.flatnonzero(order.source == number)
+        hashes[here] = source.segment.rows.ids.hashes_of(order.row[here])
+    return hashes
 
 
 def gather_categories(order: Order) -> CategoryLists:

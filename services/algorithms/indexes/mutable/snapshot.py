@@ -1,6 +1,7 @@
 """Snapshots of a mutable index: one directory each, checksummed, renamed into place, memory-mapped on load.
 
-    snapshot-<number of earlier snapshots>/   manifest.json   items.safetensors   item_states.safetensors
+    snapshot-<number of earlier snapshots>/   manifest.json   items.safetensors
+                                              item_states.safetensors, unless they are the bundle's
                                               codes.safetensors, if the main segment has codes
 
 A directory is written under a temporary name, flushed to disk, then renamed. A crash leaves the older snapshots, and a
@@ -37,7 +38,13 @@ from services.algorithms.bundles.tensor_file import read_tensors, tensor_places
 from services.algorithms.bundles.tensor_writer import SlicedTensor, write_tensors
 from services.algorithms.indexes.mutable.index import MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
-from services.algorithms.indexes.mutable.segment_merge import gather_categories, gather_ids, state_slices
+from services.algorithms.indexes.mutable.segment_merge import (
+    Order,
+    gather_categories,
+    gather_hashes,
+    gather_ids,
+    state_slices,
+)
 from services.algorithms.indexes.mutable.snapshot_codes import CODES, HeldCodes, code_arrays
 from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.item_table.categories import Categories
@@ -47,7 +54,7 @@ from services.algorithms.scoring.states import ItemShape, ItemStates
 
 ITEMS = "items.safetensors"
 ITEM_STATES = "item_states.safetensors"
-FORMAT = 3
+FORMAT = 4
 KEPT = 2  # the newest and one older
 
 _PREFIX, _ASIDE = "snapshot-", ".aside-"
@@ -94,11 +101,13 @@ def write_snapshot(
     version: Version | None = None,
     said: Mapping[str, Any] = MappingProxyType({}),
     columns: Callable[[Strings], Mapping[str, npt.NDArray[Any]]] = lambda ids: {},
+    with_states: bool = True,
 ) -> Path:
     """Write a version of an index (None: the newest) below `root`, keep the newest `KEPT`, return the path.
 
-    said: JSON values, and columns: arrays in the order of the written ids; both are loaded unchanged. Searches and
-    changes continue; only one process at a time may write below a root.
+    said: JSON values, and columns: arrays in the order of the written ids; both are loaded unchanged. with_states:
+    False for the bundle's own states, in its order. Searches and changes continue; only one process at a time may write
+    below a root.
     """
     version, shape = version or index.version, index.shape
     root.mkdir(parents=True, exist_ok=True)
@@ -110,23 +119,17 @@ def write_snapshot(
     aside.mkdir()
     coded, codes = version.main, {} if version.main is None else version.main.segment.codes
     order = version.main_first() if codes else version.in_order()
-    states = {
-        "components": SlicedTensor(
-            np.float32, (len(order), shape.num_components, shape.width), state_slices(order, "components")
-        )
-    }
-    if shape.gated:
-        states["gate"] = SlicedTensor(np.float32, (len(order), shape.num_pairs), state_slices(order, "gate"))
     ids, categories = gather_ids(order), gather_categories(order)
     arrays = {
         **columns(ids),
         **ids.tensors("ids"),
         **Categories(categories, list(index.category_codes)).tensors(),
     }
-    files = {
-        ITEMS: write_tensors(aside / ITEMS, {name: SlicedTensor.whole(array) for name, array in arrays.items()}),
-        ITEM_STATES: write_tensors(aside / ITEM_STATES, states),
-    }
+    if with_states:
+        arrays["id_hashes"] = gather_hashes(order)
+    files = {ITEMS: write_tensors(aside / ITEMS, {name: SlicedTensor.whole(array) for name, array in arrays.items()})}
+    if with_states:
+        files[ITEM_STATES] = write_tensors(aside / ITEM_STATES, _sliced_states(order, shape))
     if coded is not None and codes:
         rows = order.row[: coded.num_living]
         code_columns = code_arrays({key: one.take(rows) for key, one in codes.items()}, len(rows))
@@ -153,13 +156,21 @@ def write_snapshot(
     return target
 
 
+def _sliced_states(order: Order, shape: ItemShape) -> dict[str, SlicedTensor]:
+    components = (len(order), shape.num_components, shape.width)
+    states = {"components": SlicedTensor(np.float32, components, state_slices(order, "components"))}
+    if shape.gated:
+        states["gate"] = SlicedTensor(np.float32, (len(order), shape.num_pairs), state_slices(order, "gate"))
+    return states
+
+
 def snapshots(root: Path) -> list[Path]:
     """The snapshots below a root, newest first."""
     return sorted(root.glob(f"{_PREFIX}*"), key=_sequence, reverse=True)
 
 
-def load_snapshot(path: Path, *, model_version: str) -> Snapshot:
-    """Open a snapshot of this model.
+def load_snapshot(path: Path, *, model_version: str, base: ItemBatch | None = None) -> Snapshot:
+    """Open a snapshot of this model. base: the bundle's items, for a snapshot written without their states.
 
     Raises: SnapshotError with file, found and expected value, for another model, torn or altered files and wrong
     shapes.
@@ -172,21 +183,26 @@ def load_snapshot(path: Path, *, model_version: str) -> Snapshot:
             check_file(path, name, entry, verify=True)
     except BundleError as exc:
         raise SnapshotError(str(exc)) from exc
-    shape, num_items = manifest.shape, manifest.num_items
-    wanted: dict[str, tuple[int, ...]] = {"components": (num_items, shape.num_components, shape.width)}
-    if shape.gated:
-        wanted["gate"] = (num_items, shape.num_pairs)
+    num_items = manifest.num_items
     try:
-        found = {name: place[1] for name, place in tensor_places(path / ITEM_STATES).items()}
-        if found != wanted:
-            raise SnapshotError(f"{path / ITEM_STATES} holds {found}; {MANIFEST} says {wanted}")
-        states, columns = read_tensors(path / ITEM_STATES), read_tensors(path / ITEMS)
+        columns = read_tensors(path / ITEMS)
+        strings = Strings.from_tensors(columns, "ids")
+        if ITEM_STATES in manifest.files:
+            if (hashes := columns["id_hashes"]).shape != (num_items,):
+                raise ValueError(f"id_hashes has shape {hashes.shape}; allowed: {(num_items,)}")
+            ids = ItemIds(strings, hashes)
+            ids.check_hashes("ids")
+            states = _read_states(path, manifest)
+        elif base is None or base.ids.strings != strings:
+            raise SnapshotError(f"{path}: the bundle's states of {len(strings)} items; this process has other items")
+        else:
+            ids, states = base.ids, base.states
         codes = HeldCodes(path=path / CODES, arrays=read_tensors(path / CODES) if CODES in manifest.files else {})
         if not 0 <= codes.num_rows <= num_items:
             raise SnapshotError(f"{path / CODES} holds codes of {codes.num_rows} items; allowed: 0-{num_items}")
         items = ItemBatch(
-            item_ids=ItemIds(Strings.from_tensors(columns, "ids")),
-            states=ItemStates(components=states["components"], gate=states.get("gate")),
+            item_ids=ids,
+            states=states,
             categories=Categories.from_tensors(columns),
         )
     except SnapshotError:
@@ -196,6 +212,18 @@ def load_snapshot(path: Path, *, model_version: str) -> Snapshot:
     except (ValueError, KeyError, IndexError, TypeError) as exc:
         raise SnapshotError(f"{path}: {exc!r}") from exc
     return Snapshot(path=path, manifest=manifest, items=items, columns=columns, codes=codes)
+
+
+def _read_states(path: Path, manifest: SnapshotManifest) -> ItemStates:
+    shape, num_items = manifest.shape, manifest.num_items
+    wanted: dict[str, tuple[int, ...]] = {"components": (num_items, shape.num_components, shape.width)}
+    if shape.gated:
+        wanted["gate"] = (num_items, shape.num_pairs)
+    found = {name: place[1] for name, place in tensor_places(path / ITEM_STATES).items()}
+    if found != wanted:
+        raise SnapshotError(f"{path / ITEM_STATES} holds {found}; {MANIFEST} says {wanted}")
+    states = read_tensors(path / ITEM_STATES)
+    return ItemStates(components=states["components"], gate=states.get("gate"))
 
 
 def _sequence(path: Path) -> int:
