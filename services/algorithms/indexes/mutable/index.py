@@ -328,10 +328,12 @@ class MutableIndex:
         self._tail = Tail(self.shape, self.pair_gate, self.kinds)
 
     def _searchable(self, segment: Segment) -> Segment:
-        """Build the algorithms; a query through each computes lazy parts."""
+        """Build the algorithms; a query through each computes lazy parts. Of zeros, it would find all items equal, and
+        score them again in float64.
+        """
         segment.prepare()
         segment.indexes = self._build(segment.scorer, self.pair_gate)
-        components = np.zeros((1, self.shape.num_query_components, self.shape.width), dtype=np.float32)
+        components = np.full((1, self.shape.num_query_components, self.shape.width), self.shape.width**-0.5, np.float32)
         gate = np.zeros((1, self.shape.num_pairs), dtype=np.float32) if self.shape.gated else None
         for index in segment.indexes.values():
             index.search(QueryStates(components=components, gate=gate), 1)
