@@ -1,6 +1,7 @@
 """Folders with a manifest, written aside and renamed into place."""
 
 import errno
+import json
 import os
 import shutil
 from pathlib import Path, PurePosixPath
@@ -11,7 +12,7 @@ from safetensors.numpy import save_file
 
 from services.algorithms.bundles.model_manifest import BundleError, FileEntry
 from services.algorithms.bundles.sealed_files import MANIFEST, PAIR_GATE_ARRAYS, file_entry
-from services.algorithms.scoring.states import PairGate
+from services.algorithms.scoring.states import ItemStates, PairGate
 
 
 def folder_aside(target: Path) -> Path:
@@ -62,6 +63,24 @@ def save_tensors(arrays: dict[str, Any], path: Path) -> None:
     The library's is readable by its owner only, and a container runs as another user.
     """
     save_file(arrays, path)
+    path.chmod(path.parent.stat().st_mode & 0o666)
+
+
+def save_states(states: ItemStates, path: Path) -> None:
+    """Write the bytes that `save_tensors` would, without its copy of the arrays in memory."""
+    header: dict[str, Any] = {}
+    arrays, end = {"components": states.components, "gate": states.gate}, 0
+    for name, array in arrays.items():
+        if array is not None:
+            begin, end = end, end + 4 * array.size
+            header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": (begin, end)}
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with path.open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for array in arrays.values():
+            if array is not None:
+                file.write(np.ascontiguousarray(array, np.float32).data)
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 

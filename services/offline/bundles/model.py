@@ -35,8 +35,8 @@ from services.algorithms.item_table.file import ATTRIBUTE_PREFIX, ByPopularity
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings
 from services.algorithms.scoring.neighbours import ItemNeighbours
-from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
-from services.offline.bundles.folders import folder_aside, put_file, save_pair_gate, save_tensors, swap
+from services.algorithms.scoring.states import ItemStates, PairGate
+from services.offline.bundles.folders import folder_aside, put_file, save_pair_gate, save_states, save_tensors, swap
 
 _LONG = 2**31 - 1  # more bytes need 64-bit offsets
 
@@ -132,10 +132,7 @@ def write_items(
 
 def _write_content(root: Path, content: BundleContent) -> None:
     save_tensors({name: np.ascontiguousarray(array) for name, array in content.weights.items()}, root / WEIGHTS)
-    states: dict[str, FloatArray] = {"components": np.ascontiguousarray(content.item_states.components, np.float32)}
-    if content.item_states.gate is not None:
-        states["gate"] = np.ascontiguousarray(content.item_states.gate, np.float32)
-    save_tensors(states, root / ITEM_STATES)
+    save_states(content.item_states, root / ITEM_STATES)
     if content.pair_gate is not None:
         save_pair_gate(content.pair_gate, root / PAIR_GATE)
     near = None if content.neighbours is None else content.neighbours.shape

@@ -18,7 +18,8 @@ from services.algorithms.bundles.event_schema import Role, default_schema
 from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 from services.algorithms.items.catalogue import catalogue_from_bundle
 from services.algorithms.scoring.states import ItemStates
-from services.offline.bundles.model import add_files, write_bundle
+from services.offline.bundles.folders import save_states, save_tensors
+from services.offline.bundles.model import BundleContent, add_files, write_bundle
 from tests.unit.bundle.bundle_scene import content, dot_content, edit_manifest, relist
 
 
@@ -44,6 +45,16 @@ def test_a_written_bundle_reads_back_equal(path: Path) -> None:
         np.testing.assert_array_equal(bundle.weights()[name], weight)
     assert (bundle.max_history, bundle.tau, bundle.num_query_components, bundle.num_items) == (8, 0.05, 2, 5)
     assert bundle.manifest.data == {"name": "test"}
+
+
+@pytest.mark.parametrize("bundle", [content(), dot_content()])
+def test_states_are_written_as_the_library_writes_them(bundle: BundleContent, tmp_path: Path) -> None:
+    states = bundle.item_states
+    arrays = {"components": states.components} | ({} if states.gate is None else {"gate": states.gate})
+    save_tensors(arrays, tmp_path / "library")
+    save_states(states, tmp_path / "ours")
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "library").read_bytes()
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "library").stat().st_mode
 
 
 def test_the_model_version_follows_the_content_and_nothing_else(tmp_path: Path) -> None:
