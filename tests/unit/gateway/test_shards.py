@@ -406,7 +406,9 @@ def test_a_shard_of_nothing_is_refused() -> None:
         shard_rows(Shard(empty, 2), Strings.of(IDS[:1]))
 
 
-def test_rows_of_a_column_are_those_that_each_id_is_in() -> None:
+@pytest.mark.parametrize("at_once", [1_000, 65_536])
+def test_rows_of_a_column_are_those_that_each_id_is_in(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.contracts.shards._HASHED", at_once)
     ids = Strings.of([f"é{number}" * (number % 12 + 1) for number in range(3_000)])
     for count in (1, 2, 3, 7, 256):
         homes = [home_shard(item_id, count) for item_id in ids]
