@@ -167,6 +167,8 @@ class Strings(Sequence[str]):
 
     def order(self) -> Indices:
         """Rows in the order of their strings, by code points (n,)."""
+        if self.is_ascending():
+            return np.arange(len(self))
         # 16 bytes a string during the sort, more for longer ones.
         strings = np.empty(len(self), np.dtypes.StringDType())
         for start in range(0, len(self), _DECODED):

@@ -108,7 +108,7 @@ def catalogue_from_bundle(bundle: Bundle, rows: Indices | None = None) -> Catalo
     with errors_of(bundle.path):
         ids, titles, categories, attributes = bundle.item_index, bundle.titles, bundle.categories, bundle.attributes
         if rows is not None:
-            ids, titles = ItemIds(ids.strings.taken(rows), ids.hashes[rows]), titles.taken(rows)
+            ids, titles = ItemIds(ids.strings.taken(rows), ids.hashes_of(rows)), titles.taken(rows)
             categories, attributes = categories.take(rows), attributes.take(rows)
         return Catalogue(
             model_version=bundle.model_version,
