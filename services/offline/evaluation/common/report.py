@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,10 +163,10 @@ def plain_page(template: Path, report: Report) -> str:
     lines = []
     for line in template.read_text(encoding="utf-8").splitlines():
         is_row = line.startswith("@rows ")
-        for row in report["rows"] if is_row else [values]:
-            lines.append(_FIELD.sub(lambda found: _shown(found, row), line.removeprefix("@rows ")))  # noqa: B023
+        for value in [row.get for row in report["rows"]] if is_row else [values.__getitem__]:
+            lines.append(_FIELD.sub(partial(_shown, value), line.removeprefix("@rows ")))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n"
 
 
-def _shown(found: re.Match[str], values: Row) -> str:
-    return cell(values.get(found[1] or found[2]), found[3] or "")
+def _shown(value: Callable[[str], Any], found: re.Match[str]) -> str:
+    return cell(value(found[1] or found[2]), found[3] or "")
