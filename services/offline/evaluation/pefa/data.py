@@ -12,12 +12,14 @@ from scipy import sparse
 
 from services.algorithms.scoring.states import FloatArray
 from services.offline.datasets.locate import Locator
-from services.offline.datasets.texts import Question, TextCollection, load_texts
+from services.offline.datasets.texts import Question, load_texts
 from services.offline.evaluation.common.embeddings import EmbeddingSource, sentence_vectors
 from services.offline.evaluation.common.recall import Pairs
 from services.offline.evaluation.pefa.paper import relevance
 
-NAMES = ("scifact", "medquad")
+# The recalls that choose lambda and k, by set.
+DECIDED_BY = {"scifact": ("recall@10", "recall@100"), "medquad": ("recall@1", "recall@10")}
+NAMES = tuple(DECIDED_BY)
 DOCUMENT_CHARACTERS = 600
 
 
@@ -50,7 +52,7 @@ class TextSet:
     """One corpus.
 
     unseen (B,): no training query has this text. tested_are_trained: every tested document has training queries, also
-    in folds. decided_by: recalls that choose lambda and k.
+    in folds.
     """
 
     name: str
@@ -59,7 +61,6 @@ class TextSet:
     test: Judged
     unseen: npt.NDArray[np.bool_]
     tested_are_trained: bool
-    decided_by: tuple[str, ...]
 
 
 def folds(data: TextSet, *, count: int, seed: int) -> Iterator[tuple[Judged, Judged]]:
@@ -108,24 +109,20 @@ def load(name: str, source: EmbeddingSource) -> TextSet:
     def encode(texts: Sequence[str]) -> FloatArray:
         return np.ascontiguousarray(sentence_vectors(source, texts), dtype=np.float32)
 
-    return text_set(texts, encode([text[:DOCUMENT_CHARACTERS] for text in texts.documents]), encode)
-
-
-def text_set(texts: TextCollection, documents: FloatArray, encode: Callable[[Sequence[str]], FloatArray]) -> TextSet:
-    """Return a collection with its documents' vectors (n, d) and its questions encoded.
-
-    Questions that differ only in case and spaces are equal.
-    """
-    trained = {" ".join(text.lower().split()) for text, _ in texts.train}
+    trained = {_same(text) for text, _ in texts.train}
     return TextSet(
         name=texts.name,
-        documents=documents,
+        documents=encode([text[:DOCUMENT_CHARACTERS] for text in texts.documents]),
         train=_judged(encode, texts.train),
         test=_judged(encode, texts.test),
-        unseen=np.array([" ".join(text.lower().split()) not in trained for text, _ in texts.test], dtype=bool),
+        unseen=np.array([_same(text) not in trained for text, _ in texts.test], dtype=bool),
         tested_are_trained=texts.tested_are_trained,
-        decided_by=("recall@1", "recall@10") if texts.tested_are_trained else ("recall@10", "recall@100"),
     )
+
+
+def _same(text: str) -> str:
+    """Questions that differ only in case and spaces are equal."""
+    return " ".join(text.lower().split())
 
 
 def _judged(encode: Callable[[Sequence[str]], FloatArray], questions: Sequence[Question]) -> Judged:

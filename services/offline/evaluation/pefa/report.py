@@ -12,15 +12,13 @@ from services.offline.evaluation.common.plots import panels, titled
 from services.offline.evaluation.common.recall import PAIR_CUTS
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.pefa import serving, sweep
-from services.offline.evaluation.pefa.data import TextSet, load, sampled
+from services.offline.evaluation.pefa.data import DECIDED_BY, TextSet, load, sampled
 from services.offline.evaluation.pefa.indexes import bytes_per_entry
 from services.offline.evaluation.pefa.sweep import ENCODER, Recalls, Setting
 
 Row = dict[str, Any]
 
 TITLES = {"scifact": "SciFact", "medquad": "MedQuAD"}
-# The recalls that choose lambda and k.
-DECIDED_BY = {"scifact": ("recall@10", "recall@100"), "medquad": ("recall@1", "recall@10")}
 # What to know before comparing with published numbers.
 _NOTES = {
     "scifact": "A document is its title and abstract. A document without feedback keeps its whole vector. "

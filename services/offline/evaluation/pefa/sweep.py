@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from services.algorithms.scoring.states import FloatArray
 from services.offline.evaluation.common.recall import pair_ranks, recalls
-from services.offline.evaluation.pefa.data import Judged, TextSet, folds
+from services.offline.evaluation.pefa.data import DECIDED_BY, Judged, TextSet, folds
 from services.offline.evaluation.pefa.paper import nearest_queries, xl_scores, xl_votes, xs_passages
 
 Method = Literal["encoder", "xs", "xl"]
@@ -106,7 +106,7 @@ def chosen(
     for number, (fitted, held_out) in enumerate(islice(folds(data, count=_FOLDS, seed=seed), wanted), 1):
         say(f"{data.name}: lambda and k on held-out training queries, fold {number} of {wanted}")
         for setting, found in measured(data.documents, fitted, held_out, settings).items():
-            totals[setting] += float(sum(found[name].sum() for name in data.decided_by))
+            totals[setting] += float(sum(found[name].sum() for name in DECIDED_BY[data.name]))
     best: dict[tuple[Method, bool], Setting] = {}
     for setting in sorted(settings, key=lambda one: (-one.share, one.k)):
         key = (setting.method, setting.printed)

@@ -48,7 +48,6 @@ def text_set(*, num_documents: int = 120, num_train: int = 200, num_test: int = 
         test=judged(num_test, True),
         unseen=np.arange(num_test) % 2 == 0,
         tested_are_trained=False,
-        decided_by=("recall@10", "recall@100"),
     )
 
 
@@ -225,7 +224,6 @@ def test_files_become_documents_cut_at_600_characters_and_judged_queries(tmp_pat
     assert (len(data.train), len(data.test)) == (40, 20)
     assert data.train.pairs[:3].tolist() == [[0, 0], [0, 99], [1, 1]]
     assert data.unseen.tolist() == [True] * 19 + [False]  # case and spaces make no other query
-    assert data.decided_by == pefa_text.DECIDED_BY["scifact"]
 
 
 def test_the_report_has_every_table_and_a_page_with_plots(tmp_path: Path) -> None:
