@@ -25,15 +25,13 @@ class Fused:
     ranks: tuple[tuple[str, int], ...]
 
 
-def reciprocal_rank_fusion(rankings: Mapping[str, Sequence[str]], *, constant: float = CONSTANT) -> list[Fused]:
-    """Fuse rankings of item ids (best first) by source: an item's score is the sum of 1 / (constant + rank).
+def reciprocal_rank_fusion(rankings: Mapping[str, Sequence[str]]) -> list[Fused]:
+    """Fuse rankings of item ids (best first) by source: an item's score is the sum of 1 / (CONSTANT + rank).
 
-    Best first; ties by best rank, then item id. Of a repeated id, the first rank counts. Raises: ValueError for a
-    negative or non-finite constant. Source: Cormack, Clarke, Buettcher, "Reciprocal Rank Fusion outperforms Condorcet
-    and individual rank learning methods", SIGIR 2009, section 1.
+    Best first; ties by best rank, then item id. Of a repeated id, the first rank counts. Source: Cormack, Clarke,
+    Buettcher, "Reciprocal Rank Fusion outperforms Condorcet and individual rank learning methods", SIGIR 2009, section
+    1.
     """
-    if not 0 <= constant < float("inf"):
-        raise ValueError(f"constant={constant} allowed: 0 or more, finite")
     by_item: dict[str, dict[str, int]] = {}
     for source, item_ids in rankings.items():
         for rank, item_id in enumerate(item_ids, 1):
@@ -44,5 +42,5 @@ def reciprocal_rank_fusion(rankings: Mapping[str, Sequence[str]], *, constant: f
         if len(ranks) > 1:
             ranks.sort(key=_RANK_FIRST)
         # Largest term first: the sum's last bit is independent of the order of sources.
-        fused.append(Fused(item_id, sum([1 / (constant + rank) for _, rank in ranks]), tuple(ranks)))
+        fused.append(Fused(item_id, sum([1 / (CONSTANT + rank) for _, rank in ranks]), tuple(ranks)))
     return sorted(fused, key=lambda one: (-one.score, one.ranks[0][1], one.item_id))

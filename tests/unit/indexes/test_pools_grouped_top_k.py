@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from native_builds import native_builds
 
 from services.algorithms.native.threads import compute_threads, set_compute_threads
+from services.algorithms.ops import grouped_top_k
 from services.algorithms.ops.grouped_top_k import GroupedBest, GroupedTopK, Storage
 
 _BUILDS = native_builds("grouped_top_k")
@@ -115,7 +116,7 @@ def test_an_item_has_the_same_score_wherever_it_lies(library: ctypes.CDLL) -> No
     assert (found.rows == np.arange(131)).all()
 
 
-def test_the_answer_does_not_depend_on_threads_or_on_the_budget() -> None:
+def test_the_answer_does_not_depend_on_threads_or_on_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(4)
     items, queries = rng.normal(size=(20_000, 2, 16)).astype(np.float32), rng.normal(size=(6, 4, 16)).astype(np.float32)
     index = GroupedTopK(items)
@@ -127,7 +128,8 @@ def test_the_answer_does_not_depend_on_threads_or_on_the_budget() -> None:
             answers.append(index.search(queries, 300))
     finally:
         set_compute_threads(before)
-    answers.append(GroupedTopK(items, buffer_bytes=1).search(queries, 300))
+    monkeypatch.setattr(grouped_top_k, "_BUFFER_BYTES", 1)
+    answers.append(index.search(queries, 300))
     for found in answers[1:]:
         np.testing.assert_array_equal(found.rows, answers[0].rows)
         np.testing.assert_array_equal(found.scores, answers[0].scores)

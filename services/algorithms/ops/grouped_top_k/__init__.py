@@ -21,8 +21,7 @@ __all__ = ["GroupedBest", "GroupedTopK", "Storage", "from_bfloat16", "to_bfloat1
 FloatArray = npt.NDArray[np.float32]
 Storage = Literal["rows", "float32", "bfloat16"]
 _PANEL = 64  # items whose floats are adjacent, as in cpu.cpp
-# Of candidates: queries are processed in groups below it.
-BUFFER_BYTES = 64 << 20
+_BUFFER_BYTES = 64 << 20  # of candidates: queries are processed in groups below it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +41,7 @@ class GroupedTopK:
     """Item vectors prepared for grouped top-N. Thread-safe.
 
     Cost: B Q S X d float32 multiply-adds, and about N log(X / N) candidates written per (query vector, component).
-    Memory besides the answer: at most `buffer_bytes` of candidates, or one query's.
+    Memory besides the answer: at most 64 MB of candidates, or one query's.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class GroupedTopK:
         *,
         tie_ranks: npt.NDArray[np.int64] | None = None,
         storage: Storage = "rows",
-        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         """Prepare items (X, S, d). tie_ranks (X,): a permutation that orders equal scores, default row numbers.
 
@@ -63,7 +61,6 @@ class GroupedTopK:
             raise ValueError(f"items has shape {items.shape}; expected (X, S, d) with 1 <= X < 2**32, S and d >= 1")
         self.num_items, self.num_groups, self.width = items.shape
         self.storage: Storage = storage
-        self._buffer_bytes = buffer_bytes
         self._ranks: npt.NDArray[np.uint32] | None = None
         self._row_of_rank: npt.NDArray[np.uint32] | None = None
         if tie_ranks is not None and not np.array_equal(tie_ranks, np.arange(self.num_items)):
@@ -115,7 +112,7 @@ class GroupedTopK:
         mask = None if allowed is None else np.ascontiguousarray(allowed).view(np.uint8)
         threads = compute_threads()
         per_query = num_vectors * self.num_groups * threads * 8 * (2 * (size + 1) + _PANEL)
-        step = max(1, self._buffer_bytes // per_query)
+        step = max(1, _BUFFER_BYTES // per_query)
         whole = ctypes.c_int64
         for start in range(0, num_queries, step):
             some = slice(start, start + step)

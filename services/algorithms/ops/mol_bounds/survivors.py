@@ -61,19 +61,16 @@ class BoundPass:
         scorer: MolScorer,
         *,
         by_gates: bool = True,
-        items: BoundItems | None = None,
         kernels: ctypes.CDLL | None = None,
     ) -> None:
         """Prepare the items.
 
-        by_gates False: stop at the largest cosine (the paper's Algorithm 1). items: codes of the same scorer, to be
-        shared. kernels: another library than this processor's.
+        by_gates False: stop at the largest cosine (the paper's Algorithm 1). kernels: another library than this
+        processor's.
         """
         self.scorer = scorer
         self.by_gates = by_gates and scorer.num_pairs > 1
-        if items is None:
-            items = BoundItems(scorer, with_gates=self.by_gates)
-        self.items = items
+        self.items = items = BoundItems(scorer, with_gates=self.by_gates)
         self._native_items = _Items(
             **{name: address(getattr(items, name)) for name in _ITEM_ARRAYS},
             num_items=items.num_items,
