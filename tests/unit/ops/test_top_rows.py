@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_builds import native_builds
 
-from services.algorithms.ops.top_rows import top_rows
+from services.algorithms.ops.top_rows import count_passing, top_rows
 
 
 def wanted(scores: np.ndarray, k: int, slack: float, mask: np.ndarray) -> tuple[set[int], set[int]]:
@@ -58,3 +58,17 @@ def test_no_queries_give_no_rows() -> None:
 def test_k_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="k=0 allowed: at least 1"):
         top_rows(np.zeros((1, 7), dtype=np.float32), 0, np.zeros(1))
+
+
+def test_a_mask_that_may_change_is_counted_again() -> None:
+    base = np.zeros(9, dtype=bool)
+    view, fixed = base[:], np.ones(4, dtype=bool)
+    view.flags.writeable = fixed.flags.writeable = False
+    for count in range(3):
+        base[:count] = True
+        assert [count_passing(mask, 2, 9).tolist() for mask in (base, view, fixed, fixed)] == [
+            [count, count],
+            [count, count],
+            [4, 4],
+            [4, 4],
+        ]

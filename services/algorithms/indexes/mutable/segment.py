@@ -108,6 +108,7 @@ class Segment:
         if known < num_dead:
             mask = mask.copy()
             mask[self._log[known:num_dead]] = False
+            mask.flags.writeable = False
             self._latest = (num_dead, mask)  # racing searches write nearly equal masks; each uses its own
             return mask
         mask = np.ones(len(self), dtype=bool)  # a version older than the latest search's

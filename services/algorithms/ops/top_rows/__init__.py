@@ -7,6 +7,7 @@ Letters: B queries, X items.
 """
 
 import ctypes
+import weakref
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from services.algorithms.native.threads import compute_threads
 Rows = npt.NDArray[np.int64]
 
 _SCORES_PER_THREAD = 250_000  # a thread takes about 20 us to start
+_latest: "tuple[weakref.ref[npt.NDArray[np.bool_]], int] | None" = None  # the last read-only mask (X,), and its count
 
 
 def top_rows(
@@ -68,9 +70,20 @@ def count_passing(mask: npt.NDArray[np.bool_] | None, num_queries: int, num_item
     """How many items pass for each query: (B,). mask: (X,) for all queries, (B, X), or None if all items pass.
 
     Counting row by row takes 0.26 ms for 10 million items; `count_nonzero` with an axis adds integers and takes 2.9 ms.
+    The passes of a search count a read-only mask (X,) once.
     """
     if mask is None:
         return np.full(num_queries, num_items, dtype=np.int64)
     if mask.ndim == 1:
-        return np.full(num_queries, np.count_nonzero(mask), dtype=np.int64)
+        return np.full(num_queries, _count(mask), dtype=np.int64)
     return np.array([np.count_nonzero(row) for row in mask], dtype=np.int64)
+
+
+def _count(mask: npt.NDArray[np.bool_]) -> int:
+    global _latest
+    if mask.flags.writeable or mask.base is not None:  # it may change
+        return int(np.count_nonzero(mask))
+    latest = _latest
+    if latest is None or latest[0]() is not mask:
+        _latest = latest = (weakref.ref(mask), int(np.count_nonzero(mask)))
+    return latest[1]
