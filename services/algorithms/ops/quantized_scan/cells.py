@@ -15,7 +15,7 @@ import numpy.typing as npt
 FloatMatrix = npt.NDArray[np.float32]
 LANES = 16
 _CHUNK_FLOATS = 1 << 22
-_SUMMED_ROWS = 2_048  # in one call
+_SUMMED_ROWS = 1_024  # in one call
 _ROUND_UP = 1 + 2.0**-12  # norms are in float32, rounded up
 
 
@@ -241,9 +241,11 @@ def nearest(vectors: FloatMatrix, centres: FloatMatrix) -> npt.NDArray[np.int64]
     """The nearest centre (C, d) of some vectors (n, d): (n,)."""
     half_squares = np.float32(0.5) * (centres * centres).sum(axis=1)
     step = max(1, (16 << 20) // (4 * len(centres)))
+    space = np.empty((min(step, len(vectors)), len(centres)), dtype=np.float32)  # freeing it takes the lock
     parts = []
     for start in range(0, len(vectors), step):
-        products = vectors[start : start + step] @ centres.T
+        part = vectors[start : start + step]
+        products = np.matmul(part, centres.T, out=space[: len(part)])
         products -= half_squares
         parts.append(products.argmax(axis=1))
     return np.concatenate(parts)
