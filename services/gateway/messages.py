@@ -1,13 +1,12 @@
 """Convert requests from Protobuf, and answers to Protobuf."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2
 
 from services.algorithms.rules.filters import ItemFilter
-from services.contracts.attributes import set_value
 from services.contracts.dead_letters import Replayed
 from services.contracts.topics.dead_letters import StoredLetter
 from services.contracts.topics.exposures import assignment_message
@@ -23,7 +22,6 @@ from services.contracts.wire import (
     votes_message,
 )
 from services.gateway.describe.catalogue import CatalogueDescription, ItemDetails
-from services.gateway.describe.items import ItemReport, ItemsQuery
 from services.gateway.describe.shown import Looked, Shown
 from services.gateway.describe.tail import Tailed
 from services.gateway.describe.user import DescribedUser
@@ -44,7 +42,6 @@ from services.gateway.get_freshness import FreshnessReport
 from services.gateway.health.get_health import HealthReport
 from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.explain import Explanation
-from services.gateway.recommend.popular import KnownItem
 from services.gateway.search.searching import SearchAnswer, SearchQuery
 from services.gateway.version_sets.routes import Routes, SetReport
 from services.platform import request_context
@@ -281,31 +278,6 @@ def catalogue_message(found: CatalogueDescription) -> gateway_pb2.DescribeCatalo
             for name, one in found.model.schema.types.items()
         ],
     )
-
-
-def items_query(request: gateway_pb2.ListItemsRequest) -> ItemsQuery:
-    return ItemsQuery(**{one.name: getattr(request, one.name) for one in fields(ItemsQuery)})
-
-
-def _known_message(known: KnownItem) -> gateway_pb2.DescribedItem:
-    plain = {name: getattr(known.item, name) for name in ("item_id", "title", "categories", "available", "withdrawn")}
-    message = gateway_pb2.DescribedItem(item=events_pb2.Item(**plain), is_trained=known.is_trained)
-    for name, value in known.item.attributes.items():
-        set_value(message.item.attributes[name], value)
-    if known.first_seen_ms is not None:
-        set_ms(message.first_seen, known.first_seen_ms)
-    return message
-
-
-def item_message(found: ItemReport) -> gateway_pb2.GetItemResponse:
-    progress = None if found.progress is None else gateway_pb2.ItemProgress(**asdict(found.progress))
-    return gateway_pb2.GetItemResponse(
-        item=_known_message(found.known), progress=progress, model_version=found.model_version
-    )
-
-
-def items_message(items: Sequence[KnownItem], token: str) -> gateway_pb2.ListItemsResponse:
-    return gateway_pb2.ListItemsResponse(items=map(_known_message, items), next_page_token=token)
 
 
 def tailed_message(found: Tailed) -> gateway_pb2.TailInteractionsResponse:

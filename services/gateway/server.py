@@ -17,6 +17,7 @@ from services.gateway.domain import (
 )
 from services.gateway.edge.roles import Role
 from services.gateway.handlers import Handlers
+from services.gateway.item_messages import item_message, items_message, items_query
 from services.gateway.messages import (
     answer_message,
     catalogue_message,
@@ -27,10 +28,7 @@ from services.gateway.messages import (
     health_message,
     interaction_of,
     interactions_of,
-    item_message,
-    items_message,
     items_of,
-    items_query,
     letters_message,
     looked_message,
     receipt_message,

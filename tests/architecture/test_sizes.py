@@ -25,7 +25,7 @@ OBJECTS = {
     "algorithms/ops/mol_scores/device.py DeviceScorer": "arrays on a card and their shapes",
     "algorithms/pefa/query_feedback.py QueryFeedback": "sums, votes and what is undone, under one order of clicks",
     "client/freshet_client/testing.py FakeGateway": "all that one gateway remembers",
-    "console/pages/live.py Live": "the elements that a tick changes",
+    "console/pages/health.py Health": "the elements that a tick changes",
     "console/pages/try_it.py TryIt": "the elements that a new list changes",
     "contracts/topic_reader.py TopicReader": "a consumer's place in several topics",
     "encoder/consumer.py Consumer": "what is due when",
