@@ -6,12 +6,11 @@ The cookie has a random id of the browser. A restart signs everybody out.
 from collections import OrderedDict
 from functools import lru_cache, partial
 
-from freshet_client import AsyncClient, FreshetError, PermissionDenied, Tls, Unauthenticated
+from freshet_client import AsyncClient, FreshetError, PermissionDenied, Tls
 from nicegui import app, ui
 
 from services.console.config import ConsoleSettings
 
-SIGN_IN, UNKNOWN_KEY = "Sign in with an API key.", "The gateway does not know this key."
 # The context of calls that return items. Results of experiments do not count these exposures.
 LOOK = {"surface": "console"}
 MAX_BROWSERS, MAX_CLIENTS, TIMEOUT_S = 10_000, 64, 5.0
@@ -31,19 +30,15 @@ class Access:
         """This browser's key, "" if it is not signed in."""
         return self._keys.get(app.storage.browser["id"], "")
 
-    async def admit(self, key: str) -> tuple[str, frozenset[str] | None]:
-        """Return why the gateway cannot be called with a key, "" if it can be, and the key's roles, None if unknown."""
+    async def admit(self, key: str) -> frozenset[str] | None:
+        """Return a key's roles, None if unknown. key: "" for none. Raises: FreshetError if it cannot be used."""
         try:
             found = await self.client_of(key).catalogue(max_categories=1)
-        except Unauthenticated:
-            return UNKNOWN_KEY if key else SIGN_IN, None
         except PermissionDenied:
-            return "", None
-        except FreshetError as error:
-            return str(error), None
+            return None
         if not key and not self.settings.is_for_this_machine:
-            return "This gateway asks for no keys: the console shows it on the loopback address alone.", None
-        return "", frozenset(found.roles)
+            raise FreshetError("This gateway asks for no keys: the console shows it on the loopback address alone.")
+        return frozenset(found.roles)
 
     def sign_in(self, key: str) -> None:
         self._keys[app.storage.browser["id"]] = key

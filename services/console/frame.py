@@ -11,7 +11,7 @@ from nicegui import app, ui
 from nicegui.element import Element
 from starlette.datastructures import QueryParams
 
-from services.console.access import SIGN_IN, UNKNOWN_KEY, Access
+from services.console.access import Access
 from services.console.config import ConsoleSettings
 from services.console.elements import Line, box, button, entry, handle, in_script, text, typed
 from services.platform.errors import InvalidRequest
@@ -29,6 +29,7 @@ PAGES = {
     "/experiments": ("Experiments", "Give arms to shares of your users, and see what each arm answers."),
     "/results": ("Results", "Which arm people like better, and how certain that is."),
 }
+RELOAD_S = 3.0  # until a page that finds no gateway tries again
 _SIGN_IN_LEAD = "This gateway asks for an API key. What you see and may change is what the key may."
 
 
@@ -91,15 +92,17 @@ def add_page(access: Access, path: str, page: type[Any]) -> None:
 
     @ui.page(path)
     async def show(request: Request) -> None:
+        async def begin() -> None:
+            try:
+                roles = await access.admit(access.key)
+            except Unreachable:
+                ui.timer(RELOAD_S, ui.navigate.reload, once=True)
+                raise
+            client, has_key = access.client_of(access.key), bool(access.key)
+            await page(client, access.settings, request.query_params, Line(), has_key, roles).show()
+
         with page_frame(access, path, *PAGES[path]):
-            why, roles = await access.admit(access.key)
-            if why in (SIGN_IN, UNKNOWN_KEY):
-                ui.navigate.to("/sign-in")
-            elif why:
-                app.storage.client["notice"].say(why)
-            else:
-                client, has_key = access.client_of(access.key), bool(access.key)
-                await handle(page(client, access.settings, request.query_params, Line(), has_key, roles).show)
+            await handle(begin)
 
 
 def add_sign_in(access: Access) -> None:
@@ -110,10 +113,12 @@ def add_sign_in(access: Access) -> None:
         with page_frame(access, "/sign-in", "Sign in", _SIGN_IN_LEAD):
 
             async def show(_: str = "") -> None:
-                key = (await typed(field))[0].strip()
-                problem = (await access.admit(key))[0] if key else "Give a key: freshet keys create."
-                if problem:
-                    raise FreshetError(problem)
+                if not (key := (await typed(field))[0].strip()):
+                    raise FreshetError("Give a key: freshet keys create.")
+                try:
+                    await access.admit(key)
+                except Unauthenticated as error:
+                    raise FreshetError("The gateway does not know this key.") from error
                 access.sign_in(key)
                 ui.navigate.to("/")
 

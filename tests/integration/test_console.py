@@ -677,7 +677,10 @@ def test_a_gateway_that_is_away_is_said_and_the_page_works_again(open_page: Open
     page.locator(".card .act.like").first.click()
     expect(page.get_by_role("alert")).to_contain_text("The gateway does not answer.")
     assert titles(page) == shown
+    opened_without = open_page("/")
+    expect(opened_without.get_by_role("alert")).to_contain_text("The page works again when it does.")
     running.start("gateway", timeout_s=120.0)
+    expect(opened_without.locator(".card")).to_have_count(12)
     act(page, "like", 0)
     expect(page.locator(".notice")).to_be_hidden()
     expect(health.locator(".verdict")).to_contain_text("Every part is ready")
