@@ -98,7 +98,7 @@ def _expanded(entry: Any) -> Any:
         return {title: "decisions/README.md"}
     if value == "project":
         return {title: [page for page in COPIED if page.startswith("project/")]}
-    found = sorted(path for path in (ROOT / "docs" / value).glob("*.md") if not path.name.endswith(".template.md"))
+    found = sorted(path for path in (ROOT / "docs" / value).glob("*.md"))
     first = [path for path in found if path.name == "README.md"]
     return {title: [f"{value}/{path.name}" for path in [*first, *(path for path in found if path not in first)]]}
 

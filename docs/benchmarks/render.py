@@ -80,7 +80,7 @@ def page(measured: dict[str, Any]) -> str:
     most = measured["multiply_adds_per_s"] / training_operations()
     found = [run["metrics"]["model"]["hr@10"] for run in runs]
     return filled(
-        HERE / "README.template.md",
+        HERE / "README.md.j2",
         **measured,
         demo=demo,
         stages=[

@@ -13,8 +13,7 @@ BANNED = re.compile(
 # The glossary has the names that it replaces; the tables of the others are made by commands.
 EXEMPT = {
     *("docs/reference/glossary.md", "docs/benchmarks/path.md", "docs/benchmarks/large-catalogues.md"),
-    *("docs/operate/scale.md", "services/offline/evaluation/large/page.template.md"),
-    "services/offline/evaluation/large/processes.template.md",
+    *("docs/operate/scale.md", "docs/benchmarks/large-shards.md"),
 }
 _CODE = re.compile(r"^(```|~~~).*?^\1|`[^`]*`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
 

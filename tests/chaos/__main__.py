@@ -22,7 +22,7 @@ from services.offline.evaluation.common.report import stored
 
 ROOT = paths.TESTS.parent
 ROWS = ROOT / "docs" / "benchmarks" / "reliability.json"
-TEMPLATE, PAGE = ROOT / "docs" / "operate" / "reliability.template.md", ROOT / "docs" / "operate" / "reliability.md"
+TEMPLATE, PAGE = ROOT / "docs" / "operate" / "reliability.md.j2", ROOT / "docs" / "operate" / "reliability.md"
 # Faults of the simulation whose names a page puts in the words of the glossary.
 SHOWN = {
     "redis away": "Redis unavailable",

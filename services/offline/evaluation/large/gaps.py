@@ -59,7 +59,7 @@ def broken(report: Report) -> str:
 
 def page(report: Report) -> str:
     """Return gaps.md of a report."""
-    return plain_page(Path(__file__).parent / "gaps.template.md", report)
+    return plain_page(Path(__file__).parent / "gaps.md.j2", report)
 
 
 def plot(report: Report, out: Path) -> None:

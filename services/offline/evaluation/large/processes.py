@@ -55,7 +55,7 @@ def run(request: Request, *, bundle: Path, sizes: Sequence[int], shard: Shard, w
 
 def page(report: Report) -> str:
     """Return large-shards.md of a report."""
-    return plain_page(Path(__file__).parent / "processes.template.md", report)
+    return plain_page(Path(__file__).parent / "processes.md.j2", report)
 
 
 def _candidates(path: Path, shard: Shard) -> Loaded:

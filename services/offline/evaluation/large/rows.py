@@ -69,7 +69,7 @@ def run(request: Request, *, bundle: Path, sizes: Sequence[int], algorithms: Seq
 
 def page(report: Report) -> str:
     """Return large-catalogues.md of a report."""
-    return plain_page(Path(__file__).parent / "page.template.md", report)
+    return plain_page(Path(__file__).parent / "page.md.j2", report)
 
 
 def _of_size(

@@ -40,7 +40,7 @@ def page(report: dict[str, Any]) -> str:
     def of(data: str, table: str) -> list[Row]:
         return [row for row in rows if (row["data"], row["table"]) == (data, table)]
 
-    template = Path(__file__).with_name("page.template.md")
+    template = Path(__file__).with_name("page.md.j2")
     return filled(template, **{"note": ""} | report, sets=sets, of=of, methods=_METHODS)
 
 

@@ -42,7 +42,7 @@ def page(report: Mapping[str, Any]) -> str:
     """Return quality.md of a report (`table.report`) with `command`."""
     done, expected = (sum(one["finals"][part] for one in report["sections"]) for part in ("done", "expected"))
     values = {"tuning_minutes": table.TUNING_SECONDS / 60, "done": done, "expected": expected, "arms": ARMS}
-    return filled(Path(__file__).with_name("page.template.md"), **{**report, **values})
+    return filled(Path(__file__).with_name("page.md.j2"), **{**report, **values})
 
 
 _PANELS_IN_A_ROW = 4

@@ -1,6 +1,6 @@
 """What each difference of the authors' protocol (github.com/bailuding/rails) changes in leave-one-out on ML-1M.
 
-`published.template.md` lists the differences. Some models here know the future: no bundle can contain them.
+`published.md.j2` lists the differences. Some models here know the future: no bundle can contain them.
 
 Letters: B histories, L events, E events to predict, X items.
 """
@@ -215,4 +215,4 @@ def _rows(runs: Sequence[Row]) -> Iterator[Row]:
 def page(report: Report) -> str:
     """Return published.md."""
     missing = len(list(_planned(quick=report["quick"]))) - sum(row["seeds"] for row in report["rows"])
-    return filled(Path(__file__).with_name("published.template.md"), **report, arms=ARMS, missing=missing)
+    return filled(Path(__file__).with_name("published.md.j2"), **report, arms=ARMS, missing=missing)

@@ -25,7 +25,7 @@ from services.offline.training.codebooks.score_aware import score_aware_loss
 Row = dict[str, Any]
 Encoder = Callable[[FloatArray], npt.NDArray[np.floating]]
 
-_TEMPLATE = Path(__file__).with_name("page.template.md")
+_TEMPLATE = Path(__file__).with_name("page.md.j2")
 RECALL_DEPTHS = (1, 10, 100)
 OURS, UNROTATED = "freshet", "freshet without rotation"
 FAISS_PQ, FAISS_OPQ, FAISS_LSQ = "faiss pq", "faiss opq", "faiss lsq"

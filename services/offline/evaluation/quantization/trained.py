@@ -86,7 +86,7 @@ def page(report: Report) -> str:
         if row.get("bits") in _BITS and (row["codes"] in _SHOWN or row["codes"].startswith("scalar"))
     ]
     rows = [*shown, *indexes]
-    return filled(Path(__file__).with_name("trained.template.md"), **{"remark": ""} | report | {"rows": rows})
+    return filled(Path(__file__).with_name("trained.md.j2"), **{"remark": ""} | report | {"rows": rows})
 
 
 def code_rows(scorer: MolScorer, queries: QueryStates, request: Request) -> Iterator[dict[str, Any]]:

@@ -97,7 +97,7 @@ def page(report: Report) -> str:
         for is_synthetic in (False, True)
     )
     values = {"trained": trained, "synthetic": synthetic, "transcription": TRANSCRIPTION}
-    return filled(Path(__file__).with_name("page.template.md"), **{"notes": []} | report | values)
+    return filled(Path(__file__).with_name("page.md.j2"), **{"notes": []} | report | values)
 
 
 def wrong_proofs(rows: list[Row]) -> list[str]:

@@ -67,7 +67,7 @@ def run(request: Request) -> Report:
 def page(report: Report) -> str:
     """Return universality.md; the report has every rank."""
     shown = [row for row in report["rows"] if row["rank"] in (1, 2, 4, 8, 15, 16)]
-    return filled(Path(__file__).with_name("universality.template.md"), **report | {"rows": shown})
+    return filled(Path(__file__).with_name("universality.md.j2"), **report | {"rows": shown})
 
 
 def rows(*, size: int = 16, seed: int = 0) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ def page(report: Row) -> str:
     for row in report["rows"]:
         kinds.setdefault(row["dataset"], {}).setdefault(row["kind"], {})[row["contender"]] = row
     tables_of = {name: (found, [one for one in _COLOURS if one in found[ALL]]) for name, found in kinds.items()}
-    template = Path(__file__).with_name("page.template.md")
+    template = Path(__file__).with_name("page.md.j2")
     return filled(template, **report, tables_of=tables_of, all=ALL, new=NEW, known=KNOWN)
 
 
