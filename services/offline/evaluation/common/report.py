@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from jinja2.meta import find_undeclared_variables
 Row = Mapping[str, Any]
 
 _MISSING = "–"
-_FIELD = re.compile(r"\$(\w+)|\{([^{}:]+)(?::([^{}]*))?\}")
 
 
 def filled(template: Path, **values: Any) -> str:
@@ -155,18 +153,3 @@ def stored(report: Report) -> str:
             shown = "[\n  " + ",\n  ".join(json.dumps(one) for one in value) + "\n ]"
         values.append(f" {json.dumps(name)}: {shown}")
     return "{\n" + ",\n".join(values) + "\n}\n"
-
-
-def plain_page(template: Path, report: Report) -> str:
-    """Return a page of the report's own values and its rows, of a template with `{name:spec}` and lines `@rows`."""
-    values = {"remark": "", "tables": tables(report["rows"])} | report
-    lines = []
-    for line in template.read_text(encoding="utf-8").splitlines():
-        is_row = line.startswith("@rows ")
-        for value in [row.get for row in report["rows"]] if is_row else [values.__getitem__]:
-            lines.append(_FIELD.sub(partial(_shown, value), line.removeprefix("@rows ")))
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n"
-
-
-def _shown(value: Callable[[str], Any], found: re.Match[str]) -> str:
-    return cell(value(found[1] or found[2]), found[3] or "")

@@ -23,7 +23,7 @@ from services.candidates.config import CandidatesSettings
 from services.candidates.domain import SearchQuery, SearchResult, Stage
 from services.candidates.metrics import TRUTH, CandidatesMetrics
 from services.offline.evaluation.common.plots import panels, titled
-from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
+from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.large.catalogue import enlarged, queries
 
@@ -59,7 +59,7 @@ def broken(report: Report) -> str:
 
 def page(report: Report) -> str:
     """Return gaps.md of a report."""
-    return plain_page(Path(__file__).parent / "gaps.md.j2", report)
+    return filled(Path(__file__).with_name("gaps.md.j2"), **{"remark": ""} | report)
 
 
 def plot(report: Report, out: Path) -> None:

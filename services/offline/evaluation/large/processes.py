@@ -19,7 +19,7 @@ from services.candidates.metrics import CandidatesMetrics
 from services.contracts.shards import Shard
 from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.popular import PopularItems
-from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
+from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.platform.memory import give_back_freed
 from services.refresher.bootstrap import fold_rules
 from services.refresher.config import RefresherSettings
@@ -55,7 +55,7 @@ def run(request: Request, *, bundle: Path, sizes: Sequence[int], shard: Shard, w
 
 def page(report: Report) -> str:
     """Return large-shards.md of a report."""
-    return plain_page(Path(__file__).parent / "processes.md.j2", report)
+    return filled(Path(__file__).with_name("processes.md.j2"), **{"remark": ""} | report)
 
 
 def _candidates(path: Path, shard: Shard) -> Loaded:

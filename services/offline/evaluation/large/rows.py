@@ -16,7 +16,7 @@ from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import QueryStates
-from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
+from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.large.catalogue import enlarged, queries
 from services.offline.evaluation.large.changes import RATE, Changing, searched_while_changing
@@ -69,7 +69,7 @@ def run(request: Request, *, bundle: Path, sizes: Sequence[int], algorithms: Seq
 
 def page(report: Report) -> str:
     """Return large-catalogues.md of a report."""
-    return plain_page(Path(__file__).parent / "page.md.j2", report)
+    return filled(Path(__file__).with_name("page.md.j2"), **{"remark": ""} | report)
 
 
 def _of_size(
