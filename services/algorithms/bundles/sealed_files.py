@@ -19,9 +19,12 @@ PAIR_GATE_ARRAYS = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
 def check_file(root: Path, name: str, entry: FileEntry, *, verify: bool) -> None:
     """Raise BundleError for a missing file, another size or, with `verify`, another checksum."""
     path = root / name
-    if not path.is_file():
+    try:
+        found = path.stat().st_size if path.is_file() else None
+    except OSError as exc:  # such as a name that is too long
+        raise BundleError(f"{MANIFEST} lists {name!r}, which cannot be opened: {exc.strerror}") from exc
+    if found is None:
         raise BundleError(f"{path} is missing; {MANIFEST} lists it with {entry.bytes} bytes")
-    found = path.stat().st_size
     if found != entry.bytes:
         raise BundleError(f"{path} holds {found} bytes; {MANIFEST} says {entry.bytes}")
     if verify and (checksum := _sha256(path)) != entry.sha256:

@@ -16,6 +16,8 @@ from safetensors.numpy import load_file, save_file
 from services.algorithms.bundles import tensor_file
 from services.algorithms.bundles.event_schema import Role, default_schema
 from services.algorithms.bundles.model_bundle import BundleError, load_bundle
+from services.algorithms.bundles.model_manifest import FileEntry
+from services.algorithms.bundles.sealed_files import check_file
 from services.algorithms.items.catalogue import catalogue_from_bundle
 from services.algorithms.scoring.states import ItemStates
 from services.offline.bundles.folders import save_states, save_tensors
@@ -139,6 +141,11 @@ def test_a_missing_file_is_named(path: Path) -> None:
     (path / "users.parquet").unlink()
     with pytest.raises(BundleError, match=r"users.parquet is missing"):
         load_bundle(path)
+
+
+def test_a_name_that_no_file_can_have_is_refused(path: Path) -> None:
+    with pytest.raises(BundleError, match=r"lists 'n{300}', which cannot be opened: File name too long"):
+        check_file(path, "n" * 300, FileEntry(sha256="", bytes=1), verify=False)
 
 
 def test_other_shapes_than_the_manifest_says_are_refused_with_both(path: Path) -> None:
