@@ -28,18 +28,17 @@ def read_ranges(
     if not missing:
         return
     reader.assign({partition: ranges[partition][0] for partition in missing})
+    at: dict[int, int] = {}
     deadline = time.monotonic() + SILENCE_S
     while missing:
         records = [one for one in reader.poll(poll_ms, max_records) if one.partition in missing]
-        at = {record.partition: record.offset + 1 for record in records}
-        if at:
-            deadline = time.monotonic() + SILENCE_S
-        elif time.monotonic() > deadline:
-            raise DependencyUnavailable(f"Kafka gave {reader.positions()} of {missing} only")
-        else:
-            # Transaction markers have offsets, but are not records.
-            at = dict(reader.positions())
+        # Transaction markers have offsets, but are not records.
+        before, at = at, {record.partition: record.offset + 1 for record in records} or dict(reader.positions())
+        if at == before and time.monotonic() > deadline:
+            raise DependencyUnavailable(f"Kafka gave {at} of {missing} only")
         yield [one for one in records if one.offset <= missing[one.partition]]
+        if at != before:
+            deadline = time.monotonic() + SILENCE_S  # without the caller's time
         missing = {partition: last for partition, last in missing.items() if at.get(partition, 0) <= last}
 
 
