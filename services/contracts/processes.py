@@ -122,7 +122,7 @@ _ROWS = (
             "text_mol/item_states.safetensors": 3,
             "text_mol/encoder.onnx": 1,
             "phrases/encoder.onnx": 1,
-            "phrases/output_layer": 1,
+            "phrases/generator": 1,
         },
         needs={"kafka": True},
         state=(BUNDLE, TEXT),

@@ -236,6 +236,11 @@ def test_memory_grows_with_the_text_bundle(tmp_path: Path) -> None:
     assert needed_bytes(bundle, ["generator"], text=text)["generator"] == (PARTS["generator"].memory_mb + 3 + 4) << 20
 
 
+def test_files_counted_of_a_text_bundle_are_files_that_it_has() -> None:
+    manifest = json.loads((Path(__file__).parents[2] / "golden/formats/text/manifest.json").read_text())
+    assert {name for part in PARTS.values() for name in part.holds if "/" in name} <= manifest["files"].keys()
+
+
 def test_memory_grows_with_the_options_that_are_set(tmp_path: Path) -> None:
     bundle = bundle_of(tmp_path, item_bytes=0)
     for said, more in (("", 0), ("minilm", PARTS["refresher"].options["FRESHET_REFRESHER_TEXT_ENCODER"])):
