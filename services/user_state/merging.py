@@ -161,7 +161,8 @@ def merge(
         if arrival.offset <= history.positions.get(arrival.partition, -1):
             if before is None:
                 before = {(entry.partition, entry.offset): entry.outcome for entry in history.recent}
-            result.outcomes.append(Outcome(before.get((arrival.partition, arrival.offset), Outcome.APPLIED)))
+            found = before.get((arrival.partition, arrival.offset))
+            result.outcomes.append(_presumed(arrival, schema, void) if found is None else Outcome(found))
             continue
         id_hash = hash_event_id(arrival.interaction.event_id)
         item_id = ""
@@ -183,6 +184,16 @@ def merge(
         result.news = True
     del result.recent[:-RECENT_IDS]
     return result
+
+
+def _presumed(arrival: Arrival, schema: EventSchema, void: Mapping[int, int]) -> Outcome:
+    """The outcome of an applied record that is no longer among the recent ids, as after an import that broke off."""
+    if is_covered(void, arrival.partition, arrival.offset):
+        return Outcome.FORGOTTEN
+    kind = schema.of(arrival.interaction.type)
+    if kind.history or arrival.interaction.undoes_event_id:
+        return Outcome.APPLIED
+    return Outcome.KEPT_OUT if kind.seen else Outcome.KEPT_OUT_UNSEEN
 
 
 def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_history: int, kind: EventType) -> Outcome:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from streams import NOW_MS, VOCABULARY, append, drain, handler_on, interaction
 
 from services.contracts.topics.attributions import Attribution
 from services.contracts.topics.forgets import Forget
+from services.offline.backfill import bulk_import
 from services.offline.backfill.bulk_import import BulkImport, ImportReport
 from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.past_interactions import lay_out
@@ -18,6 +20,7 @@ from services.offline.datasets import Interactions
 from services.platform.errors import DependencyUnavailable, InvalidRequest, PreconditionFailed
 from services.platform.stream.kafka import Record, partition_for
 from services.user_state.forgetting import Forgotten
+from services.user_state.merging import RECENT_IDS
 
 PARTITIONS = 3
 
@@ -146,6 +149,41 @@ def test_an_import_that_broke_off_is_continued_and_sends_each_attribution(dies_a
     assert not store.is_paused()
     assert run(stream, store, past(), outbox=outbox).written == 400 - dies_after
     assert effect(store) == effect(streamed(stream, wanted))
+    assert by_place(outbox) == by_place(wanted)
+
+
+class _BreakingOutbox(MemoryOutbox):
+    """Fails at one call."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self._left = at
+
+    def publish(self, *published: Sequence[Any]) -> None:
+        self._left -= 1
+        if not self._left:
+            raise DependencyUnavailable("Kafka went away")
+        super().publish(*published)
+
+
+def test_an_import_that_broke_off_among_its_users_is_continued_and_counts_each_event_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bulk_import, "FILL_CHUNK", 1)
+    stream, store, outbox, wanted = MemoryStream(PARTITIONS), MemoryStore(), _BreakingOutbox(at=6), MemoryOutbox()
+    data = past(rows=12 * 2 * RECENT_IDS)
+    write_past(data, lay_out(data, PARTITIONS), stream=stream, writer=MemoryWriter(stream), pause=lambda: None)
+    forgets, forgotten = MemoryForgetLog(), Forgotten()
+    partition = partition_for(b"user-0", PARTITIONS)
+    up_to = {partition: len(stream.log[partition]) // 4}
+    forget = Forget(forget_id="f", user_id="user-0", up_to=up_to, requested_ms=0)
+    forgets.append(forget)
+    forgotten.add(forget)
+    with pytest.raises(DependencyUnavailable):
+        run(stream, store, data, outbox=outbox, forgets=forgets.reader())
+    report = run(stream, store, data, outbox=outbox, forgets=forgets.reader())
+    assert (report.written, report.users_filled) == (0, 12)
+    assert effect(store) == effect(streamed(stream, wanted, forgotten))
     assert by_place(outbox) == by_place(wanted)
 
 
