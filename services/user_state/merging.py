@@ -135,7 +135,8 @@ class Merge:
 
     def replace_events(self, events: list[StoredEvent]) -> None:
         """Replace the history; a prefix may refer to the old list."""
-        if any(prefix.sequence == len(self.sequences) - 1 for prefix in self.preceding.values()):
+        newest = next(reversed(self.preceding.values()), None)  # sequences never decrease
+        if newest is not None and newest.sequence == len(self.sequences) - 1:
             self.sequences.append(events)
         else:
             self.sequences[-1] = events
