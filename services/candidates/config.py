@@ -17,8 +17,8 @@ class CandidatesSettings(ProcessSettings):
     """Each field names its variable."""
 
     port: int = Field(default=50052, ge=0, le=65535, validation_alias="FRESHET_CANDIDATES_PORT")
-    # Algorithms with sizes, separated by spaces; "auto": by the catalogue's size. A request that names none gets the
-    # first that fits its deadline.
+    # Algorithms with sizes, separated by spaces; "auto" chooses them by the catalogue's size. A request without an
+    # algorithm gets the first one that fits its deadline.
     algorithms: str = Field(default="auto", validation_alias="FRESHET_CANDIDATES_ALGORITHMS")
     # The served part of the catalogue, i/n with i from 0, by hash of ids. "0/1": all.
     shard: Annotated[Shard, NoDecode] = Field(default=WHOLE, validation_alias="FRESHET_CANDIDATES_SHARD")
@@ -29,20 +29,20 @@ class CandidatesSettings(ProcessSettings):
     # Share of live searches to audit.
     audit_share: float = Field(default=0.01, ge=0, le=1, validation_alias="FRESHET_CANDIDATES_AUDIT_SHARE")
 
-    # False: the bundle is served unchanged, with items withdrawn since.
+    # False: the bundle is served unchanged; items withdrawn since then are still served.
     follows_topics: bool = Field(default=True, validation_alias="FRESHET_CANDIDATES_FOLLOWS_TOPICS")
 
-    # Remembered interactions that vote for a query (k of PEFA-XL); 0: no memory.
+    # Number of remembered interactions that vote for a query (k of PEFA-XL); 0: none are remembered.
     vote_neighbours: int = Field(default=0, ge=0, le=10_000, validation_alias="FRESHET_CANDIDATES_VOTE_NEIGHBOURS")
     # lambda of the votes: the model's weight in a final score.
     vote_model_share: float = Field(default=1.0, ge=0, le=1, validation_alias="FRESHET_CANDIDATES_VOTE_MODEL_SHARE")
 
-    # Folder of snapshots of the stream's changes, which shorten the start.
+    # Folder of snapshots of the changed catalogue, which shorten the start; empty: no snapshots.
     snapshots: str = Field(default="", validation_alias="FRESHET_CANDIDATES_SNAPSHOTS")
 
     @property
     def does_common_work(self) -> bool:
-        """Whether this process writes dead letters and snapshots; one of several compact workers does."""
+        """Whether this process writes dead letters and snapshots. Of several compact workers, only the first does."""
         return True
 
     @property

@@ -1,7 +1,8 @@
 """Snapshots of a catalogue, from which a restarted follower of `index-deltas` continues.
 
-A snapshot is written every few minutes. It is used only if the topic still has its batch's last record at that offset:
-a recreated topic has another record, and if compaction removed the record, reading everything takes about as long.
+A snapshot is written every few minutes. It contains the offset and the mark of its newest batch's last record. It is
+used only if the topic still has this record at this offset. A recreated topic has another record there. If compaction
+removed the record, reading the whole topic takes about as long as continuing from the snapshot.
 """
 
 import math
@@ -43,8 +44,8 @@ def started(
     found: Callable[[Path], list[Path]],
     load: Callable[[Path], Any],
 ) -> tuple[C, Mapping[str, Any] | None]:
-    """Return `make` of the newest intact snapshot, or of None, and the snapshot's fields. After a ValueError, the next
-    older one is tried. found: lists snapshots, newest first. load: opens one.
+    """Make a catalogue from the newest intact snapshot, or from None if there is none. Return it with the snapshot's
+    fields. After a ValueError, the next older snapshot is tried. found: lists snapshots, newest first. load: opens one.
     """
     for path in found(root):
         try:
@@ -81,8 +82,8 @@ class CatalogueSnapshots:
         self._thread = threading.Thread()
 
     def first_offset(self, is_in_place: Callable[[int, str], bool]) -> int | None:
-        """Return the offset of the first missing record; None if the catalogue must be reset, because the snapshot is
-        too old or of another topic.
+        """Return the offset of the first record to read; None if the catalogue must be reset, because the snapshot is
+        too old, or the topic no longer has the snapshot's record.
         """
         if self._taken is None or self._taken["position"] < 0:
             return 0
@@ -93,8 +94,8 @@ class CatalogueSnapshots:
         return None
 
     def look(self, next_offset: int) -> None:
-        """Start a snapshot if it is due and records were read: a disconnected process must not renew the age. Called
-        while no batch is open or waiting.
+        """Start writing a snapshot if one is due and records were read since the last one. A disconnected process must
+        not write old contents with a new time. Call this while no batch is open or waiting.
         """
         is_due = self._clock() - self._written_s >= self._every_s
         if not is_due or next_offset == self._written_at or self._thread.is_alive():

@@ -24,7 +24,7 @@ from services.platform.stream.topic import Replicas
 
 _ANSWER_MS = 5_000
 _ASIDE_MS = 500
-# Per partition, when one record is wanted. A larger one is still returned.
+# Fetch limit per partition for reading single records. Kafka returns a larger record all the same.
 _ASIDE_BYTES = 4_096
 # At a topic's end, the prefetch delays the next request by at most this.
 _ASIDE_REST_MS = 10
@@ -52,9 +52,9 @@ class TopicReader:
         """partitions: those to read of every topic; None: all.
         makes_topics: create missing topics with these replicas; None: wait for them.
         window_ms: how long the broker gathers records before it answers.
-        rest_ms: how long it waits for the first one; another request waits for that answer.
+        rest_ms: how long the broker waits for the first record; the next request waits for that answer.
         pause_ms: pause before the next read of a busy stream, so that records gather.
-        dead_letters: closed with the reader.
+        dead_letters: the producer of dead letters; `close` also closes it.
         """
         self._bootstrap, self._topics = bootstrap, topics
         self._makes_topics, self._connect = makes_topics, connect
@@ -69,10 +69,10 @@ class TopicReader:
         }
         self._pause_s, self._max_records, self._producer = pause_ms / 1000, max_poll_records, dead_letters
         self._consumer: KafkaConsumer | None = None
-        # Reads single records, so that the first consumer keeps its prefetched ones.
+        # Reads single records, so that `_consumer` keeps its prefetched records.
         self._aside: KafkaConsumer | None = None
         self._busy = False
-        # Assignment, positions and paused topics, restored in a new consumer.
+        # A new consumer gets this assignment and these positions; `poll` pauses topics again.
         self._assigned: list[TopicPartition] | None = None
         self._next: dict[TopicPartition, int] = {}
         self._only = ""
@@ -124,7 +124,7 @@ class TopicReader:
                 batches = consumer.poll(timeout_ms=_ASIDE_MS, max_records=1)
                 for tp, batch in batches.items():
                     offset = wanted.pop(tp, -1)
-                    # For a missing record, Kafka returns the next one, or beyond the end the first one.
+                    # For a missing record Kafka returns the next one; for an offset beyond the end, the first one.
                     if offset >= 0 and batch[0].offset == offset:
                         found[tp.partition] = _record(tp, batch[0])
                     consumer.pause(tp)

@@ -1,4 +1,4 @@
-"""The models of one process: its own, and other version sets', which may change."""
+"""The models of one process: its own model, and the models of other version sets, which may change."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ class Model:
 class Models:
     """The own model and those of other version sets. `apply` belongs to one thread; the rest is thread-safe.
 
-    open_model: opens a model from its bundle's folder. changed: called with the other models.
+    open_model: opens a model from its bundle's folder. changed: called by `apply` with the other models, before it
+    closes removed ones.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Models:
         self._open, self._changed, self._close = open_model, changed, close
 
     def drop(self, cache_keys: Sequence[int]) -> None:
-        """Drop these cache keys in all models. Raises: as the own encoder, which comes last."""
+        """Drop these cache keys in all models, the own model last. Raises: as its encoder."""
         for model in (*self.others, self.own):
             model.encoder.drop(cache_keys)
 

@@ -14,7 +14,7 @@ from services.platform.transport import check_address, check_replicas
 
 
 def shard_addresses(value: str) -> list[str]:
-    """Return a catalogue's shards, in order. Raises: ValueError that names the shard."""
+    """Return the addresses of a catalogue's shards, in order. Raises: ValueError."""
     found: list[str] = []
     for number, part in enumerate(value.split(";")):
         if not part.strip():
@@ -45,14 +45,14 @@ class GatewaySettings(PseudonymSettings):
     candidates_address: str = Field(default="127.0.0.1:50052", validation_alias="FRESHET_CANDIDATES_ADDRESS")
     reranker_address: str = Field(default="127.0.0.1:50053", validation_alias="FRESHET_RERANKER_ADDRESS")
     generator_address: str = Field(default="127.0.0.1:50055", validation_alias="FRESHET_GENERATOR_ADDRESS")
-    # Each refresher reads some partitions; separated by commas.
+    # Addresses of all refreshers, separated by commas. Each refresher reads some partitions.
     refresher_addresses: str = Field(default="127.0.0.1:50054", validation_alias="FRESHET_REFRESHER_ADDRESSES")
     # Time for a call without a deadline.
     budget_ms: int = Field(default=2000, ge=10, le=60_000, validation_alias="FRESHET_GATEWAY_BUDGET_MS")
     # Time for one read of the state store, and for one call of another process.
     state_timeout_ms: int = Field(default=250, ge=1, le=60_000, validation_alias="FRESHET_GATEWAY_STATE_TIMEOUT_MS")
     stage_timeout_ms: int = Field(default=400, ge=1, le=60_000, validation_alias="FRESHET_GATEWAY_STAGE_TIMEOUT_MS")
-    # How much an impression lowers its item's score, and the half-life.
+    # How much an impression lowers its item's score, and the half-life of this discount.
     impression_discount: float = Field(
         default=0, ge=0, le=1_000, validation_alias="FRESHET_GATEWAY_IMPRESSION_DISCOUNT"
     )
@@ -61,14 +61,15 @@ class GatewaySettings(PseudonymSettings):
     )
     # A YAML file (docs/guide/rules.md) with the standing rules until the first PutRules.
     rules: Path | None = Field(default=None, validation_alias="FRESHET_GATEWAY_RULES")
-    # Popular items score more for users with fewer items.
+    # Popular items get a higher score for users with fewer items than this.
     cold_items: int = Field(default=10, ge=0, le=1_000, validation_alias="FRESHET_GATEWAY_COLD_ITEMS")
     # The share of positions for new items, and how long an item is new.
     new_item_share: float = Field(default=0, ge=0, le=0.5, validation_alias="FRESHET_GATEWAY_NEW_ITEM_SHARE")
     new_item_hours: float = Field(default=24, gt=0, le=30 * 24, validation_alias="FRESHET_GATEWAY_NEW_ITEM_HOURS")
     # Whether answers are written to `exposures`.
     exposures: bool = Field(default=True, validation_alias="FRESHET_GATEWAY_EXPOSURES")
-    # Signs texts that clients return; all gateways share it. Empty: the key in `signing_key_file`, else a random one.
+    # Signs texts that clients send back, such as page tokens. All gateways need the same key. Empty: the key in
+    # `signing_key_file`, else a random one.
     signing_key: SecretStr = Field(default=SecretStr(""), validation_alias="FRESHET_GATEWAY_SIGNING_KEY")
     signing_key_file: Path | None = Field(default=None, validation_alias="FRESHET_GATEWAY_SIGNING_KEY_FILE")
     # Permissions of callers (`freshet keys`). None: everyone may call everything, on loopback only.

@@ -1,5 +1,5 @@
-"""GetFreshness: ask every part at once, and mark those that do not answer. It does not fail, since it is needed most
-during an outage.
+"""GetFreshness: ask all components at once, and mark those that do not answer. An unavailable component is no error,
+since GetFreshness is needed most during an outage.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 # Time limit for the processes of a version set to report what they serve.
 _CHECK_S = 4.0
-# Of each part; longer than in Recommend, since a busy part is not unavailable.
+# Time limit for each component except the state store; longer than in Recommend, since busy is not unavailable.
 _TIMEOUT_S = 1.0
 
 

@@ -147,7 +147,7 @@ def receipt_message(receipt: Receipt) -> gateway_pb2.InteractionReceipt:
 def answer_message(
     answer: Recommendation, details: Callable[[Sequence[str]], Sequence[ItemDetails]] | None = None
 ) -> gateway_pb2.RecommendResponse:
-    """Convert an answer. details: of items, if the request wants them."""
+    """Convert an answer. details: returns the details of items; None if the request does not ask for them."""
     times = answer.stage_times
     # The stubs ask for enum classes that exist for type checkers only.
     degradations: list[Any] = [int(kind) for kind in answer.degradations]

@@ -1,7 +1,7 @@
 """The gateway's metrics for Prometheus, and each part's calls by the minute for GetHealth.
 
 Minutes count from the start of the process, in a ring of 24 hours: 25 bytes per part and minute. Durations are counted
-in eight buckets per octave (percentiles within 5%). For one event loop.
+in eight buckets per octave (percentiles within 5%). Only one event loop may use them.
 """
 
 import time
@@ -81,7 +81,7 @@ class Minutes:
         return max(0.0, MINUTE_S * (self._over + 1) - (self._clock() - self._began))
 
     def seen(self, problems: Mapping[str, str], lags: Mapping[str, float] = MappingProxyType({})) -> None:
-        """Record a check. problems: "" if ready. lags: by part."""
+        """Record a health check. problems: each part's problem, "" if it is ready. lags: each part's lag."""
         self.roll()
         for place, name in enumerate(PARTS):
             self._ready[place] &= not problems.get(name)
@@ -100,8 +100,10 @@ class Minutes:
             self._ready[:], self._lag[:] = True, UNKNOWN_LAG
 
     def last(self, count: int) -> tuple[int, float, Sequence[NDArray[np.void]]]:
-        """Return the newest minutes: the begin of the first (Unix milliseconds), the seconds of the last and current
-        one, and the rows of each of `PARTS`: (count,), or fewer after a start.
+        """Return the newest `count` minutes, including the current one; fewer soon after the start.
+
+        The values are the begin of the first minute (Unix milliseconds), the elapsed seconds of the current minute, and
+        for each of `PARTS` one row per minute.
         """
         self.roll()
         begin = max(0, self._over + 1 - min(count, MINUTES))
@@ -208,7 +210,7 @@ class GatewayMetrics:
         self._shard_calls.labels(str(shard), what).inc()
 
     def component_failed(self, component: str) -> None:
-        """Record a failure in `stages.COMPONENTS`."""
+        """Record a failure of a component, one of `stages.COMPONENTS`."""
         self._component_failures[component].inc()
 
     def watch_turns(self, turns: TurnClock) -> None:

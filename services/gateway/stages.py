@@ -41,10 +41,11 @@ T = TypeVar("T")
 class Limits:
     """Sizes, and times in seconds."""
 
-    # The time of a call without a deadline.
+    # Time limit of a request without a deadline.
     budget_s: float = 2.0
-    # One read of the state store; one call of another process.
+    # One call of the state store.
     state_timeout_s: float = 0.25
+    # One call of another process.
     stage_timeout_s: float = 0.4
     # One record's acknowledgement by the stream.
     append_timeout_s: float = 1.5
@@ -57,7 +58,7 @@ class Limits:
     # Reserved for everything after the wait for a freshness token.
     token_reserve_s: float = 0.08
     token_poll_s: float = 0.008
-    # Part of Search's deadline reserved for the reranker; with `answer_reserve_s` at most a third.
+    # Part of Search's deadline reserved for the reranker. This and `answer_reserve_s` take a third at most.
     rerank_reserve_s: float = 0.1
     # K': size of the first stage's pool, at least twice k.
     pool_size: int = 200
@@ -88,7 +89,7 @@ class Work(Generic[Q]):
     num_had: int = 0
     # The share of the catalogue in the shards that answered.
     searched_share: float = 1.0
-    # Items that the passes of all searches read.
+    # Number of items read by all searches, in all their passes.
     items_touched: int = 0
     # Discounts of items' scores.
     discounts: Mapping[str, float] = field(default_factory=dict)
@@ -126,7 +127,7 @@ class Work(Generic[Q]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundState:
-    """A user's state and its source. stored: set if it is the state store's. last_event_ms: Unix milliseconds.
+    """A user's state and its source. stored: set if the state store had it. last_event_ms: Unix milliseconds.
 
     is_whole: the state reflects the whole stored history. answered: False if state store or encoder failed.
     """
@@ -150,7 +151,7 @@ class FoundState:
 
 
 class Stages:
-    """Makes the optional calls. stalls: of this event loop. on_nothing: called with the component of a failed call."""
+    """Makes the optional calls. stalls: measures this event loop. on_nothing: called with a failed call's component."""
 
     def __init__(
         self,
@@ -263,7 +264,7 @@ class Stages:
     async def search(
         self, work: Work[RecommendQuery], state: PackedQueryState, k: int, among: Sequence[str] = ()
     ) -> Ranking | None:
-        """Return the k best of the catalogue, or of the items `among` without counting the time."""
+        """Return the k best items of the catalogue, or of `among`. Stage times do not include a search with `among`."""
         wanted = replace(work.query.filter, allow_item_ids=tuple(among)) if among else work.query.filter
         max_gap = work.query.max_gap
         ranking = await self._attempt(

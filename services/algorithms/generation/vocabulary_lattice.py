@@ -1,7 +1,8 @@
 """All ways to cut texts into pieces, and the cheapest of them.
 
-Each distinct word is cut into parts once. A text is cut into phrases and words, which cost as much as their parts.
-Matches are found once, because fitting tries many ways with some pieces hidden.
+Each distinct word is cut into parts once. A text is cut into phrases and words. A phrase costs one token; a word
+costs as many tokens as it has parts, more if characters are written as bytes. Matches are found once, because
+fitting repeats the search many times with some pieces hidden.
 
 Letters: N words of all texts, F distinct words with flags, M characters of those, C pieces.
 """
@@ -19,11 +20,11 @@ Shown = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
-    """One way for every text. Shapes: steps (N,): words taken at once, 0 if the way does not stop here; phrases (N,):
-    the piece of each step of two or more.
+    """One way to cut every text. Shapes: steps (N,): words taken at once, 0 if no step begins here; phrases (N,): the
+    piece of each step of two or more words, else -1; costs (F,): tokens of each distinct word.
 
-    For all parts of the distinct words, in order: parts: the piece, or -1 for a character written as bytes; characters:
-    the first symbol; part_form: the word. costs (F,): tokens of each word.
+    The other arrays have one entry per part of the distinct words, in order. parts: the piece, or -1 for a character
+    written as bytes. characters: the part's first symbol. part_form: the distinct word.
     """
 
     steps: npt.NDArray[np.int32]
@@ -36,8 +37,10 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lattice:
-    """Pieces by position. Shapes: text.symbols (N,), form_of (N,), letters.symbols (M,), phrases (N, L) and parts (M,
-    L') pieces by length, -1 for none, counts (C,).
+    """The pieces that begin at each position. form_of: each word's distinct word. letters: those words' characters.
+
+    Shapes: text.symbols (N,), form_of (N,), letters.symbols (M,), counts (C,). phrases (N, L) and parts (M, L') have a
+    column per length, up to the longest piece; -1 for none.
     """
 
     text: Cut

@@ -20,9 +20,9 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 
 class CombinedTopK(PooledIndex):
-    """The union of the N1 best per component pair and the N2 best by the average, by s.
+    """The union of the N1 best per component pair and the N2 best by the average, ordered by s.
 
-    pair_pool_size: N1. average_pool_size: N2, or k if more are requested.
+    pair_pool_size: N1. average_pool_size: N2; a search for k > N2 items uses k.
     """
 
     name = "combined_top_k"
@@ -65,7 +65,7 @@ class CombinedTopK(PooledIndex):
         return CombinedScan(pairs, average)
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """A pool of `size`: half from the pairs' lists, the rest by the average, which scores all."""
+        """A pool of `size` items: half from the pairs' lists, the rest by average score. All scores are averages."""
         self.check(queries, size, allowed)
         pairs = self._pairs.first_stage(queries, -(-size // 2), allowed)
 
@@ -83,7 +83,7 @@ class CombinedTopK(PooledIndex):
                 order = np.lexsort((self.ranks[rows], -found))
                 item_indices[query, : len(rows)], scores[query, : len(rows)] = rows[order], found[order]
                 if len(rows) < size:
-                    # the average's list ended first: it has all allowed items
+                    # the average's list is shorter than `size`: it has all allowed items
                     bounds[query] = -np.inf
             seconds = pairs.passes[0].seconds + scan.seconds + time.perf_counter() - started
             first = Pass("first_stage", seconds, self.every_item(queries))

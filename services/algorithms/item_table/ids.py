@@ -1,5 +1,5 @@
-"""Item ids as a column that finds an id's row by hash (decision 087): building a dictionary of ten million ids would
-block the interpreter lock. A bundle stores the hashes (xxh3, 64 bits) in order, so that processes share them.
+"""A column of item ids that finds an id's row by hash (decision 087). Building a dictionary of ten million ids instead
+would hold the interpreter lock. A bundle stores the sorted hashes (xxh3, 64 bits), so that processes share them.
 
 Letters: n ids, m requested ids.
 """
@@ -20,8 +20,8 @@ HashRows = npt.NDArray[np.signedinteger[Any]]
 
 MAX_ID_BYTES = 128
 _SAMPLE = 1_000
-_encoded = methodcaller("encode", "utf-8", "surrogatepass")  # a string that is not UTF-8 is unknown, no error
-_FOUND = 65_536  # ids searched at a time
+_encoded = methodcaller("encode", "utf-8", "surrogatepass")  # a string that is not UTF-8 is unknown, not an error
+_FOUND = 65_536  # ids compared at a time
 _HASH = np.dtype(np.int64)
 
 
@@ -31,7 +31,7 @@ class ItemIds(Mapping[str, int]):
     def __init__(
         self, strings: Strings, hashes: Hashes | None = None, by_hash: tuple[Hashes, HashRows] | None = None
     ) -> None:
-        """Take distinct strings. hashes (n,): of `hash_ids`, if known. by_hash: that attribute, if known."""
+        """Take distinct strings. hashes (n,): their `hash_ids`, if known. by_hash: value of `by_hash`, if known."""
         self.strings = strings
         if hashes is not None:
             self.__dict__["hashes"] = hashes
@@ -61,8 +61,8 @@ class ItemIds(Mapping[str, int]):
                 end += 1
 
     def check_hashes(self, name: str) -> None:
-        """Raise ValueError if `by_hash` is out of order or of other ids. It compares a thousand hashes: the file's
-        checksum protects the others.
+        """Raise ValueError if the hashes of `by_hash` do not ascend, a row is out of range, or the hashes are of other
+        ids. Only a thousand hashes are computed again: the file's checksum protects the others.
         """
         hashes, rows = self.by_hash
         sample = np.linspace(0, len(self) - 1, min(len(self), _SAMPLE)).astype(np.int64)
@@ -113,7 +113,7 @@ class ItemIds(Mapping[str, int]):
         return hashes[order], order.astype(_row_type(len(self)))
 
     def hashes_of(self, rows: Indices) -> Hashes:
-        """Hashes of m rows (m,), without storing all."""
+        """Hashes of m rows (m,). If only `by_hash` is known, this does not store `hashes`."""
         if "hashes" in self.__dict__ or "by_hash" not in self.__dict__:
             return self.hashes[rows]
         in_order, their_rows = self.by_hash
@@ -122,7 +122,7 @@ class ItemIds(Mapping[str, int]):
         return hashes[rows]
 
     def prepare(self) -> None:
-        """Compute lazy parts."""
+        """Compute `by_hash` now, not at its first use."""
         self.by_hash  # noqa: B018
 
     def find(self, item_ids: Sequence[str], hashes: Hashes | None = None) -> Indices:
@@ -155,7 +155,7 @@ class ItemIds(Mapping[str, int]):
             return np.arange(len(self))
         if not len(self) or not len(others):
             return np.full(len(others), -1, dtype=np.int64)
-        # Both in order of hashes: a search for each id alone would miss the cache 20 times.
+        # Both columns are sorted by hash. In another order, the search for an id would miss the cache 20 times.
         (mine, rows), (theirs, their_rows) = self.by_hash, others.by_hash
         at = np.minimum(np.searchsorted(mine, theirs), len(mine) - 1)
         found = np.empty(len(others), dtype=np.int64)

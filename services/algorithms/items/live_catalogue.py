@@ -34,13 +34,14 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStat
 NO_CHANGE = -1  # the position before any change
 # 64 versions are two seconds at 30 batches a second; requests that name an earlier version arrive within milliseconds.
 MAX_VERSIONS = 64
-_UNTOUCHED = (math.nan, 0)  # a snapshot's evidence of an item in its bundle's state
+_UNTOUCHED = (math.nan, 0)  # evidence in a snapshot for an item with the bundle's state
 
 
 class ItemChange(Protocol):
-    """An item's refreshed state. A `dropped` item returns to the bundle's state, or leaves the index without one.
+    """An item's refreshed state. A `dropped` item returns to the bundle's state; an item outside the bundle
+    leaves the index.
 
-    components (P_x, d); gate (P,) or None; model_share: lambda, the weight of the bundle's state, 0 without one.
+    components (P_x, d); gate (P,) or None; model_share: lambda, the weight of the bundle's state, 0 outside the bundle.
     """
 
     @property
@@ -76,8 +77,8 @@ class Description(Protocol):
 class Served:
     """A version: its name, its position and mark (see `LiveCatalogue.apply`), and its freshness.
 
-    newest_recorded_ms: when its newest interaction was recorded, Unix milliseconds, None before any; lag_s: from then
-    until this version was served, in seconds, None also after a start from a snapshot.
+    newest_recorded_ms: when the version's newest interaction was recorded, Unix milliseconds; None before any. lag_s:
+    seconds from then until a version first had that interaction; None before any and after a start from a snapshot.
     """
 
     name: str
@@ -145,7 +146,7 @@ class LiveCatalogue:
         main = rows[:count]
         batch = ItemBatch(
             item_ids=base.rows if is_base and count == len(rows) else items.ids.first(count),
-            # The bundle's states if equal, because processes share their memory.
+            # Prefer the bundle's states if they are equal: processes share their memory.
             states=(base.states if is_base else items.states).take(slice(0, count)),
             categories=self._categories.take(main),
             attributes=base.attributes.take(main),
@@ -179,8 +180,8 @@ class LiveCatalogue:
         return self._merged(self._kept[-1])
 
     def version_named(self, name: str, position: int | None = None) -> tuple[Served, bool]:
-        """(the version of that name, True); if it is not available, (the one nearest to `position`, default the newest,
-        False).
+        """Return the version of that name and True. If it is not available, return the version nearest to `position`
+        (default: the newest) and False.
         """
         versions = self._kept
         for served in reversed(versions):
@@ -239,7 +240,7 @@ class LiveCatalogue:
         return "" if row is None else self.base.titles[row]
 
     def explain(self, item_id: str) -> ExplainedItem | None:
-        """An item of the newest version; None without state or if not served."""
+        """An item of the newest version; None if it has no state or is not served."""
         with self._writing:  # state and evidence must be of one version
             served = self._kept[-1]
             found = find_items(served.version, [item_id])
@@ -256,7 +257,7 @@ class LiveCatalogue:
             )
 
     def check(self, queries: QueryStates) -> None:
-        """Raise ValueError as `ItemShape.check_queries` does, and for too long components."""
+        """As `ItemShape.check_queries`; if the base is normalised, also raise ValueError for too long components."""
         self.index.shape.check_queries(queries)
         if self.base.is_normalised:
             check_sizes(queries.components)

@@ -31,7 +31,7 @@ class _Attention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(shape.width, shape.width) for _ in range(4))
 
     def forward(self, hidden: Tensor, added: Tensor, wanted: Tensor) -> Tensor:
-        """Mix hidden (B, L, D) for `wanted`, its first positions.
+        """Attend from `wanted`, the first positions of hidden, to all of hidden (B, L, D).
 
         `added` (B, 1, 1, L) is added to the attention logits, minus infinity where padded.
         """
@@ -87,7 +87,7 @@ class BertBody(nn.Module):
     def run(self, hidden: Tensor, mask: Tensor, first: int, last: int, rows: int | None = None) -> Tensor:
         """Run layers first .. last - 1 over hidden (B, L, D), mask (B, L) true at tokens -> (B, L, D).
 
-        rows: the last layer computes only so many positions, the first ones.
+        rows: the last layer computes only the first `rows` positions; the result is then (B, rows, D).
         """
         if not self.half_precision:
             return self._run(hidden, mask, first, last, rows)
@@ -101,7 +101,7 @@ class BertBody(nn.Module):
         return hidden
 
     def layers_from(self, first: int) -> list[nn.Parameter]:
-        """Parameters of the layers from `first` on; at 0 with the embedding's."""
+        """Parameters of the layers from `first` on, and of the embeddings if `first` is 0."""
         if first == 0:
             return list(self.parameters())
         return [parameter for layer in self.layers[first:] for parameter in layer.parameters()]

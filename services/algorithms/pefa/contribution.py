@@ -1,8 +1,8 @@
 """An interaction's contribution to its item's sums, as integers independent of the batch.
 
-In a mixture of logits an item component gets w * sum_pq pi_(pq,px) f_pq(q), with pi the gate weights of the query state
-and the item's bundle state (with the refreshed one, sums would depend on order). One component gets w * q, the paper's
-Q^T Y (equation 7).
+In a mixture of logits an item component gets w * sum_pq pi_(pq,px) f_pq(q), with w the interaction's weight and pi the
+gate weights of the query state and the item's bundle state (with the item's refreshed state, sums would depend on the
+order of interactions). With one component per side, the item gets w * q, the paper's Q^T Y (equation 7).
 
 Letters: n interactions, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -16,11 +16,11 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate,
 FixedPoint = npt.NDArray[np.int64]
 
 SCALE_BITS = 30
-"""Fixed point: an integer i means i * 2**-30; a contribution's error is at most half of that (5e-10)."""
+"""Fixed point: an integer i means i * 2**-30; the final rounding's error is at most 2**-31 (5e-10)."""
 SCALE = 2**SCALE_BITS
 
-# Limit of a component's values (normalised ones stay below 1.001 in half precision). With the weights' limit,
-# |contribution| <= 2 |w| 2**30, so sums of less than 2**31 in total weight stay below 2**62 (sums.py checks it).
+# Limit of a component's values (normalised ones stay below 1.001 in half precision). It gives
+# |contribution| <= 2 |w| 2**30, so sums with a total weight up to 2**31 (sums.py checks it) stay within 2**62.
 MAX_COMPONENT = 2.0
 MAX_WEIGHT = 2.0**16
 
@@ -35,8 +35,8 @@ class Contributions:
     """Converts one model's interactions to fixed point. The gate network is rounded so that its sums are exact."""
 
     def __init__(self, pair_gate: PairGate | None, *, leave_out: int | None = None) -> None:
-        """Zero the query component `leave_out`, which identifies the user (the last one of a model with users): an item
-        must not learn its users' ids.
+        """leave_out: the query component to zero, because it encodes the user's id: the last one of a model with such a
+        component. An item must not learn its users' ids.
         """
         self.pair_gate, self.leave_out = pair_gate, leave_out
         self._network = None if pair_gate is None else _Network(pair_gate)
@@ -45,18 +45,18 @@ class Contributions:
         """The contributions of n interactions to their items' sums, one row each.
 
         Shapes: queries (n, P_q, d) and (n, P), weights (n,), items (n, P_x, d) and (n, P): row i is the bundle state of
-        interaction i's item, or `cold_start_items`'s -> (n, P_x, d) int64, in units of 2**-30.
+        interaction i's item, or a row of `cold_start_items` -> (n, P_x, d) int64, in units of 2**-30.
         Exact:  a row's bits depend on that row alone, whatever the batch, the BLAS or the processor.
         Raises: ValueError with the field for shapes that disagree, values beyond the allowed sizes, or NaN.
         Source: arXiv:2312.02429, equation 7 (P = 1); the mixture's form is our own.
-        Cost:   n P (2 d + 2 G) multiply-adds in float64 and n (G + P) exponentials.
+        Cost:   n P (2 d + 2 G) multiply-adds in float64 and n (G + 2 P) exponentials.
         """
         components, weights = self._checked(queries, weights, items)
         if components.shape[1] * items.components.shape[1] == 1:
             per_item = components
         else:
             shares = self._pair_shares(queries.gate, components, items)
-            # Exact: multiples of 2**-24 on both sides, at most 2 in total.
+            # Exact: both factors are multiples of 2**-24, and a sum is at most 2.
             per_item = np.matmul(shares.transpose(0, 2, 1), components)
         return np.asarray(np.rint(per_item * (weights * SCALE)[:, None, None]).astype(np.int64))
 
@@ -134,7 +134,7 @@ def mean_gate(items: ItemStates) -> FloatArray | None:
 
 
 class _Network:
-    """The gate's W2 SiLU(W1 c + b1) + b2, with so few bits that no sum is rounded."""
+    """The gate's W2 SiLU(W1 c + b1) + b2, with so few bits that its matrix products are exact."""
 
     def __init__(self, pair_gate: PairGate) -> None:
         # |c| <= d MAX_COMPONENT^2 in theory, about 1 for normalised components; cosines are cut to 2.

@@ -36,8 +36,8 @@ class ItemFilter:
     seen_item_ids: Sequence[str] = ()
 
     def check(self, kinds: Kinds) -> None:
-        """Raise ValueError with the field for lists beyond a request's limit, and attributes undeclared or of another
-        kind.
+        """Raise ValueError that names the field if a list is too long, or an attribute of `where` is undeclared or of
+        another kind.
         """
         for name in ("allow_item_ids", "deny_item_ids", "seen_item_ids", "allow_categories", "deny_categories"):
             limit = MAX_CATEGORIES if name.endswith("categories") else MAX_IDS

@@ -1,6 +1,6 @@
 """BERT's uncased word pieces: from a query to the input of the text encoders.
 
-Both encoders of a text bundle read these ids. The fingerprint shows a model's word list.
+Both encoders of a text bundle read token ids from here. The fingerprint identifies a word list.
 
 Letters: B texts, L tokens of the longest of them.
 """
@@ -17,8 +17,8 @@ Tokens = npt.NDArray[np.int64]
 
 MAX_TOKENS = 256
 _LONGEST_WORD = 100
-# A text is cut to this many characters per token, to bound a huge one. No word piece of BERT's lists is longer, and a
-# run of white space rarely is.
+# A text is cut to this many characters per token, to bound the work on a huge text. No word piece of BERT's lists is
+# longer. White space between words rarely is.
 _CHARACTERS_PER_TOKEN = 64
 _SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
 

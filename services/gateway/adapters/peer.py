@@ -33,7 +33,7 @@ class Peer(Protocol):
 
 
 class Remote:
-    """Implements `Peer` over a channel to SERVING replicas. of: ends the peer's name in errors, as " of model m1"."""
+    """Implements `Peer` over a gRPC channel. of: suffix of the peer's name in errors, such as " of model m1"."""
 
     def __init__(self, channel: grpc.aio.Channel, of: str = "") -> None:
         self._channel, self._of = channel, of

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class Role(StrEnum):
-    """What a key, with one or more roles, permits."""
+    """What an API key permits. A key has one or more roles."""
 
     RECOMMEND = "recommend"  # reads answers, of any user
     INGEST = "ingest"  # writes interactions, of any user
     OPERATOR = "operator"  # changes the catalogue, rules, version sets and experiments; replays dead letters
     ERASER = "eraser"  # forgets users
-    SUPPORT = "support"  # sees what is stored of a user
+    SUPPORT = "support"  # reads the data stored about a user
 
 
 # A key needs one of the roles.
@@ -58,24 +58,24 @@ ROLES_OF: Mapping[str, frozenset[Role]] = MappingProxyType(
 AUDITED = frozenset(method for method, roles in ROLES_OF.items() if roles <= {Role.OPERATOR, Role.ERASER, Role.SUPPORT})
 
 
-# With these medians most answers take less than a tenth of a second.
+# A median latency up to these values is not overload (`Limit`).
 QUICK_S, QUICK_WRITE_S, QUICK_SEARCH_S = 0.04, 0.05, 0.1
 
 
 def admissions() -> "dict[str, Admission]":
-    """Return each RPC's limit: reads and writes have measured ones."""
-    # `freshet keys` reads the roles, and `freshet bench gpu` runs where gRPC is missing.
+    """Return each RPC's limit: adaptive for recommendations, searches and writes, fixed for all others."""
+    # Imported here: the CLI imports this module for `freshet keys`, and `freshet bench gpu` runs without gRPC.
     from services.platform.rpc.admission import Admission
 
     # Two reads at a time are some 200 a second.
     reads = Admission("recommendations", smallest=2, largest=512, surplus=32, quick_s=QUICK_S)
-    # A write mostly waits for Kafka: many at once, after a short stall of the machine, are no overload.
+    # A write mostly waits for Kafka. Many concurrent writes after a short stall of the machine are not overload.
     writes = Admission("writes", smallest=128, largest=2048, smallest_yielding=2, quick_s=QUICK_WRITE_S)
     streams = Admission("streams", smallest=128, largest=128, per_caller=64)
     rest = Admission("administration", smallest=32, largest=32)
     return {
         "Recommend": reads,
-        # A search has no cheaper answer: 32 wait (60 ms of work on two cores) before one is refused.
+        # A search has no cheaper fallback: up to 32 wait (60 ms of work on two cores), further ones are refused.
         "Search": Admission("searches", smallest=4, largest=128, queue=32, quick_s=QUICK_SEARCH_S),
         "RecordInteractions": writes,
         "RecordImpressions": writes,

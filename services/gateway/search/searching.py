@@ -7,7 +7,7 @@ from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.experiments import Assignment
 from services.gateway.domain import Degradation
 
-# The text sources' wire names; the user's model only orders.
+# Wire names. The text sources find items; the user's model (`PERSONAL`) only orders them.
 SOURCES = ("text_mol", "phrases", "lexical")
 PERSONAL = "mol"
 
@@ -73,7 +73,7 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchAnswer:
-    """model_version is empty if no user's model ordered it."""
+    """An answer. model_version: empty if the user's model did not order the results."""
 
     results: Sequence[SearchResult]
     text_version: str

@@ -1,5 +1,5 @@
-"""The shadow: a second version set, called after an answer to compare both. It does not affect the caller's deadline,
-exposures, pages or metrics.
+"""The shadow: a second version set, called after an answer to compare its answer with the first. The call does not
+affect the caller's deadline, exposures, pages or metrics.
 """
 
 import asyncio
@@ -19,15 +19,16 @@ log = structlog.get_logger()
 
 # A shadow uses spare capacity only.
 MAX_UNDER_WAY = 2
-# How many users' next interactions are awaited; how many latencies are stored.
+# Limits: users whose next interaction is awaited, and stored latencies.
 MAX_WAITING, MAX_TIMES = 10_000, 2_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShadowReport:
     """Counts and means since the start. overlap: mean share of common items. score_shift: mean difference of the best
-    scores, shadow minus answer. median_ms, p99_ms: of the newest answers. taken: the first items that users took after
-    compared answers; taken_from_answer, taken_from_shadow: how many of these the answer and the shadow had.
+    scores, shadow minus answer. median_ms, p99_ms: latencies of the shadow's newest answers. taken: number of
+    first items that users took after compared answers; taken_from_answer, taken_from_shadow: how many of these the
+    answer and the shadow contained.
     """
 
     requests: int

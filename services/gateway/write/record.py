@@ -42,7 +42,7 @@ MAX_STREAM = 100_000
 MAX_IN_FLIGHT = 256
 RETRY_AFTER_MS = 500
 _ANSWER_RESERVE_S = 0.05
-# A healthy stream acknowledges in milliseconds; this wait may be its fault.
+# A healthy stream acknowledges in milliseconds, so a timeout of at least this length counts as its failure.
 _PATIENCE_S = 0.4
 _EPOCH_S = 0.5
 
@@ -82,7 +82,7 @@ class EpochCache:
         try:
             self._epoch = await self._states.epoch() or ""
         except FreshetError:
-            # Tokens of an older epoch are correctly not honoured.
+            # Keep the last epoch. If it has ended, no answer honours its tokens, which is correct.
             pass
         finally:
             self._read_at = time.monotonic()
@@ -90,7 +90,7 @@ class EpochCache:
 
 
 class RecordInteractions:
-    """The handler."""
+    """Handles the RPCs RecordInteractions, StreamInteractions and UndoInteraction."""
 
     def __init__(
         self,
@@ -114,7 +114,8 @@ class RecordInteractions:
         """Write a request's interactions; return receipts in order.
 
         Raises: InvalidRequest, PermissionDenied for another user's exposure, before anything is written;
-        DependencyUnavailable with a retry hint if not all were acknowledged.
+        DependencyUnavailable with a retry hint if not all were acknowledged, or DeadlineExceeded if the caller's
+        deadline was too short for that.
         """
         await in_turn(self._check, interactions, now_ms())
         return await self.write(interactions)
@@ -177,7 +178,7 @@ class RecordInteractions:
                     sent.append(_with_id(interaction))
                     pending.append(asyncio.create_task(append(sent[-1])))
                     if not self._breaker.closed:
-                        # Its result shows whether the stream recovered.
+                        # The result of this append shows whether Kafka recovered.
                         await asyncio.wait(pending[-1:])
                         if not self._breaker.closed:
                             cut_short = True
@@ -287,7 +288,7 @@ MAX_POSITION = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordImpressions:
-    """The handler."""
+    """Handles the RPC RecordImpressions."""
 
     exposures: Exposures
     record: RecordInteractions

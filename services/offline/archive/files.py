@@ -1,8 +1,8 @@
 """An archive's files: Parquet tables of records, and `archive.json`, which lists them (decision 036).
 
 A partition's offset ranges are contiguous, but transaction markers and records of forgotten users are missing. Files
-are never modified: a new file replaces another one once `archive.json` names it, so an interrupted run leaves the
-previous archive intact, beside unnamed files.
+are never modified: a new file replaces another one once `archive.json` names it. An interrupted run leaves the previous
+archive intact; files that `archive.json` does not name may remain.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ _NEVER_NULL = {"partition", "offset", "timestamp", "record_headers"}
 
 _T = TypeVar("_T")
 
-# Step, done, total, in files or offsets of the topic.
+# Arguments: the step's name, the number done and the total, both in files or in offsets of the topic.
 Progressed = Callable[[str, int, int], None]
 
 
@@ -74,7 +74,7 @@ class ArchiveFile:
 
     @property
     def name(self) -> str:
-        """It has part of the checksum, so a replacement has another name."""
+        """The file name. It contains a part of the checksum, so a replacement has another name."""
         return f"{INTERACTIONS}-{self.partition}-{self.first:012d}-{self.end:012d}-{self.sha256[:12]}.parquet"
 
 
@@ -82,7 +82,7 @@ class ArchiveFile:
 class ArchivedPartition:
     """Archived offsets `first` to before `end`.
 
-    anchors: the text of `log_identity.Anchors`, which identify the log by its last record; "" without records.
+    anchors: `log_identity.Anchors` as text. They identify the log by the last record read; "" if none was read.
     """
 
     first: int
@@ -100,7 +100,7 @@ class Archive:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open an archive. Raises: PreconditionFailed without one, or if its `archive.json` was altered."""
+        """Open an archive. Raises: PreconditionFailed if `archive.json` is missing, invalid or altered."""
         path = folder / MANIFEST
         try:
             text = path.read_bytes()
@@ -244,7 +244,8 @@ def read_chunks(
     """Yield a new file's records and its end offset (exclusive), up to `end`.
 
     before_ms: stop at the first record of this time or later.
-    max_bytes: a file ends at so many bytes of keys, values and headers, and _RECORD_BYTES for each record.
+    max_bytes: a file ends after the poll that reaches this size: the bytes of keys, values and headers, plus
+    _RECORD_BYTES for each record.
     Raises: DependencyUnavailable.
     """
     chunk, size, reached = list[SourceRecord](), 0, start
@@ -286,7 +287,7 @@ def put_durably(path: Path, data: Any) -> None:
 
 
 def _typed(kind: type[_T], raw: Mapping[str, Any]) -> _T:
-    """Return a dataclass of whole numbers from 0, texts and files. Raises: TypeError, ValueError naming the field."""
+    """Check and return a dataclass. Raises: TypeError, ValueError naming a field of wrong type or below 0."""
     for one in fields(kind):  # type: ignore[arg-type]
         value = raw.get(one.name)
         if one.type in (int, str) and type(value) is not one.type:

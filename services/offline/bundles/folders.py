@@ -1,4 +1,4 @@
-"""Folders with a manifest, written aside and renamed into place."""
+"""Write a folder with a manifest under a temporary name, then rename it."""
 
 import errno
 import json
@@ -45,7 +45,7 @@ def swap(aside: Path, target: Path) -> None:
 
 
 def put_file(root: Path, name: str, source: Path) -> FileEntry:
-    """Copy a file to `name` in the folder, by rename. Raises: BundleError if the name leaves the folder."""
+    """Copy a file to `name` in the folder, through a temporary file. Raises: BundleError if `name` points outside."""
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise BundleError(f"bundle {root}: file name {name!r} leaves the bundle")
     target = root / name
@@ -58,16 +58,16 @@ def put_file(root: Path, name: str, source: Path) -> FileEntry:
 
 
 def save_tensors(arrays: dict[str, Any], path: Path) -> None:
-    """Write a safetensors file that everyone who may enter its folder can read.
+    """Write a safetensors file with the read and write permissions of its folder.
 
-    The library's is readable by its owner only, and a container runs as another user.
+    The library makes files that only the owner can read, but a container runs as another user.
     """
     save_file(arrays, path)
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def save_states(states: ItemStates, path: Path) -> None:
-    """Write the bytes that `save_tensors` would, without its copy of the arrays in memory."""
+    """Write the same bytes as `save_tensors`, without copying the arrays in memory."""
     header: dict[str, Any] = {}
     arrays, end = {"components": states.components, "gate": states.gate}, 0
     for name, array in arrays.items():

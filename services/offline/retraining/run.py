@@ -47,13 +47,12 @@ def retrain(
     train: Train = run_training,
     clock: Callable[[], float] = time.process_time,
 ) -> dict[str, Any]:
-    """Train, evaluate, and move the bundle to `out` if it passes, else to `out`.held-back.
+    """Train a bundle in `out`.held-back, evaluate it, and move it to `out` if it passes.
 
     A previous bundle becomes `out`.before. settings: as `run_training` takes them; event schema, attributes and actions
     default to the serving model's. Returns lineage, verdict, and whether anything was done.
-    Raises: ValueError for data without times, too few events to evaluate on, or a serving model that has trained on
-    them;
-    BundleError for an unusable bundle.
+    Raises: ValueError for data without times, `hours` that leave no events to train on, too few events to evaluate
+    on, or a serving model that has trained on the evaluation events; BundleError for an unusable bundle.
     """
     say: Callable[[str], None] = console.print if console is not None else (lambda text: None)
     require_target(out)
@@ -65,7 +64,7 @@ def retrain(
     aside = out.with_name(f"{out.name}.held-back")
     for path in (out, aside):
         done = _noted(path, lineage)
-        # A passed bundle still here was interrupted before its move.
+        # If the bundle in `aside` passed, the previous run was interrupted before the move.
         if done is not None and "gate" in done and done["gate"]["passes"] == (path == out):
             say(f"{path} was made of these events with these settings already: nothing to do")
             return done | {"bundle": str(path), "is_new": False}
@@ -152,7 +151,7 @@ def _noted(path: Path, lineage: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _note(path: Path, **said: Any) -> None:
-    """The manifest's metrics are no part of the model's version."""
+    """Write to the manifest's metrics, which do not change the model's version."""
     manifest = Manifest.read(path / MANIFEST)
     plain = json.loads(json.dumps(said))
     replace(manifest, metrics={**manifest.metrics, "retraining": plain}).write(path / MANIFEST)

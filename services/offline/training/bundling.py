@@ -67,7 +67,7 @@ def save_bundle(
 
 
 def _without_untrained(states: ItemStates, counts: npt.NDArray[np.int64]) -> ItemStates:
-    """States (X,) in which items without an event have no components and the mean gate, as by `cold_start_items`."""
+    """Give items without an event zero components and the mean gate, as `cold_start_items` does. Changes `states`."""
     states.components[counts == 0] = 0
     if states.gate is not None:
         states.gate[counts == 0] = mean_gate(states.take(np.flatnonzero(counts)))

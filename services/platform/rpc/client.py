@@ -1,6 +1,6 @@
 """gRPC clients between processes; errors are FreshetErrors.
 
-A call has the request id and the deadline of the call that it serves.
+An outgoing call keeps the request id and the deadline of the incoming call.
 """
 
 import json
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# Reconnects within a second (the library: two minutes). The second option also limits an attempt: under load, accepting
-# takes more than 0.1 s.
+# A channel reconnects within a second; the library's default backoff grows to two minutes. The second option limits the
+# time of one attempt, because a peer under load takes more than 0.1 s to accept a connection.
 PEER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5000),
@@ -64,8 +64,8 @@ _BY_STATUS: dict[grpc.StatusCode, type[errors.FreshetError]] = {
         errors.DeadlineExceeded,
     )
 }
-# Unauthenticated and PermissionDenied are missing: a peer's rejection is not the caller's fault. UNIMPLEMENTED: the
-# peer has another version.
+# Unauthenticated and PermissionDenied are missing: a peer's rejection is not the caller's fault. A peer of another
+# version answers UNIMPLEMENTED.
 _BY_STATUS[grpc.StatusCode.UNIMPLEMENTED] = errors.PreconditionFailed
 _BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}
 
@@ -79,9 +79,10 @@ def channel(
     service: str = "",
     health: str = "",
 ) -> grpc.aio.Channel:
-    """Return a lazy channel to host:port, or to IP addresses with ports, separated by commas. Calls go round-robin to
-    addresses whose health service `health` (default `service`; "": no check) is SERVING. Calls of `service` must be
-    idempotent: an UNAVAILABLE one is retried once.
+    """Return a lazy channel to host:port, or to IP addresses with ports, separated by commas.
+
+    Calls go round-robin to the addresses. If `service` is set, addresses must report the health service `health`
+    (default `service`) as SERVING. An UNAVAILABLE call of `service` is retried once, so its calls must be idempotent.
 
     shares: reuse this process's connection. tls: None is plaintext.
     """
@@ -135,7 +136,7 @@ def _credentials(tls: Tls) -> grpc.ChannelCredentials:
 
 
 def translate(exc: grpc.RpcError, peer: str) -> errors.FreshetError:
-    """Return the tree's error; a status outside it means that `peer` is broken."""
+    """Return the FreshetError of the call's status. A status without one means that `peer` is broken."""
     return _translated(exc.code(), exc.details(), peer)
 
 

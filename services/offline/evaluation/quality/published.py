@@ -1,6 +1,7 @@
-"""What each difference of the authors' protocol (github.com/bailuding/rails) changes in leave-one-out on ML-1M.
+"""Measure how each difference of the authors' protocol (github.com/bailuding/rails) changes leave-one-out on ML-1M.
 
-`published.md.j2` lists the differences. Some models here know the future: no bundle can contain them.
+`published.md.j2` lists the differences. Some models here use the time of the next event, which serving cannot
+know, so no bundle can contain them.
 
 Letters: B histories, L events, E events to predict, X items.
 """
@@ -37,7 +38,7 @@ Row = dict[str, Any]
 
 _ARMS = ("hstu-dot", "hstu-mol")
 _SETTING = Trial(loss="corrected-softmax", num_negatives=256)
-# The last films that the authors exclude from the ranking: their window.
+# The authors exclude only this many last films from the ranking: the length of their history window.
 _RECENT = 200
 _GAP_BITS = 32
 
@@ -46,8 +47,8 @@ _GAP_BITS = 32
 class Protocol:
     """The published differences; defaults are this repository's protocol.
 
-    knows_absence: the model gets the time since the last event in buckets, the first up to 1,024 s. seeds: trainings of
-    the dot product and of the mixture.
+    knows_absence: the model gets the time since the last event in buckets, the first below 1,024 s. seeds: number of
+    trainings with the dot product and with the mixture.
     """
 
     title: str
@@ -79,7 +80,7 @@ PROTOCOLS = (
 
 
 class _PublishedEncoder(HstuEncoder):
-    """If the protocol knows the next time, times are those of `with_next_times`."""
+    """The protocol's encoder. With `knows_next_time`, its event times must come from `with_next_times`."""
 
     def __init__(self, shape: EncoderShape, *, dropout: float, protocol: Protocol) -> None:
         super().__init__(shape, dropout=dropout)
@@ -120,7 +121,7 @@ def with_next_times(interactions: Interactions) -> Interactions:
     gaps[offsets[1:] - 1] = 0
     packed = np.empty_like(times)
     packed[rows] = (times << _GAP_BITS) | gaps
-    # A stable sort preserves each user's order: of one second's events only the last can have a gap.
+    # A stable sort preserves each user's order: among a user's events of one second, only the last can have a gap.
     order = np.argsort(packed, kind="stable")
     return replace(interactions.select(order), timestamps=packed[order])
 
