@@ -19,13 +19,13 @@ class ConfigError(ValueError):
 
 
 class ProcessSettings(TransportSettings):
-    """Shared settings. A variable is FRESHET_ and the field's name."""
+    """Shared settings. A field's environment variable is its name with the prefix FRESHET_."""
 
-    # The gateway's clients have no certificates.
+    # False for the gateway and the console, whose clients have no certificates.
     asks_client_certificates: ClassVar[bool] = True
 
     host: str = "127.0.0.1"
-    # Processes set their own; 0 takes any free port (tests).
+    # Each process has its own default; 0 takes any free port (tests).
     port: int = Field(default=0, ge=0, le=65535)
     # None: port + 1000. 0: no metrics endpoint.
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
@@ -39,8 +39,8 @@ class ProcessSettings(TransportSettings):
     compute_threads: int = Field(default=1, ge=1, le=256)
     # RPCs in flight before new ones are rejected with RESOURCE_EXHAUSTED.
     max_in_flight: int = Field(default=512, ge=1, le=100_000)
-    # A gRPC connection is replaced after this time, without losing a call. 0: never. If a load balancer removes a
-    # server this long before the server ends, no connection is left then.
+    # Maximum age of a gRPC connection; its running calls finish. 0: unlimited. A server that the load balancer removed
+    # this long before it ends has no connections left.
     connection_seconds: float = Field(default=0.0, ge=0, le=86_400)
     # Seconds for running calls to finish after SIGTERM.
     drain_seconds: float = Field(default=5.0, ge=0, le=300)
@@ -120,12 +120,12 @@ def load_settings(kind: type[S], **given: Any) -> S:
 
 
 def environment_tls() -> Tls | None:
-    """Return a command's certificate. Raises: ConfigError."""
+    """Return the TLS files of a command; None: plaintext. Raises: ConfigError."""
     return load_settings(TransportSettings).tls
 
 
 def environment_kafka(bootstrap: str) -> KafkaConnection:
-    """Return a command's connection to `bootstrap`. Raises: ConfigError."""
+    """Return the settings of a command's connection to `bootstrap`. Raises: ConfigError."""
     return load_settings(TransportSettings, kafka_bootstrap=bootstrap).kafka
 
 

@@ -23,7 +23,7 @@ class FreshetError(Exception):
 
 
 class InvalidRequest(FreshetError):
-    """Invalid in any state of the server."""
+    """The request is invalid, whatever the server's state."""
 
     status = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -55,13 +55,13 @@ class NotFound(FreshetError):
 
 
 class PreconditionFailed(FreshetError):
-    """Valid, but someone must act first."""
+    """The request is valid, but the caller or an operator must act before it can succeed."""
 
     status = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class Conflict(FreshetError):
-    """Lost a version race: read again, then retry."""
+    """Another write came first: read again, then retry."""
 
     status = grpc.StatusCode.ABORTED
     default_retriable = True

@@ -1,4 +1,4 @@
-"""Enabled tracing, through OpenTelemetry's SDK; imported only if needed.
+"""Tracing with OpenTelemetry's SDK. Imported only if tracing is enabled.
 
 Spans have no error texts, which may quote a caller's input. A batch is sampled if it links to a sampled context.
 """
@@ -65,7 +65,7 @@ class ExportedSpans(Tracing):
 
     @contextmanager
     def _batch(self, name: str, links: Collection[str], numbers: Mapping[str, int]) -> Iterator[str]:
-        # A request's interactions have one traceparent.
+        # Interactions of one request share a traceparent, which is linked once.
         others = dict.fromkeys(links)
         found = [trace.Link(context) for text in islice(others, MAX_LINKS) if (context := _context(text))]
         attributes = {f"freshet.{key}": value for key, value in numbers.items()}

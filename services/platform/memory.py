@@ -1,6 +1,6 @@
 """Check that something large fits into memory, and return freed memory.
 
-The limit is the operator's, or what is left on the machine and in its control group.
+The limit is the configured one, or else the memory available on the machine and in its control group.
 """
 
 import ctypes

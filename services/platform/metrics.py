@@ -40,7 +40,10 @@ class Figures:
         return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
     def turn_age(self, name: str, turns: TurnClock) -> None:
-        """Export the age of a follower's last good turn as `name`, `..._age_seconds`, and `..._failures` since."""
+        """Export the age of a follower's last good turn as `name` (`..._age_seconds`).
+
+        The number of failed turns since then is `..._failures`.
+        """
         text = "Seconds since the follower's last good turn; grows while it stalls."
         self.gauge(name, text).set_function(lambda: turns.age_s)
         text = "Turns in a row that failed; not 0 while the follower waits for a dependency."

@@ -17,7 +17,8 @@ from services.platform.errors import FreshetError
 from services.platform.ports import PortTaken
 from services.platform.request_context import OFF, Tracing
 
-# At INFO they log every reconnect. kafka-python logs rejected connections several times a second; adapters log one.
+# At INFO these libraries log every reconnect. kafka-python logs a rejected connection several times a second; adapters
+# log it once.
 _QUIET = {
     "kafka": logging.CRITICAL,
     "grpc": logging.WARNING,

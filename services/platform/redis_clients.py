@@ -1,7 +1,8 @@
 """Redis clients for a server's or a cluster's URL (`redis+cluster://HOST:PORT,HOST:PORT`), which connect on first use.
 
-redis-py's cluster pipelines ask for each script call's keys, and retry commands one by one, which takes minutes if a
-node is unavailable. These clients send each node its commands once; after a failure they refresh the nodes and raise.
+redis-py's cluster pipelines ask the server for the keys of each script call. They retry commands one by one, which
+takes minutes if a node is unavailable. These clients send each node its commands once; after a failure they refresh the
+nodes and raise.
 """
 
 import asyncio
@@ -26,7 +27,8 @@ from services.platform.transport import cluster_nodes, node_url
 # Exceptions that a client may raise.
 REDIS_ERRORS = (RedisError, RedisClusterException, OSError, TimeoutError)
 _SUMMED = ("evicted_keys", "expired_keys")
-# A connection that Redis closed while idle is retried, a timeout only for a cluster's new topology.
+# One retry, because Redis may have closed an idle connection. Timeouts are retried only in a cluster, whose topology
+# may have changed.
 _RETRIES = 1
 
 
@@ -113,7 +115,10 @@ class _Cluster:
         return _Pipeline(self)
 
     def info(self, section: str = "everything") -> dict[str, Any]:
-        """Return the fullest master's info, because a full one rejects writes, and all masters' removed keys."""
+        """Return the info of the fullest master, because a full master rejects writes.
+
+        Its counts of removed keys are the sums over all masters.
+        """
         masters: Any = self.client().info(section, target_nodes=redis.RedisCluster.PRIMARIES)
         found: list[dict[str, Any]] = list(masters.values())
         fullest = max(found, key=lambda one: one.get("used_memory", 0) / (one.get("maxmemory") or float("inf")))

@@ -62,7 +62,7 @@ class Tracing:
         return _NOTHING
 
     def batch(self, name: str, links: Collection[str], **numbers: int) -> AbstractContextManager[str]:
-        """Yield the traceparent of a batch's new span. links: the records' traceparents; without any, none begins."""
+        """Yield the traceparent of a batch's new span. links: its records' traceparents; if empty, no span begins."""
         return nullcontext("")
 
     def stage(self, name: str) -> AbstractContextManager[object]:
@@ -70,7 +70,7 @@ class Tracing:
         return nullcontext()
 
     def link(self, traceparent: str, name: str) -> None:
-        """Link to the span whose result `name` is used."""
+        """Link the current span to `traceparent`, the span that produced the used result `name`."""
 
 
 OFF = Tracing()

@@ -27,7 +27,7 @@ class Tls:
         """Return a client's context. Raises: OSError for an invalid file, or a key of another certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(self.ca)
-        # Otherwise a key with a password asks the terminal for it.
+        # Without it, OpenSSL asks for a key's password on the terminal.
         context.load_cert_chain(self.certificate, self.key, password=lambda: b"")
         return context
 
@@ -117,7 +117,7 @@ def check_redis_url(value: str) -> str:
 
 
 class TransportSettings(BaseSettings):
-    """Shared by processes and commands. A variable is FRESHET_ and the field's name."""
+    """Shared by processes and commands. A field's environment variable is its name with the prefix FRESHET_."""
 
     model_config = SettingsConfigDict(
         env_prefix="FRESHET_",
@@ -129,7 +129,8 @@ class TransportSettings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    # PEM files, all or none. With them a process serves TLS and requires clients' certificates of the CA.
+    # PEM files, all or none. With them a process serves TLS. Except for the gateway and the console, it requires client
+    # certificates signed by the CA.
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_ca: Path | None = None

@@ -41,11 +41,11 @@ _add_servicer: Any = refresher_pb2_grpc.add_RefresherServiceServicer_to_server
 _GROUP = "freshet-refresher"
 # Interactions of unknown items, per partition of `attributions`.
 _MAX_PENDING = 65_536
-# Longer than sending takes, so that a publication is one request, and one answer to each reader.
+# Longer than handing over a publication's records takes, so that it is one request, and each reader gets one answer.
 _LINGER_MS = 50
 _MAX_GATHER_MS = 1_000
-# Bytes of checkpoint parts per fetch, and a fetch's wait for records. At the log's end the next read waits for a
-# prefetch.
+# Bytes of checkpoint parts per fetch, and a fetch's wait for records. The wait is short, because at the log's end the
+# next read waits for a prefetch.
 _READ_TOGETHER, _PARTS_WAIT_MS = 16 << 20, 10
 _AGAIN_WAIT_MS = 20  # short, because a caller waits for the records
 
@@ -67,15 +67,15 @@ def model_items(bundle: Bundle) -> ModelItems:
 def fold_rules(settings: RefresherSettings, bundle: Bundle) -> Rules:
     return Rules(
         items=model_items(bundle),
+        # An interaction's weight does not depend on its age.
         feedback=bundle.event_schema.feedback,
-        # Interactions weigh the same at any age.
         max_remembered=settings.max_remembered,
         max_pending=_MAX_PENDING,
     )
 
 
 def new_item_policy(settings: RefresherSettings, bundle: Bundle) -> SharePolicy | None:
-    """Return the policy for new items: the setting's, else training's."""
+    """Return the model weight policy of new items: from the setting, else from training; None without both."""
     if settings.new_item_model_weight:
         return SharePolicy.parse(settings.new_item_model_weight)
     length = bundle.manifest.new_item_length

@@ -1,4 +1,4 @@
-"""Encode a checkpoint: its parts (`squeeze`), and a complete one as a file under one checksum.
+"""Encode the parts of a checkpoint (`squeeze`), or a complete checkpoint as a file with one checksum.
 
 A file: magic, SHA-256 of the rest, header length, a JSON header (values, and each part's type, shape and bounds), the
 parts. No pickle.
@@ -17,7 +17,7 @@ _SHA_BYTES = 32
 _PREFIX = len(MAGIC) + _SHA_BYTES
 _ALIGNMENT = 8
 
-# From reading intact bytes of another program.
+# Exceptions from decoding intact bytes that another program wrote.
 MALFORMED = (KeyError, ValueError, IndexError, TypeError, AttributeError, OverflowError, RecursionError)
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -70,7 +70,10 @@ def _part(data: memoryview, dtype: str, shape: list[int], begin: int, end: int) 
 
 
 def squeeze(arrays: Arrays) -> bytes:
-    """Encode arrays without a checksum; integers take the bytes that their values' or differences' range needs."""
+    """Encode arrays without a checksum.
+
+    An integer takes 1, 2, 4 or 8 bytes, by the range of its array's values or of their differences.
+    """
     where: dict[str, Any] = {}
     pieces: list[bytes] = []
     end = 0

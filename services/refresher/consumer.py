@@ -38,7 +38,7 @@ class RefresherLimits:
     publish_s: float = 0.2
     checkpoint_s: float = 30.0
     snapshot_s: float = 3600.0
-    # The longest poll; other work waits for its end. It returns once records arrive.
+    # The longest poll; other work waits for its end. A poll returns once records arrive.
     poll_ms: int = 500
     # Changes per publication, all partitions together.
     max_changes: int = 2_000
@@ -115,7 +115,7 @@ class Refresher(Follower):
         self._fold = CarefulFold(self._records, self._opener, registry, self._publication, self.poison)
         self._num_partitions = 0
         self._terms: dict[int, int] = {}
-        # False if partitions changed, or polled records may not be folded.
+        # False if the partitions changed, or if some polled records may still be unfolded.
         self._is_assigned = False
         # Partitions reset to their beginning in this turn.
         self._rebuilding: set[int] = set()

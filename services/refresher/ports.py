@@ -36,7 +36,7 @@ class Log(Protocol):
         """Poll only these partitions, each from its offset, and `items`."""
 
     def poll(self, timeout_ms: int) -> Polled:
-        """The next records, none after the timeout. Skips what retention deleted."""
+        """The next records; empty if none arrive within the timeout. Skips records that retention deleted."""
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, tuple[int, int]]:
         """Each partition's first offset and end offset (one past its last record)."""

@@ -79,7 +79,7 @@ class Describe:
                     forgotten.append({} if name in state.leaving else state.ledger.forgotten_up_to(name))
                 time.sleep(_PAUSE_S)
             items += len(numbers)
-        # The least forgotten offset of all partitions here.
+        # By partition of `interactions`, the smallest forgotten offset over all partitions here.
         everywhere = set.intersection(*map(set, forgotten)) if forgotten else set()
         up_to = {partition: min(found[partition] for found in forgotten) for partition in sorted(everywhere)}
         response = refresher_pb2.DescribeContributionsResponse(
@@ -105,7 +105,7 @@ class Describe:
             folded_offset=state.folded_offset,
             end_offset=max(self._registry.ends.get(state.number, 0), state.folded_offset + 1),
             checkpoint_offset=self._registry.checkpoints.get(state.number, -1),
-            # While a forgotten user is subtracted, the digest equals no other.
+            # While users are subtracted or sums recomputed, the digest cannot be compared with another.
             digest="" if state.leaving or state.returning else state.digest(),
             num_items=len(state.sums),
             num_remembered=len(state.remembered.memory),

@@ -1,7 +1,8 @@
 """Connections of the JSON port with limits on header size, time for header and body, and idle time.
 
-uvicorn has them only with h11, which is half as fast as httptools. Beyond the limit per address or port, the oldest
-idle connection is closed.
+uvicorn has them only with h11, which is half as fast as httptools. Above the limit per address, the oldest idle
+connection of that address is closed; above the limit of the port, that of the address with the most connections.
+Without an idle one, the new connection is closed.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""CORS: pages of exact origins, by default none, may call the JSON port.
+"""CORS: only pages of the listed origins may call the JSON port. By default none are listed.
 
-JSON is no form's content type, so a browser needs a preflight, which is refused to other origins. Cookies are never
-allowed.
+A browser sends a preflight before a JSON request, because forms cannot send JSON. Preflights of other origins are
+refused. Cookies are never allowed.
 """
 
 import re
@@ -27,7 +27,7 @@ def origins(value: str) -> frozenset[str]:
 
 
 class WithOrigins:
-    """An ASGI application that answers preflights and lets these origins read answers."""
+    """An ASGI application that answers preflights and lets the allowed origins read answers."""
 
     def __init__(self, application: Any, allowed: Collection[str]) -> None:
         self._application, self._allowed = application, allowed

@@ -99,7 +99,7 @@ class _Explained:
     """Adds a text with the allowed values to the empty rejections of Connect."""
 
     def __init__(self, application: Any, paths: Collection[str], most: int) -> None:
-        """most: bytes of a body. A longer one gets 413 instead of Connect's 429, which clients may retry."""
+        """most: the largest body in bytes. A longer one gets 413 instead of Connect's 429, which clients may retry."""
         self._application, self._paths, self._most = application, ", ".join(sorted(paths)), most
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -202,7 +202,7 @@ class HttpServer:
         origins: Collection[str] = (),
     ) -> None:
         """services: the implementations. port: 0 takes any free port. knows_callers: API keys are required; else only
-        calls to a loopback name are answered. origins: of web pages that may call.
+        calls to a loopback name are answered. origins: web origins that may call.
         """
         self._settings, self.port = settings, port
         endpoints = {

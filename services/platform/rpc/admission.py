@@ -27,7 +27,7 @@ _WINDOW_S = 0.1
 _WINDOW_CALLS = 20
 # Factor in a window in which most calls yield.
 _YIELD_FACTOR = 0.8
-# Of the unloaded latency, per window.
+# Weight of a window's latency in the unloaded latency.
 _LEARNED = 0.2
 _RETRY_AFTER_MS = 100
 # Longest wait of a call in the queue.
@@ -37,7 +37,7 @@ _PATIENCE_S = 0.5
 class Limit:
     """A concurrency limit, from `smallest` to `largest`; fixed if both are equal. Not thread-safe.
 
-    quick_s: no median up to this is overload.
+    quick_s: a median latency up to this is never overload.
     smallest_yielding: the minimum while calls yield; None: `smallest`.
     """
 
@@ -87,7 +87,7 @@ class Limit:
         if gradient < 1.0 and not self._is_sure:
             self.value = self._smallest
             return
-        # Without enough calls, it only falls.
+        # The limit grows only if at least half of it was used in the window.
         headroom = sqrt(self.value) if 2 * self._peak >= self.value else 0.0
         # After yielding, it returns to the minimum by its normal growth.
         least = min(self._smallest, self.value + sqrt(self.value))
@@ -217,7 +217,7 @@ class Slot:
         self.yields = False
 
     def wait(self) -> None:
-        """Release the slot until `go_on`; the time does not count."""
+        """Release the slot until `go_on`; the time in between does not count as latency."""
         self._is_in = False
         self._began -= self._clock()
         self._admission._count(self._caller, -1)

@@ -1,8 +1,8 @@
 """The one interceptor of every RPC, since each interceptor slows every call.
 
 It binds request id and deadline, maps the error tree to status codes, and counts calls. It rejects unknown callers
-before it reads their request, late and surplus calls before it parses it. After any other exception, the caller gets a
-neutral text and the log the stack. Health and reflection are not guarded.
+before it reads their requests, and late calls and calls beyond the limit before it parses theirs. Any other exception
+is logged with its stack, and the caller gets a neutral text. Health and reflection are not guarded.
 """
 
 import asyncio
@@ -51,8 +51,10 @@ class Door(Protocol):
 
 
 class Body:
-    """A request's bytes, which the parser removes: a failed call's exception and frames refer to each other until
-    garbage collection, and should not retain megabytes.
+    """A request's bytes, which the parser removes.
+
+    The exception and frames of a failed call refer to each other until garbage collection; they should not retain
+    megabytes.
     """
 
     __slots__ = ("_data", "is_json")
@@ -69,7 +71,7 @@ class Body:
 
 
 class RpcMetrics:
-    """Per method: seconds by status, calls in flight."""
+    """Seconds by method and status, calls in flight, rejected calls, and limits."""
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps each handler once.
 
     max_in_flight: calls of all methods without an entry in `admissions`. idle_s: how long a stream may be idle.
-    limits: of repeated fields that differ from `LIMITS`.
+    limits: for repeated fields, where they differ from `LIMITS`.
     """
 
     def __init__(
@@ -159,7 +161,7 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return handler if path.startswith(UNGUARDED) else self._wrap(handler, path)
 
     def _refusing(self, path: str) -> grpc.RpcMethodHandler:
-        """Return a handler for unknown callers. It is a stream's, whose messages are read only on request."""
+        """Return a handler for unknown callers. It takes a stream: gRPC reads its messages only on request."""
 
         async def refuse(_: Any, context: Any) -> Any:
             async with _Guard(self, path.rpartition("/")[2], context):

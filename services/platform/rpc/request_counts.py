@@ -90,7 +90,7 @@ class _Field:
 
 
 class RequestCounts:
-    """One kind of message's limits, inner ones included.
+    """The limits of one message type and of the messages inside it.
 
     limits: keys as in `LIMITS`.
     Raises: KeyError for a repeated field without a limit.

@@ -32,14 +32,14 @@ log = structlog.get_logger()
 
 AddServices = Callable[[grpc.aio.Server], Sequence[str]]
 
-# The gateway's peers send pools of thousands of items.
+# The gateway sends pools of thousands of items to its peers.
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_concurrent_streams", 1024),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    # Connections before HTTP/2, without a call, and with a dead peer.
+    # Timeouts of connections before HTTP/2, without calls, and with a dead peer.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),
     ("grpc.keepalive_time_ms", 60_000),
@@ -98,7 +98,7 @@ class HealthState:
             asyncio.run_coroutine_threadsafe(self.publish(), self._loop)
 
     def serve_as(self, names: Collection[str]) -> None:
-        """Also serve under these names (`Process.health_of`); earlier ones are not served."""
+        """Also serve under these names (`Process.health_of`); names of earlier calls become NOT_SERVING."""
         self._names = dict.fromkeys(self._names, False) | dict.fromkeys(names, True)
         self._publish_soon()
 

@@ -26,12 +26,12 @@ R = TypeVar("R")
 
 # A turn hangs if it takes longer: its calls time out after a few seconds.
 STUCK_S = 60.0
-# Failures of a batch before its records are tried alone. Most causes pass within these waits.
+# Failures of a batch before its records are tried alone. Most causes pass during the waits in between.
 ATTEMPTS = 3
 # Records tried alone before and after the suspect.
 NEIGHBOURS = 8
-# Largest share of neighbours that may fail alone: a bad producer's records are neighbours. If more fail, the process or
-# the model is the cause.
+# Largest share of neighbours that may fail alone, because records of one bad producer can be neighbours. If more fail,
+# the process or the model is the cause.
 MAX_FAILING_NEIGHBOURS = 0.25
 # Largest share of the last `WINDOW` records to set aside (`FEW` in any case); beyond it the loop waits for an operator.
 # Real data has fewer than one bad record in a thousand; a broken process fails at whole kinds of records.
@@ -85,7 +85,7 @@ class TurnClock:
 
 
 def depends_on_record(exc: BaseException) -> bool:
-    """Whether a record can cause the error. The error tree, memory, files, time or the interpreter depend on none."""
+    """Return whether a record can cause the error: not one of the error tree, memory, files, time or interpreter."""
     seen: set[int] = set()
     found: BaseException | None = exc
     while found is not None and id(found) not in seen:
@@ -110,11 +110,11 @@ class _Suspect:
 
 
 class PoisonPolicy(Generic[R]):
-    """Judges records of one loop. Not thread-safe."""
+    """Decides which records of one loop are poison. Not thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # At most one per partition, and suspects that passed later.
+        # At most one suspect per partition, and former suspects that were applied later.
         self._suspects: OrderedDict[Hashable, _Suspect] = OrderedDict()
         self._lately: deque[R] = deque(maxlen=NEIGHBOURS)
         # The number of processed records, and its value at each record set aside.
@@ -139,9 +139,10 @@ class PoisonPolicy(Generic[R]):
     ) -> bool:
         """Return whether a record that failed alone may be set aside; if not, the caller waits and tries again.
 
-        A record needs two calls with the same key and failure, and neighbours that pass alone in `rehearse`: records of
-        `behind`, and those applied last. `rehearse` does everything but the visible effects. If the record itself
-        passes in it, the evidence is `applied`, the number of records applied alone just before.
+        A record is poison at the second call with the same key and failure, if its neighbours passed alone in
+        `rehearse` before. Neighbours are the first records of `behind` and the records applied last. `rehearse` does
+        everything but the visible effects. If it is None, or the record does not fail in it the same way, `applied` has
+        to be above 0 instead: the number of records applied alone just before.
 
         Raises: a FreshetError of `rehearse`.
         """

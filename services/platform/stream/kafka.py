@@ -1,7 +1,7 @@
 """kafka-python's clients with short timeouts and the error tree.
 
-They block for seconds at most (kafka-python: up to a minute), so call them in a thread. Keys are placed by Kafka's
-default partitioner (murmur2), as outside producers do.
+They block for seconds at most (kafka-python: up to a minute), so call them in a thread. Kafka's default
+partitioner (murmur2) chooses the partition of a key, as in producers outside Freshet.
 """
 
 import contextlib
@@ -104,7 +104,7 @@ def partition_for(key: bytes, num_partitions: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """partition None: the default partitioner's. timestamp_ms None: now; ignored with the broker's append time."""
+    """partition None: the default partitioner's. timestamp_ms None: now. A topic with append times ignores it."""
 
     topic: str
     key: bytes
@@ -145,7 +145,7 @@ def build_producer(
             metrics_enabled=False,
         )
     except (KafkaError, OSError, AssertionError) as exc:
-        # The client asserts that a broker answers; a paused one looks like an old version.
+        # AssertionError: the client takes a paused broker for one of an old version.
         raise DependencyUnavailable(f"Kafka at {bootstrap} cannot be reached: {exc}") from exc
 
 
@@ -198,7 +198,7 @@ class BulkProducer:
                 positions.append(Position(metadata.partition, metadata.offset))
             return positions
         except (KafkaError, OSError, AssertionError) as exc:
-            # A failed producer may not continue its sequence, and the next must not overtake it.
+            # A failed producer cannot always continue its sequence. The next producer must not overtake its records.
             self.close(self._delivery_timeout_ms / 1000 + SETTLING_S)
             raise DependencyUnavailable(f"Kafka did not take the records: {exc}") from exc
 

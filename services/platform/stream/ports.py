@@ -12,7 +12,7 @@ Offsets = Mapping[int, int]
 
 
 class Reader(Protocol):
-    """Reads some topics, from where `seek` or `assign` says. Not thread-safe.
+    """Reads some topics, from the offsets given to `seek` or `assign`. Not thread-safe.
 
     topic: "" is the first one. Every method raises DependencyUnavailable without the broker; `poll` may return nothing
     instead.
@@ -34,7 +34,7 @@ class Reader(Protocol):
         """Return the first offset, and one past the last record."""
 
     def records_at(self, offsets: Offsets, topic: str = "") -> Mapping[int, SourceRecord]:
-        """Return the existing records among one offset per partition. Poll positions do not change."""
+        """Return the record at each partition's offset, if it exists. Poll positions do not change."""
 
     def assign(self, offsets: Offsets, topic: str = "") -> None:
         """Poll only these partitions of the topic, from these offsets."""
@@ -69,7 +69,10 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The leased partitions. terms: per partition, grows with every owner. surplus: how many others should have."""
+    """The leased partitions. terms: a number per partition that grows with every owner.
+
+    surplus: how many of them should go to other processes.
+    """
 
     terms: Mapping[int, int]
     surplus: int = 0
@@ -79,7 +82,10 @@ class Leases(Protocol):
     """Leases on partitions. Thread-safe."""
 
     def start(self, partitions: Sequence[int]) -> None:
-        """Join in the background; acquires free partitions at once. Raises: DependencyUnavailable, without joining."""
+        """Join the group, lease free partitions at once, and renew the leases in the background.
+
+        Raises: DependencyUnavailable, without joining.
+        """
 
     def holding(self) -> Holding:
         """Return the leased partitions."""

@@ -1,6 +1,6 @@
 """Read ranges of records, single records, and a partition backwards.
 
-The records exist, so a poll without any is the broker's fault: reading fails after `SILENCE_S`. Gaps from compaction
+The records exist, so reading fails if the broker returns none for `SILENCE_S`. Gaps from compaction
 and transactions are skipped.
 """
 
@@ -60,7 +60,7 @@ def read_offsets(
     at, next_offset = 0, -1
     deadline = time.monotonic() + SILENCE_S
     while at < len(offsets):
-        # The broker would begin at another offset outside these bounds.
+        # For an offset outside these bounds, the broker would begin at another one.
         if next_offset < 0:
             first, end = reader.bounds([partition], topic)[partition]
         if not first <= offsets[at] < end:

@@ -31,7 +31,7 @@ class Position(NamedTuple):
 
 
 def pack_position(partition: int, offset: int) -> int:
-    """Return one integer; both within their limits."""
+    """Return the position as one integer. Both numbers have to be within their limits."""
     return partition << _OFFSET_BITS | offset
 
 

@@ -34,8 +34,8 @@ class Replicas:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topic:
-    """A topic's configuration. has_dead_letters: another topic gets unreadable records. as_many_as: a topic with as
-    many partitions.
+    """A topic's configuration. has_dead_letters: another topic gets unreadable records. as_many_as: an
+    existing topic whose number of partitions it gets.
     """
 
     name: str

@@ -18,7 +18,7 @@ _LOOK_EVERY_S = 5.0
 class TopicFollower(Follower):
     """Ready once all ends were reached; if later turns fail, its content is still served.
 
-    is_behind: the ends were not reached yet, since the last connection.
+    is_behind: the topics' ends at the last connection are not reached yet.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class TopicFollower(Follower):
         self._next = dict.fromkeys(followed, 0)
         # The topics' ends at the time of connection.
         self._ends: dict[str, int] | None = None
-        # Each topic's record that identifies it, and its newest record, which does so from `_next_look` on.
+        # By topic: the record that identifies it, and its newest record, which replaces that one at the next look.
         self._known_by, self._newest = dict[str, SourceRecord](), dict[str, SourceRecord]()
         self._next_look = 0.0
         self.is_behind = True

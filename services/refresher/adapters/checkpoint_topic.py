@@ -1,8 +1,8 @@
 """The checkpoint port over the topic `refresher-checkpoints`, so that any host can continue a partition (decision 033).
 
-A checkpoint is a head and parts; the head is written after the parts are acknowledged. A refresher that finds another
-one's later claim stops saving, so only the owner of the latest claim deletes parts, once the partition has two later
-heads.
+A checkpoint is a head and parts; the head is written after the parts are acknowledged. A refresher stops
+saving when it finds a later claim of another one, so only the owner of the latest claim deletes parts. It deletes them
+once the partition has two later heads.
 """
 
 import secrets
@@ -38,7 +38,7 @@ _KEPT_HEADS = 2
 _GAP_RECORDS = 8
 _WRITTEN_TOGETHER = 16
 _WRITE_S = 15.0
-# Most parts without a head that a killed refresher may have left.
+# Maximum number of parts that a killed refresher may have left without a head.
 _ORPHANS = 256
 
 

@@ -1,8 +1,9 @@
 """The ledger records which interactions count, and which positions users have forgotten.
 
-It makes folding exactly-once, forgetting exact, and a rebuild identical. Rows of 28 bytes are in blocks of arrays by
-arrival; a void row is blanked, so a checkpoint copies only changed blocks. A row has 64 bits of the hash of the user's
-pseudonym, and the item's number. A sum of row hashes identifies a ledger whatever the order of rows.
+It makes folding exactly-once, forgetting exact, and a rebuild identical. Rows of 28 bytes are in blocks of arrays, in
+order of arrival. A void row is blanked in its place, so a checkpoint copies only changed blocks. A row has 64 bits of
+the hash of the user's pseudonym, and the item's number. A sum of row hashes identifies a ledger whatever the order of
+rows.
 
 Letters: n rows.
 """
@@ -37,7 +38,7 @@ ROW_BYTES = 28
 class Block:
     """Up to `BLOCK_ROWS` rows. positions: packed, -1 in a blank row. items: NO_ITEM for rows outside sums.
 
-    changes: of existing rows. is_shared: a checkpoint reads the arrays.
+    changes: number of changes of existing rows. is_shared: a checkpoint reads the arrays.
     """
 
     users: npt.NDArray[np.uint64]
@@ -61,7 +62,7 @@ class Block:
 
     @property
     def version(self) -> tuple[int, int]:
-        """A value that every change of the content changes."""
+        """A value that differs after every change of the content."""
         return self.count, self.changes
 
     def rows(self) -> dict[str, npt.NDArray[np.generic]]:
@@ -128,8 +129,8 @@ class Ledger:
         self.undone: array[int] = array("q")
         self._undone: set[int] = set()
         self._num_positions = 0
-        # Rows of the last block by position, and each partition's newest position: most positions are newer and need no
-        # search.
+        # Rows of the last block by position, and the newest position of each partition. Most positions to look up are
+        # newer and need no search.
         self._tail: dict[int, int] = {}
         self._newest: dict[int, int] = {}
         self._sorted: dict[int, tuple[IntArray, IntArray]] = {}
@@ -182,7 +183,7 @@ class Ledger:
         return None if found is None else int(self.blocks[found[0]].offsets[found[1]])
 
     def undo(self, position: int) -> None:
-        """Void a position, also a later one. If it counts, the caller strikes it first."""
+        """Void a position, even if its interaction arrives later. If it counts, the caller strikes it first."""
         if position not in self._undone:
             self._undone.add(position)
             self.undone.append(position)
@@ -240,7 +241,7 @@ class Ledger:
         return user, item
 
     def forget(self, user: str, up_to: Mapping[int, int]) -> None:
-        """Void a user's later positions at or below these offsets. The caller strikes counted ones."""
+        """Void a user's positions at or below these offsets that arrive later. The caller strikes counted ones."""
         shard = hash_text(user) % FORGOTTEN_SHARDS
         before = self._forgotten[shard].get(user, {})
         after = furthest(before, up_to)
@@ -278,7 +279,7 @@ class Ledger:
         return positions[positions >= 0], offsets[positions >= 0]
 
     def digest(self) -> bytes:
-        """A 16-byte hash of the content, independent of arrival."""
+        """A 16-byte hash of the content, independent of the order of arrival."""
         self._mix_tail()
         return b"".join(word.to_bytes(8, "little") for word in self._mix.words)
 

@@ -28,7 +28,7 @@ from services.refresher.domain.rules import ContributionRows, Rules, contributio
 # The new items' model weight is chosen from at most this many items with at least this many interactions.
 _JUDGED = 1000
 _WELL_USED = 20
-# Items per checkpoint part, written again if one's sums changed.
+# Items per checkpoint part. A part is written again if the sums of one of its items changed.
 SHARD_ITEMS = 64
 COUNTS = ("folded", "duplicates", "undone", "forgotten", "void", "other_model", "unknown_item", "dead_lettered")
 
@@ -197,7 +197,7 @@ class Partition:
             owners[interaction.source_position] = owner
             if self.pending.holds(interaction.item_id, interaction.offset):
                 self.pending.remove(interaction.item_id, interaction.offset)
-            # otherwise it has no weight, or its sums are being recomputed
+            # With NO_ITEM it has no weight, or its sums are being recomputed.
             elif item != NO_ITEM:
                 in_sums.append(interaction)
         for part in contributions_of(self.rules, in_sums, weights_of(self.rules, in_sums)):
@@ -271,7 +271,7 @@ class Partition:
         return [(position, offset) for _, position, offset in sorted(found)]
 
     def is_remembered(self, interaction: Interaction) -> bool:
-        """Whether the memory accepts the interaction: without weight it does not vote."""
+        """Whether the memory accepts the interaction: it rejects interactions without weight."""
         return bool(weights_of(self.rules, [interaction])[0])
 
     def refill(self, interactions: Sequence[Interaction]) -> None:

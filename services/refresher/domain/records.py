@@ -1,6 +1,6 @@
 """Validated records of `attributions` and `items`, without Protobuf.
 
-A source position is of a record of `interactions`, packed (`pack_position`).
+A source position is the packed position (`pack_position`) of a record of `interactions`.
 
 Letters: P_q query components, P component pairs, d component width.
 """
@@ -28,7 +28,7 @@ class Interaction:
     """A user's interaction with an item.
 
     offset: the attribution's. source_position: the interaction's. recorded_ms: the broker's time. moment_ms: the
-    producer's, at most the broker's, so that a fast clock does not age other events.
+    producer's time, at most the broker's, so that a producer's fast clock does not make other events look older.
     """
 
     offset: int

@@ -43,7 +43,7 @@ class Remembered:
             if weight and self.memory.admits(entry_id_of(interaction.source_position))
         ]
         self.memory.add(offered)
-        # Also those evicted at once: with other batch boundaries, readers may have seen them.
+        # Include entries that were evicted at once: with other batch boundaries, readers may have seen them.
         return {entry.entry_id for entry in offered} | self._follow()
 
     def leave(self, positions: Iterable[int]) -> set[str]:

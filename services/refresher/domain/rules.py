@@ -37,7 +37,7 @@ class ModelItems:
 
     @cached_property
     def row(self) -> Callable[[str], int]:
-        """The row of an id, -1 if unknown. A record looks it up to eight times: the first takes 5 us, the others .2."""
+        """The row of an id, -1 if unknown. Up to eight lookups per record: the first takes 5 us, the others 0.2 us."""
         return lru_cache(_ROWS_KEPT)(lambda item_id: int(self.index.get(item_id, -1)))
 
     def is_new(self, item_id: str) -> bool:

@@ -53,7 +53,7 @@ class OtherRulesError(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state at one position. versions: of every part. changed: encoders of changed parts."""
+    """A state at one position. versions: one per part. changed: an encoder per changed part."""
 
     number: int
     folded_offset: int

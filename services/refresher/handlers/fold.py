@@ -1,7 +1,7 @@
 """Fold records into a partition's state, and read records again to subtract them.
 
-Each step reads before it changes the state, and the position moves with each run of records, so the next attempt
-continues there. A forget beyond `_MOST` records or `_MOST_S` seconds continues in `go_on`, between polls.
+Each step reads before it changes the state. `folded_offset` advances after each run of records, and the next attempt
+continues from it. A forget beyond `_MOST` records or `_MOST_S` seconds continues in `go_on`, between polls.
 """
 
 import time

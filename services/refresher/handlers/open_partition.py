@@ -1,8 +1,8 @@
 """Open a partition: restore the newest valid checkpoint, or fold its log from the beginning. Save checkpoints one at a
-time, each at an interval.
+time, those of a partition at an interval.
 
 A checkpoint is rejected if it is torn or altered, if its rules differ, or if the topic does not reach its position.
-What it has published, unless it is torn, is published again or dropped.
+Unless it is torn or altered, what it has published is published again or dropped.
 """
 
 import time
@@ -32,7 +32,7 @@ _HOMES_LOOKED_AT = 64
 
 @dataclass(kw_only=True, eq=False)
 class OpenPartition:
-    """Opens, saves and rebuilds partitions. withdrawn: of every listed item; may grow."""
+    """Opens, saves and rebuilds partitions. withdrawn: whether each listed item is withdrawn; may grow."""
 
     rules: Rules
     log: Log
@@ -187,7 +187,7 @@ class WriteCheckpoints:
         self._kept: dict[int, tuple[int, int]] = {}
 
     def begin(self, number: int, part: float) -> None:
-        """Add a partition. part: of the interval until its first checkpoint; different parts spread the work."""
+        """Add a partition. part: fraction of the interval before its first checkpoint; it spreads the work."""
         self._at[number] = time.monotonic() + self._every_s * part
 
     def forget(self, numbers: Collection[int]) -> None:

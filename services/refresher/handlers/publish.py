@@ -48,7 +48,7 @@ class Texts(Protocol):
 
 
 class ContentStates:
-    """The listed items' texts, and states so far."""
+    """The listed items' texts, and the states encoded so far."""
 
     def __init__(self, texts: Texts) -> None:
         self._texts = texts
@@ -80,8 +80,8 @@ class ContentStates:
 class Batch:
     """Changes of one partition to publish together.
 
-    tombstones: keys dropped in the previous batch. They precede this batch, which closes the previous one for readers
-    if compaction deleted its last record.
+    tombstones: keys dropped in the previous batch, written before this one. If compaction deleted the last record of
+    the previous batch, this batch ends it for readers.
     """
 
     partition: Partition
@@ -110,8 +110,8 @@ class Batch:
 class Publisher:
     """Makes batches. withdrawn: by listed item; may change.
 
-    content: states from texts, if a text encoder is configured. new_item_policy: of new items' weight; None: from each
-    partition's sums.
+    content: states from texts, if a text encoder is configured. new_item_policy: the model weight policy of new items;
+    None: each partition chooses it from its sums.
     """
 
     weight_policy: SharePolicy
@@ -173,7 +173,8 @@ class Publisher:
         found = self._by_text(texts[:_MAX_TEXTS])
         for item_id in item_ids:
             reason = "" if item_id in texts else reasons[item_id]
-            # An earlier process may have published the item after its last checkpoint, so other items are dropped, too.
+            # An earlier process may have published an item after its last checkpoint, so items outside `published` are
+            # dropped, too.
             was_taken_out = state.outgoing.dirty_items[item_id]
             if reason and (item_id in state.outgoing.published or was_taken_out or reason in (WITHDRAWN, NO_DIRECTION)):
                 found.append(ItemDelta(item_id=item_id, dropped=True))
