@@ -18,7 +18,7 @@ from services.platform.validation import MAX_ID_BYTES, validate_text
 
 Value = float | int | str
 KINDS: dict[type, str] = {float: "number", int: "time", str: "tag"}
-# By number; the texts are the names of `Comparison` values.
+# Protobuf number -> text, a value of `algorithms.rules.attributes.Comparison`.
 COMPARISONS = {
     number: name.removeprefix("COMPARISON_").replace("_", " ").lower()
     for name, number in common_pb2.AttributeCondition.Comparison.items()

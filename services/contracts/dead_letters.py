@@ -1,7 +1,8 @@
 """Dead letters: list them, read an original record, and replay it.
 
-A replay counts once: an interaction without an event id gets the one that the encoder gave it, and other records
-contain their position. A letter is not replayed if its user was forgotten since, or its item described again.
+A replayed record has no second effect: an interaction without an event id gets the id that the encoder derives from its
+position; attributions and search clicks contain their interaction's position. A letter is not replayed if a forget
+covers its interaction, or a compacted topic has a newer record of its key.
 """
 
 import json
@@ -45,16 +46,16 @@ _MESSAGES: Mapping[str, Any] = {
     SEARCH_CLICKS: events_pb2.SearchClick,
 }
 _GROUP = "freshet-dead-letters"
-# Each batch is marked as replayed before the next one is written.
+# Records per batch. Each batch is marked as replayed before the next one is written.
 _TOGETHER = 500
 _NO_TIME = -1
-# What `newest` reads of one topic.
+# Limits of what `newest` reads from one topic.
 _MAX_BYTES, _MAX_S = 8 << 20, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A planned replay. record: None if it is left out, because of `why_not`. event_id: an interaction's."""
+    """A planned replay. record: None if it is left out; `why_not`: the reason. event_id: of an interaction, else ""."""
 
     letter: StoredLetter
     record: Record | None
@@ -94,7 +95,7 @@ class DeadLetters:
     def newest(self, topics: Collection[str] = LETTERED) -> tuple[list[StoredLetter], bool]:
         """Return the newest dead letters, newest first, and whether there are older ones.
 
-        It reads at most 8 MiB of each topic, for two seconds.
+        It reads at most 8 MiB of each topic, for at most two seconds.
         """
         found: list[StoredLetter] = []
         has_older = False
@@ -123,7 +124,7 @@ class DeadLetters:
         )
 
     def plan(self, letters: Sequence[StoredLetter], *, again: bool = False) -> list[Replay]:
-        """Return the replays. again: also of replayed letters."""
+        """Plan a replay of each letter. again: also replay letters that were replayed before."""
         forgotten = self._forgotten() if any(letter.topic == INTERACTIONS for letter in letters) else {}
         newest = {
             topic: self._newest(topic, [letter for letter in letters if letter.topic == topic])
@@ -172,8 +173,8 @@ class DeadLetters:
         return Replayed(planned.why_not, written[0][1] if written else None, planned.event_id)
 
     def forget(self) -> int:
-        """Delete dead letters of forgotten users' interactions; return their number. The others are written again at
-        the end, then everything before is deleted. An interrupted run may be repeated.
+        """Delete dead letters of forgotten users' interactions; return their number. The method writes the
+        other letters again at the topic's end, then deletes all earlier records. An interrupted run may be repeated.
         """
         topic, forgotten = INTERACTIONS + SUFFIX, self._forgotten()
         records = self._read_whole(topic)
@@ -211,7 +212,7 @@ class DeadLetters:
         return found
 
     def _newest(self, topic: str, letters: Sequence[StoredLetter]) -> dict[bytes, int]:
-        """Return each key's newest offset from the first of these letters on."""
+        """Return each key's newest offset, read from the first of these letters to the topic's end."""
         reader = self._reader(topic)
         backwards = sorted((letter.position for letter in letters), reverse=True)
         first = {place.partition: place.offset for place in backwards}
@@ -261,7 +262,8 @@ def _interaction(letter: StoredLetter, forgotten: Mapping[bytes, Mapping[int, in
     try:
         interaction = decode_interaction(letter.value, letter.headers, letter.key, missing_time_ms=_NO_TIME)
     except InvalidRequest:
-        # Unchanged: a corrected version may read it. Without a key there is no default partition.
+        # The record stays unchanged, since a corrected version may read it. It keeps its partition, since a record
+        # without a key has no default one.
         return Replay(letter, Record(letter.topic, letter.key, letter.value, letter.headers, at.partition))
     event_id = interaction.event_id or f"{at.partition}-{at.offset}"
     value, headers = letter.value, letter.headers

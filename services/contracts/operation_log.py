@@ -45,7 +45,7 @@ def operation_reader(
 
 
 class OperationFollower(TopicFollower, Generic[S]):
-    """Calls `changed` in this thread with the newest state: at the topic's end, and after each valid operation.
+    """Calls `changed` in its own thread with the newest state: at the topic's end, and after later valid operations.
 
     While Kafka is unavailable, the last state stays in force.
     """
@@ -72,7 +72,7 @@ class OperationFollower(TopicFollower, Generic[S]):
         self._handed_over: Operation[S] | None = None
 
     def take(self, records: Sequence[SourceRecord], ends: Mapping[str, int]) -> None:
-        """Pass on the newest state, once the topic's end is reached. Raises: as `changed`, which then gets it again."""
+        """Pass on the newest state, once the topic's end is reached. Raises: as `changed`; the next call retries."""
         void = self._counted.void
         self._counted.take(records)
         if self._counted.void > void:
@@ -95,7 +95,7 @@ class OperationFollower(TopicFollower, Generic[S]):
 
 
 class NotKnown(DependencyUnavailable):
-    """Kafka did not answer, but may have the record. The command's `list` shows it."""
+    """Kafka did not answer, but may have stored the record; the command's `list` shows whether it did."""
 
 
 class Control(Generic[S]):

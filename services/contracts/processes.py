@@ -1,6 +1,6 @@
 """Freshet's processes, for the launcher, the commands, compose and Prometheus.
 
-docker-compose.yml and deploy/dashboards/prometheus.yml repeat parts of it (compared in tests/contract).
+docker-compose.yml and deploy/dashboards/prometheus.yml repeat parts of this table; tests/contract compares them.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ KEYS, SECRETS = "/var/lib/freshet/keys", "/var/lib/freshet/secrets"
 class Process:
     """One process.
 
-    memory_mb: resident MiB at most, with a bundle of a few megabytes and no load. holds: a file of the bundle or text
-    bundle -> how often its bytes are in memory at most. options: a setting -> additional MiB. extra: its optional
-    dependencies in pyproject.toml and its target in deploy/Dockerfile. needs: what has to start before it -> whether
-    that has to be healthy. state: mounted folders. has_http: also serves JSON. lag: a description of a freshness metric
-    -> the histogram.
+    memory_mb: maximum resident MiB, with a bundle of a few megabytes and no load. holds: a file of the bundle or text
+    bundle -> the maximum number of its copies in memory. options: a setting -> additional MiB. extra: its optional
+    dependencies in pyproject.toml and its target in deploy/Dockerfile. needs: a service that has to start first ->
+    whether it has to be healthy. state: mounted folders. has_http: also serves JSON. lag: a description of a freshness
+    metric -> the histogram's name.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Process:
 
     @property
     def health_service(self) -> str:
-        """Its gRPC service, and name in gRPC health."""
+        """The name of its gRPC service, also used in gRPC health."""
         return f"freshet.v1.{self.name.title()}Service"
 
     def health_of(self, model_version: str, shard: str = "") -> str:
@@ -67,12 +67,12 @@ class Process:
         return "/".join(filter(None, (self.health_service, model_version, shard)))
 
 
-# In reading order.
+# In the order in which the commands list them.
 _ROWS = (
     Process(
         name="encoder",
         port=50051,
-        # 256 MiB of these cache keys and values (FRESHET_ENCODER_CACHE_MIB).
+        # Includes 256 MiB for the cache of keys and values (FRESHET_ENCODER_CACHE_MIB).
         memory_mb=440,
         extra="encode",
         holds={"encoder.onnx": 3},
@@ -87,7 +87,7 @@ _ROWS = (
         extra="serve",
         # Callers wait for answers, not for deltas.
         cpu_shares=FULL_CPU_SHARES // 8,
-        # The bundle's states, and every item's sums of twice the size.
+        # The bundle's states, and every item's sums, which take twice as much.
         holds={"item_states.safetensors": 3},
         # MiB: PyTorch 500, MiniLM's weights 95, the fit on 3,000 titles 100.
         options={"FRESHET_REFRESHER_TEXT_ENCODER": 700},

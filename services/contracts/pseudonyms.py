@@ -16,7 +16,7 @@ class PseudonymSettings(ProcessSettings):
     """Settings of a process that writes pseudonyms."""
 
     # Key of the hash that replaces user ids in attributions, search clicks and exposures. After a change, the encoder's
-    # earlier keys must have the old one until `freshet backfill-attributions --rekey` has run.
+    # list of earlier keys must contain the old key until `freshet backfill-attributions --rekey` has run.
     pseudonym_key: SecretStr = Field(
         default=SecretStr(DEVELOPMENT_PSEUDONYM_KEY), validation_alias="FRESHET_PSEUDONYM_KEY"
     )
@@ -38,7 +38,7 @@ def pseudonym_of(user_id: str, key: bytes) -> str:
 def pseudonym_key(settings: PseudonymSettings) -> bytes:
     """Return the pseudonym key.
 
-    Raises: ConfigError for a file without a key, or for the development key off loopback.
+    Raises: ConfigError for a file without a key, or for the development key on a host that is not loopback.
     """
     key = settings.pseudonym_key.get_secret_value()
     if settings.pseudonym_key_file is not None and key == DEVELOPMENT_PSEUDONYM_KEY:

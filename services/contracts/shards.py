@@ -13,7 +13,7 @@ import numpy.typing as npt
 from services.algorithms.item_table.strings import Strings
 
 MAX_SHARDS = 256
-_HASHED = 65_536  # ids at a time: all of 10^8 would take gigabytes
+_HASHED = 65_536  # ids hashed at a time: 10^8 at once would take gigabytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ class StoredEvent(NamedTuple):
 
 
 class RecentId(NamedTuple):
-    """A recent event id (hashed), with its record's position and outcome (the writer's code, 0-255). item_id: of an
-    interaction that counts, so that it can be undone after it left the history; else "".
+    """A recent event id (hashed), with its record's position and outcome (the writer's code, 0-255). item_id: the
+    item of an interaction that counts, so that an undo works after the event left the history; else "".
     """
 
     id_hash: int
@@ -38,7 +38,7 @@ class RecentId(NamedTuple):
 
 class PackedHistory(NamedTuple):
     """A stored history, not decoded. events, recent: serialised `HistoryEvents` and `RecentIds`. seen_item_ids: joined
-    with NUL. seen_times_ms: the first newest event time, then differences.
+    with NUL. seen_times_ms: the first item's newest event time, then differences.
     """
 
     positions: Mapping[int, int]
@@ -50,7 +50,7 @@ class PackedHistory(NamedTuple):
 
 
 def hash_event_id(event_id: str) -> int:
-    """Return 64 bits of an event id. Two of a hundred-odd ids collide with probability 1e-17."""
+    """Return 64 bits of an event id. Two of 128 ids collide with probability 4e-16."""
     return int.from_bytes(hashlib.blake2b(event_id.encode(), digest_size=8).digest(), "little")
 
 

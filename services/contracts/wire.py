@@ -72,7 +72,7 @@ def unpacked(message: common_pb2.QueryState | PackedQueryState, unpack: Callable
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainedPair:
-    """One term of the score: gating weight times cosine. from_model: the part of the model's own components."""
+    """One term of the score: gating weight times cosine. from_model: the model's part of `contribution`."""
 
     query_component: int
     item_component: int
@@ -101,7 +101,7 @@ class ExplainedScore:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VotingInteractions:
-    """One kind of remembered interactions that voted; ages in seconds of stream time."""
+    """The remembered interactions of one type that voted. Ages are in seconds of stream time."""
 
     type: str
     count: int
@@ -112,8 +112,9 @@ class VotingInteractions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemVotes:
-    """An item's vote, in similarity units. voters: remembered interactions; the rest is from item neighbours.
-    num_neighbours: remembered interactions searched for. model_share: the model's weight (lambda) against the vote.
+    """An item's vote, in similarity units. voters: votes of remembered interactions; item neighbours give the
+    rest of the vote. num_neighbours: how many nearest remembered interactions the search uses. model_share: the
+    model's weight (lambda) against the vote.
     """
 
     vote: float
@@ -143,7 +144,7 @@ def conditions_of(messages: Iterable[Any], name: str = "filter.where") -> tuple[
 def filter_of(
     message: common_pb2.Filter, seen_item_ids: Sequence[str] = (), *, excludes_seen: bool = False
 ) -> ItemFilter:
-    """Return the filter. excludes_seen: default of an absent field. Raises: InvalidRequest with the field."""
+    """Return the filter. excludes_seen: default for an absent `exclude_seen`. Raises: InvalidRequest with the field."""
     return ItemFilter(
         allow_item_ids=tuple(message.allow_item_ids),
         deny_item_ids=tuple(message.deny_item_ids),
@@ -186,7 +187,7 @@ def rule_of(message: common_pb2.Rule, name: str) -> Rule:
 
 
 def rule_message(rule: Rule) -> common_pb2.Rule:
-    """The inverse of `rule_of`; sets only the effect."""
+    """The inverse of `rule_of`. Only an effect other than zero is set."""
     which = filter_message(rule.which)
     effect: dict[str, Any] = {
         name: value

@@ -54,7 +54,7 @@ def parse_rules(where: str, written: str) -> list[common_pb2.Rule]:
 
 
 def rules_from(where: str, raw: Any) -> list[common_pb2.Rule]:
-    """Return the rules of a list. where: of the list. Raises: InvalidRequest."""
+    """Return the rules of a list. where: the list's place in errors. Raises: InvalidRequest."""
     if not isinstance(raw, list):
         raise InvalidRequest.of(where, str(raw)[:80], "a list of rules")
     return [_rule(f"{where}[{position}]", one) for position, one in enumerate(raw)]

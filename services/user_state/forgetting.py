@@ -32,7 +32,7 @@ class Forgotten:
 
     def add(self, forget: Forget) -> None:
         before = self._up_to.get(forget.user_id)
-        # A mapping never changes, so most users share that of their only forget.
+        # Mappings never change, so a user with one forget shares its mapping instead of a copy.
         self._up_to[forget.user_id] = forget.up_to if before is None else furthest(before, forget.up_to)
 
     def read(self, topic: "ForgetTopic") -> None:
@@ -171,8 +171,8 @@ class ForgetTopic:
 class KnownForgets:
     """All forgets so far.
 
-    ends: returns one past the last record of each partition of `interactions`. unreadable: records that are no dead
-    letters yet. named: per partition the highest offset in any forget.
+    ends: returns one past the last record of each partition of `interactions`. unreadable: unreadable records
+    without a dead letter yet. named: per partition the highest offset in any forget.
     """
 
     topic: ForgetTopic

@@ -30,7 +30,8 @@ log = structlog.get_logger()
 _TAIL_RECORDS = 500
 _POLL_RECORDS = 2_000
 _POLL_MS = 50
-# Most entries in a dictionary, which takes some hundred bytes per entry.
+# Above this number of new entries, plus a quarter of the number in the arrays, the new ones are merged into the arrays.
+# A dictionary entry takes some hundred bytes.
 _FEW = 65_536
 
 
@@ -45,7 +46,7 @@ class HistoryTopic:
         self._topic, self._outbox, self._kept = topic, outbox, kept
         self.marks: dict[int, Mark] = {}
         self.is_another = False
-        # User records seen per partition since its assignment.
+        # User records read and written per partition since its assignment.
         self._records: Counter[int] = Counter()
         self._last_offsets: dict[int, int] = {}
         self._index = HistoryIndex()
@@ -85,7 +86,7 @@ class HistoryTopic:
             self._index = HistoryIndex()
 
     def void(self) -> None:
-        """Forget the last offsets: any may follow."""
+        """Forget the last offsets, so that any next offset is accepted."""
         self._last_offsets = {}
 
     def write_marks(self, marks: Mapping[int, Mark]) -> None:
@@ -143,7 +144,7 @@ class HistoryTopic:
 
     @property
     def num_records(self) -> int:
-        """The number of users' records read from the assigned partitions."""
+        """The number of users' records read from and written to the assigned partitions."""
         return self._records.total()
 
     def has_record(self, user_id: str) -> bool:

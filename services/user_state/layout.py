@@ -7,8 +7,8 @@ A user's position is the text `epoch|partition:offset,...|partition:offset,...`;
 offsets. A position of an earlier epoch reads as absent. Every write compares the whole text, so a write prepared before
 a forget cannot restore forgotten data.
 
-The table of users has each user's last applied offset of the home partition, and the keys' expiry. A user is lost, not
-new, if the keys are missing or have a lower offset.
+The table of users has each user's last applied offset of the home partition, and the keys' expiry. A user in the
+table is lost, not new, if the keys are missing or have a lower offset than the table.
 """
 
 import secrets
@@ -40,8 +40,8 @@ STATE_FIELDS = (
 # Popular items per partition. An item that drops out loses its level and restarts with its next event, which outweighs
 # the old ones.
 MAX_POPULAR = 2_000
-# The `position` of the history that the state reflects. A duplicate advances it too, except from a process with another
-# model.
+# The `position` of the history that the state reflects. A duplicate advances it too, unless a process with
+# another model applies it.
 STATE_POSITION = "history_position"
 # `partition:offset traceparent` of the traced event that made a state. A later write without a trace leaves it; the
 # position then differs from the state's.
@@ -97,7 +97,7 @@ def state_key(home: Home, model_version: str) -> str:
     return f"{{p{home.partition}}}:state:{model_version}:{home.user_id}"
 
 
-# A gateway's lists with a limited life (`sessions.py`).
+# Kinds of a gateway's short-lived lists (`sessions.py`).
 PAGES, ANSWERS, IMPRESSIONS = "pages", "answers", "impressions"
 SESSION_KINDS = (PAGES, ANSWERS, IMPRESSIONS)
 
@@ -107,7 +107,7 @@ def session_key(home: Home, kind: str) -> str:
 
 
 def session_sizes_key(partition: int) -> str:
-    """Return the key of a partition's session lists' sizes in bytes, by expiry."""
+    """Return the key of a hash: expiry -> total bytes of the partition's session lists with that expiry."""
     return f"{{p{partition}}}:session_sizes"
 
 
@@ -130,7 +130,7 @@ def forgets_key(partition: int) -> str:
 
 
 def forgets_text(epoch: str, offset: int, rewritten: int = 0) -> str:
-    """Pack the offset up to which `forgets` is applied to a partition, and the users rewritten after it."""
+    """Pack the offset up to which `forgets` is applied to a partition, and the number of users rewritten since."""
     return f"{epoch}|{offset}|{rewritten}" if rewritten else f"{epoch}|{offset}"
 
 

@@ -184,7 +184,7 @@ def _another_log(partition: int, watermark: int, end: int, *, has_anchors: bool)
 def same_logs(stream: Reader, remembered: Mapping[int, tuple[int, str]]) -> set[int]:
     """Return the partitions that are still the remembered log. remembered: last offset and `LogIdentity.text`.
 
-    A partition is accepted if retention deleted its `last` anchor, and with last offset -1 only while it is empty.
+    A partition is also accepted if retention deleted its `last` anchor, or if its last offset is -1 and it is empty.
     Raises: DependencyUnavailable.
     """
     bounds = stream.bounds(list(remembered))

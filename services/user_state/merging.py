@@ -30,7 +30,8 @@ from services.platform.errors import InvalidRequest
 from services.platform.stream.records import DeadLetter, Position, SourceRecord, is_covered
 from services.user_state.values import UserHistory
 
-# Event ids of a user's last records. Half as many are applied together, so that a whole redelivery is recognised.
+# Number of a user's last records whose event ids are stored. At most half as many records are applied together, so that
+# a whole redelivery is recognised.
 RECENT_IDS = 128
 MAX_RECORDS_PER_USER = RECENT_IDS // 2
 
@@ -108,9 +109,10 @@ class Merge:
     """A user after some arrivals.
 
     outcomes: one per arrival. sequences: the histories that prefixes refer to, each oldest event first; the last is the
-    new history. preceding, undone: by arrival number, the history before an inserted or attributed event, and the
-    undone event. seen_times: newest event time of each item to note as seen. unseen: items no longer seen, removed
-    first. changed_by: number of the last arrival that changed the history. news: an arrival was not applied before.
+    new history. preceding: arrival number -> the history before an inserted or attributed event. undone: arrival number
+    -> the undone event. seen_times: newest event time of each item to note as seen. unseen: items no longer seen; they
+    are removed before `seen_times` is added. changed_by: number of the last arrival that changed the history. news: an
+    arrival was not applied before.
     """
 
     recent: list[RecentId]

@@ -41,7 +41,7 @@ class Store(Protocol):
         """
 
     def start_new_epoch(self, epoch: str) -> None:
-        """Erase all users and progress, then replace `epoch`, if it is current."""
+        """If `epoch` is current, erase all users and progress, then replace the epoch."""
 
     def add_model(self, model_version: str) -> None:
         """Add a model version before its first state is stored, so that a forget finds its states."""
@@ -74,7 +74,7 @@ class Store(Protocol):
         """
 
     def usage(self) -> StoreUsage:
-        """Memory share and number of removed keys. If that grows, users may be lost."""
+        """Memory share and number of removed keys. If this number grows, users may be lost."""
 
     def apply(
         self,
@@ -95,7 +95,7 @@ class Store(Protocol):
     def rewrite(self, updates: Sequence[UserUpdate], epoch: str, forgets: ForgetsApplied | None = None) -> None:
         """Replace everything stored of each user, including states of every model version, atomically per user.
 
-        A user is only erased if neither the store nor the update has positions. forgets: the progress in `forgets`; it
+        If neither the store nor the update has positions, the user is erased. forgets: the progress in `forgets`; it
         advances with each user. Raises: Conflict if some users changed meanwhile, or the stored progress is not
         `forgets`.
         """

@@ -59,7 +59,7 @@ class StateReader:
     async def read_user(
         self, user_id: str, model_version: str, *, with_seen: bool = True, partition: int | None = None
     ) -> UserView:
-        """State, seen items, epoch and a watermark. partition: of the watermark (None: the user's home).
+        """State, seen items, epoch and a watermark. partition: whose watermark to read (None: the user's home).
 
         One round trip; a watermark outside the home needs one more.
         """

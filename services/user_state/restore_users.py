@@ -28,7 +28,7 @@ from services.user_state.write_histories import WriteHistories
 
 log = structlog.get_logger()
 
-# Most users restored by one scan of the log; their histories are in memory meanwhile.
+# Maximum number of users restored by one scan of the log; their histories are in memory meanwhile.
 MAX_TOGETHER = 10_000
 # Users looked up, or whose states are computed, together; seconds of work between two polls.
 SLICE_USERS = 32
@@ -42,7 +42,7 @@ _WRITE_USERS = 1_000
 
 @dataclass(slots=True)
 class ReplayedUser:
-    """A user as far as the log was read. arrivals: not merged yet."""
+    """A user's data from the part of the log read so far. arrivals: records not merged yet."""
 
     history: UserHistory = field(default_factory=UserHistory)
     seen: dict[str, int] = field(default_factory=dict)
@@ -53,7 +53,8 @@ class ReplayedUser:
 class LogReplay:
     """Merges a user's records of `interactions` again, with the same result as the first time.
 
-    log: a separate reader of `interactions`. letters: of its dead letters; a readable record among them is left out.
+    log: a separate reader of `interactions`. letters: a reader of its dead letters, which are left out
+    even if they are readable now.
     """
 
     log: Reader
@@ -116,8 +117,8 @@ class LogReplay:
 class RestoreUsers:
     """Restores lost users.
 
-    make_states: computes the states of model `model_version` from histories in an epoch, if they have one. restored:
-    called with the number of restored users.
+    make_states: computes the states of model `model_version` from histories in an epoch; users without a state are
+    absent. restored: called with the number of restored users.
     """
 
     store: Store
@@ -169,7 +170,7 @@ class RestoreUsers:
     def turn(self, watermarks: Offsets, epoch: str) -> int:
         """Restore for `SLICE_S`: users with a record, then the others, then states. Return the work done.
 
-        Raises: as `__call__`, and as the model.
+        Raises: as `__call__` and `make_states`.
         """
         until, done = time.monotonic() + SLICE_S, 0
         while self.is_busy and (not done or time.monotonic() < until):

@@ -93,7 +93,8 @@ return 1
 """
 
 # Begin a partition's progress in an epoch. KEYS progress, popular. ARGV: the epoch found in the progress (empty: none),
-# and the current epoch. It was read afterwards, so a process that was paused cannot restore an older epoch.
+# and the current epoch. The caller reads the current epoch after the progress, so a process that was paused cannot
+# restore an older epoch.
 BEGIN = """
 if (redis.call('HGET', KEYS[1], 'epoch') or '') ~= ARGV[1] then return 0 end
 redis.call('DEL', KEYS[1], KEYS[2])

@@ -57,11 +57,11 @@ class SessionStore:
     async def push(self, kind: str, user_id: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
         """Prepend an entry to the user's list of this kind (of `layout.SESSION_KINDS`).
 
-        The list has at most `most` entries and expires some `ttl_seconds` after the last one. Return False, and store
+        The list has at most `most` entries and expires about `ttl_seconds` after the last push. Return False, and store
         nothing, if the user has no history.
 
-        Raises: DependencyUnavailable, also before the stream's first epoch; PreconditionFailed if the lists use their
-        memory.
+        Raises: DependencyUnavailable, also before the stream's first epoch; PreconditionFailed if the lists use up
+        their memory.
         """
         epoch = await self._epoch()
         if not epoch:

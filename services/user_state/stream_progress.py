@@ -50,9 +50,9 @@ class StreamProgress:
     def resync(self, stream: Reader) -> bool:
         """Read epoch and watermarks from the store and seek the stream there. Return True if the epoch changed.
 
-        A store without an epoch gets one, and everything is read from the beginning; records below the committed
-        offsets yield no attributions again. If a log lost its end, the store is emptied and gets a new epoch too; that
-        partition's attributions are published again.
+        A store without an epoch gets one. Reading then starts after the marks of `histories`, or at the beginning
+        without a mark; records below the committed offsets yield no attributions again. If a log lost its end, the
+        store is emptied and gets a new epoch too; that partition's attributions are published again.
 
         Raises: PreconditionFailed if the topic is not the one whose records were applied.
         """
@@ -93,7 +93,7 @@ class StreamProgress:
         return record.offset > self.watermarks[record.partition]
 
     def yields_attributions(self, partition: int, offset: int) -> bool:
-        """Return whether an earlier epoch may not have published all attributions of this record."""
+        """Return False if an earlier epoch has published all attributions of this record."""
         return offset >= self._committed.get(partition, 0)
 
     def came(self, records: Sequence[SourceRecord]) -> None:
@@ -109,7 +109,7 @@ class StreamProgress:
         return {partition: end for partition, end in ends.items() if partition not in self._identity.partitions}
 
     def check_epoch(self) -> None:
-        """Raise Conflict if the store's epoch and watermarks differ from this process's, or DependencyUnavailable."""
+        """Raise Conflict if the store's epoch or watermarks differ from this process's, or DependencyUnavailable."""
         epoch = self._store.epoch()
         if epoch != self.epoch:
             raise Conflict(f"the state store's epoch is {epoch}, not {self.epoch}")
@@ -170,7 +170,7 @@ class StreamProgress:
             self._move(steps)
 
     def committable(self) -> dict[int, int]:
-        """Return the offsets to commit: one past the watermark, if that is more than the last commit."""
+        """Return the offsets to commit: one past the watermark, if `resync` found a lower committed offset."""
         return {
             partition: watermark + 1
             for partition, watermark in self.watermarks.items()

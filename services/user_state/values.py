@@ -138,7 +138,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dump:
-    """The stored histories among some users', the lost ones of these users, and the progress when they were read."""
+    """The stored histories of the requested users, the lost users among them, and the progress at that time."""
 
     histories: Mapping[str, PackedHistory]
     lost: Collection[str]
@@ -180,7 +180,7 @@ class AdvanceStep:
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """Redis' memory. removed: keys evicted or expired since its start. memory_share: of its limit, or 0."""
+    """Redis' memory. removed: keys evicted or expired since its start. memory_share: used share of its limit, or 0."""
 
     removed: int
     memory_share: float
@@ -257,7 +257,7 @@ def is_lost_user(
 def history_of(
     epoch: str, home: Home, entry: bytes | None, row: Sequence[bytes | None], *, has_seen: bool
 ) -> UserHistory:
-    """Return the history. entry: the user's in the table of users. row: the values of HISTORY_FIELDS."""
+    """Return the history. entry: the user's entry in the table of users. row: the values of HISTORY_FIELDS."""
     position, events, ids = row
     is_lost = is_lost_user(epoch, home, entry, position, events=bool(events), seen=has_seen)
     found = layout.unpack_positions(epoch, position)

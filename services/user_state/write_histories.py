@@ -48,7 +48,7 @@ class ChangedUsers:
     elsewhere: dict[int, set[int]] = field(default_factory=dict)
 
     def note(self, user_id: str, home: int, partitions: Collection[int], mine: Collection[int]) -> None:
-        """Record a user's new records in these partitions. home: its home partition. mine: this process's."""
+        """Record a user's new records in these partitions. home, mine: its home and this process's partitions."""
         if home in mine:
             self.users.add(user_id)
             if others := set(partitions) - {home}:
@@ -70,7 +70,7 @@ class ChangedUsers:
 @dataclass(slots=True)
 class _Round:
     """Writing of one round. pending: users to write. targets: the progress at the round's begin. is_whole: every user
-    was written; only then its marks are.
+    was written; only then the marks are written.
     """
 
     began_at: float
@@ -83,8 +83,9 @@ class _Round:
 class WriteHistories:
     """Writes the histories of this process's partitions, which `take_over` sets.
 
-    log: a separate reader of `interactions`. every_s: the least pause between rounds; it is at least ten times the last
-    round's duration. anchors: returns the text that identifies a partition's log, if its stored progress has none.
+    log: a separate reader of `interactions`. every_s: the minimum pause between rounds; the pause is also at least ten
+    times the last round's duration. anchors: returns the text that identifies a partition's log, if its stored progress
+    has none.
     """
 
     topic: HistoryTopic
@@ -102,9 +103,9 @@ class WriteHistories:
     def take_over(self, stream: Reader, epoch: str, progress: Mapping[int, Progress]) -> bool:
         """Synchronise with the state store.
 
-        Return True if the store was empty and now has watermarks and lost users. progress: of all partitions that this
-        process owns. Raises: Conflict; DependencyUnavailable; PreconditionFailed if topic and log have different
-        numbers of partitions.
+        Return True if the store was empty; it then has the marks' watermarks, and its users count as lost. progress:
+        of all partitions that this process owns. Raises: Conflict; DependencyUnavailable; PreconditionFailed if topic
+        and log have different numbers of partitions.
         """
         self._give_up_round()
         seeded, marks = False, self.topic.marks
@@ -204,7 +205,7 @@ class WriteHistories:
         at_hand = self._round
         if users := list(islice(at_hand.pending, SLICE_USERS)):
             found = self.store.dump(users, marks, self._epoch)
-            # Users first: an unchanged watermark proves that they are current.
+            # `dump` reads users before the progress, so an unchanged watermark proves that the users are current.
             self._progress(found.progress, watermarks)
             self.changed.users.update(found.lost)
             at_hand.is_whole &= not found.lost

@@ -15,13 +15,13 @@ from services.platform.stream.records import Position, UpTo, set_ms, write_up_to
 from services.platform.stream.topic import FOREVER, Topic
 
 ATTRIBUTIONS = "attributions"
-# Records are read again after a forget or an undo, and for a new memory.
+# Records are read again after a forget or an undo, and to build a new memory.
 TOPIC = Topic(name=ATTRIBUTIONS, settings=FOREVER, has_dead_letters=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfInteraction:
-    """The fields that every record made from an interaction has. (partition, offset) of the interaction identifies it.
+    """Fields of every record made from an interaction. (partition, offset) of the interaction identifies the record.
 
     Times are Unix milliseconds. recorded_ms: the broker's time of the interaction.
     """
@@ -68,7 +68,7 @@ Attributed = Attribution | Undo | ForgetUpTo
 
 
 def write_about(message: Any, record: Any) -> None:
-    """Fill the fields common to `attributions` and `search-clicks`, and all of a retraction.
+    """Fill the fields common to `attributions` and `search-clicks`, and all fields of a retraction.
 
     message: an Attribution or a SearchClick.
     """

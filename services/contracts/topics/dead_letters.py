@@ -57,7 +57,7 @@ def dead_letter(dead: DeadLetter) -> Record:
 class StoredLetter:
     """A stored dead letter.
 
-    topic, position: the original's. written_ms: of the original, else of the dead letter.
+    topic, position: of the original record. written_ms: its time, or the dead letter's if that is not stored.
     is_whole: key, value and headers are complete. replayed_to: the replay's position.
     """
 

@@ -22,7 +22,7 @@ from services.platform.errors import InvalidRequest, NotFound, PreconditionFaile
 from services.platform.stream.records import parse, read_ms, set_ms
 from services.platform.validation import validate_text
 
-# All users of a layer; a stopped experiment's share is free again.
+# The share of all users of a layer.
 _WHOLE = 1.0
 MAX_EXPERIMENTS, MAX_ARMS, MAX_RULES = 64, 8, 8
 # The context's entry that identifies a visitor.
@@ -58,7 +58,7 @@ class Arm:
 
     @property
     def has_settings(self) -> bool:
-        """Whether the gateway changes the arm's requests. A version set changes none."""
+        """Whether the arm changes fields of requests. A version set alone does not."""
         return bool(self.rules or self.diversity or self.max_per_category) or (
             self.new_item_share is not None or self.max_gap is not None
         )
@@ -173,8 +173,8 @@ class Experiments(Revised):
         return self._with(replace(new, first=self._free(new), state=State.CREATED))
 
     def started(self, name: str, now_ms: int) -> "Experiments":
-        """Start an experiment. Raises: NotFound; PreconditionFailed if it ran before, or another layer's sets the
-        same.
+        """Start an experiment. Raises: NotFound; PreconditionFailed if it ran before, or if a running experiment of
+        another layer sets one of the same settings other than rules.
         """
         one = self.find(name)
         if one.state is not State.CREATED:
@@ -216,7 +216,10 @@ class Experiments(Revised):
         return replace(self, revision=self.revision + 1, experiments={**self.experiments, one.name: one})
 
     def _free(self, new: Experiment) -> float:
-        """Return the start of the layer's first wide enough gap. Raises: PreconditionFailed."""
+        """Return the start of the layer's first wide enough gap. The share of a stopped experiment is free.
+
+        Raises: PreconditionFailed.
+        """
         taken = sorted(
             (one.first, one.first + one.share)
             for one in self.experiments.values()

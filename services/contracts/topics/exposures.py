@@ -1,6 +1,6 @@
 """The topic `exposures`: what was shown to whom, one record per answer.
 
-The gateway writes it after the answer. Interactions refer to its exposure id.
+The gateway writes it after the answer. Interactions refer to it by the exposure id.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,10 @@ class Exposure:
     """One answer.
 
     Columns of its n slots, best first: item_ids, scores, sources, propensities (n,); propensities are empty if each is
-    1. surface: "recommend", "search" or "similar". shown_ms: Unix milliseconds. context: the request's. absence_bucket:
-    the query state's. assignments: the answer's (experiment, arm, share). teams (n,): in an interleaved answer, 0 for
-    the first arm's pick, 1 for the second's, 2 for an item of both; else empty. rules_revision: the standing rules'.
+    1. surface: "recommend", "search" or "similar". shown_ms: Unix milliseconds. context: the request's context.
+    absence_bucket: the query state's absence bucket. assignments: (experiment, arm, share) of the answer. teams (n,):
+    in an interleaved answer, 0 for the first arm's pick, 1 for the second's, 2 for an item of both; else empty.
+    rules_revision: the revision of the standing rules.
     """
 
     exposure_id: str

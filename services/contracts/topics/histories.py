@@ -1,8 +1,8 @@
-"""The topic `histories`: durable histories, and marks of what they reflect of `interactions`.
+"""The topic `histories`: durable histories, and marks up to which they reflect `interactions`.
 
 The encoder writes and reads it in the user's home partition. Each reading of `interactions` from its beginning has a
-number: a record is valid if it has that of the partition's newest mark. Values end with a checksum; if it is wrong, the
-user's interactions are read again.
+number. A record is valid if its number equals that of the partition's newest mark. Values end with a checksum; if it is
+wrong, the user's interactions are read again.
 """
 
 from collections.abc import Mapping
@@ -75,8 +75,8 @@ class Mark:
 
 
 def encode_history(user_id: str, history: PackedHistory, reading: int) -> bytes:
-    """Return a record's value; its key is the user id. If it is too large for Kafka, b"": the interactions are then
-    read again.
+    """Return a record's value; its key is the user id. Return b"" if it is too large for Kafka: the interactions
+    are then read again.
     """
     message = events_pb2.UserHistory(
         format=_FORMAT, reading=reading, seen_item_ids=history.seen_item_ids, seen_time_ms=history.seen_times_ms

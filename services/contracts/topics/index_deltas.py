@@ -37,7 +37,7 @@ TOPIC = Topic(
 
 FloatArray = npt.NDArray[np.float32]
 
-# The writer closes a batch here; if not, the reader does.
+# The writer closes a batch at this size; if it does not, the reader does.
 MAX_BATCH_RECORDS = 10_000
 MAX_DROPPED_KEYS = 16_384
 
@@ -54,7 +54,8 @@ class ItemDelta:
     product.
 
     model_share: the model's weight (lambda) in [0, 1], 0 for an item unknown to it. dropped: the bundle's state
-    applies, if any. is_read: False if the reader does not serve the item. For both, the arrays are empty.
+    applies, if any. is_read: False if the reader does not serve the item. If dropped or not read, the arrays
+    are empty.
 
     Raises: InvalidRequest with the field.
     """
@@ -200,7 +201,7 @@ def decode(key: bytes | None, value: bytes | None, holds: Callable[[str], bool] 
 class Batch:
     """One batch's changes, to apply together. offset: of the closing record.
 
-    mark: differs for a record of another log at this offset.
+    mark: distinguishes the closing record from one of another log at this offset.
     """
 
     offset: int
@@ -223,12 +224,12 @@ class Batches:
     """Assembles one model's batches from records in order of offset; writers may interleave.
 
     A batch is closed by its last record, by its writer's next batch, or at `MAX_BATCH_RECORDS`. Compaction deletes a
-    record only after a later batch of the same writer. Per key, a change that reflects less than an earlier one of its
-    partition is left out, so a replaced writer changes nothing. If a key moved to another partition, the topic's order
-    decides.
+    record only after a later batch of the same writer. A change is left out if it reflects a lower offset than an
+    earlier change of its key and partition, so a replaced writer changes nothing. If a key moved to another partition,
+    the topic's order decides.
 
-    A key's tombstone lies between the batch that dropped it and its writer's next one, so it closes a batch whose last
-    record it replaced.
+    A writer publishes a key's tombstone after the batch that dropped the key and before its next batch. The next batch
+    closes the dropping batch if compaction deleted its last record.
 
     Memory: some 200 bytes per key, and per dropped one of the last `MAX_DROPPED_KEYS`.
     """
@@ -256,7 +257,7 @@ class Batches:
         return closed
 
     def gone(self, offset: int, key: bytes) -> list[Batch]:
-        """Add a tombstone; return a batch that drops the key, unless one did.
+        """Add a tombstone; return a batch that drops the key, or none if the key is already dropped.
 
         Raises: InvalidRequest for an invalid key; nothing changes.
         """

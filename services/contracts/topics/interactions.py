@@ -147,7 +147,7 @@ def decode_interaction(
 ) -> Interaction:
     """Decode Protobuf, or JSON with the header `content-type: application/json`, without checking limits.
 
-    missing_time_ms: replaces an absent event_time; the record's own time gives the same result again.
+    missing_time_ms: replaces an absent event_time; with the record's own time, every decoding gives the same result.
     Raises: InvalidRequest for unreadable bytes, or a key that is not the user id.
     """
     if not value:

@@ -37,7 +37,7 @@ class CatalogueItem:
     attributes: Mapping[str, Value] = field(default_factory=dict)
     available: bool = True
     withdrawn: bool = False
-    # Not declared by this bundle; another model's may declare them.
+    # Attributes that this bundle does not declare; another model's bundle may.
     undeclared: Mapping[str, Value] = field(default_factory=dict, compare=False)
     # The record's Unix milliseconds and offset, if the reader sets them.
     written_ms: int = field(default=0, compare=False)
@@ -63,7 +63,7 @@ def validate_item(item: CatalogueItem) -> None:
 
 
 def check_kinds(item: CatalogueItem, kinds: Mapping[str, str], *, unknown: bool) -> None:
-    """Raise InvalidRequest if an attribute's kind is not the declared one. unknown: also if undeclared."""
+    """Raise InvalidRequest if an attribute's kind is not the declared one. unknown: also for undeclared ones."""
     for name, value in item.attributes.items():
         declared, found = kinds.get(name), KINDS[type(value)]
         if declared is None and unknown:

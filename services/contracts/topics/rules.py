@@ -1,6 +1,7 @@
 """The topic `rules`: the standing rules, one complete record per operation.
 
-The gateway writes it for operators; gateways read it in full. Each gateway checks them against its model's attributes.
+The gateway writes it for operators; gateways read it in full. Each gateway checks the rules against its
+model's attributes.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The topic `search-clicks`: items chosen from search results, and retractions.
 
-The encoder writes it; each generator reads it in full. The position of the interaction identifies a record, which a
-crash may repeat. Errors are logged, so they contain no texts.
+The encoder writes it; each generator reads it in full. The position of the interaction identifies a record. A
+crash may repeat a record. Errors are logged, so they contain no texts.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class SearchClick(OfInteraction):
     value: float
 
 
-# The encoder does not store types, so an undo may be of another type.
+# The encoder does not store every event's type, so an `Undo` may retract an interaction that is no search click.
 ClickRecord = SearchClick | Undo | ForgetUpTo
 
 

@@ -96,8 +96,8 @@ class VersionSets(Revised):
         return self._next(shadow=self._share_of(name, share))
 
     def canaried(self, name: str, share: float, salt: str) -> "VersionSets":
-        """Serve this share of users; 0 ends it. The salt stays, so a new share moves only the difference. Raises: as
-        `shadowed`.
+        """Serve this share of users; 0 ends it. For the same set the salt stays, so a new share moves only the
+        difference. Raises: as `shadowed`.
         """
         chosen = self._share_of(name, share)
         goes_on = self.canary is not None and self.canary.name == name
