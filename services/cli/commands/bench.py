@@ -317,7 +317,9 @@ def gaps(
     *,
     bundle: Bundle = DEFAULT_BUNDLE,
     size: Annotated[list[int] | None, typer.Option(min=1000, help="Items; may be repeated. Default: 1M.")] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Requests of each kind.")] = 1000,
+    requests: Annotated[
+        int, typer.Option(min=1, help="Requests of each kind; beyond 1,000, of those with a gap only.")
+    ] = 1000,
 ) -> "Report":
     """Compare searches that must prove a gap of 0, .01 or .05 with `exact`, a pool without a guarantee and brute force.
 

@@ -12,6 +12,7 @@ from PIL import Image
 from services.offline.demo.plots import LABELS
 from services.offline.evaluation.common.report import Report, cell, filled
 from services.offline.evaluation.generation.rows import page as generation_page
+from services.offline.evaluation.large.gaps import page as gaps_page
 from services.offline.evaluation.large.processes import page as large_shards_page
 from services.offline.evaluation.large.rows import page as large_page
 from services.offline.evaluation.pefa.report import page as pefa_page
@@ -25,6 +26,7 @@ from services.offline.evaluation.stream.page import page as freshness_page
 DOCS = Path(__file__).resolve().parents[5] / "docs" / "benchmarks"
 PAGES: dict[str, Callable[[Report], str]] = {
     "freshness": freshness_page,
+    "gaps": gaps_page,
     "generation": generation_page,
     "large-catalogues": large_page,
     "large-shards": large_shards_page,
