@@ -348,6 +348,12 @@ def test_nothing_is_said_where_the_sample_ratio_is_broken() -> None:
         found = told(log)
     assert found.is_ratio_broken
     assert found.differences == {}
+    more = replace(found, in_two_arms=1_200, unknown_exposures=3).remarks
+    assert more[0].startswith("The arms' users do not fit their shares (p ")
+    assert more[-2:] == [
+        "1,200 users were shown two arms, and are left out.",
+        "3 interactions name exposures that are not in the log.",
+    ]
 
 
 def test_a_script_counts_with_the_limit_and_is_named_and_undone_events_do_not_count() -> None:
@@ -359,6 +365,8 @@ def test_a_script_counts_with_the_limit_and_is_named_and_undone_events_do_not_co
         found = told(log)
     assert found.capped["click"].users >= 1
     assert found.capped["click"].limit < 20
+    cap = found.capped["click"]
+    assert found.remarks == [f"{cap.users} users had more than {cap.limit:g} of click, and count with that."]
     assert found.means["click", "better"] < 2
     plain = World(people=300)
     clicked = next(one for one in plain.interactions if one.type == "click" and one.exposure_id)
@@ -393,8 +401,13 @@ def test_interleaving_says_whose_items_people_took() -> None:
         world.take(f"user-{number}", "ab"[teams.index(team)], T0 + 1, "click", f"e{number}")
     mixed = Experiment(name="one", arms=ARMS, interleaved=True)
     with log_of(*world.topics()) as log:
-        found = results(log, mixed, [Metric(type="click")], now_ms=T0 + 9 * DAY, tuned_for=400)
+        asked = {"now_ms": T0 + 9 * DAY, "horizon": timedelta(days=1), "past": timedelta(days=14), "tuned_for": 400}
+        found = results(log, mixed, [Metric(type="click")], **asked)
+        whole = document(log, mixed, [Metric(type="click")], **asked)["parts"][0]
     assert found.preferred is not None
+    assert [one.partition(" [")[0] for one in whole["remarks"]] == [
+        f"Preference for better, from -1 to 1: {found.preferred.mean:+.3f}"
+    ]
     assert found.preferred.low > 0
     assert found.preferred.mean == pytest.approx(0.3, abs=0.1)
     assert found.arms[""].users == 400

@@ -6,7 +6,7 @@ import pytest
 from services.algorithms.generation.generator import Generator
 from services.offline.evaluation.generation import proof as generation_proof
 from services.offline.evaluation.generation.proof import Proof, prove_catalogue, query
-from services.offline.evaluation.generation.rows import FULL, SHORTLIST, growth
+from services.offline.evaluation.generation.rows import FULL, SHORTLIST, growth, page
 
 
 def test_five_hundred_queries_with_changes_between_answer_only_with_the_catalogue() -> None:
@@ -34,6 +34,13 @@ def test_a_score_that_is_not_the_best_assignment_is_noticed(monkeypatch: pytest.
 
 def test_a_proof_without_answers_does_not_hold() -> None:
     assert not Proof(queries=10).holds
+
+
+def test_the_page_has_every_count_of_a_proof() -> None:
+    report = {"command": "c", "machine": "m", "seed": 7, "rows": [], "growth": None, "rates": {"bytes_read": 1e10}}
+    text = page(report | {"proof": Proof(queries=100_000).plain()})
+    assert "100,000 random and adversarial queries" in text
+    assert "–" not in text
 
 
 def test_every_kind_of_hostile_query_is_finite() -> None:
