@@ -181,14 +181,17 @@ class SessionNeighbours:
         newest_first, places = np.unique(evolving[::-1], return_index=True)
         order = np.argsort(places)
         items, places = newest_first[order], places[order]
-        shared = self._item_sessions[items]
-        if not shared.nnz:
+        # Sessions are numbered from the oldest, so the last are the most recent. Cutting each list changes no score;
+        # without it, an event takes 5 ms instead of .2 (900,000 events of 6,000 users).
+        begins, ends = self._item_sessions.indptr[items], self._item_sessions.indptr[items + 1]
+        begins = np.maximum(begins, ends - self.recent_sessions)
+        shared = [self._item_sessions.indices[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        if not any(map(len, shared)):
             return np.zeros(len(self._idf))
-        owners = np.repeat(np.arange(len(items)), np.diff(shared.indptr))
-        found, first, group = np.unique(shared.indices, return_index=True, return_inverse=True)
+        owners = np.repeat(np.arange(len(items)), ends - begins)
+        found, first, group = np.unique(np.concatenate(shared), return_index=True, return_inverse=True)
         similarity = np.bincount(group, weights=(len(evolving) - places[owners]) / len(items))
         match = places[owners[first]]
-        # Sessions are numbered from the oldest, so the last are the most recent.
         found, similarity, match = (column[-self.recent_sessions :] for column in (found, similarity, match))
         best = np.lexsort((-found, -similarity))[: self.neighbours]
         voters = np.maximum(1 - 0.1 * (match[best] + 1), 0) * similarity[best]
