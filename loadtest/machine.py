@@ -53,11 +53,15 @@ def use(pid: int) -> Use:
 
 
 def _family(pid: int) -> list[psutil.Process]:
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
+    # psutil's `children` reads all processes of the machine: three times the processor time with 130 of them.
+    found, waiting = [], [pid]
+    for member in waiting:
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(member))
+        for thread in Path(f"/proc/{member}/task").glob("*/children"):
+            with suppress(OSError):
+                waiting += map(int, thread.read_text(encoding="ascii").split())
+    return found
 
 
 def loopback_bytes() -> int:
