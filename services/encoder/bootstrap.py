@@ -1,4 +1,4 @@
-"""Assemble the encoder process; names concrete adapters."""
+"""Assemble the encoder process from concrete adapters."""
 
 import asyncio
 from collections.abc import Sequence
@@ -53,9 +53,9 @@ log = structlog.get_logger()
 
 _add_servicer: Any = encoder_pb2_grpc.add_EncoderServiceServicer_to_server
 
-# Of Redis calls for `DescribeUser`.
+# Time limit of a Redis call for `DescribeUser`.
 DESCRIBE_TIMEOUT_S = 1.0
-# The broker gathers events this long before it answers a fetch.
+# Pause before the next read of a busy stream, so that events gather.
 _WINDOW_MS = 20
 _MAX_FORGETS = 10_000
 # Memory of an ONNX Runtime session as a multiple of its graph's size.
@@ -67,7 +67,7 @@ _TURN_BYTES = 1 << 15
 def vocabulary_of(bundle: Bundle) -> Vocabulary:
     return Vocabulary(
         model_version=bundle.model_version,
-        # A dictionary: each event looks up its user's whole history.
+        # A dictionary, because each new event looks up all items of its user's history.
         item_index=dict(zip(bundle.item_ids, range(bundle.num_items), strict=True)),
         user_index=bundle.user_index,
         max_history=bundle.max_history,
@@ -186,7 +186,7 @@ def make_stream(
     health: HealthState | None = None,
     tracing: Tracing = OFF,
 ) -> Stream:
-    """Assemble the stream with the own model. health: set when the stream is ready."""
+    """Assemble the stream with the process's own model. health: follows the stream's readiness."""
     outbox = KafkaOutbox(BulkProducer(settings.kafka, client_id="freshet-encoder"), tracing=tracing)
     vocabulary, keys, forgotten = own.vocabulary, pseudonym_keys(settings), Forgotten()
     # A second reader, since restoring a lost user reads from the beginning.
@@ -260,8 +260,8 @@ def make_stream(
 async def run(settings: EncoderSettings) -> None:
     """Serve and apply the stream until a signal.
 
-    The process is NOT_SERVING until Kafka, Redis and the inference server were reached once. Raises: ConfigError as
-    `pseudonym_key`, BundleError, PortTaken.
+    The process is NOT_SERVING until Kafka, Redis and the model were reached once, and while the stream stalls. Raises:
+    ConfigError as `pseudonym_key`, BundleError, PortTaken.
     """
     keys = pseudonym_keys(settings)
     bundle = await asyncio.to_thread(load_bundle, settings.bundle)
@@ -281,13 +281,13 @@ async def run(settings: EncoderSettings) -> None:
     served = ServedModels(own, health)
 
     def changed(others: tuple[Model, ...]) -> None:
-        # The stream uses a model before `Encode` serves it, and closes it after the batch that used it.
+        # The stream uses a model before `Encode` serves it. A removed model is closed after its last batch.
         stream.records.encode_batch.set_others(others)
         asyncio.run_coroutine_threadsafe(served.take(others), loop).result()
 
     models = Models(own, open_model=partial(open_model, settings), changed=changed, close=close_model)
     stream.forgets.encoder = models
-    # The stream begins with all models: a record applied without a model has no attribution of it.
+    # The stream starts once all models are open: a record applied before gets no attribution from a missing model.
     sets = OperationFollower(
         version_sets.OPERATIONS,
         operation_reader(

@@ -7,7 +7,7 @@ from pydantic import Field, SecretStr, field_validator
 from services.contracts.pseudonyms import PseudonymSettings
 from services.user_state.values import DEFAULT_TTL_SECONDS
 
-# At most this many: a user's joined pseudonyms fit into an id.
+# With at most this many earlier keys, a user's joined pseudonyms fit into an id.
 MAX_EARLIER_KEYS = 2
 
 
@@ -16,7 +16,7 @@ class EncoderSettings(PseudonymSettings):
 
     port: int = Field(default=50051, ge=0, le=65535, validation_alias="FRESHET_ENCODER_PORT")
     group_id: str = Field(default="freshet-encoder", min_length=1, validation_alias="FRESHET_ENCODER_GROUP")
-    # A process that does not renew for this long loses its partitions.
+    # A process that does not renew its leases for this long loses its partitions.
     lease_ms: int = Field(default=1000, ge=200, le=60_000, validation_alias="FRESHET_ENCODER_LEASE_MS")
     max_poll_records: int = Field(default=4096, ge=1, le=100_000, validation_alias="FRESHET_ENCODER_MAX_POLL_RECORDS")
     # ONNX Runtime in this process, or the inference server.
@@ -32,7 +32,7 @@ class EncoderSettings(PseudonymSettings):
     user_ttl_seconds: int = Field(
         default=DEFAULT_TTL_SECONDS, ge=60, validation_alias="FRESHET_ENCODER_USER_TTL_SECONDS"
     )
-    # Half-life of an event in items' popularity. A change clears the popularity.
+    # Half-life of an event in items' popularity. Changing it clears the stored popularity.
     popularity_half_life_hours: float = Field(
         default=7 * 24, ge=0.1, le=10 * 365 * 24, validation_alias="FRESHET_ENCODER_POPULARITY_HALF_LIFE_HOURS"
     )

@@ -20,14 +20,14 @@ from services.user_state.values import now_ms
 
 log = structlog.get_logger()
 
-# Log checks are this much rarer than store checks: of 8 partitions, one takes 15 ms. `log_identity.py` also detects
-# records of another topic applied in between.
+# Store checks per log check, because a log check of 8 partitions takes 15 ms. If the topic is recreated between two log
+# checks and its records are applied, `log_identity.py` still detects it.
 _LOG_CHECK_EVERY = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConsumerLimits:
-    """The loop's sizes and times. Full polls grow from min_records to max_records."""
+    """The loop's sizes and times. After a full poll, the next poll's size doubles, from min_records to max_records."""
 
     poll_ms: int = 200
     min_records: int = 512
@@ -42,7 +42,7 @@ class ConsumerLimits:
 
 
 class _Shared:
-    """Assigns leased partitions to the stream. leases: None for all."""
+    """Assigns leased partitions to the stream. leases: None if the process reads all partitions."""
 
     def __init__(self, stream: Reader, leases: Leases | None) -> None:
         self._stream, self._leases = stream, leases
@@ -77,7 +77,7 @@ class _Shared:
 class Consumer(Follower):
     """Applies the stream; ready after store, topics and model were reached.
 
-    If a process was paused beyond its lease, two may work on one partition. One of them then gets a Conflict.
+    If a process was paused beyond its lease, two processes may work on one partition. One of them then gets a Conflict.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Consumer(Follower):
         metrics.watch_turns(self.turns)
         # False while poll position and store may differ: the next turn then resyncs.
         self._in_step = False
-        # An import writes users alone.
+        # True during an import, when only the import writes users.
         self._is_paused = False
         self._poll_records = limits.min_records
         self._committed: dict[int, int] = {}

@@ -194,7 +194,7 @@ def pack_state(states: EncodedStates, row: int, model_version: str) -> PackedQue
     )
 
 
-# Not late events: the user's earlier ones with the item are unknown.
+# Late events do not count, because the user's earlier events with the item are unknown.
 _TAKEN = (Outcome.APPLIED, Outcome.KEPT_OUT, Outcome.KEPT_OUT_UNSEEN)
 
 

@@ -1,4 +1,4 @@
-"""EncoderService over gRPC. Protobuf stops here."""
+"""EncoderService over gRPC. The handlers use no Protobuf."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """What the gateway knows of its dependencies: circuit breakers, this loop's stalls, and the lag of the applied stream.
 
 An unavailable dependency costs one request its timeout, not every request. When half of the last calls failed, the
-breaker opens for `open_seconds`. Then it admits one probe, whose success closes it. Calls during which this event loop
-stalled are ignored.
+breaker opens for `open_seconds`. Then it admits one probe, whose success closes it. Failures during which this event
+loop stalled are ignored.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _REFUSALS = (Overloaded, InvalidRequest, PreconditionFailed)
 _SAY_REFUSAL_EVERY_S = 10.0
-# The largest share of a failed call in which the loop may stall; else the call is ignored.
+# A failed call is ignored if the loop stalled for more than this share of it.
 _STALL_SHARE = 0.2
 _LAST_CALLS, _LAST_S = 20, 5.0
 # Failures of the last calls before a time-out opens the breaker.
@@ -40,8 +40,8 @@ _MAX_MARKS = 64
 _SPACING_S = 0.2
 # An answer is marked as not fresh if an event that was acknowledged so long ago is not applied.
 GRACE_S = 2.0
-# Reads yield to the encoder after this share of GRACE_S, writes after the other, if the watermark moved in the last
-# second.
+# Reads yield to the encoder at a lag above the first share of GRACE_S, writes at one above the second, both only if the
+# watermark moved in the last `_MOVES_S`.
 _READS_STAND_BACK, _WRITES_STAND_BACK, _MOVES_S = 0.25, 0.5, 1.0
 
 
@@ -85,7 +85,7 @@ class Breaker:
         return True
 
     def end(self, error: BaseException | None, *, probe: bool, patient: bool, began: float | None = None) -> None:
-        """Record the end of an admitted call. patient: as in `run`. began: None ignores stalls.
+        """Record the end of an admitted call. patient: as in `run`. began: the call's start; None: ignore stalls.
 
         A FreshetError is a failure, except Overloaded and InvalidRequest, which do not count, and PreconditionFailed,
         which is a success: other replicas may serve this model.
@@ -205,7 +205,7 @@ class AcknowledgedLag:
             marks.append((position.offset, now))
 
     def behind(self, partition: int, watermark: int | None) -> bool:
-        """Whether an event that was acknowledged longer ago than the grace is not applied."""
+        """Return whether an event that was acknowledged before the grace period is not applied yet."""
         return self._behind_s(partition, watermark) > self._grace_seconds
 
     def reads_yield(self, partition: int, watermark: int | None) -> bool:

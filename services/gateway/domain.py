@@ -54,7 +54,7 @@ class Degradation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FreshnessToken:
-    """A position in a partition of `interactions`. epoch: "" if Redis was down at the write; no answer honours it."""
+    """A position in a partition of `interactions`. epoch: "" if Redis was down at the write: never honoured."""
 
     epoch: str
     partition: int
@@ -77,7 +77,7 @@ Event = HistoryEvent | StoredEvent
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A user's items, newest first. turned_down: items of them, such as rejected ones, that do not vote."""
+    """A user's items, newest first. turned_down: those that do not vote, such as rejected ones."""
 
     item_ids: Sequence[str] = ()
     turned_down: Collection[str] = ()
@@ -141,7 +141,7 @@ class RecommendQuery:
 
 
 def with_arms(query: RecommendQuery) -> RecommendQuery:
-    """Return the query with its arms' settings (its own win) and rules."""
+    """Return the query with its arms' rules, and their settings where it has none of its own."""
     arms = [one.arm for one in query.assignments if one.arm is not None and one.arm.has_settings]
     if not arms:
         return query
@@ -149,7 +149,7 @@ def with_arms(query: RecommendQuery) -> RecommendQuery:
     for arm in arms:
         diversity, most = diversity or arm.diversity, most or arm.max_per_category
         share = share if arm.new_item_share is None else arm.new_item_share
-        # A further page is not searched for.
+        # A further page comes from a stored list.
         gap = arm.max_gap if gap is None and not query.page_token else gap
     rules = (*query.rules, *rules_of_arms(query.assignments))
     return replace(query, rules=rules, diversity=diversity, max_per_category=most, new_item_share=share, max_gap=gap)

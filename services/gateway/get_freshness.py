@@ -98,7 +98,7 @@ def _interactions(progress: Mapping[int, Progress], ends: Mapping[int, int]) -> 
 
 
 def _newest(found: list[PartitionProgress]) -> list[PartitionProgress]:
-    """During a takeover two refreshers may report a partition."""
+    """Return each partition's newest report: during a takeover two refreshers may report a partition."""
     newest = {one.partition: one for one in sorted(found, key=lambda one: one.applied_offset)}
     return [newest[partition] for partition in sorted(newest)]
 

@@ -73,7 +73,7 @@ def make_handlers(
     others: Callable[[], Sequence[Refreshers]] = tuple,
     other_items: Callable[[], Sequence[DescribedItems]] = tuple,
 ) -> Handlers:
-    """Make the handlers. stalls: of this event loop. others, other_items: of the other version sets."""
+    """Make the handlers. stalls: those of this event loop. others, other_items: return the other version sets' ones."""
     titles, popular, rules = described.titles, described.popular, rules or LiveRules(model.kinds)
     stages = Stages(ports, limits, model, stalls=stalls, on_nothing=metrics.component_failed)
     text, get_freshness = TextRetrieval(ports.sources, limits), GetFreshness(ports=ports, model_version=model.version)

@@ -50,7 +50,7 @@ class ServedIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemProgress:
-    """A refresher's data of an item. min_users: of a new item's state. reason: why the item has no state."""
+    """A refresher's data of an item. min_users: how many a new item needs for a state. reason: why it has none."""
 
     num_interactions: int
     num_users: int
@@ -107,8 +107,8 @@ class Sessions(Protocol):
     """Short lists per user that expire (Redis). `services.user_state.layout` has their kinds."""
 
     async def push(self, kind: str, user_id: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
-        """Store an entry with the newest `most`, until `ttl_seconds` after the last push. False: nothing is stored,
-        because the user has no history.
+        """Store an entry. The newest `most` stay until `ttl_seconds` after the last push. Return False if nothing was
+        stored, because the user has no history.
         """
 
     async def read(self, user_id: str, wanted: Mapping[str, int]) -> Mapping[str, list[bytes]]:

@@ -84,7 +84,9 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         return answer_message(answer, details)
 
     async def _recommended(self, query: RecommendQuery) -> tuple[ServedSet, Recommendation]:
-        """No interleaved experiment includes pages, `not_again` or `max_gap`: these need a single ranking."""
+        """Answer by one set, or interleave two arms' answers. Requests with pages, `not_again` or `max_gap` need one
+        ranking, so interleaved experiments leave them out.
+        """
         served, assignments = self.routes.assigned(query.user_id, query.context, query.arms)
         mixed = next((one for one in assignments if one.arm is None), None)
         asks_one = query.page_depth or query.page_token or query.not_again or query.max_gap is not None

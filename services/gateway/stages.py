@@ -341,7 +341,7 @@ class Stages:
     async def _attempt(
         self, work: Work[Any], dependency: str, limit_s: float, call: Callable[[float], Awaitable[T]]
     ) -> T | None:
-        """The breaker ignores a time-out that the caller's own deadline caused."""
+        """Call through the breaker; None: the call failed. It ignores time-outs due to the caller's deadline."""
         left = work.left_s - self._limits.answer_reserve_s
         if left <= 0:
             return None

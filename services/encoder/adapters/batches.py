@@ -1,5 +1,5 @@
-"""Batch jobs for the model: few padded shapes, bounded calls, similar lengths together, so that a long history does not
-pad many short ones.
+"""Batch jobs for the model, in few padded shapes and bounded calls. Jobs of similar length share a call, so that a long
+history does not pad many short ones.
 
 Letters: B batch, L padded length, M positions wanted.
 """
@@ -20,7 +20,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def length_buckets(max_history: int) -> list[int]:
-    """Lengths to pad sequences to: less than a third more work."""
+    """Return the lengths that sequences are padded to. Evenly spread lengths grow by less than a third on average."""
     quarter = max_history // 4
     return sorted({max(4, quarter // 2), max(4, quarter), 2 * quarter, 3 * quarter, max_history})
 
@@ -49,7 +49,7 @@ def pad_jobs(jobs: Sequence[EncodeJob], buckets: Sequence[int]) -> dict[str, Int
 
 
 def calls(jobs: Sequence[EncodeJob], numbers: Sequence[int], max_rows: int) -> Iterator[list[int]]:
-    """Split the jobs with these numbers into calls of at most `max_rows`, many shortest first."""
+    """Split the jobs with these numbers into calls of at most `max_rows`; more than `_TOGETHER` by length."""
     ordered = list(numbers)
     if len(ordered) > _TOGETHER:
         ordered.sort(key=lambda number: len(jobs[number].item_index))

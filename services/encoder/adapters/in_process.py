@@ -1,7 +1,7 @@
 """The model port in this process: ONNX Runtime over the bundle's graphs, on one thread, without PyTorch.
 
-A job with a cache key costs one step per new event. Other jobs, and all without a step graph (SASRec), are encoded in
-full, in batches. Thread-safe; sessions load on first use.
+A job with a cache key costs one step per new event. Other jobs, and all jobs of a model without a step graph (SASRec),
+are encoded in full, in batches. Thread-safe; sessions load on first use.
 
 Letters: B batch, L padded length, M positions wanted, P_q query components, P component pairs, d component width.
 """
@@ -73,7 +73,7 @@ class InProcessEncoder:
         return CacheCounts() if incremental is None else incremental.counts()
 
     def close(self) -> None:
-        """Free the memory after running calls."""
+        """Free the memory once running calls have ended."""
         with self._loading:
             self._session = self._incremental = None
 

@@ -181,7 +181,7 @@ class InferenceServerEncoder:
         return DependencyUnavailable(f"the connection to {self._address} is closed") if self._closed else exc
 
     def _count(self, jobs: Sequence[EncodeJob], cached: IntArray | None) -> None:
-        """Add to the cache counts. cached (B, 2): reused events, and bytes in the model's cache after it."""
+        """Add to the cache counts. cached (B, 2): reused events, and bytes in the model's cache after the job."""
         if cached is None:
             return
         # Empty windows only drop cache entries.

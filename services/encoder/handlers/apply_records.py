@@ -92,8 +92,8 @@ class ApplyRecords:
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
         """forgotten: the follower of `forgets` adds to it. restore_users, keep: None if the store cannot lose users.
-        stores_states: False if only attributions are wanted. caches: see `encode_job`. attributes: False if none are
-        wanted. records_per_user: most records of a user applied together.
+        stores_states: False if only attributions are wanted. caches: see `encode_job`. attributes: False if no
+        attributions are wanted. records_per_user: most records of a user applied together.
         """
         self.progress = StreamProgress(store, keep, vocabulary.model_version)
         self.lost = LostUsers(store, self.progress, restore_users, clock_ms)
@@ -287,7 +287,7 @@ class ApplyRecords:
                 yield SearchClick(query=interaction.query, value=interaction.value, **fields)
 
     def _undos(self, user_id: str, user: UserWork) -> Iterator[Undo]:
-        """An undo per undone event. Its type is unknown, so attributions and clicks both get it."""
+        """An undo per undone event. The event's type is unknown, so attributions and clicks both get the undo."""
         if not user.merged.undone:
             return
         pseudonym = pseudonym_of(user_id, self.encode_batch.pseudonym_key)

@@ -1,5 +1,7 @@
-"""Encode with each model: a batch of the stream, all wanted states in one call, then attributions and stored states;
-and a history from a request, with the stream's window rule, vocabulary and model.
+"""Encode batches of the stream, and histories of requests.
+
+For a batch, each model computes all wanted states in one call; attributions and stored states are made from them. A
+request's history is encoded with the stream's window rule, vocabulary and model.
 
 The stream waits for the own model. A failure of another version set's model costs only that model's states and
 attributions. Concurrent requests share one call.
@@ -48,7 +50,7 @@ class _Encoded:
     found: Mapping[tuple[str, int], tuple[EncodedStates, Mapping[int, int]]]
 
     def after(self, user_id: str, prefix: Prefix) -> tuple[EncodedStates, int] | None:
-        """The state after a prefix as states and a row, if any."""
+        """The job's states and the row of the state after a prefix, if there is one."""
         states, rows = self.found.get((user_id, prefix.sequence), (None, {}))
         row = rows.get(prefix.num_events)
         return None if states is None or row is None else (states, row)
@@ -56,7 +58,7 @@ class _Encoded:
 
 @dataclass(slots=True)
 class Made:
-    """A model's result for a batch. states: by user whose history changed and has an item known to the model.
+    """A model's result for a batch. states: those of users whose history changed and has an item known to the model.
     encode_seconds: 0 without work.
     """
 
@@ -207,8 +209,8 @@ MAX_EVENTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The state of a history; None if the model reads no item of it. queue_seconds, encode_seconds: in queue and
-    model.
+    """The state of a history; None if the model reads no item of it. queue_seconds, encode_seconds: time in the queue
+    and in the model.
     """
 
     state: PackedQueryState | None

@@ -48,8 +48,8 @@ log = structlog.get_logger()
 class ForgetUsers:
     """Applies `forgets`.
 
-    pseudonym_keys: the current one, then earlier ones. reader: whose progress the store has. check_in_step: raises
-    Conflict if the store's watermarks differ.
+    pseudonym_keys: the current one, then earlier ones. reader: the name of this progress in the store. check_in_step:
+    raises Conflict if the store's watermarks differ.
     """
 
     known: KnownForgets
@@ -62,7 +62,7 @@ class ForgetUsers:
     keep: WriteHistories | None = None
     check_in_step: Callable[[], None] = lambda: None
     schema: EventSchema = field(default_factory=default_schema)
-    # In this process's partitions.
+    # The progress in this process's partitions.
     _progress: ForgetsApplied = field(default_factory=lambda: ForgetsApplied("", {}, {}), init=False)
     # The epoch, and all partitions' last known progress. Replaced as a whole, because other threads read it.
     _applied: tuple[str, Mapping[int, int]] = field(default=("", {}), init=False)
@@ -83,7 +83,7 @@ class ForgetUsers:
         return self._apply(self.known.read())
 
     def check(self) -> None:
-        """Raise Conflict if the store lost an applied forget, or DependencyUnavailable."""
+        """Check the store. Raises: Conflict if it lost an applied forget; DependencyUnavailable."""
         epoch, _ = self._applied
         found = self.store.forgets_applied(self.reader, epoch)
         if found.of(self._progress.texts) != self._progress:
@@ -122,7 +122,7 @@ class ForgetUsers:
                 continue
             rest = erase(history, up_to)
             seen = seen_in(rest.events)
-            # Later events have no state until the next event or request.
+            # The remaining events have no state until the next event or request.
             updates.append(whole_update(user_id, self.model_version, rest, seen, self.schema, expected=rest.expected))
             if not history.is_lost:  # a lost user is erased when restored
                 kept[user_id] = packed(rest, seen) if rest.positions else None

@@ -1,6 +1,6 @@
-"""What the gateway reads in Kafka while it answers: end offsets, dead letters, and a user's recorded answers.
+"""Reads from Kafka for the gateway's requests: end offsets, single records, dead letters, a user's recorded answers.
 
-kafka-python blocks, so each of the three has a thread, which makes one call after the other.
+kafka-python blocks, so each of the four has a thread, which makes one call at a time.
 """
 
 import asyncio
@@ -54,11 +54,11 @@ class _ReaderThread(_Thread):
         self._reader = TopicReader(bootstrap, topic, group_id="freshet-gateway", client_id=f"freshet-gateway-{name}")
 
     def read(self, act: Callable[[TopicReader], T]) -> asyncio.Future[T]:
-        """Start a reading in the thread."""
+        """Run `act` on the reader in the thread."""
         return self._submit(lambda: act(self._reader))
 
     def close(self) -> None:
-        """Close the reader after the calls that wait, and stop the thread; do not wait for it."""
+        """Stop the thread after its queued calls, and close the reader. Do not wait for this."""
         self._thread.submit(self._reader.close)
         self._thread.shutdown(wait=False)
 
@@ -68,7 +68,7 @@ class KafkaStreamEnds(_ReaderThread):
 
     def __init__(self, bootstrap: Brokers) -> None:
         super().__init__(bootstrap, INTERACTIONS, "ends")
-        # Its own thread: reading records may take seconds, for which forgets and GetFreshness would wait.
+        # A second thread: reading records may take seconds, and forgets and GetFreshness must not wait for it.
         self._records = _ReaderThread(bootstrap, INTERACTIONS, "tail")
         self._asking: asyncio.Future[Mapping[int, int]] | None = None
 
@@ -94,7 +94,7 @@ class KafkaStreamEnds(_ReaderThread):
         return await _within(self._records.read(lambda reader: reader.records_at(offsets)), timeout_s)
 
     async def attribution_partitions(self, timeout_s: float) -> int:
-        """Return the number in the client's metadata. Raises: as `interactions`."""
+        """Return the number of partitions in the client's metadata. Raises: as `interactions`."""
         return await _within(self.read(lambda reader: reader.num_partitions(ATTRIBUTIONS)), timeout_s)
 
 

@@ -44,7 +44,7 @@ class ProbedStreamStatus:
         self.encoder_serving = True
 
     async def start(self) -> None:
-        """Probe once, then continue."""
+        """Probe once, then start periodic probes."""
         await self.probe()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -68,7 +68,7 @@ class ProbedStreamStatus:
             await self.probe()
 
     async def _answer(self, name: str, probe: Awaitable[bool]) -> bool:
-        """Return a probe's result; if it raised, log a new text and return False."""
+        """Return a probe's result; if it raises, return False and log the error, unless the last one was equal."""
         failure, answer = "", False
         try:
             answer = await probe

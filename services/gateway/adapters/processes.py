@@ -192,7 +192,7 @@ class RemoteCandidates:
         timeout_s: float,
         components: bytes = b"",
     ) -> tuple[Ranking, bytes]:
-        """Call Similar; return the item's components too. components: those that its shard returned, for others."""
+        """Call Similar; return the item's components too. components: of its shard's answer, for other shards."""
         request = candidates_pb2.SimilarRequest(
             item_id=item_id,
             k=k,
@@ -324,7 +324,7 @@ class RemoteTextSources:
         self, sources: Sequence[str], query: str, *, k: int, filter: ItemFilter, timeout_s: float
     ) -> Mapping[str, SourceHits | FreshetError]:
         request = generator_pb2.FindByWordsRequest(query=query, k=k, filter=filter_message(filter), sources=sources)
-        request.filter.ClearField("exclude_seen")  # sources know no users
+        request.filter.ClearField("exclude_seen")  # sources have no data of users
         call = self._peer.call
         response = await call(_GeneratorStub, "FindByWords", request, timeout_s=timeout_s, peer="generator")
         return {answer.source: _to_hits(answer, response.text_version) for answer in response.answers}

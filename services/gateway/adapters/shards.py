@@ -67,7 +67,7 @@ class _Answers(Generic[A]):
 class ShardedCandidates:
     """Implements `ports.Candidates` over shards, given in their order. For one event loop.
 
-    patient_s: a call's full time limit; the breaker ignores time-outs after less. count: called with "missing" or
+    patient_s: a call's full time limit; the breaker ignores time-outs of shorter calls. count: called with "missing" or
     "hedged" and the shard's number.
     """
 
@@ -233,7 +233,7 @@ class ShardedCandidates:
         return _Answers(answers, self._share([one is not None for one in answers]))
 
     def _share(self, answered: Sequence[bool]) -> float:
-        """A shard of unknown size counts as an average one."""
+        """Return the searched share of the catalogue. A shard of unknown size counts as one of mean size."""
         if all(answered):
             return 1.0
         heard = [count for count in self._num_items if count]

@@ -53,7 +53,7 @@ class KafkaLog(Generic[R]):
 
 
 def interaction_log(producer: EventProducer, tracing: Tracing = OFF) -> KafkaLog[Interaction]:
-    """Return the log of interactions, keyed by user, which preserves their order."""
+    """Return the log of interactions, keyed by user, which preserves the order of a user's interactions."""
     return KafkaLog(producer, INTERACTIONS, lambda one: one.user_id, encode_interaction, tracing)
 
 

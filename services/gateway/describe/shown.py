@@ -23,7 +23,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A user's answers, newest first. oldest_ms: the oldest record read. is_complete: there are no older answers."""
+    """A user's answers, newest first. oldest_ms: time of the oldest record read. is_complete: none are older."""
 
     answers: Sequence[Shown]
     oldest_ms: int | None

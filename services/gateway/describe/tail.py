@@ -15,7 +15,7 @@ from services.platform.errors import InvalidRequest
 from services.platform.stream.records import SourceRecord
 from services.user_state.values import now_ms
 
-# A tail that is opened again is authorized and audited again.
+# A tail ends after `_LONGEST_S`; opening it again is authorized and audited again.
 _EVERY_S, _TIMEOUT_S, _LONGEST_S = 1.0, 5.0, 300.0
 # Each process has a new key, so that pseudonyms differ between processes and after a restart.
 _KEY = secrets.token_bytes(16)

@@ -86,7 +86,7 @@ class AuditLog:
         try:
             self._append(json.dumps({"time": stamp, **fields}) + "\n")
         except OSError as exc:
-            # The call goes on; the line is not lost.
+            # The call continues, and the process's log gets the line.
             log.error("audit_log_unwritable", problem=exc.strerror, **fields)
 
     def _append(self, text: str) -> None:
@@ -169,7 +169,7 @@ class Door:
         return digest(_secret_of(metadata)) in self._by_digest
 
     def __call__(self, method: str, context: Any) -> Callable[[str], None] | None:
-        """Return a function for the final status, or None without audit.
+        """Return a function that audits the final status; None for a method that is not audited.
 
         Raises: Unauthenticated, PermissionDenied; Overloaded, with the time to wait.
         """

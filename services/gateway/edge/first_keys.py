@@ -1,7 +1,7 @@
 """`python -m services.gateway.edge.first_keys KEYS SECRETS`: the keys that containers need.
 
-KEYS, for the gateway, gets api-keys.json with one key of all roles, signing-key, and a copy of pseudonym-key. SECRETS
-gets api-key, the secret of that one key, and pseudonym-key.
+The folder KEYS, for the gateway, gets api-keys.json with one key of all roles, signing-key, and a copy of
+pseudonym-key. The folder SECRETS gets api-key, the secret of that one key, and pseudonym-key.
 """
 
 import secrets
@@ -13,7 +13,7 @@ from services.gateway.edge.roles import Role
 
 
 def make_first_keys(keys: Path, secret: Path) -> None:
-    """Create missing keys. A lost key of pseudonyms cannot be restored."""
+    """Create missing keys. A lost pseudonym key cannot be restored."""
     keys.mkdir(exist_ok=True)
     if not (pseudonyms := secret / "pseudonym-key").exists():
         write_private(pseudonyms, secrets.token_urlsafe(32))

@@ -1,1 +1,1 @@
-"""Answers for readers: recommendations, similar items, explanations, and their parts."""
+"""Reads of clients: recommendations, similar items, explanations, and their parts."""

@@ -29,7 +29,7 @@ class NewItems:
     async def among(
         self, work: Work[RecommendQuery], state: PackedQueryState, ranking: Ranking, asked_ms: int
     ) -> Ranking:
-        """Return the ranking with different new items at some positions."""
+        """Return the ranking with new items, each once, at some positions."""
         query, items = work.query, ranking.items
         share = self.share if query.new_item_share is None else query.new_item_share
         if not share or not (fresh := self._fresh(query, items, asked_ms)):
@@ -84,7 +84,7 @@ class NewItems:
         new: Sequence[ScoredItem],
         share: float,
     ) -> list[ScoredItem]:
-        """Return rescored new items that all fit the limits, with the items that remain after any draw."""
+        """Return rescored new items. All of them, with the items that no draw replaces, fit the limits."""
         query, in_answer = work.query, {item.item_id for item in items}
         scored = rescored(new, query, work.discounts, self.popular)
         admitted: list[ScoredItem] = []

@@ -36,7 +36,7 @@ _WITHDRAWN, _UNAVAILABLE = 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownItem:
-    """An item. is_trained: the bundle has it. first_seen_ms: the first description of another item."""
+    """An item. is_trained: the bundle has it. first_seen_ms: when another item was first described."""
 
     item: CatalogueItem
     is_trained: bool
@@ -293,7 +293,7 @@ class _Rows:
 
 
 class _Choice:
-    """The answer. withheld: rows. limit: per category; 0: none. total: of all counts."""
+    """The chosen items. withheld: rows to leave out. limit: most per category; 0: none. total: sum of all counts."""
 
     def __init__(self, k: int, denied: Set[str], withheld: Container[int], limit: int, total: float) -> None:
         self.k, self.limit, self._denied, self._withheld, self._total = k, limit, denied, withheld, total
@@ -320,7 +320,7 @@ class _Choice:
 
 
 def near_names(name: str, known: Sequence[str]) -> list[str]:
-    """Return the first names equal up to a few characters and case."""
+    """Return the known names that are most similar, ignoring case."""
     folded = {one.casefold(): one for one in known[:_COMPARED]}
     return [folded[one] for one in get_close_matches(name.casefold(), folded, _NEAR)]
 

@@ -4,9 +4,9 @@ Candidates find the k best. With words, rules or limits, the reranker chooses fr
 order, with limits, caps and pins applied here). Items of a boost or a pin may be outside the pool, so they get a
 separate search, whose bound limits the boosted scores of omitted items (`algorithms.rules.ranking_rules`).
 
-Popular items score more while the user has few events (decision 057): an item of count n scores BOOST_WEIGHT * tau *
-ln(n / n_200) more, where n_200 is the 200th item's count. The search, and one more among the boosted items, prove such
-an answer.
+Without a pool, popular items score more while the user has few items (decision 057): an item of count n scores
+BOOST_WEIGHT * tau * ln(n / n_200) more, where n_200 is the 200th item's count. The answer's certificate is the weaker
+one of the search and a second search among the boosted items.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ def searched_for(rule: Rule, wanted: ItemFilter) -> ItemFilter | None:
             allowed = tuple(item_id for item_id in allowed if item_id in there)
             if not allowed:
                 return None
-        # An item needs a category of both lists. The filter has the rule's; the reranker applies the request's.
+        # An item needs a category of each list. The filter has the rule's; the reranker applies the request's.
         categories = which.allow_categories or wanted.allow_categories
         where = (*wanted.where, *which.where)
         return replace(wanted, allow_item_ids=allowed, allow_categories=categories, where=where)
@@ -143,7 +143,7 @@ def within_rules(
 
 
 def _bound(pool: Pool, boosts: Sequence[tuple[float, float | None]]) -> float | None:
-    """With votes, final scores contain similarity * model_share, so boosts are divided by model_share."""
+    """Return the bound with boosts. With votes, scores contain similarity * model_share: boosts are divided by it."""
     if not boosts or pool.bound is None:
         return pool.bound
     share = pool.model_share if pool.votes else 1.0
@@ -154,7 +154,7 @@ def _bound(pool: Pool, boosts: Sequence[tuple[float, float | None]]) -> float | 
 
 
 MAX_POOL = 10_000
-# How often a pool is widened; a further time is rare on catalogues with 18 categories.
+# Most widenings of a pool; with 18 categories, more are rarely needed.
 MAX_WIDENINGS = 8
 # Items requested of each text source, at least k.
 WORDS_DEPTH = 100
@@ -193,7 +193,7 @@ class Rankings:
         return None if pool is None else await self._rank(work, state, pool, by_words, size)
 
     async def _searched(self, work: Work[RecommendQuery], state: PackedQueryState, k: int) -> Ranking | None:
-        """Boost popular items for users with few items."""
+        """Search; for users with few items, boost popular items."""
         if work.num_had >= self.cold_items:
             return await self.stages.search(work, state, k)
         # Exclusions of single items do not affect boosts.
@@ -336,7 +336,7 @@ def with_boosts(found: Ranking, among: Ranking, boost: Mapping[str, float], k: i
 
 
 def of_both(found: Ranking, among: Ranking) -> Certificate:
-    """Return what both searches prove; nothing if they used different indexes."""
+    """Return the weaker certificate; ESTIMATE if the searches used different index versions."""
     if found.index_version != among.index_version:
         return ESTIMATE
     return max(found.certificate, among.certificate, key=lambda one: math.inf if one.gap is None else one.gap)

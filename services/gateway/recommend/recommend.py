@@ -164,7 +164,9 @@ class RequestStates:
         return view
 
     async def _wait_for(self, work: Work[RecommendQuery], view: UserView, token: FreshnessToken) -> UserView | None:
-        """Wait as `TokenWaits.wait`, then read again. While the log is unreachable, nothing new is applied: no wait."""
+        """Wait as `TokenWaits.wait`, then read again. Do not wait after the token's epoch, or while the log is
+        unreachable, since nothing new is applied.
+        """
         began = time.monotonic()
         until = work.deadline - self.limits.token_reserve_s
         is_futile = view.epoch != token.epoch or not self.stream.log_reachable

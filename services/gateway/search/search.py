@@ -119,7 +119,7 @@ def _error(answer: SourceHits | FreshetError) -> FreshetError | None:
 
 
 def no_source(answers: Sequence[SourceAnswer]) -> FreshetError:
-    """Return the error for a search that no source answered: of the class of all errors, else DependencyUnavailable."""
+    """Return the error for a search without answers: of the errors' common class, else DependencyUnavailable."""
     errors = [answer.error for answer in answers if answer.error is not None]
     reasons = "; ".join(dict.fromkeys(error.message for error in errors))
     kinds = {type(error) for error in errors if not isinstance(error, PreconditionFailed)} or {PreconditionFailed}
@@ -128,7 +128,7 @@ def no_source(answers: Sequence[SourceAnswer]) -> FreshetError:
 
 
 def without_seen(wanted: ItemFilter, seen: Sequence[str]) -> ItemFilter:
-    """Exclude seen items by id, since sources know no users."""
+    """Exclude seen items by id, since sources have no data of users."""
     if not wanted.exclude_seen or not seen:
         return wanted
     return replace(wanted, deny_item_ids=(*wanted.deny_item_ids, *seen))

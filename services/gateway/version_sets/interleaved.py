@@ -1,4 +1,4 @@
-"""Recommend under an interleaved experiment: the answer is drafted from both arms'."""
+"""Recommend under an interleaved experiment: the answer is drafted from both arms' answers."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from services.gateway.version_sets.routes import ServedSet
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interleaved:
-    """One per process, called concurrently."""
+    """The handler: one per process, called concurrently."""
 
     rng: Random
 

@@ -71,7 +71,7 @@ class Routes:
     check: Callable[[Experiment], None] = lambda one: None
     rng: Random = field(default_factory=Random)
     sets: VersionSets | None = field(default=None, init=False)
-    # Experiments: those applied here, all recorded ones, and the reason by name of each that is left out.
+    # Experiments: those applied here, all recorded ones, and by name why an experiment is left out.
     experiments: Experiments = field(default_factory=Experiments, init=False)
     recorded: Experiments = field(default_factory=Experiments, init=False)
     left_out: dict[str, str] = field(default_factory=dict, init=False)

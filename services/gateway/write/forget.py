@@ -1,8 +1,8 @@
 """Forget a user: write a record, wait until every process has applied it, report.
 
 Processes that are unavailable now apply the record later. The gateway itself has no user data. The report names which
-data remain, where, and until when; retention is that of Freshet's definition of the topic, which an operator may have
-changed.
+data remain, where, and until when. It states the retention that Freshet defines for a topic; an operator may have
+changed the topic's.
 """
 
 import asyncio

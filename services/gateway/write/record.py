@@ -1,7 +1,7 @@
 """Record, stream and undo interactions and impressions: durable writes.
 
-A failed request may have written some interactions: repeated with the same event ids, each counts once. An exposure id
-contains the answer's time and user, so a repeated request of impressions writes the same records.
+A failed request may have written some interactions. If it is repeated with the same event ids, each counts once. An
+exposure id contains the answer's time and user, so a repeated request of impressions writes the same records.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class EpochCache:
             return self._epoch
         if self._reading is None:
             self._reading = asyncio.get_running_loop().create_task(self._read())
-        # An impatient caller must not cancel others' read.
+        # A caller that is cancelled must not cancel the read for the others.
         await asyncio.shield(self._reading)
         return self._epoch
 
