@@ -1,1 +1,1 @@
-"""The library: models, retrieval, metrics. Pure: no gRPC, Kafka, Redis, environment or clock."""
+"""The library: models, indexes, feedback and rules. It uses no gRPC, Kafka or Redis."""

@@ -100,10 +100,8 @@ class Minutes:
             self._ready[:], self._lag[:] = True, UNKNOWN_LAG
 
     def last(self, count: int) -> tuple[int, float, Sequence[NDArray[np.void]]]:
-        """Return the newest `count` minutes, including the current one; fewer soon after the start.
-
-        The values are the begin of the first minute (Unix milliseconds), the elapsed seconds of the current minute, and
-        for each of `PARTS` one row per minute.
+        """Return the newest `count` minutes with the current one: the first one's begin in Unix milliseconds, the
+        current one's elapsed seconds, and for each of `PARTS` a row per minute since the start.
         """
         self.roll()
         begin = max(0, self._over + 1 - min(count, MINUTES))

@@ -81,7 +81,7 @@ class EventSchema:
         return self.types.get(name, self.other)
 
     def speaks_for(self, name: str, value: float) -> bool:
-        """Whether the event is positive and, if its value counts, has a weight above 0."""
+        """Whether the event is positive; with a centre, its weight must also be above 0."""
         means = self.of(name)
         return means.role is Role.POSITIVE and (means.weight.centre is None or self.feedback.weight(name, value) > 0)
 
@@ -90,17 +90,17 @@ class EventSchema:
 
     @cached_property
     def can_speak_against(self) -> frozenset[str]:
-        """Named types with events of negative weight."""
+        """Types of the schema whose events can have a negative weight."""
         return frozenset(
             name for name, one in self.types.items() if one.weight.centre is not None or one.weight.slope < 0
         )
 
     def speaks_against(self, name: str, value: float) -> bool:
-        """Whether the event has a negative weight and a named type."""
+        """Whether the schema names the event's type and the event has a negative weight."""
         return name in self.can_speak_against and self.feedback.weight(name, value) < 0
 
     def turned_down(self, events: Sequence[tuple[str, tuple[str, float]]]) -> list[str]:
-        """Items whose newest event in histories is negative. events: (item id, (type, value)), oldest first."""
+        """Items whose newest history event has a negative weight. events: (item id, (type, value)), oldest first."""
         kept = {kind for kind in {kind for _, kind in events} if self.of(kind[0]).history}
         against = {kind for kind in kept if self.speaks_against(*kind)}
         newest = {item_id: kind for item_id, kind in events if kind in kept} if against else {}

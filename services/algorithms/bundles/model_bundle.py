@@ -1,6 +1,6 @@
 """The model bundle: one directory that training writes and every process loads.
 
-It needs only NumPy, Arrow and safetensors. Arrays are read on first use; large ones are memory-mapped.
+Loading needs no PyTorch. Arrays are read on first use; large ones are memory-mapped.
 
 Letters: X items, P_x item components, P pairs, d component width.
 """
@@ -140,7 +140,7 @@ class Bundle:
 
     @cached_property
     def untrained(self) -> frozenset[str]:
-        """Items unknown to training, with meaningless states; none without counts."""
+        """Items without training interactions: their states are meaningless. Empty if the bundle has no counts."""
         counts = self.counts
         return frozenset(self.item_ids.take(np.flatnonzero(counts == 0))) if counts.any() else frozenset()
 
@@ -156,13 +156,13 @@ class Bundle:
         return self.item_states_of(None)
 
     def item_states_of(self, rows: Indices | None) -> ItemStates:
-        """Copied states of some rows; only these are checked."""
+        """Copies of some rows' states; only these are checked. None: all states."""
         longest = MAX_OWN_LENGTH if self.manifest.encoder is None else MAX_LENGTH
         return read_item_states(self.path / ITEM_STATES, longest=longest, rows=rows)
 
     @property
     def items_digest(self) -> str:
-        """Digest of ids, titles, categories and states (8 hex digits)."""
+        """Digest of the items file and the states (8 hex digits)."""
         files = self.manifest.files
         return hashlib.sha256(f"{files[ITEMS].sha256} {files[ITEM_STATES].sha256}".encode()).hexdigest()[:8]
 
@@ -181,8 +181,8 @@ class Bundle:
 
     @cached_property
     def codebooks(self) -> Codebooks | None:
-        """Codebooks of `anisotropic`. Raises: BundleError for invalid arrays, or another width than
-        the item vectors'.
+        """Codebooks of `anisotropic`. Raises: BundleError for invalid arrays, or a width that differs from the item
+        vectors'.
         """
         if CODEBOOKS not in self.manifest.files:
             return None

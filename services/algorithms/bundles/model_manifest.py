@@ -19,7 +19,7 @@ HEAD_KINDS = ("mol", "dot")
 OUTPUT_NORMS = ("length", "layer")
 QUERY_ACTIVATIONS = ("silu", "gelu")
 
-# A field's JSON types. An integer is allowed for a float; true is no number.
+# A field's JSON types. A float may be an integer; a boolean is not a number.
 _JSON_TYPES: dict[Any, tuple[type, ...]] = {
     int: (int,),
     float: (int, float),
@@ -38,7 +38,7 @@ class BundleError(ValueError):
 
 @contextmanager
 def errors_of(path: Path, also: type[Exception] = ValueError) -> Iterator[None]:
-    """Raise the block's ValueError, or an `also`, as a BundleError with the file."""
+    """Turn a ValueError or an `also` from the block into a BundleError that names the file."""
     try:
         yield
     except BundleError:
@@ -57,8 +57,8 @@ def _require_positive(owner: str, values: Mapping[str, float]) -> None:
 class EncoderShape:
     """The encoder's shapes and inputs. width: the model width D; d_qk, d_v: widths per head.
 
-    norm_epsilon: added to a variance inside a block (the authors': 1e-6 in HSTU, 1e-8 in SASRec). output_norm: "length"
-    divides states by their length, "layer" (the authors', with a mixture) applies layer normalisation.
+    norm_epsilon: added to a variance inside a block (the authors use 1e-6 in HSTU, 1e-8 in SASRec). output_norm:
+    "length" divides states by their length, "layer" (which the authors use with a mixture) applies layer normalisation.
     residual_of_norm: the SASRec authors' blocks normalise only the query and add the attention to it. actions: names of
     the action embedding's rows, from row 1.
     """
@@ -98,7 +98,7 @@ class EncoderShape:
 class HeadShape:
     """The head's shapes: P_q, P_x and d; for a mixture also the hidden widths of gate and MLPs.
 
-    query_activation: of the query projection's hidden layer, "silu" (SwiGLU) or "gelu" (GeGLU).
+    query_activation: activation of the query projection's hidden layer, "silu" (SwiGLU) or "gelu" (GeGLU).
     """
 
     kind: str
@@ -259,7 +259,7 @@ def build_files(path: Path, raw: Mapping[str, Any]) -> dict[str, FileEntry]:
 
 
 def build_part(path: Path, owner: str, raw: Any, kind: type[Part]) -> Part:
-    """`raw` from the manifest `path` as `kind`. Raises: BundleError with `owner`, field and file."""
+    """Build `kind` from `raw`, a part of the manifest `path`. Raises: BundleError with `owner`, field and file."""
     if not isinstance(raw, dict):
         raise BundleError(f"{path}: {owner} is a JSON {type(raw).__name__}; expected an object")
     check_names(path, owner, raw, kind)

@@ -164,7 +164,7 @@ class TextBundle:
 
 
 def load_text_bundle(path: Path | str, *, verify: bool = True) -> TextBundle:
-    """Open a text bundle; check as `load_bundle` does, and fingerprints.
+    """Open a text bundle; check what `load_bundle` checks, and the word list's fingerprint.
 
     Raises: BundleError with file, found and expected value.
     """

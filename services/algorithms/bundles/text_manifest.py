@@ -1,5 +1,5 @@
-"""The manifest of a text bundle: its parts, what must match, and its files. Fields are checked as in
-the model bundle.
+"""The manifest of a text bundle: its parts, their fingerprints, and its files. Fields are checked as in the model
+bundle.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -26,7 +26,7 @@ FORMAT = 2
 class TextMolPart:
     """A text encoder with its documents' states.
 
-    tokenizer: its word list's fingerprint. max_tokens: a query's most tokens, with [CLS] and [SEP].
+    tokenizer: its word list's fingerprint. max_tokens: maximum tokens of a query, with [CLS] and [SEP].
     """
 
     head: HeadShape

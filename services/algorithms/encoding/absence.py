@@ -1,8 +1,8 @@
 """The effect on a query state of the time since the user's last event.
 
 The seconds from this event to the request fall into B buckets. Bucket 0 is below the floor and changes no bit, so
-states stay equal within a session. Bucket 1 begins at the floor, each further one at twice the previous start; each
-adds a learned row to components and gate of a finished state (decision 076).
+states stay equal within a session. Bucket 1 begins at the floor, each further bucket at twice the previous start.
+Each of these adds a learned row to the components and the gate of a finished state (decision 076).
 
 Letters: B buckets, n states, P_q query components, P pairs, d component width.
 """
@@ -66,7 +66,7 @@ class AbsenceRows:
         return bucket_of(seconds, self.shape)
 
     def apply(self, states: QueryStates, bucket: int | IntArray) -> QueryStates:
-        """The n states for a request in this bucket, or in these buckets (n,), in half precision like stored states.
+        """The n states for a request in this bucket, or in these buckets (n,), rounded to half precision.
 
         A component c becomes (c + row) / |c + row|, zero stays zero; a gate becomes gate + row. Bucket 0 changes
         nothing. Cost: 17 microseconds for one state of 4 x 50 on one Xeon core.

@@ -4,7 +4,7 @@ An action is an event type, or a type at one of five levels of its weight: 1 to 
 Actions not in the bundle's manifest have row 0, which adds nothing. A negative event is encoded only if its action has
 a row: row 0 would make it positive.
 
-Item and action are one number, item + action * STRIDE, so code for sequences ignores actions.
+Item and action are one number, item + action * STRIDE, so code for sequences needs no case for actions.
 """
 
 from collections.abc import Sequence

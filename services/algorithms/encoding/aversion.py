@@ -5,8 +5,8 @@ The state steps down the score of each rejected item x, with the gate weights pi
 f_pq  <-  N(f_pq - sum_x w_x * STEP * DECAY^age_x * N(sum_px pi_(pq,px)(q, x) g_px(x)))
 
 N scales to unit length; w_x in (0, 1] is the negative weight of the event's type and value, age_x the number of later
-events. Gates, items and so every certificate stay unchanged. The method is our own. On MovieLens-1M (five seeds), the
-mean rank of a rejected film's 20 nearest falls by 191 of 3,706; HR@10 changes by -.0005 [-.0074, .0062].
+events. Gates and items stay unchanged, so certificates stay valid. The method is our own. On MovieLens-1M (five seeds),
+the mean rank of a rejected film's 20 nearest falls by 191 of 3,706; HR@10 changes by -.0005 [-.0074, .0062].
 
 Letters: n rejected items, P_q query components, P pairs, d component width.
 """

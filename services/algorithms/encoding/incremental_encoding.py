@@ -41,7 +41,7 @@ class CacheCounts:
     bytes: int = 0
 
     def plus(self, reused: Sequence[int], lengths: Sequence[int], *, held_bytes: int) -> "CacheCounts":
-        """Add sequences: the numbers of reused events and of all events of each."""
+        """Add sequences. reused: each one's number of reused events; lengths: of all events."""
         hits = sum(events > 0 for events in reused)
         return CacheCounts(
             hits=self.hits + hits,
@@ -67,7 +67,7 @@ class _Cached:
             "past_time": np.zeros(places, dtype=np.int64),
             "past_place": np.full(places, _UNUSED_POSITION, dtype=np.int64),
         }
-        # Zeros, because masked places are multiplied by zero, which keeps a NaN.
+        # Zeros: masked places are multiplied by zero, and zero times NaN would be NaN.
         self.arrays = {
             name: np.zeros((blocks, heads, places, width), dtype=np.float32)
             for name, (blocks, heads, width) in shapes.items()
@@ -150,7 +150,7 @@ class IncrementalEncoder:
             common = 0 if cached is None else cached.in_common(items, times)
             known = self._known(cached, common, user_index, positions)
             left = positions[known:]
-            # A state inside the cached part (only for out-of-order events) needs encoding from there on.
+            # A state inside the cached part (only for out-of-order events): encode again from its position.
             start = min(common, int(left[0])) if len(left) else len(items)
             states: dict[str, FloatArray] = {}
             if cached is not None and start:

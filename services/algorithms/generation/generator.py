@@ -69,7 +69,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Best first. union_size: number U of scored phrases. exact: proven the best of these."""
+    """Best first. union_size: number U of scored phrases. exact: whether these are proven the best."""
 
     answers: list[Answer]
     union_size: int
@@ -143,7 +143,7 @@ class Generator:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load a file, memory-mapped if large. The bundle's manifest protects it from changes.
+        """Load a file, memory-mapped if large. The bundle's manifest has its checksum.
 
         Raises: BundleError for an invalid file, and for parts that do not match.
         """
@@ -154,7 +154,7 @@ class Generator:
         with errors_of(path, IndexError):
             sets, beams, mode, max_tokens = found["settings"].tolist()
             num_tokens = len(found["weights"])
-            # First, because tries and tables take memory for the largest number.
+            # Check first: a trie or table allocates memory up to the largest number.
             for name, limit in (("tokens", num_tokens), ("identifiers", len(found["row_offsets"]) - 1)):
                 if found[name].max(initial=-1) >= limit:
                     raise ValueError(f"{name} reach {found[name].max()}; allowed: below {limit}")
@@ -178,8 +178,8 @@ class Generator:
     ) -> Generated:
         """The `k` best identifiers with an allowed item. Shapes: x (1 + s, D), x_0 first; allowed (X,) over item rows.
 
-        While a filter leaves fewer than k, the beam widens. Raises: ValueError for another shape, k below 1, or a
-        non-finite value.
+        The beam widens while fewer than k are found and more may exist. Raises: ValueError for another shape, k below
+        1, or a non-finite value.
         """
         if x.ndim != 2 or len(x) < 2:
             raise ValueError(f"x has shape {x.shape}; allowed: (1 + s, {self.output_layer.width})")

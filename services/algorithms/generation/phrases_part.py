@@ -17,7 +17,7 @@ class PhraseParts:
 
 
 def load_phrases(bundle: TextBundle) -> PhraseParts:
-    """Load all but the encoder, memory-mapped.
+    """Load the vocabulary, and the generator, memory-mapped if large.
 
     Raises: BundleError if the part or a file is missing, truncated, or contradicts another, with both values.
     """

@@ -1,7 +1,7 @@
 """The phrase vocabulary: an identifier's text as the fewest phrases of a fixed list (PIXAR, section 4.1).
 
-A token is a phrase of whole words, a word, a piece of a word or a character; bytes encode other characters. Its flag
-marks unusual spacing before it, like "##" in word pieces (`vocabulary_text.py`).
+A token is a phrase of whole words, a word, a piece of a word or a character; bytes encode other characters. A flag
+marks unusual spacing before a token, like "##" in word pieces (`vocabulary_text.py`).
 offline/training/phrases/vocabulary_fit chooses the tokens.
 
 Letters: V tokens, T texts.

@@ -71,7 +71,7 @@ class PieceTrie:
 
 
 def fewest(matches: Matches, unit_costs: Integers, unit_gains: Integers, counts: Integers) -> npt.NDArray[np.int32]:
-    """The cheapest way over every sequence: symbols taken at once from each position (N,) int32, 0 without a stop.
+    """Cut every sequence at least cost: the symbols of the step from each position (N,) int32, 0 if none begins there.
 
     A step over one symbol costs `unit_costs` (N,) and gains `unit_gains` (N,); over n > 1 it needs a piece in `matches`
     (N, L), within its sequence, costs 1 and gains the piece's count. Ties: the larger gain, then the longer step.

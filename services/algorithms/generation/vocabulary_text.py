@@ -81,7 +81,7 @@ def is_alphanumeric(character: str) -> bool:
 
 @dataclass(kw_only=True, slots=True)
 class Words:
-    """Words by number, in order of first occurrence after `known`."""
+    """Words numbered by first occurrence, after those of `known`."""
 
     known: "Words | None" = None
     _ids: dict[str, int] = field(default_factory=dict)
@@ -146,8 +146,8 @@ def cut(texts: Iterable[str], words: Words) -> Cut:
 
 
 def spelled(forms: Sequence[Piece]) -> Cut:
-    """Words as flat characters, 2 * code point + flag: the word's own at its first character, set at all others, as in
-    "##ing".
+    """Words as flat characters, 2 * code point + flag. The first character has the word's flag; all others have flag 1,
+    as in "##ing".
     """
     starts = np.cumsum([0, *(len(word) for word, _ in forms)])
     codes = np.frombuffer("".join(word for word, _ in forms).encode("utf-32-le"), dtype=np.uint32).astype(np.int64)

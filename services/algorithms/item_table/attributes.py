@@ -130,7 +130,7 @@ class AttributeRows:
         self._num_rows = max(self._num_rows, row + 1)
 
     def mask(self, where: Sequence[Condition], rows: Rows | None = None) -> Mask:
-        """Which rows meet all conditions, at least one: all rows, or `rows` (m,). A row without an item meets none.
+        """Which rows meet all conditions, at least one: all rows, or `rows` (m,). A row out of range meets none.
 
         Raises: ValueError as `Condition.check`.
         """

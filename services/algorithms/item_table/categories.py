@@ -46,7 +46,7 @@ class CategoryLists:
         return tuple(self.codes[self.offsets[row] : self.offsets[row + 1]].tolist())
 
     def having(self, codes: Sequence[int], num_codes: int) -> Mask:
-        """Which rows have any of these codes (n,). num_codes: of all codes."""
+        """Which rows have any of these codes (n,). num_codes: number of all codes."""
         is_wanted = np.zeros(num_codes, dtype=bool)
         is_wanted[list(codes)] = True
         before = np.concatenate([[0], np.cumsum(is_wanted[self.codes])])

@@ -29,7 +29,7 @@ class CategoryRows:
         self._left: dict[str, set[int]] = {}
 
     def of(self, name: str) -> tuple[Rows, list[int]]:
-        """The category's rows and some removed ones: the bundle's, and later ones."""
+        """The bundle's rows of the category, and later ones; both may contain removed rows."""
         return self._bundled.get(name, np.zeros(0, np.int32)), self._joined.get(name, [])
 
     def has(self, name: str) -> bool:

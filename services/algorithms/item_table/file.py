@@ -57,7 +57,7 @@ class ByPopularity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemColumns:
-    """n items: ids, titles, categories, training interactions (n,), their order by these, and attributes."""
+    """n items: ids, titles, categories, training interactions (n,), their order by interactions, and attributes."""
 
     ids: ItemIds
     titles: Strings

@@ -128,7 +128,7 @@ class Strings(Sequence[str]):
         return _together(parts)
 
     def are(self, rows: Indices, wanted: Sequence[str]) -> bool:
-        """Whether the strings of m rows equal `wanted`; decodes only a few."""
+        """Whether the strings of m rows equal `wanted`. Many rows are compared without decoding."""
         if len(rows) < _FEW:
             return self.take(rows) == list(wanted)
         data, ends = self._gathered(rows)

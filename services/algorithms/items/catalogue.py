@@ -22,7 +22,7 @@ from services.algorithms.item_table.strings import Indices, Strings
 from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.algorithms.scoring.states import ItemStates, PairGate
 
-# Per id: its hash; and in a part, whose ids are copied, the sorted hash and its row, too.
+# Bytes per id: its hash; in a part, whose ids are copied, also the sorted hash and its row.
 _HASH_BYTES, _PART_HASH_BYTES = 8, 20
 # An id as a Python object with reference: 61 bytes on MovieLens-1M.
 _ID_OBJECT_BYTES = 64

@@ -24,7 +24,7 @@ def joined(one: float, other: float) -> float:
 def without(level: float, taken: float) -> float | None:
     """The level without events of level `taken`; None if none remain."""
     left = 1 - math.exp2(min(0.0, taken - level))
-    # The rest is rounding.
+    # A smaller remainder is rounding error.
     return level + math.log2(left) if left > 1e-9 else None
 
 

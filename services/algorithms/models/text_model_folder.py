@@ -21,7 +21,7 @@ from services.algorithms.text.word_pieces import Tokens, WordPieces
 
 _ALLOWED = {"model_type": "bert", "position_embedding_type": "absolute", "hidden_act": "gelu"}
 _WEIGHTS = "model.safetensors"
-# Texts with tokens in memory at once: 64 MB at 256 tokens each.
+# Number of texts whose tokens are in memory at once: 64 MB at 256 tokens each.
 _TEXTS_AT_ONCE = 16_384
 
 

@@ -24,8 +24,8 @@ def instruction_set() -> str:
 
 @cache
 def load_kernels(op: str | Path) -> ctypes.CDLL:
-    """The library of `ops/<op>/cpu.cpp`, or another op's folder, for this processor. Raises: RuntimeError without
-    kernels.
+    """The library of `ops/<op>/cpu.cpp` for this processor; `op` may be the path of a folder elsewhere. Raises:
+    RuntimeError without kernels.
     """
     return _opened(Path(__file__).parent.parent / "ops" / op / f"cpu-{instruction_set()}.so")
 

@@ -1,8 +1,8 @@
 """States of items without interactions, by ridge regression from their texts onto known items' states.
 
-Predictions give the direction from the catalogue's mean, known items the length; an item weighs its training
-interactions. Each known item is predicted by the fit without it; the ridge with the best directions is chosen. If these
-are not better than chance, new items get the mean (decision 053).
+A prediction gives the direction from the catalogue's mean; the mean distance of known items gives the length. In the
+fit, an item's weight is its number of training interactions. Each known item is predicted by the fit without it; the
+ridge with the best directions is chosen. If these are not better than chance, new items get the mean (decision 053).
 
 Letters: X known items, B new items, D content width, P_x item components, P pairs, d component width, R = P_x * d, M
 items of a block.
@@ -68,9 +68,9 @@ def fit_content_map(contents: FloatArray, items: ItemStates, counts: npt.NDArray
     """Fit on X known items: contents (X, D), states, and training counts (X,).
 
     With w the counts (at least 1), C and G the centred contents and components, each row times the root of its w, C = U
-    S V^T: W = V (S^2 + r)^-1 S U^T G. Item i left out is g_i - (g_i - W^T c_i) / (1 - h_i), h_i = w_i / sum w + sum_j
-    U_ij^2 S_j^2 / (S_j^2 + r), an identity of weighted least squares. Cost: O(X D (D + R)) and O(D^3) per fit, O(X D R)
-    per ridge; in blocks of 4,096 items.
+    S V^T: W = V (S^2 + r)^-1 S U^T G. The prediction for item i by the fit without it is g_i - (g_i - W^T c_i) / (1 -
+    h_i), h_i = w_i / sum w + sum_j U_ij^2 S_j^2 / (S_j^2 + r), an identity of weighted least squares. Cost: O(X D (D +
+    R)) per fit and per ridge, O(D^3) per fit; in blocks of 4,096 items.
 
     Raises: ValueError if rows disagree, for fewer than 3 items, or non-finite contents.
     """

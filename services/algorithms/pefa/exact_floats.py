@@ -1,8 +1,8 @@
 """Arithmetic whose bits depend only on the numbers: not on batch size, BLAS or instruction set.
 
 A float matrix product adds in an order that depends on shape and library. So factors are multiples of powers of two,
-with so few bits that every partial sum fits float64's 53 and nothing is rounded. The exponential consists of single
-IEEE operations.
+with so few bits that every partial sum fits float64's 53 bits and nothing is rounded. The exponential consists of
+single IEEE operations.
 """
 
 import math
@@ -26,7 +26,7 @@ def to_multiples(values: npt.NDArray[np.floating], bits: int) -> Doubles:
 
 
 def spare_bits(largest_sum: float, used: int) -> int:
-    """The most fractional bits of a factor with exact sums.
+    """The most fractional bits that a factor may have so that sums are exact.
 
     largest_sum: bounds the sum of absolute products. used: the other factor's fractional bits.
     """

@@ -151,7 +151,7 @@ class QueryMemory:
         return tuple(gone)
 
     def refill(self, entries: Iterable[MemoryEntry]) -> None:
-        """Offer all survivors that are not here, whatever was rejected before. Raises: as `add`."""
+        """Offer all survivors that are not here, including those rejected before. Raises: as `add`."""
         self._bound = _NO_BOUND
         self.add(entries)
 

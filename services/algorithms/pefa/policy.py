@@ -48,7 +48,7 @@ class FeedbackPolicy:
     other: TypeWeight = TypeWeight()
 
     def weight(self, interaction_type: str, value: float) -> float:
-        """One interaction's weight; 0 is not added to sums. Raises: ValueError for NaN."""
+        """One interaction's weight; sums omit interactions of weight 0. Raises: ValueError for NaN."""
         if math.isnan(value):
             raise ValueError("value=nan allowed: a number")
         rule = self.types.get(interaction_type, self.other)
@@ -137,13 +137,13 @@ PAPER = SharePolicy(kind="fixed", least=0.5)
 DEFAULT_SHARE = SharePolicy(prior=3.0, least=0.9)
 """For items known to the model, which predicts better than the states of the items' users.
 
-8x4x64 model of MovieLens-1M, 3,987 queries of other users, HR@10 and MRR: frozen .1710 and .0771, this .1737 and .0779,
-the paper's .5 .1540 and .0715, prior 10 without a floor .1542 and .0702. A weak model gains from lower floors.
+8x4x64 model of MovieLens-1M, 3,987 queries of other users, HR@10 and MRR: frozen .1710 and .0771; this .1737 and .0779;
+the paper's lambda (.5) .1540 and .0715; prior 10, least 0 .1542 and .0702. A weak model gains from lower floors.
 """
 NEW_ITEM_SHARE = SharePolicy(prior=0.2, least=0.5)
 """For an item without a bundle state: at most half as long as a trained item.
 
-Full-length ones would be in every answer: query states are more similar to each other than to their items. With a tenth
+Full-length states would be in every answer: query states are closer to each other than to their items. With a tenth
 of the items hidden (8x4x64 model of MovieLens-1M, 3,987 queries of other users), HR@50 of the hidden ones from their
 3rd interaction and MRR of all: without states .000 and .0730, lambda 0 .739 and .0305, this .370 and .0731, their
 trained states .423 and .0773, popularity .129. share_choice.new_item_share_from_sums finds the best length, which

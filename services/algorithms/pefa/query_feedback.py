@@ -1,9 +1,9 @@
 """Feedback for text search from clicks on results: exact sums per item (PEFA-XS) and remembered queries (PEFA-XL).
 
-A click's query state moves the item's state towards such queries, and votes for the item in later queries nearby.
+A click's query state moves the item's state towards it, and votes for the item when a later query is similar.
 Clicks arrive in any order and repeatedly; they may be undone and forgotten before or after they arrive. The result is
 bit-identical to that of the surviving clicks alone. Removing a click encodes its query again, so `encode` must depend
-on the text alone (a padded batch may round otherwise).
+on the text alone (a padded batch may round differently).
 
 Letters: P_x item components, d component width, n requested items.
 """

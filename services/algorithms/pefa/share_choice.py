@@ -1,4 +1,5 @@
-"""The length of new items' components: a bundle's (services/offline/training/new_items.py), or from known items' sums.
+"""The length of new items' components: measured for a bundle (services/offline/training/new_items.py), or computed from
+known items' sums.
 
 Letters: n items; P_x item components, d their width.
 """

@@ -24,7 +24,7 @@ MAX_TOTAL_WEIGHT = 2**31
 _GROWTH = 2
 _FIRST_ROWS = 64
 _ROW_OBJECT_BYTES = 216  # an item's Python objects
-_MOST = 1 << 62  # a weight, or a batch's sum, as an integer: twice the limit
+_MOST = 1 << 62  # largest weight, or sum of a batch's weights, as an integer: twice the limit
 
 
 @dataclass(slots=True)
@@ -133,8 +133,8 @@ class ItemSums:
     def remove(self, item_ids: Sequence[str], contributions: FixedPoint, weights: npt.NDArray[np.float64]) -> None:
         """Remove n interactions, exactly as added; all or none. The caller ensures that they were added.
 
-        Raises: ValueError for shapes that disagree, for more interactions of an item than are here, and if the last
-        ones leave a remainder.
+        Raises: ValueError for shapes that disagree, for more interactions of an item than are here, and if removing
+        all of an item's interactions leaves a remainder.
         """
         fixed = self._checked(item_ids, contributions, weights)
         unknown = next((item_id for item_id in item_ids if item_id not in self._items), None)

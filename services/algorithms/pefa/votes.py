@@ -111,7 +111,7 @@ class VotingIndex:
             batch = ItemBatch(
                 item_ids=[entry.entry_id for entry in upserts], states=ItemStates(components=vectors[:, None])
             )
-        # A voter is added before its vector, and removed after it; `_nearest` handles the rest.
+        # A voter is added before its vector and removed after it; `_nearest` retries if a search finds a removed one.
         before = {entry.entry_id: self._voters.get(entry.entry_id) for entry in upserts}
         self._voters.update({entry.entry_id: _voter(entry) for entry in upserts})
         try:

@@ -2,7 +2,7 @@
 
 Boosts add to their items' scores, buries subtract; several add up. Items outside the pool have bounds: the pool's, and
 one per boost from a search among its items. An omitted item with the boosts S scores at most the least of these plus
-the sum of S; buries only lower that. So an answer under rules is exact or has a gap.
+the sum of S; buries only lower that. So an answer under rules is certified as exact or with a gap.
 """
 
 import math
@@ -20,8 +20,8 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """One of boost, bury, pin and cap, not 0, for the items that match all ids, categories and
-    conditions of `which`.
+    """A boost, bury, pin or cap for the items that match all ids, categories and conditions of `which`. The other three
+    are 0.
     """
 
     name: str

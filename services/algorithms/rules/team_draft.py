@@ -1,8 +1,8 @@
 """Interleave two rankings, so that one user compares them in one answer.
 
-Each ranking names its best item not yet in the answer. An item that both name belongs to both and says nothing.
-Otherwise both follow, in an order that a coin decides. So the items do not depend on coins, and a user who chooses by
-position prefers neither ranking.
+Each ranking names its best item not yet in the answer. An item that both name belongs to both and does not count.
+Otherwise both items follow, in an order that a coin decides. So the items do not depend on coins, except at a single
+last position, and a user who chooses by position prefers neither ranking.
 
 Source: Radlinski, Kurup and Joachims, "How does clickthrough data reflect retrieval quality?", CIKM 2008, section 3.2;
 there a coin gives an item that both name to one ranking.

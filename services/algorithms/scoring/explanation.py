@@ -1,7 +1,7 @@
 """Explain one item's score for one query: component pairs, gate weights, the model's share.
 
 s = sum_p pi_p c_p. A refreshed component is lambda * g + (1 - lambda) * Pi with g the bundle's, so each cosine splits
-into the model's part and that of interactions. Gate weights are those of the original item state.
+into the model's part and that of interactions. Gate weights are those of the refreshed state.
 
 Letters: P component pairs.
 """

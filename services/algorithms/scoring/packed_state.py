@@ -1,7 +1,7 @@
 """A query state as bytes, on the wire and in Redis: half precision, little-endian, row-major.
 
-A state has about a kilobyte at 8x64. *Exact* refers to the stored state. Letters: P_q query components, P pairs, d
-component width.
+A state has about a kilobyte at 8x64. Exact answers are exact for the stored state. Letters: P_q query components, P
+pairs, d component width.
 """
 
 from dataclasses import replace

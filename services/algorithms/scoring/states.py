@@ -37,7 +37,7 @@ def check_sizes(components: FloatArray, gate: FloatArray | None = None, *, longe
     """Raise ValueError with the row unless every vector of components (n, P, d) has at most length `longest`, and
     every value of gate (n, P) at most size MAX_GATE; NaN also raises.
 
-    Longer vectors would lead every answer.
+    Items with longer vectors would rank first for every query.
     """
     for part in _parts(components):
         lengths = np.sqrt(np.einsum("npd,npd->np", components[part], components[part]))
@@ -70,7 +70,7 @@ class _States:
         return len(self.components)
 
     def take(self, rows: slice | Sequence[int] | npt.NDArray[np.integer]) -> Self:
-        """Some states, in this order. They were checked with the others: of ten million, a check takes seconds."""
+        """Some states, in this order. They are not checked again: a check of ten million takes seconds."""
         taken = object.__new__(type(self))
         object.__setattr__(taken, "components", self.components[rows])
         object.__setattr__(taken, "gate", None if self.gate is None else self.gate[rows])
