@@ -86,7 +86,7 @@ def host_build(
     """Return a build of every algorithm, and of the audit's truth, over shared item states. It raises ValueError for an
     algorithm that this model does not support.
 
-    first_coder: of the first build, which may have stored codes. codebooks: the bundle's.
+    first_coder: the coder of the first build; it may have stored codes. codebooks: the bundle's.
     """
     coders = chain([first_coder], repeat(vectors_coded))
 
@@ -201,7 +201,7 @@ def make_votes(
 
 
 def load_shard_snapshot(shard: Shard, base: Catalogue, path: Path) -> Snapshot:
-    """Load a snapshot. Raises: SnapshotError, also for another shard's."""
+    """Load a snapshot. Raises: SnapshotError, also for a snapshot of another shard."""
     snapshot = load_snapshot(path, model_version=base.model_version, base=base.batch)
     assert isinstance(snapshot.items.item_ids, ItemIds)
     ids = snapshot.items.item_ids.strings

@@ -1,8 +1,8 @@
 """Choose the algorithm of a search that names none: the first, exact ones before cheap ones, whose measured cost is at
 most a tenth of the time left. An idle machine answers large catalogues exactly, a busy one cheaply.
 
-For a proven gap, the first is the algorithm with the least cost over its measured chance of a proof; it may use half of
-the time left (decision 091).
+To prove a gap, the first attempt uses the algorithm with the least cost divided by its measured chance of a proof. It
+may use half of the time left (decision 091).
 """
 
 import time

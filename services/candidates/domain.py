@@ -14,7 +14,7 @@ from services.contracts.shards import WHOLE, Shard
 
 
 class Stage(Enum):
-    """FIRST: a pool with a bound on the rest. FULL: phi and the certificate."""
+    """FIRST: a pool with a bound on the rest. FULL: the top k by s with a certificate."""
 
     FIRST = "first"
     FULL = "full"
@@ -31,7 +31,7 @@ class SearchQuery:
     filter: ItemFilter
     algorithm: str = ""
     deadline: float | None = None
-    # The wanted version, if retained.
+    # The wanted version; the newest answers if it is not retained.
     index_version: str = ""
     # Seen items, such as rejected ones, that do not vote.
     turned_down_item_ids: Sequence[str] = ()
@@ -42,8 +42,8 @@ class SearchQuery:
 class SearchResult:
     """The index's result: scores descending, ties by item id. bound: at stage FIRST. certificate: at stage FULL.
 
-    passes: of all attempts, with the batch's times, and the items that this search read (1,). votes: one per item, in
-    similarity units; None if nothing votes.
+    passes: those of all attempts, with the batch's times and the number of items that this search read (1,). votes:
+    one per item, in similarity units; None if nothing votes.
     """
 
     algorithm: str

@@ -214,7 +214,7 @@ class Search:
         if search.max_gap is None:
             return self._choice.of(search.deadline, num_searches)
         others = tried
-        if search.stage is Stage.FIRST:  # only these score their pools by s
+        if search.stage is Stage.FIRST:  # only exact and brute_force score pools by s
             others = [name for name in self._algorithms if not name.startswith(("exact", "brute_force"))]
         name = self._choice.proving(search.max_gap, search.deadline, num_searches, others)
         return name if name or tried else self._choice.of(search.deadline, num_searches)

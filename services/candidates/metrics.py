@@ -126,7 +126,7 @@ class Audit:
         return self._share > 0 and self._random.random() < self._share and not self._busy.locked()
 
     def offer(self, answered: Answered) -> None:
-        """Audit an answer in the background, unless one is running."""
+        """Audit an answer in the background, unless an audit is running."""
         if self._busy.acquire(blocking=False):
             self._thread.submit(self._examine, answered)
 

@@ -1,7 +1,7 @@
 """Exact top-K by scoring every item: the reference for the other algorithms.
 
-A fast pass scores all items; `rescoring.py` finds the top K of s in float64. On a card this is the exact mode, because
-bounds would cost as much there (decision 010).
+A fast pass scores all items; `rescoring.py` finds the top K of s in float64. On a card this is the exact mode,
+because bounds would cost as much as the scores there (decision 010).
 
 Letters: K results. Cost: one pass over the allowed items, then float64 on K and a few more.
 """

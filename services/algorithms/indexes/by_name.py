@@ -24,7 +24,7 @@ _NOTHING: dict[str, tuple[str, ...]] = {"": ()}
 _POOL: dict[str, tuple[str, ...]] = {"N": ("pool_size",)}
 _POOL_AND_CELLS = {**_POOL, "N,C": ("pool_size", "visit")}
 
-# Name -> (constructor, sizes -> its arguments). N: pool size; C: visited cells, default all.
+# Name -> (constructor, form of the sizes -> names of its arguments). N: pool size; C: visited cells, default all.
 _ALGORITHMS: dict[str, tuple[Callable[..., Index], dict[str, tuple[str, ...]]]] = {
     "brute_force": (BruteForce, _NOTHING),
     "exact": (Exact, _NOTHING),

@@ -31,8 +31,8 @@ from services.algorithms.scoring.states import FloatArray, QueryStates
 class CardRequest:
     """B queries, their prepared form on the device, and the mask of their allowed items: (1 or B, X) uint8.
 
-    plain: skip the fast path of lists. capacity: items that float64 can score, 0 for K's default. overflowed: lists to
-    repeat with `plain`. evaluated: needed and available capacity.
+    plain: skip the fast path of lists. capacity: items that float64 can score, 0 for K's default. overflowed: per
+    fast path, whether it lost items. evaluated: needed and available capacity.
     """
 
     queries: QueryStates
@@ -54,7 +54,7 @@ class CardPasses:
     ) -> None:
         """Prepare X items. tie_ranks (X,): each item's position in id order (default the row number).
 
-        max_graphs: most cached CUDA graphs, one per algorithm, batch size and K (0: none). Raises: ValueError for
+        max_graphs: limit of cached CUDA graphs, one per algorithm, batch size and K (0: none). Raises: ValueError for
         repeated ranks.
         """
         self.scorer = scorer
@@ -168,14 +168,14 @@ class CardPasses:
         """Use exact scores, because the fast pass has only bounds."""
         key = ("best of all", size)
         top = self.run(queries, allowed, key, lambda request: self.top_k(request, None, size), self.rescored)
-        # Scores that float64 cannot distinguish were set to their largest, so this bounds omitted ones.
+        # Scores that float64 cannot distinguish were set to the largest of them, so this bounds the omitted scores.
         bounds = top.scores[:, -1] + 2 * self.scorer.error_bounds_float64(queries)
         if size >= self.num_items:
             bounds = np.full(len(queries), -np.inf)
         return Pool(item_indices=top.item_indices, scores=top.scores, bounds=bounds, passes=top.passes)
 
     def rescored(self, request: CardRequest, found: tuple[DeviceAnswer, torch.Tensor | None]) -> Rescored:
-        """Give "full" the whole time, because one graph runs all passes."""
+        """The pass "full" gets the whole time, because one graph runs all passes."""
         answer, pool = found
         kth_scores = self.fetch(answer.kth_scores)
         scored = np.full(len(kth_scores), self.num_items, dtype=np.int64) if pool is None else self.fetch(pool)

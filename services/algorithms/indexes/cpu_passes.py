@@ -28,7 +28,7 @@ from services.algorithms.ops.top_rows import top_rows
 from services.algorithms.scoring.states import FloatArray, QueryStates
 
 _SCORE_BYTES = 64 << 20  # of scores (b, X) at once, unless one query needs more
-# Gathered rows cost each query separate tiles: 1.15 to 1.3 times as much per item (8x8x32, B 32 and 1).
+# Gathered rows need separate tiles per query and cost 1.15 to 1.3 times as much per item (8x8x32, B 32 and 1).
 _GATHERED_SHARE = 0.75
 
 
@@ -42,7 +42,7 @@ class CpuRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Scores (b, n) of some queries for the items `rows` (n,), or all; `allowed` (n,) or (b, n) unless all are."""
+    """Scores (b, n) of some queries. rows (n,): the scored items. allowed: (n,) or (b, n). None: all items."""
 
     queries: slice
     scores: FloatArray

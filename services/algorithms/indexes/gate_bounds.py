@@ -1,10 +1,10 @@
 """An upper bound on s of every item whose component cosines are below t_p: TopKPerEmbedding's certificate.
 
 s = sum w_p c_p / sum w_p with w_p = exp(SiLU(z_p)), so s <= max_p t_p (arXiv:2407.15462, section 3.1; its Theorem 2 as
-printed is no bound, see the tests). Tighter: an omitted item's w_p lies in an interval given by the query, the extremes
-of the item gates, and the pair network's range over possible cosines. The largest mixture of t_p over these intervals
-is a fractional program with a corner solution: high weights for the j largest t_p, low ones for the rest, with the best
-j. The common denominator makes it at least as tight as a knapsack over intervals of the softmax.
+printed is no bound, see the tests). A tighter bound: an omitted item's w_p lies in an interval given by the query, the
+extremes of the item gates, and the pair network's range over possible cosines. The largest mixture of t_p over these
+intervals is a fractional program with a corner solution: high weights for the j largest t_p, low ones for the rest,
+with the best j. The common denominator makes it at least as tight as a knapsack over intervals of the softmax.
 
 Bounds include their own float64 rounding errors; the caller adds the far larger float32 errors of t_p.
 

@@ -1,7 +1,7 @@
 """The passes over item states that several algorithms share, for CPU and GPU.
 
 `CpuPasses` runs the compiled kernels, `CardPasses` those of a torch device. Rows and scores stay on the device, as
-`Array`, until `fetch`. Between two waits for results, a GPU runs one CUDA graph.
+`Array`, until `fetch`. Between two waits for results, a GPU can run one CUDA graph.
 
 Letters: B queries, X items, P component pairs, Q query components, d component width, n results per list.
 """
@@ -27,8 +27,8 @@ Answer = TypeVar("Answer")
 class Lists:
     """The n best items of each of L lists for B queries, best first, equal scores by rank, padded with -1 and -inf.
 
-    Shapes: rows and scores (B, L, n); following (B, L): the best omitted score, -inf without one. seconds: of the pass
-    on the CPU.
+    Shapes: rows and scores (B, L, n); following (B, L): the best omitted score, -inf without one. seconds: the pass's
+    duration on the CPU, 0 on a GPU.
     """
 
     rows: Array

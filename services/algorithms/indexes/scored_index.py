@@ -32,7 +32,7 @@ class ScoredIndex:
         """Prepare X items. tie_ranks (X,): each item's position in id order (default the row number).
 
         A MolScorer or Passes is shared; Passes have their own ranks. Only the four algorithms that use nothing but
-        `passes` accept a GPU's. Raises: ValueError for an empty index or shapes that disagree.
+        `passes` accept Passes on a GPU. Raises: ValueError for an empty index or shapes that disagree.
         """
         if isinstance(items, ItemStates):
             items = MolScorer(items, pair_gate)

@@ -7,7 +7,7 @@ components are close; if the norms alone are as good, the answer is an estimate.
 
 The bound on omitted items is computed in steps, each of which usually makes the next unnecessary:
 
-1. *Witnesses*: the reach of the few best items beyond the pool. If it is at the bound by norms, the answer is an
+1. *Witnesses*: the reach of the few best items beyond the pool. If it reaches the bound by norms, the answer is an
 estimate and no scan follows.
 2. *Free*: <f_pq, g-bar> is at most the average score plus Delta ||g-bar|| with Delta = max ||f_pq - f-bar||, and an
 omitted item's average score is at most the best omitted one. This needs no scan.
@@ -29,9 +29,9 @@ from services.algorithms.indexes.pools import Depths, PooledIndex
 from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores
 from services.algorithms.scoring.states import FloatArray, QueryStates
 
-_WITNESSES = 32  # items beyond the pool whose reach is first computed
-# Floats of components converted to float64 at once: 1 MB stays in cache (at once, 109,739 x 4 x 768 components took 17
-# s).
+_WITNESSES = 32  # items beyond the pool whose reach is computed first
+# Floats of components converted to float64 at once: 1 MB stays in cache (109,739 x 4 x 768 floats in one
+# step took 17 s).
 _FLOATS_AT_ONCE = 1 << 17
 _FAN = 17  # directions of (Delta, ||f||) whose largest value over all items is precomputed
 

@@ -54,7 +54,7 @@ class TopKPerEmbedding(PooledIndex):
         return self._gate_bounds.upper_bounds(request.queries, thresholds + self.passes.cosine_errors(request))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """A pool of `size` items: all of the lists to a common depth, then the best of the next by cosine.
+        """A pool of `size` items: the lists to a common depth, then the items at the next depth with the best cosines.
 
         A score is the item's best listed cosine.
         """

@@ -1,7 +1,7 @@
 """Exact top-K by the cheapest strategy, measured on the searches themselves.
 
 Requests are grouped by batch size, K and allowed gap. A group's first searches try each strategy in turn; then the
-cheapest per query is used. Bounds win with sharp gates, scoring all items in a small catalogue.
+cheapest per query is used. Bounds are cheapest with sharp gates; in a small catalogue, scoring all items is.
 """
 
 import threading
@@ -24,8 +24,8 @@ from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
-# A strategy costs the median of its last turns, in CPU time of the thread: bounds cost some queries far less than
-# others. By wall clock under sixfold load, three turns chose a strategy 1.7 times as expensive.
+# A strategy's cost is the median of its last turns, because the cost of bounds varies widely between queries. It is the
+# thread's CPU time: under sixfold load, three turns by wall clock chose a strategy 1.7 times as expensive.
 _TURNS, _LAST = 3, 5
 # Three searches in 200 try another strategy that was at most 4 times slower, in case most of its turns were disturbed.
 _LOOK_AGAIN_EVERY, _WORTH_LOOKING_AT = 200, 4.0
@@ -40,8 +40,8 @@ _Found = TypeVar("_Found")
 class Exact(ScoredIndex):
     """The cheapest exact strategy. Certificate: exact, or within a search's allowed gap.
 
-    An answer's first pass names the strategy: "strategy:<name>", 0 seconds. Memory: exact_low_precision's. Bounds need
-    a softmax gate.
+    An answer's first pass names the strategy: "strategy:<name>", 0 seconds. Memory: as exact_low_precision.
+    Bounds need a softmax gate.
     """
 
     name = "exact"
@@ -68,7 +68,7 @@ class Exact(ScoredIndex):
         return self._coded.nbytes
 
     def chosen(self, *, batch: int, k: int) -> str | None:
-        """The chosen strategy's name, None during turns."""
+        """The chosen strategy's name; None until each strategy has three turns."""
         with self._lock:
             measured = self._measured[_kind(batch, k)]
         if any(len(turns) < _TURNS for turns in measured):

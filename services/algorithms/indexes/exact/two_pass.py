@@ -29,18 +29,20 @@ from services.algorithms.ops.mol_bounds import AverageItems, BoundPass, best_ave
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
-# At the Books shape (K = 100) a pool of 1,000 gives a threshold within 0.005 of the exact K-th score. Of 3,706 films, a
-# pool of 240 leaves as many survivors, in three quarters of the time.
+# At the Books shape (K = 100) a pool of 1,000 gives a threshold within 0.005 of the exact K-th score. With 3,706 films,
+# a pool of 240 leaves as many survivors as one of 1,000, in three quarters of the time.
 _POOL, _POOL_OF_ITEMS = 1_000, 16
 _POOL_PER_RESULT = 4
-# So all items that BruteForce re-evaluates in float64 survive, and even ties are equal.
+# Error bounds between a pool's K-th score and the threshold. With 4, all items that BruteForce re-evaluates in float64
+# survive, so that both give the same answer, ties included.
 _REACH = 4
 
 
 class ExactLowPrecision(ScoredIndex):
     """Drops items by bounds from gate intervals and int8 cosines. Certificate: exact, or within a search's allowed gap.
 
-    With P = 1 it is exact inner-product search by an int8 scan. Memory: 332 bytes an item at 8 x 8 x 32.
+    With P = 1 it is exact inner-product search by an int8 scan. Memory besides states and
+    ranks: 364 bytes an item at 8 x 8 x 32.
     """
 
     name = "exact_low_precision"
@@ -101,7 +103,7 @@ class ExactLowPrecision(ScoredIndex):
     def _reaching(
         self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float = 0.0
     ) -> tuple[list[Indices], list[npt.NDArray[np.float32]], npt.NDArray[np.float64], tuple[Pass, ...]]:
-        """Rows and float32 scores of items that may score more than `max_gap` above a pool's K-th, and of its K best.
+        """Rows and float32 scores of a pool's K best items, and of items that may exceed its K-th by `max_gap`.
 
         Other items are below `thresholds`.
         """

@@ -156,8 +156,9 @@ class MutableIndex:
     ) -> Answer:
         """The top `k` of s among the items that pass. filters: one for all queries, one per query, or None.
 
-        algorithm: a name of the build's, default the first. version: default the newest. max_gap: as in `Index.search`.
-        Without items, answers are empty and exact. Raises: ValueError with the reason for invalid arguments.
+        algorithm: one of the build's algorithms, default the first. version: default the newest. max_gap: as in
+        `Index.search`. Without items, answers are empty and exact. Raises: ValueError with the reason for invalid
+        arguments.
         """
         return (version or self._version).search(queries, k, filters, algorithm, max_gap)
 
@@ -205,7 +206,7 @@ class MutableIndex:
             self._merge(pause, with_main=True)
 
     def tidy(self, pause: Pause = lambda: None) -> None:
-        """Merge, or, if only that is wanted, make the delta one block with its algorithms. Raises: as `merge`."""
+        """Make the delta one block with its own algorithms if only this is wanted; else merge. Raises: as `merge`."""
         with self._one_merge:
             self._merge(pause, with_main=self._wants_merge() or not self._wants_code())
 
@@ -328,8 +329,9 @@ class MutableIndex:
         self._tail = Tail(self.shape, self.pair_gate, self.kinds)
 
     def _searchable(self, segment: Segment) -> Segment:
-        """Build the algorithms; a query through each computes lazy parts. Of zeros, it would find all items equal, and
-        score them again in float64.
+        """Build the algorithms; a query through each computes lazy parts.
+
+        With a query of zeros, all items would tie and be scored again in float64.
         """
         segment.prepare()
         segment.indexes = self._build(segment.scorer, self.pair_gate)

@@ -49,7 +49,7 @@ class ItemBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """A batch's result: the new version, numbers of changed items, and missing ids to remove."""
+    """A batch's result: the new version, numbers of changed items, and unknown ids to remove."""
 
     version: str
     added: int = 0

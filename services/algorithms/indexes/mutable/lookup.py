@@ -52,7 +52,7 @@ class FoundItems:
 
 def score_error(version: Version, queries: QueryStates, query: int) -> float:
     """The largest error of one query's float64 scores in the version."""
-    # Of all queries: the scorer has these in its cache.
+    # Asks for the bounds of all queries, because the scorer has cached those.
     bounds = (source.segment.scorer.error_bounds_float64(queries)[query] for source in version.sources())
     return max(map(float, bounds), default=0.0)
 

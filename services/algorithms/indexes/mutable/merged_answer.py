@@ -1,6 +1,6 @@
 """Merge the answers of main segment and delta: exact top K of their union, one certificate per query.
 
-Only the main segment can have a gap: items omitted there score at most its K-th score plus its gap.
+Only a segment with an algorithm can have a gap: items omitted there score at most its K-th score plus its gap.
 
 Letters: B queries, K results, n candidates of one segment.
 """

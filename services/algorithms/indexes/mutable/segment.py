@@ -140,7 +140,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentItems:
-    """A segment's rows, living or dead, for filters. codes: of categories. tags: of each attribute."""
+    """A segment's rows, living or dead, for filters. codes: by category. tags: by attribute, the codes of its tags."""
 
     segment: Segment
     codes: Mapping[str, int]

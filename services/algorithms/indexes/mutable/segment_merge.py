@@ -50,7 +50,7 @@ class Order:
         return len(self.row)
 
     def new_rows(self, source: int) -> Indices:
-        """The new rows of one source's, -1 for the dead."""
+        """The new row of each of one source's rows, -1 for a dead one."""
         new_rows = np.full(len(self.sources[source].segment), -1, dtype=np.int64)
         here = np.flatnonzero(self.source == source)
         new_rows[self.row[here]] = here
@@ -77,7 +77,7 @@ def order_by_id(sources: Sequence[Source]) -> Order:
     for step, number in enumerate(smallest_first):
         segment, alive = sources[number].segment, sources[number].segment.alive(sources[number].num_dead)
         larger = segment.rows.ids.strings
-        # Among all rows of the larger segment; its dead ones are dropped afterwards.
+        # Positions among all rows of the larger segment; its dead rows are dropped afterwards.
         before = rows_before(larger.data, larger.ends, ids.data, ids.ends)
         living = np.arange(len(larger)) if alive is None else np.flatnonzero(alive)
         order = np.argsort(np.concatenate([2 * living + 1, 2 * before]), kind="stable")

@@ -3,8 +3,8 @@
 Tangents (tangents.py) are searched among item vectors. A vector is coded as its cell and a product-quantized residual:
 after a rotation, 16 codewords for every two coordinates, learned under the loss that preserves high scores
 (arXiv:1908.10396; offline/training/codebooks). FAISS's fast scan adds up 8-bit tables, 32 items at a time, and filters
-inside the scan. Its rounding has no useful bound: the certificate is "estimate". It needs the extra bench-cpu and a
-bundle's codebooks. Measurements: decision 058.
+inside the scan. Its rounding has no useful bound: the certificate is "estimate". The index needs FAISS (extra bench-cpu
+or bench-gpu) and a bundle's codebooks. Measurements: decision 058.
 
 Letters: X items, M query vectors, m codewords an item, N pool size. Memory: m / 2 + 8 bytes per item, plus the cells.
 """

@@ -42,7 +42,7 @@ from services.algorithms.ops.quantized_scan import (
 )
 from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
 
-# For products of denormal numbers.
+# Absolute error allowance for products of denormal numbers.
 _SMALLEST = 1e-35
 
 
@@ -122,7 +122,7 @@ class Quantized(ScoredIndex):
         )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """The `size` best by code, these scores, and the bound on the rest."""
+        """The `size` best by code, their scores by code, and the bound on the rest."""
         self.check(queries, size, allowed)
         started = time.perf_counter()
         visit = self.visit or Visit(probes=self.cells.num_cells)

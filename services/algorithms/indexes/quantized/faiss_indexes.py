@@ -74,7 +74,7 @@ def inverted_index(codes: InvertedCodes) -> Any:
 
 
 def rotating(codes: InvertedCodes, index: Any) -> Any:
-    """An index that rotates queries, as the codes were."""
+    """An index that rotates queries by the codes' rotation, if any."""
     if codes.rotation is None:
         return index
     faiss = imported_faiss()

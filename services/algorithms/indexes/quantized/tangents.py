@@ -46,7 +46,7 @@ DoubleArray = npt.NDArray[np.float64]
 
 _SAMPLE, _CENTRE = 2_048, 64
 _LOOK = Visit(probes=8)
-# Cells whose better items are not expected in the pool are omitted: a quarter of the cells finds as much as all.
+# Cells whose items are not expected to reach the pool are omitted: a quarter of the cells finds as much as all.
 _REACH = 0.5
 _CHUNK = 65_536
 
@@ -84,7 +84,7 @@ class TangentIndex(ScoredIndex, ABC):
         coder: Coder = vectors_coded,
         tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
-        """As `ScoredIndex`; `cells` None: `default_cells`. Raises: ValueError also for a pool_size below 1."""
+        """As `ScoredIndex`; `cells` None: the class's own format. Raises: ValueError also for a pool_size below 1."""
         check_pool_size("pool_size", pool_size)
         self.pool_size, self._visit, self._chosen, self._seed = pool_size, visit, cells, seed
         self._coder, self._parts = coder, dict[str, Callable[[], RowCodes]]()
@@ -92,7 +92,7 @@ class TangentIndex(ScoredIndex, ABC):
         super().__init__(items, pair_gate, tie_ranks=tie_ranks)
 
     def with_sizes(self, *, pool_size: int, visit: Visit | None = None) -> Self:
-        """An index with other sizes and the same codes, which only this one counts in `nbytes`."""
+        """An index with other sizes that shares this one's codes. Only this one counts them in `nbytes`."""
         check_pool_size("pool_size", pool_size)
         other = copy(self)
         other.pool_size, other._visit, other._bytes_of_codes = pool_size, visit, 0
@@ -199,7 +199,7 @@ class QuantizedTangents(TangentIndex):
 
     def _scan(self) -> VectorScan:
         # 4 bits for every coordinate find .9925 of the top 100 of a million items in 1.9 ms (N 2,000); 8 bits find
-        # .9942 in 2.4 ms. Two thirds of the coordinates, as in `default_cells`, find .936.
+        # .9942 in 2.4 ms. Two thirds of the coordinates find .936.
         cells = Cells(num_cells=default_cells(self.num_items, self.scorer.width).num_cells, bits=4)
         cells, part = self._chosen or cells, f"{self.name}-slopes"
         shape = (self.num_items, self._slopes.width)
@@ -226,7 +226,7 @@ class Slopes:
     """Items as vectors (w,) for tangents, and one query's tangents.
 
     gate_scale (P,): divisor of item gates, default their own spread; slopes by a gate are multiplied by it. All
-    coordinates have one code step, so gates must be of the components' size.
+    coordinates have one code step, so gates must have the components' magnitude.
     """
 
     def __init__(self, scorer: MolScorer, gate_scale: DoubleArray | None = None) -> None:

@@ -59,7 +59,7 @@ def _tile_scores(
         query = (row // rows_per_query).to(tl.int64)
         mask = tl.load(allowed + query[:, None] * allowed_stride + item[None, :], mask=present, other=0)
         present = present & (mask != 0)
-    # Adding 0 turns -0 into +0: bits order scores below.
+    # Adding 0 turns -0 into +0, because `collect_kernel` orders scores by their bits.
     return tl.where(present, total + 0.0, float("-inf"))
 
 

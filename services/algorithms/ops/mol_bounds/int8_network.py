@@ -47,7 +47,7 @@ class Int8Network:
     segment_slopes: Floats
     zero: float
     segment_error: float
-    reach: float  # max over g of ||W1_g||, and the largest |b1_g|: |h| <= reach * (||c|| + 1)
+    reach: float  # the largest of all ||W1_g|| and |b1_g|: |h| <= reach * (||c|| + 1)
 
     @property
     def hidden_vectors(self) -> int:

@@ -89,7 +89,7 @@ class DeviceScorer:
         self._weights = None if pair_gate is None else gate_weights(pair_gate, device, torch.float32)
         self._weights_float64 = None if pair_gate is None else gate_weights(pair_gate, device, torch.float64)
         self._error = KernelErrorModel(stored, pair_gate, precision=precision)
-        # First stages also use half precision and its residuals.
+        # First stages also use half precision.
         self.half: torch.Tensor | None = None
         if self.kernels and float(self.magnitudes.norms.max()) <= LARGEST[precision]:
             self.half = self.components.to(_half(precision))

@@ -26,8 +26,9 @@ class _Captured(Generic[Output]):
 
 class CapturedCalls(Generic[Output]):
     def __init__(self, *, max_graphs: int) -> None:
-        """Capture functions of B queries per key. max_graphs: each owns the intermediate tensors of its call; 0: never
-        capture.
+        """Capture functions of B queries per key.
+
+        max_graphs: limit of graphs, each of which owns the intermediate tensors of its call; 0: never capture.
         """
         self._max_graphs = max_graphs
         self._seen: OrderedDict[Hashable, None] = OrderedDict()

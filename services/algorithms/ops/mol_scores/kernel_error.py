@@ -88,7 +88,7 @@ class KernelErrorModel:
             query_gate = np.abs(queries.gate.astype(np.float64))
             gate = query_gate * (items.gates + items.gate_residuals)
             gate_error = query_gate * items.gate_residuals
-        # SiLU(z)'s error per |z|, with exp's: its rounded argument is an error of the logit too.
+        # SiLU(z)'s error per |z|, plus exp's: rounding exp's argument is an error of the logit too.
         function = _TANH / 2 + 16 * _FLOAT32
         if self._network is not None:
             network = self._network
@@ -129,7 +129,7 @@ class _Network:
     """Bounds of W2 SiLU(W1 c + b1) + b2 for all P outputs, in the terms of the module's formula.
 
     per_read: an output's error per unit of ||error of c||. constant, per_cosine, per_hidden: the network adds an error
-    of at most constant + per_cosine ||c|| + per_hidden ||z / 2||, times SiLU's slope already. gate_per_hidden,
+    of at most constant + per_cosine ||c|| + per_hidden ||z / 2||, SiLU's slope included. gate_per_hidden,
     largest_bias: |output| <= gate_per_hidden ||z / 2|| + largest_bias. hidden_constant, hidden_per_cosine: the computed
     ||z / 2|| <= hidden_constant + hidden_per_cosine ||c||.
     """
@@ -152,7 +152,7 @@ class _Network:
         before_constant = first_sums * float(np.linalg.norm(b1))
         self.hidden_per_cosine = 0.5 * (spectral + before_per_cosine) * (1 + unit**2)
         self.hidden_constant = 0.5 * (float(np.linalg.norm(b1)) + before_constant)
-        # ||h|| <= 2 ||z / 2||; rounded are tanh, the function's own steps, and h to half precision.
+        # ||h|| <= 2 ||z / 2||. Errors: tanh, the function's own steps, and h's rounding to half precision.
         hidden_per_hidden = _TANH + 16 * _FLOAT32 + 2 * unit * (1 + _TANH)
         self.per_cosine = _SLOPE * largest_row * _SLOPE * before_per_cosine
         own = largest_row * hidden_per_hidden + 2 * (largest_apart + second_sums * largest_row) * (1 + 2 * unit)

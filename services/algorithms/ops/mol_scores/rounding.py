@@ -10,7 +10,7 @@ matrices by spectral norms: with c the P cosines and M_p = ||f|| ||g|| their mag
     |g_p| <= A_p = ||W2_p|| Z + |b2_p| + |q_p x_p|   |dg_p| <= ||W2_p|| ||dh|| + gamma_G+1 (A_p - |q_p x_p|) + 3 u A_p
 
 and so on through the softmax. Sums of absolute values would be 1.3 times as large at a trained 4x2x32 gate and 1.8
-times at 8x4x64 (here 1e-4 and 4e-4; observed errors are 1e-7, which nothing proves). exp and SiLU must be within 8
+times at 8x4x64 (this bound: 1e-4 and 4e-4; observed errors: 1e-7, which nothing proves). exp and SiLU must be within 8
 units of roundoff; vector.hpp states 4 and 6. Below exp(-87.3) weights saturate instead; that and denormal numbers are
 covered by 1e-35.
 

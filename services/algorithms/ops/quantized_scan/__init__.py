@@ -59,7 +59,7 @@ class Cells:
 
     @property
     def text(self) -> str:
-        """The codes' properties, except the number of vectors."""
+        """The format, except the number of cells."""
         return f"{self.coded_width or 'all'} dimensions in {self.bits} bits"
 
     @property
@@ -105,7 +105,7 @@ class RowCodes(Protocol):
         """Codes of some ascending rows, numbered from 0."""
 
     def check_fits(self, num_vectors: int, width: int, /) -> None:
-        """Raise ValueError with both values unless they are of this many vectors of this width."""
+        """Raise ValueError with both values unless the codes are of `num_vectors` vectors of `width`."""
 
 
 Codes = TypeVar("Codes", bound=RowCodes)
@@ -157,8 +157,8 @@ def vectors_coded(
 class Visit:
     """A search's extent: the `probes` nearest cells (more until the pool is full).
 
-    reach: cells are visited by <q, centre> + reach ||q|| times the cell's root mean square residual, until that is
-    below the pool's worst score. 0: all `probes` cells, by <q, centre>.
+    reach: cells are visited in order of <q, centre> + reach ||q|| times the cell's root mean square residual, until
+    that is below the pool's worst score. 0: all `probes` cells, in order of <q, centre>.
     """
 
     probes: int
@@ -292,7 +292,7 @@ class CellScan:
     def pool(
         self, queries: FloatMatrix, size: int, *, visit: Visit, allowed: npt.NDArray[np.bool_] | None = None
     ) -> CellAnswer:
-        """The `size` best by code, with these scores."""
+        """The `size` best by code, with their scores by code."""
         return self._search(queries, allowed, None, k=size, pool=size, visit=visit, prove=False, rescore=False)
 
     def _search(

@@ -63,7 +63,7 @@ class CellCodes:
         return self.width if self.projection is None else self.projection.shape[1]
 
     def check_fits(self, num_vectors: int, width: int) -> None:
-        """Raise ValueError with both values unless they are of this many vectors of this width."""
+        """Raise ValueError with both values unless the codes are of `num_vectors` vectors of `width`."""
         if (self.num_items, self.width) != (num_vectors, width):
             found = f"codes of {self.num_items} vectors {self.width} wide"
             raise ValueError(f"{found}; allowed: {num_vectors} vectors {width} wide")
@@ -241,7 +241,7 @@ def nearest(vectors: FloatMatrix, centres: FloatMatrix) -> npt.NDArray[np.int64]
     """The nearest centre (C, d) of some vectors (n, d): (n,)."""
     half_squares = np.float32(0.5) * (centres * centres).sum(axis=1)
     step = max(1, (16 << 20) // (4 * len(centres)))
-    space = np.empty((min(step, len(vectors)), len(centres)), dtype=np.float32)  # freeing it takes the lock
+    space = np.empty((min(step, len(vectors)), len(centres)), dtype=np.float32)  # reused: freeing takes the lock
     parts = []
     for start in range(0, len(vectors), step):
         part = vectors[start : start + step]

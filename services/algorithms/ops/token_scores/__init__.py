@@ -75,7 +75,7 @@ def token_scores(
 ) -> Floats:
     """Products of `vectors` (s, D) with the `chosen` rows (U,), None for all -> (s, U), a view of a (U, s) array.
 
-    int8: vectors are coded too (a step each of largest / 127), the integer product is exact. float16: products and sums
+    int8: vectors are coded too (step: its largest / 127); integer products are exact. float16: products and sums
     in float32. kernels: another library than this processor's. Cost: U D bytes read (twice that in float16), U D s
     multiply-adds.
     """
