@@ -158,7 +158,7 @@ def forget_log(settings: EncoderSettings) -> ForgetTopic:
 
 
 def state_writer(settings: EncoderSettings) -> StateWriter:
-    return StateWriter(settings.redis, ttl_seconds=settings.user_ttl_seconds)
+    return StateWriter(settings.redis, ttl_seconds=settings.user_ttl_seconds, max_seen=settings.max_seen_items)
 
 
 def pseudonym_keys(settings: EncoderSettings) -> list[bytes]:

@@ -5,10 +5,11 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator
 
 from services.contracts.pseudonyms import PseudonymSettings
-from services.user_state.values import DEFAULT_TTL_SECONDS
+from services.user_state.values import DEFAULT_MAX_SEEN, DEFAULT_TTL_SECONDS
 
 # With at most this many earlier keys, a user's joined pseudonyms fit into an id.
 MAX_EARLIER_KEYS = 2
+MAX_SEEN = 19_000
 
 
 class EncoderSettings(PseudonymSettings):
@@ -31,6 +32,10 @@ class EncoderSettings(PseudonymSettings):
     # A user is stored for this long after the last event.
     user_ttl_seconds: int = Field(
         default=DEFAULT_TTL_SECONDS, ge=60, validation_alias="FRESHET_ENCODER_USER_TTL_SECONDS"
+    )
+    # The most seen items of a user. The limit leaves room for a request's own history in a search's excluded items.
+    max_seen_items: int = Field(
+        default=DEFAULT_MAX_SEEN, ge=1, le=MAX_SEEN, validation_alias="FRESHET_ENCODER_MAX_SEEN_ITEMS"
     )
     # Half-life of an event in items' popularity. Changing it clears the stored popularity.
     popularity_half_life_hours: float = Field(

@@ -126,7 +126,7 @@ def _folded(job: Scoring, partition: int, vocabulary: Vocabulary, encoder: Seque
         archive = None if job.archive is None else open_whole(job.archive, partitions=[partition])
         if archive is not None:
             check_continues(archive, every)
-        store, forgotten = MemoryStore(), Forgotten()
+        store, forgotten = MemoryStore(max_seen=mine.max_seen_items), Forgotten()
         forgotten.read(forgets)
         handler = ApplyRecords(
             store=store,

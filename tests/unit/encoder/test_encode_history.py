@@ -13,12 +13,14 @@ from streams import VOCABULARY
 
 from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.stored_history import StoredEvent
+from services.encoder.bootstrap import state_writer
 from services.encoder.config import EncoderSettings
 from services.encoder.domain import encode_job, pack_state
 from services.encoder.handlers.encode import EncodeHistory
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.server import SERVICE, DescribeUser, EncoderServicer
 from services.offline.backfill.memory_store import MemoryStore
+from services.platform.config import ConfigError, load_settings
 from services.platform.errors import DependencyUnavailable
 from services.platform.rpc.server import RpcServer
 
@@ -144,3 +146,11 @@ async def test_a_description_of_a_user_crosses_the_wire(stub: encoder_pb2_grpc.E
     assert found.user_pseudonym == pseudonym_of("user-0", b"key")
     assert [(place.partition, place.offset) for place in found.forgotten_up_to] == [(3, 9)]
     assert await code_of(stub.DescribeUser(encoder_pb2.DescribeUserRequest())) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_the_number_of_seen_items_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRESHET_ENCODER_MAX_SEEN_ITEMS", "7")
+    assert state_writer(load_settings(EncoderSettings))._max_seen == 7
+    monkeypatch.setenv("FRESHET_ENCODER_MAX_SEEN_ITEMS", "19001")
+    with pytest.raises(ConfigError, match=r"FRESHET_ENCODER_MAX_SEEN_ITEMS='19001' allowed: .* 19000"):
+        load_settings(EncoderSettings)
