@@ -3,8 +3,10 @@
 import json
 import shlex
 from collections.abc import Mapping
+from inspect import Parameter, signature
 from typing import Any
 
+from freshet_client import Client
 from freshet_client.wire import write
 from google.protobuf.json_format import MessageToDict
 
@@ -21,7 +23,9 @@ def curl(base: str, method: str, request: Mapping[str, Any], *, with_key: bool) 
 
 def python(target: str, call: str, arguments: Mapping[str, Any], *, with_key: bool) -> str:
     """A program that makes the same call by the Python client."""
-    given = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value)
+    asked = signature(getattr(Client, call)).parameters
+    required = [name for name, one in asked.items() if one.default is Parameter.empty]
+    given = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value or name in required)
     key = ', api_key=os.environ["FRESHET_API_KEY"]' if with_key else ""
     modules = [f"import {name}" for name in ("datetime", "os") if f"{name}." in given + key]
     names = ["Client", *(name for name in ("Condition", "Filter", "Rule") if f"{name}(" in given)]

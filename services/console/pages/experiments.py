@@ -102,7 +102,7 @@ class Experiments(Page):
             people = list(dict.fromkeys(name for part in said.split(",") if (name := part.strip())))[:MAX_PEOPLE]
             ask = partial(self.client.recommend, k=LIST, with_details=True, context=LOOK)
             asked = [asyncio.gather(*(ask(who, arms={one.name: arm}) for arm in (first, second))) for who in people]
-            sides = [await pair for pair in asked]
+            sides = await asyncio.gather(*asked)
             with refill(lines):
                 apart = sum(before.item_ids != after.item_ids for before, after in sides)
                 text("p", f"The lists of {apart} of {len(people)} people differ.", "verdict")

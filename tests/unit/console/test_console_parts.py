@@ -90,6 +90,9 @@ def test_examples_are_quoted_for_the_shell_and_for_python() -> None:
     program = python("127.0.0.1:50050", "recommend", {"user_id": user, "k": 3}, with_key=True)
     compile(program, "example", "exec")
     assert repr(user) in program
+    given = {"rules": (), "expected_revision": 0}
+    assert "client.put_rules(rules=(), expected_revision=0)" in python("h:1", "put_rules", given, with_key=False)
+    assert "client.recommend(k=3)" in python("h:1", "recommend", {"user_id": "", "k": 3}, with_key=False)
 
 
 def test_a_value_in_a_script_does_not_end_it() -> None:
