@@ -92,7 +92,8 @@ class MemoryUserStates(_Failing):
     """Users, their histories, and the watermarks of the stream. `on_read` runs before each read, counted from 1.
 
     `behind`: users whose state does not reflect their history, as after a model came back; `lost`: those without one;
-    `incomplete`: those of whom the store says that it lost something. `home`: of every user; None: Kafka's.
+    `incomplete`: those of whom the store says that it lost something. `home`: of every user; None: Kafka's. `models`:
+    whose states were asked for.
     """
 
     states: dict[str, StoredState] = field(default_factory=dict)
@@ -107,11 +108,13 @@ class MemoryUserStates(_Failing):
     home: int | None = 3
     num_partitions: int = NUM_PARTITIONS
     on_read: Callable[[int], None] | None = None
+    models: set[str] = field(default_factory=set)
 
     async def read_user(
         self, user_id: str, model_version: str, *, with_seen: bool = True, partition: int | None = None
     ) -> UserView:
         await self._behave()
+        self.models.add(model_version)
         if self.on_read is not None:
             self.on_read(self.calls)
         home = partition_for(user_id.encode(), self.num_partitions) if self.home is None else self.home

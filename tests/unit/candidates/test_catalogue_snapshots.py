@@ -287,3 +287,4 @@ def test_states_that_the_bundle_should_have_are_refused_for_other_items(tmp_path
     for base in (None, others.batch):
         with pytest.raises(SnapshotError, match="the bundle's states of 6 items; this process has other items"):
             load_snapshot(path, model_version=MODEL, base=base)
+    assert load_shard_snapshot(Shard(0, 1), BASE, path).items.states is BASE.states

@@ -11,6 +11,7 @@ from streams import NOW_MS, VOCABULARY, append, drain, handler_on, interaction
 
 from services.contracts.topics.attributions import Attribution
 from services.contracts.topics.forgets import Forget
+from services.encoder.domain import EncodedStates, EncodeJob
 from services.offline.backfill import bulk_import
 from services.offline.backfill.bulk_import import BulkImport, ImportReport
 from services.offline.backfill.memory_store import MemoryStore
@@ -73,6 +74,7 @@ def run(
     outbox: MemoryOutbox | None = None,
     forgets: MemoryForgetLog | None = None,
     attributes: bool = True,
+    encoder: HashEncoder | None = None,
 ) -> ImportReport:
     return BulkImport(
         stream=stream,
@@ -80,7 +82,7 @@ def run(
         outbox=outbox or MemoryOutbox(),
         store=store,
         forgets=forgets or MemoryForgetLog(),
-        encoder=HashEncoder(),
+        encoder=encoder or HashEncoder(),
         vocabulary=VOCABULARY,
         pseudonym_key=b"key",
         attributes=attributes,
@@ -284,3 +286,15 @@ def test_an_import_goes_on_from_what_was_written_before_there_was_a_model() -> N
     assert write_past(data, layout, stream=stream, writer=writer, pause=lambda: None) == len(data)
     assert run(stream, store, data).written == 0
     assert effect(store) == effect(streamed(stream))
+
+
+def test_an_import_leaves_the_encoders_cache_to_the_live_stream() -> None:
+    keys = set[int | None]()
+
+    class Noting(HashEncoder):
+        def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[EncodedStates]:
+            keys.update(job.cache_key for job in jobs)
+            return super().encode(jobs)
+
+    run(MemoryStream(PARTITIONS), MemoryStore(), past(), encoder=Noting())
+    assert keys == {None}

@@ -8,7 +8,7 @@ from gateway_scene import STORED, Scene
 
 from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
 from services.gateway.describe import tail
-from services.gateway.domain import HistoryEvent
+from services.gateway.domain import ExplainQuery, HistoryEvent, RecommendQuery
 from services.gateway.edge.roles import Role
 from services.platform import request_context
 from services.platform.errors import DependencyUnavailable, InvalidRequest, PermissionDenied
@@ -64,6 +64,14 @@ async def test_a_user_is_described_newest_first_and_page_by_page(scene: Scene) -
     assert whole.state_time.ToMilliseconds() == STORED.applied_ms
     request = gateway_pb2.GetUserRequest(user_id="ann", max_events=2, skip_events=1)
     assert [one.item_id for one in (await scene.servicer.GetUser(request, None)).events] == ["c", "b"]
+
+
+async def test_states_of_the_served_model_are_read(scene: Scene) -> None:
+    await scene.recommend(RecommendQuery(user_id="ann"))
+    await scene.explain(ExplainQuery(user_id="ann", item_id="b"))
+    await scene.servicer.GetUser(gateway_pb2.GetUserRequest(user_id="ann"), None)
+    assert scene.states.calls >= 3
+    assert scene.states.models == {"m1"}
 
 
 async def test_an_unknown_user_has_nothing_and_a_store_that_is_away_is_an_error(scene: Scene) -> None:

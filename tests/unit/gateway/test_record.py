@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from fakes.gateway import MemoryUserStates
 from gateway_scene import Scene
 
 from services.contracts.topics.interactions import Interaction
 from services.gateway.domain import FreshnessToken
 from services.gateway.stages import Limits
+from services.gateway.write import record
 from services.platform import request_context
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest
 
@@ -146,3 +148,14 @@ async def test_a_message_that_cannot_be_read_ends_a_stream_like_a_bad_one(scene:
     with pytest.raises(InvalidRequest, match=r"nanos=-1 .*; 1 earlier messages were written"):
         await scene.record.stream(unreadable())
     assert len(scene.interactions.written) == 1
+
+
+async def test_the_epoch_is_read_again_once_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "_EPOCH_S", 60.0)
+    states = MemoryUserStates()
+    epoch = record.EpochCache(states)
+    assert [await epoch.current() for _ in range(3)] == ["epoch-1"] * 3
+    assert states.calls == 1
+    monkeypatch.setattr(record, "_EPOCH_S", 0.0)
+    states.current_epoch = "epoch-2"
+    assert await epoch.current() == "epoch-2"

@@ -13,6 +13,7 @@ import pytest_asyncio
 from freshet.v1 import common_pb2, reranker_pb2, reranker_pb2_grpc
 from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries, state_fields, unit
+from structlog.testing import capture_logs
 
 from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.items.live_catalogue import MAX_VERSIONS
@@ -256,3 +257,13 @@ async def test_info_tells_version_items_bytes_and_freshness(running: Running) ->
     assert info.bytes_per_item > 4 * (16 + 8)
     assert info.index_freshness.deltas_offset == 3
     assert info.index_freshness.newest_recorded_time.ToMilliseconds() == 1_700_000_000_000
+
+
+def test_a_start_takes_a_snapshot_of_unchanged_items(tmp_path: Path) -> None:
+    bundle, root = make_bundle(tmp_path / "bundle", count=10), tmp_path / "snapshots"
+    settings = RerankerSettings(port=0, metrics_port=0, bundle=bundle.path, snapshots=str(root))
+    path = load_catalogue(settings)[0].capture(written_s=1)(root)
+    assert not (path / "item_states.safetensors").exists()
+    with capture_logs() as logs:
+        load_catalogue(settings)
+    assert [one["event"] for one in logs] == ["snapshot_taken"]
