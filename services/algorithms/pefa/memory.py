@@ -151,9 +151,16 @@ class QueryMemory:
         return tuple(gone)
 
     def refill(self, entries: Iterable[MemoryEntry]) -> None:
-        """Offer all survivors that are not here, including those rejected before. Raises: as `add`."""
-        self._bound = _NO_BOUND
-        self.add(entries)
+        """Offer all survivors that are not here, also those rejected before. If `entries` fails, nothing changes.
+
+        Raises: as `add`.
+        """
+        before, self._bound = self._bound, _NO_BOUND
+        try:
+            self.add(entries)
+        except BaseException:
+            self._end_at(before)  # all below are here, and those above were offered now
+            raise
 
     def take_changes(self) -> MemoryChanges:
         """Entries that became visible or invisible since the last call."""

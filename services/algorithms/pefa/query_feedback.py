@@ -137,8 +137,8 @@ class QueryFeedback:
         self._take_out({at for at in self._by_user.get(user, ()) if at[1] <= up_to.get(at[0], -1)})
 
     def take_changes(self) -> FeedbackChanges:
+        self._refill()  # before changes are taken: it can fail
         changed, self._changed = tuple(sorted(self._changed)), {}
-        self._refill()
         return FeedbackChanges(item_ids=changed, memory=self._memory.take_changes())
 
     def sums_of(self, item_ids: Sequence[str]) -> SumsOf:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from retrieval_scene import make_items, make_pair_gate
 
 from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.pefa import query_feedback
 from services.algorithms.pefa.policy import PAPER, SharePolicy
 from services.algorithms.pefa.query_feedback import Click, QueryFeedback
 from services.algorithms.pefa.votes import VotingIndex
@@ -229,6 +230,35 @@ def test_a_query_that_cannot_be_encoded_leaves_no_half_of_a_click() -> None:
     with pytest.raises(RuntimeError):
         feedback.add([click(0)])
     assert (len(feedback), feedback.digest()) == (0, empty)
+
+
+def test_a_refill_that_cannot_encode_a_query_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query_feedback, "_CACHED_QUERIES", 0)
+    model, failing = Model(), [False]
+
+    def encodes(query: str) -> np.ndarray | None:
+        if failing[0]:
+            raise RuntimeError(query)
+        return encode(query)
+
+    feedback, without = (
+        QueryFeedback(
+            encodes, states=model.states, index={}, pair_gate=model.pair_gate, num_query_components=2, capacity=4
+        )
+        for _ in range(2)
+    )
+    clicks = [click(offset, user="uv"[offset % 2]) for offset in range(40)]
+    feedback.add(clicks)
+    feedback.forget("u", {0: 40})
+    without.add(one for one in clicks if one.user == "v")
+    failing[0] = True
+    with pytest.raises(RuntimeError):
+        feedback.take_changes()
+    failing[0] = False
+    assert {entry.entry_id for entry in feedback.take_changes().memory.entered} == {
+        entry.entry_id for entry in without.take_changes().memory.entered
+    }
+    assert feedback.digest() == without.digest()
 
 
 def test_a_state_of_another_shape_is_refused_naming_both() -> None:
