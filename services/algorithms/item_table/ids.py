@@ -164,7 +164,7 @@ class ItemIds(Mapping[str, int]):
             part = slice(start, min(start + _FOUND, len(others)))
             here = np.flatnonzero(found[part] >= 0)
             if not self.strings.same(found[part][here], others.strings, start + here):
-                found[part] = self.find(others.strings[part])
+                found[part] = self.find(others.strings[part], others.hashes[part])
         return found
 
     def _row(self, item_id: str) -> int:

@@ -146,6 +146,25 @@ def base_score(item_id: str) -> float:
     return score(STATES.components[row], STATES.gate[row])
 
 
+@pytest.mark.parametrize("is_merged", [False, True])
+@pytest.mark.parametrize("changed", ["i2", "new", "withdrawn"])
+def test_a_snapshot_of_changed_items_has_their_states(
+    catalogue: LiveCatalogue, tmp_path: Path, changed: str, is_merged: bool
+) -> None:
+    withdrawal = [Description(item_id="i2", is_served=False)]
+    if changed == "withdrawn":
+        catalogue.describe(withdrawal)
+    else:
+        catalogue.apply(1, [refreshed(changed, 1)])
+    if is_merged:
+        catalogue.index.merge()
+    snapshot = load_snapshot(catalogue.capture(written_s=1)(tmp_path), model_version="m", base=base().batch)
+    loaded = live(snapshot=snapshot)
+    if changed == "withdrawn":
+        loaded.describe(withdrawal)
+    assert answer(loaded) == answer(catalogue)
+
+
 def test_a_snapshot_with_states_longer_than_1_is_refused(tmp_path: Path) -> None:
     poisoned = live()
     poisoned.apply(1, [replace(refreshed("i3", 1), components=np.full((P_X, D), 3e38, dtype=np.float32))])

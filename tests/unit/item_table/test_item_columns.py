@@ -94,6 +94,14 @@ def test_ids_are_found_as_in_a_dictionary(given: list[str], asked: list[str]) ->
     assert column.nbytes == sum(part.nbytes for part in parts) == 20 * len(given)
     again = ItemIds(column.strings, column.hashes)
     assert again.find(asked).tolist() == column.find(asked).tolist()
+    others = list(dict.fromkeys(asked))
+    assert column.rows_of(ItemIds.of([one for one in others if one])).tolist() == [
+        known.get(one, -1) for one in others if one
+    ]
+    for count in range(1, len(given) + 1):
+        some = column.first(count)
+        assert (list(some), some.hashes.tolist()) == (given[:count], hashes[:count])
+        assert some.find(given).tolist() == [row if row < count else -1 for row in range(len(given))]
 
 
 @given(given=ids)
@@ -119,6 +127,8 @@ def test_ids_of_equal_hash_are_told_apart() -> None:
     column = ItemIds(Strings.of(given), np.array([5] * 4 + [7] * 5))
     rows = column.find(["id-3", "id-0", "id-8", "id-4", "none"], np.array([5, 5, 7, 7, 7]))
     assert rows.tolist() == [3, 0, 8, 4, -1]
+    others = ItemIds(Strings.of(["id-4", "none", "id-3", "id-0", "id-8"]), np.array([7, 6, 5, 5, 7]))
+    assert column.rows_of(others).tolist() == [4, -1, 3, 0, 8]
     column.check("ids")
     with pytest.raises(ValueError, match="ids holds 'id-1' more than once"):
         ItemIds(Strings.of([*given, "id-1"]), np.full(10, 5)).check("ids")
