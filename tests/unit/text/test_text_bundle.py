@@ -152,7 +152,7 @@ def test_a_pair_gate_of_other_pairs_is_refused(path: Path) -> None:
     ("changes", "message"),
     [
         ({"kind": "model"}, "kind='model'; a text bundle's is 'text'"),
-        ({"format": 2}, "format=2; this program reads format 1"),
+        ({"format": 1}, "format=1; this program reads format 2"),
         ({"num_items": 0}, "num_items=0; allowed: at least 1"),
         ({"num_items": 4}, r"documents\.parquet has 3 rows of .*; expected 4 rows"),
         ({"extra": 1}, "manifest has fields .*extra"),
