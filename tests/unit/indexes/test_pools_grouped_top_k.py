@@ -119,17 +119,17 @@ def test_an_item_has_the_same_score_wherever_it_lies(library: ctypes.CDLL) -> No
 def test_the_answer_does_not_depend_on_threads_or_on_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(4)
     items, queries = rng.normal(size=(20_000, 2, 16)).astype(np.float32), rng.normal(size=(6, 4, 16)).astype(np.float32)
-    index = GroupedTopK(items)
+    allowed, index = rng.random((6, 20_000)) < 0.5, GroupedTopK(items)
     before = compute_threads()
     answers = []
     try:
         for threads in (1, 2, 5):
             set_compute_threads(threads)
-            answers.append(index.search(queries, 300))
+            answers.append(index.search(queries, 300, allowed))
     finally:
         set_compute_threads(before)
     monkeypatch.setattr(grouped_top_k, "_BUFFER_BYTES", 1)
-    answers.append(index.search(queries, 300))
+    answers.append(index.search(queries, 300, allowed))
     for found in answers[1:]:
         np.testing.assert_array_equal(found.rows, answers[0].rows)
         np.testing.assert_array_equal(found.scores, answers[0].scores)

@@ -11,7 +11,7 @@ from native_builds import native_builds
 from quantized_scan_in_numpy import search_in_numpy
 
 from services.algorithms.ops.quantized_scan import CellAnswer, Cells, CellScan, Visit
-from services.algorithms.ops.quantized_scan.cells import assign, encode, principal_directions, train_centres
+from services.algorithms.ops.quantized_scan.cells import assign, encode, nearest, principal_directions, train_centres
 
 BUILDS = native_builds("quantized_scan")
 every_kernel = pytest.mark.parametrize("kernel", BUILDS)
@@ -183,3 +183,14 @@ def test_what_is_stored_about_a_cell_bounds_all_that_it_holds(bits: int, coded_w
 def test_settings_that_make_no_sense_are_refused_by_name(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_the_nearest_centres_of_many_vectors_are_found_in_parts() -> None:
+    rng = np.random.default_rng(3)
+    vectors, centres = (rng.normal(size=(count, 3)).astype(np.float32) for count in (2_500, 4_096))
+    found = nearest(vectors, centres)
+    for start in range(0, 2_500, 500):
+        part = slice(start, start + 500)
+        squares = ((vectors[part, None] - centres) ** 2).sum(axis=2)
+        chosen = np.take_along_axis(squares, found[part, None], axis=1)[:, 0]
+        np.testing.assert_allclose(chosen, squares.min(axis=1), atol=1e-5)

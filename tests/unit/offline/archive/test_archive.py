@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from encoder.streams import NOW_MS, append, forget, interaction
 from fakes.encoder import MemoryForgetLog, MemoryStream
+from fakes.stream import MemoryTopics
 
 from services.contracts.topics.interactions import INTERACTIONS, encode_interaction
 from services.offline.archive import files
-from services.offline.archive.files import MANIFEST, Archive, open_whole
+from services.offline.archive.files import MANIFEST, Archive, open_whole, read_chunks
 from services.offline.archive.writing import ArchiveInteractions, ArchiveReport
 from services.offline.datasets import load_dataset
 from services.platform.errors import FreshetError, PreconditionFailed
@@ -433,3 +434,13 @@ def replaced(folder: Path, data: bytes) -> None:
     part = archive.partitions[old.partition]
     files_of_part = [new if one == old else one for one in part.files]
     archive.with_partition(old.partition, replace(part, files=files_of_part)).save()
+
+
+def test_files_have_about_so_many_bytes_and_cover_the_offsets_without_records() -> None:
+    topics = MemoryTopics({"topic": 1}, per_poll=2)
+    for key in (*"abcdefgh", "h", "h"):
+        topics.write("topic", key.encode(), b"x" * 100)
+    topics.compact("topic")  # offsets 7 and 8 have no record
+    chunks = list(read_chunks(topics, 0, 1, 9, max_bytes=1_000))
+    assert [([record.offset for record in records], end) for records, end in chunks] == [([1, 2, 3, 4], 5), ([5, 6], 9)]
+    assert list(read_chunks(topics, 0, 7, 9, max_bytes=1)) == [([], 9)]
