@@ -35,7 +35,7 @@ Floats all(float value) { return value - Floats{}; }
 
 }  // namespace
 
-// Mirrored by services/algorithms/ops/quantized_scan/native.py.
+// Mirrored by services/algorithms/ops/quantized_scan/__init__.py.
 struct FreshetCells {
     int64_t num_items, num_cells, width, coded_width, num_groups, bits;
     const float* centres;    // (ceil(C / 16), d, 16), zeros beyond the last cell
