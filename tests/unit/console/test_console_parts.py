@@ -16,20 +16,23 @@ from freshet_client import (
     FreshetError,
     Item,
     PreconditionFailed,
+    ScoredItem,
     Unavailable,
 )
 from freshet_client.testing import FakeGateway
 from freshet_client.wire import write
 from google.protobuf.json_format import MessageToDict
-from nicegui import Client, ui
+from nicegui import Client, app, core, ui
+from nicegui.element import Element
 from nicegui.elements.mixins.text_element import TextElement
 from starlette.datastructures import QueryParams
 
-from services.console.elements import in_script
+from services.console.config import ConsoleSettings
+from services.console.elements import Line, in_script
 from services.console.frame import Notice
 from services.console.pages import live
 from services.console.pages.live import Sample, Tail, rates
-from services.console.pages.try_it import Wanted, call_of
+from services.console.pages.try_it import TryIt, Wanted, call_of
 from services.console.pages.why import place_of
 from services.console.plots import Watch
 from services.console.same_origin import SameOrigin
@@ -168,6 +171,30 @@ def test_a_failure_is_shown_until_the_next_success_also_inside_another_block() -
     with notice.failures():
         pass
     assert shown() == [""]
+    client.delete()
+
+
+async def test_an_action_that_is_undone_goes_although_the_list_after_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway = FakeGateway([Item("a", "A"), Item("b", "B")]).async_client()
+    monkeypatch.setattr(core, "loop", asyncio.get_running_loop())
+    with Client(ui.page("/unit"), request=None) as client:
+        app.storage.client["notice"] = Notice("notice", "alert")
+        page = TryIt(gateway, ConsoleSettings(), QueryParams("user=ann"), Line(), False, None)
+        await page.show()
+        await page._act(ScoredItem("a", 1.0, "mol", title="A"), "like")
+
+        async def away(**given: Any) -> Any:
+            raise Unavailable("candidates are away")
+
+        def undos() -> list[Element]:
+            return [one for one in client.elements.values() if one.props.get("title") == "Undo: A"]
+
+        monkeypatch.setattr(page._session, "recommend", away)
+        (listener,) = undos()[0]._event_listeners.values()
+        await listener.handler()
+        assert undos() == []
+        assert "candidates are away" in [one.text for one in client.elements.values() if isinstance(one, TextElement)]
+        assert (await gateway.user("ann")).events == ()
     client.delete()
 
 
