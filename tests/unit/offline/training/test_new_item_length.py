@@ -23,7 +23,7 @@ def model_whose_items_lie_beside_their_takers(cosine: float) -> SequentialModel:
     width = model.head_shape.component_width
     own = np.zeros((NUM_ITEMS, 1, width), np.float32)
     own[:, 0, 0] = cosine
-    own[:, 0, 1] = np.sqrt(1 - cosine**2)
+    own[:, 0, 1] = np.sqrt(max(0, 1 - cosine**2))
     model.all_item_states = lambda: ItemStates(components=own)  # type: ignore[method-assign]
 
     def states_at(items: torch.Tensor, times: object, users: object, places: torch.Tensor) -> tuple:
@@ -35,10 +35,12 @@ def model_whose_items_lie_beside_their_takers(cosine: float) -> SequentialModel:
     return model
 
 
-@pytest.mark.parametrize("cosine", [0.9, 0.6])
-def test_a_model_whose_items_score_so_much_of_what_their_takers_do_gets_that_length(cosine: float) -> None:
+@pytest.mark.parametrize(("cosine", "length"), [(0.9, 0.9), (0.6, 0.6), (0.3, 0.5), (1.2, 1.0), (-0.3, None)])
+def test_a_model_whose_items_score_so_much_of_what_their_takers_do_gets_that_length(
+    cosine: float, length: float | None
+) -> None:
     model = model_whose_items_lie_beside_their_takers(cosine)
-    assert measure_new_item_length(model, cyclic_interactions()) == pytest.approx(cosine, abs=1e-3)
+    assert measure_new_item_length(model, cyclic_interactions()) == pytest.approx(length, abs=1e-3)
 
 
 def test_too_few_people_or_items_say_nothing() -> None:
