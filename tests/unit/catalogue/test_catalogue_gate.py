@@ -90,7 +90,7 @@ async def test_a_closed_gate_refuses_every_answer_and_health_says_why(
         return found
 
     try:
-        assert await asyncio.to_thread(probe_grpc, address, 5.0) == f"{address} answers NOT_SERVING: {NOT_READ}"
+        assert await asyncio.to_thread(probe_grpc, address) == f"{address} answers NOT_SERVING: {NOT_READ}"
         assert await statuses() == {grpc.StatusCode.UNAVAILABLE}
         gate.open()
         assert health.ready

@@ -116,7 +116,7 @@ async def test_renewed_and_earlier_certificates_are_believed_together(tmp_path: 
 async def test_a_health_check_shows_the_processs_certificate(folder: Path) -> None:
     async with serving(certificates.of(folder, "encoder")) as address:
         own = certificates.of(folder, "encoder")
-        assert await asyncio.to_thread(probe_grpc, address, 5.0, own) is None
+        assert await asyncio.to_thread(probe_grpc, address, own) is None
         assert "UNAVAILABLE" in str(await asyncio.to_thread(probe_grpc, address))
 
 
