@@ -61,7 +61,7 @@ def test_the_settings_page_has_every_variable_of_a_process() -> None:
     named = set(re.findall(r'validation_alias="(FRESHET_\w+)"', configs))
     assert len(named) > 40
     assert set(re.findall(r"^\| `(FRESHET_\w+)` \|", page, re.MULTILINE)) >= named
-    assert "| `FRESHET_GATEWAY_COLD_ITEMS` | `10` | integer, ≥ 0, ≤ 1,000 | Popular items score more" in page
+    assert "| `FRESHET_GATEWAY_COLD_ITEMS` | `10` | integer, ≥ 0, ≤ 1,000 | Popular items get a higher score" in page
 
 
 def test_the_commands_page_has_every_command() -> None:
