@@ -18,7 +18,7 @@ def gateway(channel: Any) -> Any:
 
 
 def streams(rows: Mapping[str, tuple[FloatArray, Callable[[], Outcome]]]) -> list[Stream]:
-    """Return streams by name, with due times and call; kinds without a call are omitted."""
+    """Return a stream for each row of due times and call, by name; rows without due times are omitted."""
     return [Stream(name=name, arrivals_s=due_s, call=call) for name, (due_s, call) in rows.items() if len(due_s)]
 
 

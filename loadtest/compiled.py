@@ -41,7 +41,7 @@ class PlannedCall:
 class Answers:
     """The answers, in the order of the calls.
 
-    Shapes: sent_s (n,) and latency_s (n,), from the due time; status (n,), gRPC's; answer: of calls that are OK.
+    Shapes: sent_s (n,) and latency_s (n,), from the due time; status (n,), gRPC's; answer: empty unless OK.
     processor_s: the sender's own processor time.
     """
 
@@ -60,7 +60,7 @@ def build() -> Path:
     program = cache / f"sender-{digest}"
     if program.exists():
         return program
-    # PyPI's Go is next to Python.
+    # The Go that pip installs is in Python's folder.
     go = shutil.which("go", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if go is None:
         raise SenderError(_GO_MISSING)
@@ -91,7 +91,8 @@ def send(
 ) -> Answers:
     """Send the calls, each when it is due, and wait for every answer or its deadline.
 
-    callers: so many send the next call after each answer instead, for `lasts_s`; the remaining calls are `NOT_SENT`.
+    callers: if not 0, so many callers send the calls instead, each the next one after an answer, for `lasts_s`.
+        Calls left over are `NOT_SENT`.
     Raises: SenderError.
     """
     methods = sorted({call.method for call in calls})

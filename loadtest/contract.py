@@ -33,7 +33,7 @@ def at_most(says: str, value: float | None, limit: float, *, unseen: int | None 
 
 
 def all_of(says: str, num: int, total: int) -> Claim:
-    """Claim that all of `total` do it; with a total of 0 nothing is claimed."""
+    """Claim that `num` is all of `total`. A total of 0 claims nothing."""
     share = num / total if total else None
     return Claim(says=says, value=share, allowed="1", held=None if share is None else share == 1.0)
 
@@ -116,7 +116,7 @@ def judge_token(token: common_pb2.FreshnessToken, item_id: str, answer: gateway_
 
 
 def cost(p99s_ms: Sequence[float], windows: Sequence[Window]) -> Part:
-    """Claim a limit for Recommend's p99 with refresh over that without; p99s_ms: by window, NaN without calls."""
+    """Claim a limit for the ratio of Recommend's p99 with refresh to without; p99s_ms: by window, NaN without calls."""
     found = ratio(p99s_ms, windows)
     says = "Recommend p99 beside a working refresher over beside a stopped one, median of neighbouring windows"
     table = [
@@ -168,7 +168,7 @@ class ProbeBoard:
         return None
 
     def written(self, item_id: str, now_s: float) -> None:
-        """Note that its interaction is acknowledged since `now_s`."""
+        """Record that the item's interaction was acknowledged at `now_s`."""
         self._items[item_id].written_s = now_s
 
     @property

@@ -30,12 +30,12 @@ async def _stand_still(target: str, streams: int, unread: int) -> None:
     metadata = (("authorization", f"Bearer {key}"),) if key else ()
     stubs = [gateway_pb2_grpc.GatewayServiceStub(channel) for channel in channels]  # type: ignore[no-untyped-call]
     calls = [stubs[row % _CONNECTIONS].StreamInteractions(_nothing(), metadata=metadata) for row in range(streams)]
-    # As a stream of one answer: then gRPC does not read the answer until asked.
+    # Called as a stream of one answer, because gRPC reads a stream only on request.
     encode = gateway_pb2.RecommendRequest.SerializeToString
     answers = [channel.unary_stream(_RECOMMEND, request_serializer=encode) for channel in channels]
     big = gateway_pb2.RecommendRequest(user_id="loadtest-0", k=1_000)
     unread_calls = [answers[row % _CONNECTIONS](big, metadata=metadata, timeout=60) for row in range(unread)]
-    # A gateway may reject some. An answer's metadata arrive before its message: the gateway has answered.
+    # The gateway may reject some. Metadata arrive before the message; they show that the gateway has answered.
     reached = [call.wait_for_connection() for call in calls] + [call.initial_metadata() for call in unread_calls]
     await asyncio.gather(*reached, return_exceptions=True)
     await asyncio.sleep(_WRITTEN_S)

@@ -2,7 +2,7 @@
 
 The knee is the highest rate of Recommend, next to 2.5 times as many events, at which its p99 is at most 50 ms or four
 times the p99 at 5/s, whichever is more. Arrivals are independent of answers; failed calls and degraded answers count as
-unanswered. Then one run has the knee's rate, twice, half, four times and half of it. *Goodput* is answers within 100 ms
+unanswered. Then one run has 1, 2, 0.5, 4 and 0.5 times the knee's rate in turn. *Goodput* is answers within 100 ms
 without degradations. Afterwards, each acknowledged event is looked up in the log by its id, and each user's last token
 must be honoured. All users have a state before the first call that counts. The compiled sender makes the calls; every
 result states its processor time.
@@ -31,7 +31,7 @@ from .requests import RECOMMEND, RECORD
 _GOOD_S, _TIMEOUT_S = 0.1, 1.0
 _ALONE_PER_S, _ALONE_CALLS, _BOUND_S, _BOUND_TIMES = 5.0, 300, 0.05, 4.0
 _GROWS, _WITHIN = 1.5, 1.1
-# Of the run over time: (name, times the knee, seconds).
+# Phases of the run over time: (name, rate as a multiple of the knee, seconds).
 PHASES = (("knee", 1.0, 15.0), ("2x", 2.0, 20.0), ("after 2x", 0.5, 10.0), ("4x", 4.0, 20.0), ("after 4x", 0.5, 10.0))
 _USUAL_AGAIN_SHARE = 0.95
 
@@ -77,7 +77,7 @@ class Phase:
 
 @dataclass(kw_only=True, slots=True)
 class Knee:
-    """The result, and `seconds`: rates for each second of the run over time."""
+    """The result. seconds: rates for each second of the run over time."""
 
     alone_p99_ms: float
     bound_ms: float
@@ -215,7 +215,7 @@ def _look_for(calls: _Calls, options: argparse.Namespace) -> Knee:
     calls.make_known()
     # The first calls of a process are slow, whatever its load.
     _step(calls, _ALONE_PER_S, options.step_seconds / 2)
-    # With few calls a percentile is the slowest one, and the bound would be the machine's noise.
+    # With few calls the p99 is the slowest call, so the machine's noise would set the bound.
     alone = _step(calls, _ALONE_PER_S, _ALONE_CALLS / _ALONE_PER_S)
     bound_ms = 1e3 * max(_BOUND_S, _BOUND_TIMES * alone.p99_ms / 1e3)
     knee = Knee(alone_p99_ms=alone.p99_ms, bound_ms=bound_ms, knee_per_s=options.knee or alone.per_s, steps=[alone])

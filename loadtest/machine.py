@@ -1,4 +1,4 @@
-"""The operating system's figures of the local stack's processes: read from outside, so that it costs them nothing."""
+"""The operating system's figures of the local stack's processes. Reading them costs those processes nothing."""
 
 import json
 from collections.abc import Mapping

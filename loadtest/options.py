@@ -1,4 +1,4 @@
-"""Options of the load tests: a numeric one is one row, on the command line and for its check."""
+"""Options of the load tests. One row defines a numeric option for the command line and for its check."""
 
 import argparse
 import os

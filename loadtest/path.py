@@ -1,8 +1,8 @@
 """`freshet loadtest path`: the cost of a call, process by process, next to an empty call of the same library.
 
-Closed loop: each caller sends the next call after its answer. Processor time is the operating system's, of all
-processes of the local stack, minus their time at rest, until events have passed encoder and refresher. With `--beside`
-another stack is measured in turns with the first.
+Closed loop: each caller sends the next call after its answer. The operating system measures the processor time of all
+processes of the local stack until encoder and refresher have handled the events; their time at rest is subtracted. With
+`--beside` another stack is measured in turns with the first.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from .population import Draws, Population, title_words
 from .report import figure
 
 _K, _MANY, _CALLERS = 10, 50, (1, 8, 32)
-# The effects of events are done when half a second's processor time is at most a tenth of a core above that at rest; at
-# most so long. More calls are planned than can be answered.
+# Events are handled once processor time over _LOOK_S is at most _NEAR_REST cores above rest, or after _DRAINED_S. More
+# calls are planned (_MOST_PER_S) than can be answered.
 _LOOK_S, _NEAR_REST, _DRAINED_S = 0.5, 0.1, 30.0
 # Assumed cores at rest before the measurement.
 _FIRST_REST = 0.4
@@ -44,8 +44,8 @@ OPTIONS = (
 class Turn:
     """One subject, one number of callers, one turn.
 
-    units: calls, or events if these are counted. Of a unit: processor time by process (ms), bytes on the loopback
-    device, waits of threads. Latencies are of calls.
+    units: calls, or events if these are counted. Per unit: processor time by process (ms), bytes on the loopback
+    device, waits of threads. Latencies are per call.
     """
 
     stack: str
@@ -235,7 +235,7 @@ def _grouped(turns: Sequence[Turn]) -> dict[tuple[str, str, int], list[Turn]]:
 
 
 def table(turns: Sequence[Turn]) -> str:
-    """Return medians of turns, as a Markdown table; its last column has processes of at least a twentieth of a row."""
+    """Return medians of turns, as a Markdown table; its last column has processes above a twentieth of the total."""
     groups = _grouped(turns)
     lines = [
         "| what | stack | callers | a second | p50, ms | p99, ms | processor, ms | × empty call | bytes | waits "
@@ -265,7 +265,7 @@ def table(turns: Sequence[Turn]) -> str:
 
 
 def plot(turns: Sequence[Turn], path: Path) -> Path:
-    """Plot a bar for each row of the table, its processes on top of each other."""
+    """Plot a bar for each row of the table, with its processes stacked."""
     groups = _grouped(turns)
     parts = [_parts(group) for group in groups.values()]
     drawn = figure(0.32 * len(groups) + 1.5)

@@ -95,7 +95,7 @@ def _plot_stages(summary: dict[str, Any]) -> str:
 
 
 def figure(height: float) -> Any:
-    """Return an empty figure of nine inches' width, which no window shows."""
+    """Return an empty figure, nine inches wide, without a window."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -35,7 +35,7 @@ def search(words: str, user: str, k: int) -> bytes:
 
 
 def make_known(program: Path, target: str, population: Population, draws: Draws) -> None:
-    """Write each user's first events, so that no answer is popular items for want of a state.
+    """Write each user's first events, so that no answer has popular items because a state is missing.
 
     Raises: SenderError if one was not accepted.
     """

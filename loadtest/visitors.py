@@ -17,7 +17,7 @@ from loadtest.options import Option, add_items, add_options, check_options
 from loadtest.population import Draws, Population, made_up_users, read_items, read_users
 from loadtest.results import Outcome
 
-# Parts of a run: (share of its length, times the rate).
+# Parts of a run: (share of its length, factor of the rate).
 Parts = Sequence[tuple[float, float]]
 STEADY: Parts = ((1.0, 1.0),)
 # The subject of a call: (user id, item id).

@@ -1,7 +1,7 @@
 """Two conditions in alternating windows of time, and the ratio of a percentile between them.
 
 A shared machine drifts, but neighbouring windows have about the same other load. Each pair of windows gives a ratio;
-the result is their median, with an interval. The order inside a pair is drawn.
+the result is their median, with an interval. The order inside a pair is random.
 
 Letters: N pairs.
 """
@@ -30,7 +30,7 @@ class Window:
 def interleaved(
     *, begin_s: float, num_windows: int, seconds: float, settle_s: float, rng: np.random.Generator
 ) -> list[Window]:
-    """Return `num_windows` windows from `begin_s` on, in pairs of one with and one without.
+    """Return `num_windows` windows from `begin_s` on, in pairs of one treated and one not.
 
     Raises: ValueError for an odd number, or if nothing is left to measure.
     """

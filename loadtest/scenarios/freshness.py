@@ -7,7 +7,7 @@ Three parts follow each other, under the same stream of interactions:
 2. tokens: a Recommend with its token follows every write at once, and the answer's claim is checked;
 3. windows: Recommend with a running and with a stopped refresher (SIGSTOP), in turns.
 
-Answers decide what counts; the system's own lag figure is listed with them.
+The claims rest on answers alone; the system's own lag figure is listed with them.
 """
 
 import argparse
@@ -41,7 +41,7 @@ _NEAR = 8
 _WRITERS = 3
 _PROBERS = 50
 _SET_UP_S = 60.0
-# Longer than the refresher collects changes: if nothing has grown for so long, all earlier writes are included.
+# Longer than the refresher collects changes. If no evidence grew in this time, all earlier writes are included.
 _REST_S = 2.0
 _QUICK = {
     "lag_seconds": 20.0, "new_items": 4, "tokens": 400, "windows": 4, "window_seconds": 8.0, "settle_seconds": 2.0,
@@ -110,7 +110,7 @@ class _Run:
         if vectors_of != item_ids or len(item_ids) < arguments.probe_items + 4 * _NEAR:
             raise ValueError(f"--items={arguments.items} has {len(item_ids)} items; too few for the probes")
         by_count = np.argsort(-weights, kind="stable")
-        # A few well-trained items are the probes' own: no other user writes to them.
+        # A few well-trained items are reserved for the probes: no other user writes to them.
         well_known = by_count[: max(len(by_count) // 2, arguments.probe_items + 2 * _NEAR)]
         probes = rng.choice(well_known, arguments.probe_items, replace=False)
         others = np.setdiff1d(np.arange(len(item_ids)), probes)
@@ -192,8 +192,8 @@ class _Run:
         )
 
     def set_up(self) -> None:
-        """Give all users a past, and the probes' items enough evidence to be served; record their scores."""
-        # An interaction updates an item by the state before it: without a past there is none.
+        """Give probing and trial users a past, and probe items enough evidence to be served; record their scores."""
+        # An interaction updates an item by the user's state before it, which a user without a past lacks.
         warmers = [f"freshness-{self._run}-warmer-{row}" for row in range(_WRITERS)]
         for user in (self._observer, *self._probers, *warmers):
             self._write_past(user, self._rng.choice(self._popular, 6, replace=False).tolist())
@@ -217,7 +217,7 @@ class _Run:
         self._started = time.perf_counter()
 
     def _note_baselines(self, deadline: float) -> None:
-        """Record score and evidence of every probe item once all have some and it has stopped growing."""
+        """Record score and evidence of every probe item, once all have evidence that has stopped growing."""
         evidence: dict[str, int] = {}
         while True:
             before, evidence = evidence, {item_id: self._evidence(item_id) for item_id in self._board.item_ids}

@@ -30,9 +30,9 @@ MAX_CLICK_S = 5.0
 LEARNS = "text_mol"
 _DEPTH = 100
 _CLICKERS = 3
-# An item with at most half its rank was moved by the probe's clicks, not by another order of ties.
+# From this rank on, only clicks, not another order of ties, halve an item's rank.
 _FROM_RANK = 10
-# Number of choices of each user before the clock starts, so that their searches are personal.
+# Number of interactions of each user before the clock starts, so that their searches are personal.
 _HISTORY = 5
 _AT_ONCE = 1_000
 _KNOWN_WITHIN_S = 60.0

@@ -1,7 +1,7 @@
-"""Slow clients: silent streams, and a reader that does not read, next to ordinary visitors, in turns.
+"""Slow clients: silent streams, and a client that does not read, next to ordinary visitors, in turns with none.
 
 Do clients that occupy connections delay the others' answers? In every other window a separate process opens the
-streams, requests a thousand items as often, and then stops (SIGSTOP).
+streams, requests answers of a thousand items, and then stops (SIGSTOP).
 """
 
 import argparse

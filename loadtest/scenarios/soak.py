@@ -43,7 +43,7 @@ def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator)
         return Outcome()
 
     def conclude(results: RunResults) -> Conclusion:
-        # Medians of a tenth of the run: memory that the next collection frees is not growth.
+        # Medians over a tenth of the run, because memory that the next garbage collection frees is not growth.
         began = seen[0][0]
         at_warm = [memory for at_s, memory in seen if warm_s <= at_s - began < warm_s + seconds / 10]
         at_end = [memory for at_s, memory in seen if at_s - began >= seconds - seconds / 10]

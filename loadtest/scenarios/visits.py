@@ -8,7 +8,7 @@ Their questions:
 - flash_crowd: does one item, whose state changes with every update, delay the others?
 - hot_user: does one user's queue delay the others? A user's events are in one partition.
 - cold_cache: what does an answer without cached data cost?
-- long_histories: what do they cost reads (seen items) and writes?
+- long_histories: what do long histories cost reads (seen items) and writes?
 """
 
 import argparse

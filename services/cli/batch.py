@@ -1,6 +1,6 @@
 """Send one request per user and write the answers to a Parquet table; an interrupted run can be continued.
 
-The gateway treats each request like one of the user. All answers of a batch are from one model. The index may change,
+The gateway treats each request as sent by the user. All answers of a batch are from one model. The index may change,
 so each row names its index version. Calls are background work, a few at a time, and are repeated if the gateway is
 busy.
 """
@@ -83,7 +83,7 @@ def run(
 
 
 def _ask(client: "Client", user: str, request: "gateway_pb2.RecommendRequest", *, timeout_s: float) -> "Recommendation":
-    """Return the answer for one user; repeat while the gateway is busy, which it also shows by answering popular items.
+    """Return the answer for one user; repeat while it fails as busy or has the degradation `busy`.
 
     Raises: FreshetError; CommandError if the gateway was busy for a minute.
     """

@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from services.contracts.processes import PROCESSES
 
-# The operator's certificate serves nothing: commands, Prometheus and other clients present it.
+# No server uses the operator's certificate: commands, Prometheus and other clients present it.
 OPERATOR = "operator"
 SERVERS = (*PROCESSES, "kafka", "redis", "inference-server")
 NAMES = (*SERVERS, OPERATOR)

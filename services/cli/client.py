@@ -202,7 +202,7 @@ def put_attribute(item: "events_pb2.Item", name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         allowed = "a number, a date as 2026-01-01, or a string"
         raise usage_error(f"attributes[{name!r}]={value!r:.80} allowed: {allowed}")
-    # By way of text, because float() of an int beyond the range of a float raises OverflowError; a text becomes inf.
+    # By way of text, because float() raises OverflowError for a too large int, but returns inf for its text.
     read = parsed(parse_value, value) if isinstance(value, str) else float(str(value))
     set_value(item.attributes[name], read)
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-# The panels of `freshet --help`, in this order: daily commands first, those of minutes to hours last. A module of
-# `services/cli/commands` has a command of its name or a group of commands; `module.command` names another command.
+# The panels of `freshet --help`, in this order: daily commands first, those that take minutes to hours last. A
+# module of `services/cli/commands` has a command of its name or a group of commands; `module.command` is another one.
 _PANELS = {
     "Start here": "quickstart demo",
     "Local stack": "stack.up stack.down stack.status logs stack.doctor plan stack.serve watch",

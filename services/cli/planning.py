@@ -28,9 +28,9 @@ EVENT_MS = {
 PATH_ITEMS = 3_706
 # The gateway's cost of one more shard: its cost of two calls minus that of one.
 FURTHER_SHARD_MS = 0.313
-# Bytes per item: of its state; of its row of the encoder's table; of the three processes, including mapped columns
-# (docs/benchmarks/large-shards.md); of ids with their numbers (encoder); of ids in columns (refresher).
-# CANDIDATES_BYTES includes neighbours and suffices for a first start. CANDIDATES_MIB is without items.
+# Bytes per item: of its state; of its row of the encoder's table; in candidates, reranker and gateway, including
+# mapped columns (docs/benchmarks/large-shards.md); of ids with their numbers (encoder); of ids in columns (refresher).
+# CANDIDATES_BYTES includes neighbours and suffices for a first start. CANDIDATES_MIB: a process without items.
 STATE_BYTES, TABLE_BYTES, CANDIDATES_BYTES, RERANKER_BYTES = 432, 200, 2_412, 478
 GATEWAY_BYTES, NAMES_BYTES, IDS_BYTES = 62, 252, 60
 CANDIDATES_MIB = 158
@@ -45,7 +45,7 @@ RECORD_BYTES = {
     "exposure": 385,
     "search": 2_880,
 }
-# The largest measured catalogue of one process, and the largest error of its predictions.
+# The largest measured catalogue of one process, and the largest error of a prediction.
 MEASURED_ITEMS, LARGEST_ERROR = 10_000_000, 0.39
 # Planned utilisation: half of a core, because arrivals are bursty; four fifths of a machine's memory, because a merge
 # copies data and the operating system needs memory too.
@@ -118,8 +118,8 @@ def plan(asked: Asked) -> dict[str, Any]:
         """Return cores of the work that processes of a name share."""
         return (asked.recommend_per_s * recommend_ms + asked.events_per_s * EVENT_MS[name]) / 1000
 
-    # Two rerankers, for the stream alone: only Search, and Recommend with rules, call them. Their memory is an upper
-    # bound, because a reranker has no codes.
+    # Two rerankers, sized by the stream alone, because only Search, and Recommend with rules, call them. Their memory
+    # is an upper bound, because a reranker has no codes.
     needs = [
         _need("gateway", busy("gateway", gateway_ms), mib["gateway"] + GATEWAY_BYTES * items / _MIB, least=2),
         _need(
@@ -174,7 +174,7 @@ def _search_ms(items: float) -> float:
 
 
 def _need(name: str, busy: float, memory_mib: float, *, least: int = 1, follows: float = 0.0, times: int = 1) -> Need:
-    """Return the need of processes with a core each, `times` as often. busy: cores of the work that they share.
+    """Return the need of `times` groups of processes of at most a core. busy: cores of the work that a group shares.
     follows: share of a core that each process spends on the stream.
     """
     processes = max(least, math.ceil(busy / CORE_SHARE))
@@ -205,7 +205,7 @@ def _too_large(need: Need, most_gib: float) -> str:
 
 
 def _network(asked: Asked, shards: int, scoring: int) -> dict[str, float]:
-    """Return MB a second by link. scoring: number of processes that read all item deltas, at most one per event."""
+    """Return MB a second by link. scoring: number of processes that read all item deltas: at most one an event."""
     size, events, asks = RECORD_BYTES, asked.events_per_s, asked.recommend_per_s
     histories = min(events, asked.users / _HISTORY_EVERY_S) * size["history"]
     written = events * (size["interaction"] + size["attribution"] + size["item delta"]) + histories

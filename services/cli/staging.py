@@ -1,4 +1,4 @@
-"""Stage a model as a version set; find and ask the record, Kafka, Redis and gateways for `freshet model`."""
+"""Stage a model as a version set; find and call the stack's record of sets, Kafka, Redis and gateways."""
 
 import os
 import time
@@ -141,7 +141,7 @@ def ask_gateways(gateways: Sequence[str]) -> "dict[str, gateway_pb2.GetVersionSe
 
 
 def wait_for_gateways(gateways: Sequence[str], revision: int, wait_s: float, *, ready: str = "") -> None:
-    """Wait until every gateway applies `revision` or a later one, and has the set `ready` ready, if named.
+    """Wait until every gateway applies `revision` or a later one, and the set named `ready`, if any, is ready.
 
     Raises: CommandError with the problems after `wait_s`.
     """

@@ -1,4 +1,4 @@
-"""What an install builds first, for hatchling: the gRPC stubs, which this distribution alone ships."""
+"""Build hook of hatchling: makes the gRPC stubs, which only this distribution ships."""
 
 import sys
 from pathlib import Path

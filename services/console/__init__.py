@@ -1,1 +1,1 @@
-"""The console: Freshet in a browser. It knows the gateway's API alone, through the Python client."""
+"""The console: Freshet in a browser. It uses only the gateway's API, through the Python client."""

@@ -1,6 +1,6 @@
 """Elements with their own tags, fields, links and lists.
 
-Texts of items and users are set as text, never as HTML, and are isolated, so that no control character turns the line.
+Texts of items and users are set as text, never as HTML, and are isolated, so that no control character reverses a line.
 """
 
 import contextlib
@@ -128,7 +128,7 @@ async def typed(*fields: Element) -> list[str]:
 
 
 def in_script(value: object) -> str:
-    """A value as it stands in a script of the page; "</" would end the script."""
+    """Return a value as JavaScript. It escapes "</", which would end the script."""
     return json.dumps(value).replace("</", "<\\/")
 
 
@@ -181,7 +181,7 @@ def two_lists(title: str, user: str, before: tuple[str, Recommendation], after: 
 
 
 async def confirmed(what: Sequence[str], do: str = "Do it") -> bool:
-    """Show what a step does, in a dialog; return whether it is to be done. do: label of the button that does it."""
+    """Show what a step does, in a dialog; return whether the user confirmed it. do: label of the button."""
     with ui.dialog() as dialog, box("div", "page panel"):
         text("h2", "Look again")
         for one in what:

@@ -53,7 +53,7 @@ class Notice(Line):
         except (FreshetError, InvalidRequest) as error:
             self.say(str(error))
         else:
-            # Else a block around another one would hide the inner one's message.
+            # Otherwise an outer block would hide the message of an inner one.
             if self._num_said == said:
                 self.say("")
 

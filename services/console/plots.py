@@ -65,7 +65,7 @@ class Figures:
 
 
 def plot(lines: Sequence[dict[str, Any]], label: str, **options: dict[str, Any]) -> ui.echart:
-    """A plot of lines, with its name for screen readers. options: others of ECharts."""
+    """A plot of lines, with its name for screen readers. options: further ones of ECharts."""
     chart = ui.echart({"animation": False, "series": lines} | options).classes("plot")
     chart.props.update({"role": "img", "aria-label": label})
     return chart

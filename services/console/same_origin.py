@@ -36,7 +36,7 @@ class SameOrigin:
                 message = {**message, "headers": [*message.get("headers", ()), *_HEADERS]}
             await send(message)
 
-        # Health checks name the address of a container.
+        # Health checks name the address of a container, which is none of the host names.
         if scope["type"] not in ("http", "websocket") or scope["path"] == "/healthz":
             await self._app(scope, receive, send)
         elif self._is_own(scope):

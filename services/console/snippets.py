@@ -15,14 +15,14 @@ from services.console.frame import Page
 
 
 def curl(base: str, method: str, request: Mapping[str, Any], *, with_key: bool) -> str:
-    """The method by HTTP; request: in Protobuf's JSON."""
+    """Return a curl command that calls the method over HTTP. request: in Protobuf's JSON."""
     key = ' \\\n  -H "Authorization: Bearer $FRESHET_API_KEY"' if with_key else ""
     body = shlex.quote(json.dumps(request, ensure_ascii=False))
     return f"curl --json {body}{key} \\\n  {base}/freshet.v1.GatewayService/{method}"
 
 
 def python(target: str, call: str, arguments: Mapping[str, Any], *, with_key: bool) -> str:
-    """A program that makes the same call by the Python client."""
+    """Return a program that makes the same call with the Python client."""
     asked = signature(getattr(Client, call)).parameters
     required = [name for name, one in asked.items() if one.default is Parameter.empty]
     given = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value or name in required)

@@ -144,7 +144,7 @@ class _PidFile:
 
 
 def _lower_priority(pid: int, cpu_shares: int) -> None:
-    """Linux desktops weigh sessions, not processes (autogroup)."""
+    """Lower the priority of process and session: Linux desktops weigh sessions, not processes (autogroup)."""
     niceness = min(19, round(math.log(FULL_CPU_SHARES / cpu_shares, _WEIGHT_PER_NICENESS)))
     with contextlib.suppress(OSError):  # it has ended
         os.setpriority(os.PRIO_PROCESS, pid, niceness)

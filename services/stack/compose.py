@@ -94,7 +94,7 @@ def local_environment(service: Service, ports: Ports, bundle: Path, text: Path) 
     environment = {
         name: localize(value, ports, bundle, text)
         for name, value in service.environment.items()
-        # The loopback address needs no keys.
+        # Key files are left out, because the loopback address needs no keys.
         if not value.startswith((f"{KEYS}/", f"{SECRETS}/"))
     }
     if service.name in PROCESSES:

@@ -42,7 +42,7 @@ class PartLines:
 
 @contextmanager
 def showing(console: "Console | None") -> Iterator[Say]:
-    """Yield a `say`; None shows nothing."""
+    """Yield a `say` that shows progress on `console`; None shows nothing."""
     if console is None:
         yield lambda part, doing: None
         return

@@ -1,4 +1,4 @@
-"""A stack's ports: docker-compose.yml's, shifted ones, or a free block for tests.
+"""A stack's ports: docker-compose.yml's, shifted ones, or a free block for tests, version sets and shards.
 
 Names are the services; a further port is `<service>-<what>`.
 """
@@ -85,8 +85,8 @@ DEFAULTS: Mapping[str, int] = MappingProxyType(
     {name: number for part in PARTS.values() for name, number in part.ports.items()}
 )
 _OWNERS = {name: part.name for part in PARTS.values() for name in part.ports}
-# Below outgoing connections (32768-60999 on Linux), and other than the demo's in tests (tests/e2e). A block's last port
-# is its guard.
+# Ports below those of outgoing connections (32768-60999 on Linux), and other than the demo's in tests (tests/e2e). A
+# block's last port is its guard.
 _FREE_BLOCKS = range(20_000, 27_000, len(DEFAULTS) + 1)
 
 

@@ -1,6 +1,6 @@
 """Further version sets of a local stack, each a small stack in `STATE/sets/NAME`.
 
-A set has candidates, a reranker, a refresher (and a generator for own texts), and uses the stack's other parts.
+A set has candidates, a reranker and a refresher, and with a text bundle a generator. It uses the stack's other parts.
 """
 
 import json

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from services.algorithms.bundles.event_schema import EventSchema, EventType
 
-# More than every dense index and item bucket.
+# More than every item's index.
 STRIDE = 1 << 32
 # Levels on each side of the neutral level.
 LEVELS = 2

@@ -233,7 +233,7 @@ def retire(name: Name, *, state: options.State = options.DEFAULT_STATE, gateways
                 gone = after.serving
                 after = _operated(lambda sets: sets.settled(), f"retire {name}: taken over", main, gateways)
         if gone in local:
-            # Gateways finish calls in flight on the existing connections.
+            # Wait until gateways have finished calls in flight on the existing connections.
             time.sleep(_LAST_CALLS_S)
             remove_set(main, gone)
     _say(after, f"retire {name}")

@@ -105,7 +105,7 @@ def results(
 def until_stopped(
     compare: "Callable[[], tuple[Experiment, Results]]", *, stop_broken: bool
 ) -> "tuple[Experiment, Results]":
-    """Compare until the experiment is stopped, or should be; return the last results.
+    """Compare until the experiment is stopped, or should be (`stop_broken`); return the last results.
 
     Failures are printed, and the next attempt follows soon.
     """

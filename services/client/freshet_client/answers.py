@@ -86,8 +86,8 @@ class ScoredItem:
 @dataclass(frozen=True)
 class IndexFreshness:
     """`deltas_offset`: the last applied offset of `index-deltas`, -1 before any. `newest_recorded_time`: when the
-    broker received the newest reflected interaction. `lag_seconds`: from then until the index served it. None before
-    any.
+    broker received the newest reflected interaction. `lag_seconds`: from then until the index served it. Both are None
+    before any.
     """
 
     deltas_offset: int

@@ -1,4 +1,4 @@
-"""The gateway's limits, checked by the in-memory gateway (`testing`); each raises InvalidArgument."""
+"""The gateway's limits, checked by the in-memory gateway (`testing`). Every check raises InvalidArgument."""
 
 from __future__ import annotations
 

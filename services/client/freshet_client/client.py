@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMEOUT_S = 5.0
-# After a refused connection, gRPC fails every call until it reconnects half a second later; published retries end
-# before that. A call waits this long for a connection, within its deadline.
+# After a refused connection, gRPC fails every call until it reconnects half a second later. The retries of the service
+# config end before that, so a call waits this long for a connection, within its deadline.
 RECONNECT_S = 1.0
 
 
@@ -128,10 +128,10 @@ class Client:
     """A connection to one gateway, or to several of one installation.
 
     `target`: "host:port", an IPv6 address in brackets, or "dns:///name:port" for all addresses of a name. `tls`: None
-    is plaintext. `timeout_s`: the default deadline. `is_background`: nobody waits; these calls get at most half of the
-    capacity.
+    is plaintext. `timeout_s`: the default deadline. `is_background`: nobody waits for the answers; these calls get at
+    most half of the capacity.
 
-    Retriable calls are retried within the deadline. Every method raises a FreshetError.
+    Retriable calls are retried within the deadline. A failed method raises a FreshetError.
     Raises: InvalidArgument for a target, key or certificate that cannot be used.
     """
 
@@ -233,7 +233,7 @@ class Client:
     def record_impressions(
         self, user_id: str, exposure_id: str, impressions: Sequence[Impression], *, timeout_s: float | None = None
     ) -> list[Receipt]:
-        """Say which slots of an answer were seen; each counts once."""
+        """Record which slots of an answer were seen; each counts once."""
         return self._run_all(calls.record_impressions(user_id, exposure_id, impressions), timeout_s)
 
     def undo(self, user_id: str, event_id: str, *, timeout_s: float | None = None) -> Receipt:

@@ -11,7 +11,7 @@ from freshet_client.requests import Item, Rule
 
 @dataclass(frozen=True)
 class CategoryCount:
-    """A category and its number of items, with withdrawn ones."""
+    """A category and its number of items, including withdrawn ones."""
 
     name: str
     items: int
@@ -53,7 +53,7 @@ class CatalogueDescription:
 
 @dataclass(frozen=True)
 class DescribedItem:
-    """A whole catalogue item. `is_trained`: training knew it. `first_seen`: when a new item was first described."""
+    """A whole catalogue item. `is_trained`: training included it. `first_seen`: when a new item was first described."""
 
     item: Item
     is_trained: bool
@@ -143,8 +143,8 @@ class UserReport:
 class PartHealth:
     """One part's state, and values by minute.
 
-    `problem`: why it is not ready, "" if it is. `started`: it was ready since the gateway started. `effect`: what does
-    not work without it. `degraded`: the gateway's degraded answers. `lag` is in `lag_unit`, -1 if unknown.
+    `problem`: why it is not ready, "" if it is. `started`: it was ever ready since the gateway's start. `effect`: what
+    does not work without it. `degraded`: the gateway's degraded answers. `lag` is in `lag_unit`, -1 if unknown.
     """
 
     name: str
@@ -309,8 +309,8 @@ class ShownAnswer:
 
 @dataclass(frozen=True)
 class ShownAnswers:
-    """A user's answers, newest first. `looked_back_to`: the oldest record read; `is_complete`: there are no older
-    answers."""
+    """A user's answers, newest first. `looked_back_to`: time of the oldest record read; `is_complete`: there are no
+    older answers."""
 
     answers: tuple[ShownAnswer, ...]
     looked_back_to: datetime | None

@@ -1,6 +1,6 @@
 """All errors of this package.
 
-A gateway's status, or `InvalidArgument` for a request that the client refuses.
+An error is a gateway's status, or `InvalidArgument` for a request that the client refuses.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class InvalidArgument(FreshetError):
 
 
 class TooLarge(InvalidArgument):
-    """The request or the answer exceeds a message (4 MB)."""
+    """The request or the answer exceeds the largest message (4 MB)."""
 
     status = "RESOURCE_EXHAUSTED"
 
@@ -108,7 +108,7 @@ class Overloaded(FreshetError):
 
 
 class Unavailable(FreshetError):
-    """The gateway cannot be reached or cannot do this. A write may have happened: repeat it with its event id."""
+    """The gateway cannot be reached or cannot answer. A write may have happened: repeat it with its event id."""
 
     status = "UNAVAILABLE"
     retriable = True

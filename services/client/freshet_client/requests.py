@@ -81,8 +81,8 @@ class Filter:
 class Rule:
     """One of `boost`, `bury`, `pin` and `cap` for the items that match.
 
-    `boost` adds to the score, `bury` subtracts. The best one is put at position `pin`, from 1. At most `cap` are
-    answered.
+    `boost` adds to the score, `bury` subtracts. The best match is put at position `pin`, from 1. An answer has at
+    most `cap` of them.
     """
 
     name: str
@@ -130,7 +130,7 @@ class RecommendOptions(TypedDict, total=False):
     """The keywords of `recommend`; the defaults change nothing.
 
     `history`: used instead of the stored one, oldest first, at most 1,000 events. `context`: device, surface, ...; kept
-    with the exposure. `freshness_token`: reflect this token, else `token_honoured` is False. `max_per_category`: most
+    with the exposure. `freshness_token`: reflect this token, else `token_honoured` is False. `max_per_category`: cap of
     items of one category. `diversity`: 0 orders by score alone; towards 1, dissimilar items are preferred. `query`: the
     user's search words. `page_depth`: keep a list of this length for further pages. `page_token`: answer a further
     page. `not_again`: leave out items that were shown. `rules`: at most 8. `as_of`: the request's time, for replays.

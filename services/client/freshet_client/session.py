@@ -74,7 +74,7 @@ class _State:
         return filled
 
     def _recent_items(self, asked: NotAgain | None) -> list[str]:
-        """Shown items to leave out, newest answer first: the gateway remembers answers only for users with a stored
+        """Shown items to leave out, newest answer first. The gateway remembers answers only for users with a stored
         history."""
         if asked is None:
             return []
@@ -209,7 +209,7 @@ class Session(_Session):
         """The next items of the list, None after its end. Pages of a kept list repeat nothing. Without a kept list (a
         visitor, a new user), a page has the best items that were not shown.
 
-        Raises: PreconditionFailed for a list that has ended (15 minutes, four newer ones).
+        Raises: PreconditionFailed for a list that has ended (after 15 minutes or four newer lists).
         """
         with self._lock:
             if not self.has_next_page:

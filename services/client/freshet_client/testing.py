@@ -5,8 +5,8 @@
         client.session("42").record("661", "like")
 
 It has the gateway's limits and errors, tokens, pages, seen and shown items, exposures, undo and forget. An item's score
-is a point for each category shared with an item of the history, and less than one for how often it was taken. Rules,
-diversity, category limits, conditions and version sets change nothing. One contract suite runs on both gateways.
+is one point for each category shared with an item of the history, plus a popularity below one. Rules, diversity,
+category limits, conditions and version sets change nothing. One contract suite runs on both gateways.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class FakeGateway:
             if handler is None:
                 raise Unsupported(f"the gateway in memory has no {method}")
             answered = handler(request)
-            # As off the wire: nothing is shared.
+            # As over a network: caller and gateway share no object.
             return type(answered).FromString(answered.SerializeToString())
 
     def stream(self, method: str, request: Any) -> Any:

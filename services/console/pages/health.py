@@ -15,7 +15,7 @@ from services.console.sentences import ago, date_text
 from services.console.snippets import snippet
 
 EVERY_S, HOUR = 2.0, 60
-# The most dead letters of each topic.
+# Largest number of dead letters of each topic.
 LETTERS = 20
 # The parts that an answer and an event pass through.
 LANES = {
@@ -102,7 +102,7 @@ class Health(Page):
         verdicts = [f"{one.name} is {_state(one)}: {one.problem}. Meanwhile {one.effect}." for one in out]
         self._verdict.set_text(" ".join(verdicts) or well)
         self._verdict.classes(replace="verdict out" if any(one.started for one in out) else "verdict")
-        # A part that answers is looked into, another one is started.
+        # Advise `doctor` for a part that answers, `up` for one that does not.
         words = "doctor" if out and "answer" not in out[0].problem else f"up --only {out[0].name}" if out else ""
         advice = self.settings.command(words) if words else ""
         if advice != self._advised:

@@ -17,7 +17,7 @@ from services.console.plots import Figures, Watch, shared
 from services.console.sentences import MEANINGS, duration
 
 KEPT, EVERY_S = 120, 1.0
-# Lines of the tail, the most new ones of a second, and the characters of a user id.
+# Lines of the tail, the largest number of new ones a second, and the shown characters of a user id.
 LINES, MOST, SHORT = 12, 5, 24
 # When a tail that nobody looks at ends, and the time from a stream's failure to the next attempt.
 UNSEEN_S, AGAIN_S = 3.0, 5.0
@@ -40,7 +40,7 @@ class Sample:
 
     @classmethod
     async def take(cls, client: AsyncClient) -> "Sample | None":
-        """Return one of now, None if the end of the stream is unknown. Raises: FreshetError."""
+        """Return a new sample, None if the end of the stream is unknown. Raises: FreshetError."""
         report = await client.freshness()
         found = report.interactions
         if not found or any(one.end_offset < 0 for one in found):
@@ -70,12 +70,12 @@ class Tail:
         self._num_lines = self.left_out = 0
 
     def look(self) -> Sequence[tuple[int, TailedInteraction]]:
-        """Return them, oldest first. Raises: for five seconds, the error that ended the stream."""
+        """Return the interactions, oldest first. Raises: for five seconds, the error that ended the stream."""
         if self._reading is None or self._reading.done():
             if self._reading is not None and time.monotonic() < self._again_s:
                 self._reading.result()
             self._reading = asyncio.create_task(self._read())
-            # Else asyncio logs an error that nobody waits for, after the last tab is closed.
+            # Retrieve the error, because asyncio logs an unretrieved one after the last tab is closed.
             self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
         if self._unseen is not None:
             self._unseen.cancel()

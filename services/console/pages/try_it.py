@@ -1,6 +1,6 @@
 """Try it: a user's list as cards. The user's actions change the list, and the page shows the delay.
 
-`Wanted` is what the page asks for: its address, the call of the client, and the panel that changes it.
+`Wanted` is what the page asks for; `call_of` turns it into a call, and `Filters` is the panel that changes it.
 """
 
 import secrets

@@ -156,7 +156,7 @@ class BulkImport:
 
 
 def _parts(past: Interactions, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """Yield whole users' rows, oldest first, and the number of these users: about FILL_CHUNK rows, or one user's."""
+    """Yield batches: number of users, and all their rows. A batch of several users has at most FILL_CHUNK rows."""
     rows = rows[np.argsort(past.users[rows], kind="stable")]
     begin = users = last = 0
     for end in np.append(np.flatnonzero(np.diff(past.users[rows])) + 1, len(rows)).tolist():

@@ -14,7 +14,7 @@ from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 from services.platform.errors import FreshetError, PreconditionFailed
 from services.stack.version import freshet_version
 
-# Ends a part that kills every worker, for example because it does not fit in memory.
+# Limit for restarts of a part: a part that does not fit in memory kills every worker.
 RETRIES = 3
 _CONNECT_S, _TRIES = 5.0, 3
 # Installed on every worker.
@@ -55,7 +55,7 @@ def run_parts(
 
 
 def _on_worker(call: Callable[[], R], bundle: Path, version: str, model_version: str) -> R | FreshetError | BundleError:
-    """Errors are returned, because Ray prints raised ones."""
+    """Return the call's result or its error; Ray would print a raised error."""
     try:
         _check(bundle, version, model_version)
         return call()

@@ -26,7 +26,7 @@ from services.user_state.values import (
 
 
 class MemoryStore:
-    """Every write has the conditions of the Lua scripts."""
+    """Every write checks the same conditions as Redis's Lua scripts."""
 
     def __init__(self, max_seen: int = 2_000) -> None:
         self._max_seen = max_seen

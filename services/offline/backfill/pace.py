@@ -15,12 +15,12 @@ class Pace:
         used: Callable[[], float] = time.process_time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """share: of one core, above 0, at most 1."""
+        """share: fraction of one core, above 0, at most 1."""
         self._share, self._clock, self._used, self._sleep = share, clock, used, sleep
         self._began, self._used_before = clock(), used()
 
     def rest(self) -> None:
-        """Sleep until the share is kept."""
+        """Sleep until the mean use since the start is at most the share."""
         due_s = (self._used() - self._used_before) / self._share - (self._clock() - self._began)
         if due_s > 0:
             self._sleep(due_s)

@@ -60,7 +60,7 @@ def write_past(
 
 
 def _check_topic(past: Interactions, layout: Layout, stream: Reader) -> dict[int, int]:
-    """The number of records of each partition that are this import's: the first and the last of them are compared."""
+    """Return how many records of this import each partition has; only the first and the last one are compared."""
     ends = stream.end_offsets()
     present = {partition: min(end, len(layout.rows[partition])) for partition, end in ends.items()}
     firsts = {partition: 0 for partition, end in ends.items() if end}

@@ -86,7 +86,7 @@ class Reattribution:
     ) -> None:
         """writes_clicks: also write search clicks, after a change of the pseudonym key.
 
-        archive: is read first, then the topic from its end. The caller has verified it
+        archive: is read first; the topic is then read from the archive's end. The caller has verified the archive
         (`archive.writing.check_continues`).
         """
         self._open_stream = open_stream

@@ -46,7 +46,7 @@ Progressed = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repartitioned:
-    """records: in `interactions` now; forgotten: of forgotten users, omitted."""
+    """records: number in `interactions` now; forgotten: number of forgotten records, which were not copied."""
 
     num_partitions: int
     records: int
@@ -77,7 +77,7 @@ def repartition(
     replicas: Replicas,
     progress: Progressed = lambda what, done, total: None,
 ) -> Repartitioned:
-    """Give `interactions` `num_partitions` partitions. Kafka and Redis must run, no process of Freshet may.
+    """Give `interactions` `num_partitions` partitions. Kafka and Redis must run; no process of Freshet may run.
 
     Raises: InvalidRequest for a number out of range; PreconditionFailed if `interactions` has this number already, was
     written since an interrupted attempt, or if an attempt with another number is unfinished; DependencyUnavailable,
@@ -170,7 +170,7 @@ class _Repartition:
         self._compare(name, whole["digests"])
         for topic in DERIVED:
             self._delete(topic.name)
-            # Such topics get the number of `interactions`.
+            # Topics with the default number of partitions get the new number.
             wide = topic.num_partitions == NUM_PARTITIONS
             self._make(topic.name, self._wanted if wide else topic.num_partitions, topic)
         with redis.Redis.from_url(self._redis_url) as client:
@@ -292,7 +292,7 @@ class _Repartition:
             self._until(lambda: not self._exists(name), name)
 
     def _until(self, condition: Callable[[], bool], name: str) -> None:
-        """Wait: brokers make and delete topics in the background."""
+        """Wait for the condition: brokers make and delete topics in the background."""
         deadline = time.monotonic() + _SILENCE_S
         while not condition():
             if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
 """Compute the top K of all users in a partition of `interactions`, with the live system's code (`freshet score`).
 
-The live consumer's handler makes histories in this process, the bundle's model computes states, and candidates' search
-ranks exactly, with votes. `freshet score --help` says what the gateway adds.
+The live consumer's handler makes histories in this process, the bundle's model computes states, and the candidates
+process's search ranks exactly, with votes. `freshet score --help` says what the gateway adds.
 """
 
 import time
@@ -48,7 +48,7 @@ Row = dict[str, Any]
 
 
 class ScoringCandidates(CandidatesSettings):
-    """Settings of a candidates process that writes no dead letters and snapshots."""
+    """Settings of a candidates process that writes no dead letters and no snapshots."""
 
     @property
     def does_common_work(self) -> bool:
@@ -74,8 +74,8 @@ class _NoOutbox:
 class Scoring:
     """All parts of a run.
 
-    run: unique name. archive: is read first, then the topic from its end. cold_items: the gateway's setting. as_of_ms:
-    request time of all users, Unix milliseconds.
+    run: unique name. archive: is read first; the topic is then read from the archive's end. cold_items: the gateway's
+    setting. as_of_ms: request time of all users, Unix milliseconds.
     """
 
     run: str

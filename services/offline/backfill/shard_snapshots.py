@@ -26,9 +26,10 @@ class ShardSnapshot:
 
 
 def write_shard_snapshot(settings: CandidatesSettings) -> ShardSnapshot:
-    """Write the settings' shard into its own folder below their `snapshots`.
+    """Write a snapshot of the settings' shard into the shard's folder below `settings.snapshots`.
 
-    Raises: InvalidRequest for settings without snapshots; BundleError, ConfigError, MemoryError, DependencyUnavailable.
+    Raises: InvalidRequest for settings without snapshots or with vote neighbours; BundleError, ConfigError,
+    MemoryError, DependencyUnavailable.
     """
     folder = settings.snapshot_folder
     if folder is None or settings.vote_neighbours:

@@ -52,7 +52,8 @@ class Catalogue:
 def read_catalogue(path: Path, separator: str = "|") -> Catalogue:
     """Read a file of items: .csv, .tsv, .txt, .jsonl, .ndjson or .json (each also as .gz), or Parquet.
 
-    separator: of categories in a cell. Raises: ValueError naming file, column or row, the value, and what is allowed.
+    separator: text between a cell's categories.
+    Raises: ValueError naming file, column or row, the value, and what is allowed.
     """
     table = _read(path)
     names = {role: _named(table, usual) for role, usual in (("id", _ITEM), ("title", _TITLE), ("cat", _CATEGORIES))}

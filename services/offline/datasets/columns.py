@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# By role, as `plain` returns them; the table's first is chosen.
+# By role, as `plain` returns them; the first name that the table has is chosen.
 _USUAL = {
     "user": ("user", "userid", "reviewerid", "customer", "customerid", "visitor", "visitorid"),
     "item": ("item", "itemid", "movieid", "parentasin", "asin", "product", "productid", "sku", "article", "articleid"),
@@ -26,7 +26,7 @@ _RATINGS = frozenset({"rating", "ratings", "overall", "stars"})
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableOptions:
     """How to read a table. columns: names by role ({"user": "who"}), if not usual ones. items: the file of items.
-    separator: of a cell's categories.
+    separator: text between a cell's categories.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -63,7 +63,7 @@ def choose_columns(path: Path, present: Sequence[str], wanted: Mapping[str, str]
 
 
 def usual_names(taken: Mapping[str, str]) -> list[str]:
-    """Return a text with the usual names per role that is not in `taken`."""
+    """Return a text with the usual names for each role that is not in `taken`."""
     return [f"{role}: {', '.join(names)}" for role, names in _USUAL.items() if names and role not in taken]
 
 

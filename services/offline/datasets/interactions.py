@@ -70,12 +70,12 @@ class Interactions:
 
     @property
     def num_users(self) -> int:
-        """Return U, all of the vocabulary."""
+        """Return U, the size of the vocabulary, which may have users without an event."""
         return len(self.user_ids)
 
     @property
     def num_items(self) -> int:
-        """Return X, all of the vocabulary."""
+        """Return X, the size of the vocabulary, which may have items without an event."""
         return len(self.item_ids)
 
     def select(self, rows: RowArray | npt.NDArray[np.bool_] | slice) -> "Interactions":

@@ -37,7 +37,7 @@ class Located:
 @dataclass(kw_only=True, slots=True)
 class Locator:
     """Searches for data sets. `root`: the only folder to search, if given. `download`: whether to use the network.
-    `tried`: folders without the set, in words.
+    `tried`: failed searches and downloads, in words.
     """
 
     root: Path | None = None

@@ -46,7 +46,7 @@ def order_test(interactions: Interactions, *, num_shuffles: int = 20, seed: int 
     """Compare the hit rate of first-order predictions before and after shuffling each user's events.
 
     About a fifth of the users is held out. The others' counts predict the held-out steps, with equal counts in random
-    order. `ties="shuffled"` shuffles events of the same second in the original order. "sorted by item": nine of ten
+    order. `ties="shuffled"` first shuffles events of the same second. "sorted by item": nine of ten
     steps to another item go to a higher (or a lower) item code. Otherwise "ordered" needs z of at least 4 and a higher
     rate than every shuffle.
     Raises: ValueError for fewer than two shuffles, an unknown `ties`, or if no held-out or no other user has two

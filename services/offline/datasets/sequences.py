@@ -120,7 +120,7 @@ def _has_windows(folder: Path) -> bool:
 def _from_windows(folder: Path) -> pa.Table:
     """Join each user's first history with all targets.
 
-    Raises: ValueError naming file and row if a window's history does not end with the previous target.
+    Raises: ValueError naming file and row if a window's history is not the end of the user's events joined so far.
     """
     found: dict[object, list[object]] = {}
     for name in _WINDOW_FILES:

@@ -58,7 +58,7 @@ class SimulatorConfig:
     new_item_share: float = 0.3
     # Chance per session that one of the user's interests is replaced.
     drift: float = 0.15
-    # Chances that an event's item is the shelf's next, and that it is one of the newest.
+    # Chances that an event's item is one of the shelf's next, and that it is one of the newest.
     follow_share: float = 0.4
     novelty_share: float = 0.08
     zipf_exponent: float = 0.9
@@ -98,7 +98,7 @@ class _Catalogue:
 
 
 def simulate(config: SimulatorConfig) -> Interactions:
-    """Simulate a stream of ratings; equal configurations give equal data. Cost: O(U L), and U x X bits of memory."""
+    """Simulate a stream of ratings; equal configurations give equal data. Cost: O(U L S), and U x X bytes of memory."""
     rng = np.random.default_rng(config.seed)
     catalogue = _build_catalogue(config, rng)
     times_s, sessions, lengths = _event_times(config, rng)

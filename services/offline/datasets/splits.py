@@ -51,7 +51,7 @@ class MeasuredSplit:
 def leave_one_out_split(interactions: Interactions, *, tie_order: TieOrder = "file") -> MeasuredSplit:
     """Test on each user's last event, validate on the one before; users with fewer than three events only train.
 
-    `tie_order` of a user's events of the same second: "file" or "reversed", in which published tables of ML-1M differ.
+    `tie_order`: order of a user's events of the same second, "file" or "reversed"; published ML-1M tables use either.
     "reversed" reorders the result's `interactions`, to which the rows refer.
     Raises: ValueError for "reversed" without times.
     """
@@ -105,10 +105,10 @@ def time_split(
     valid_share: float = 0.1,
     max_events: int = MAX_PREDICTED_EVENTS,
 ) -> MeasuredSplit:
-    """Train before t1, validate in [t1, t2), test from t2 on; t1 and t2 cut the events 80 : 10 : 10.
+    """Train before t1, validate in [t1, t2), test from t2 on; t1 and t2 cut the events 80 : 10 : 10 by default.
 
-    Events of one second stay together. Of validation and test, up to `max_events` events each are predicted: evenly
-    spread ones whose user has an earlier event.
+    Events of one second stay together. Validation and test each predict up to `max_events` evenly spread events whose
+    users have an earlier event.
     Raises: ValueError if a share or `max_events` is out of range, if there are no timestamps, or if a part has no event
     to predict.
     """
@@ -177,7 +177,7 @@ def _first_events(interactions: Interactions) -> npt.NDArray[np.bool_]:
 
 
 def _evenly(rows: RowArray, count: int) -> RowArray:
-    """The rows in the middle of `count` equal stretches, or all if there are no more."""
+    """Return the middle row of each of `count` equal stretches, or all rows if there are at most `count`."""
     if len(rows) <= count:
         return rows
     middles = (2 * np.arange(count, dtype=np.int64) + 1) * len(rows) // (2 * count)

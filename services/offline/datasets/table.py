@@ -45,8 +45,9 @@ def read_table(
 ) -> Reading:
     """Read a CSV (.csv, .tsv, .txt), JSON lines (.jsonl; also .gz) or Parquet file, and report its findings.
 
-    A CSV's separator is the most frequent one of its header: comma, semicolon, tab or bar. A missing value is 1. A
-    missing type is "interaction", or "rating" if the values are from a column of ratings and the schema has that type.
+    A CSV's separator is the most frequent one of its header: comma, semicolon, tab or bar; a .tsv has tabs. A missing
+    value is 1. A missing type is "interaction". Without a column of types, a row with a rating has the type "rating" if
+    the schema has that type.
     `schema`, `now_s`: see `check`.
     """
     path = Path(path)
@@ -91,7 +92,7 @@ def read_table(
 
 
 class _Cells:
-    """The rows with as many cells as the header, one of them not missing. numbers (N,): row numbers in the file. bad
+    """The rows with as many cells as the header and a filled cell. numbers (N,): row numbers in the file. bad
     (N,): rows with an error. num_rows: rows of the file; num_blank: rows without a value.
     """
 

@@ -34,8 +34,8 @@ _WEIGHT = {Role.POSITIVE: 1.0, Role.NEGATIVE: -1.0, Role.EXPOSURE: 0.0, Role.NEU
 def near_type(name: str, schema: EventSchema) -> str | None:
     """Return the type that `name` probably means; None if no name is near.
 
-    Precedence: the same letters, a prefix that undoes something, a type that is part or a word of `name`, a synonym,
-    similar letters.
+    Precedence: the same letters, a prefix that undoes something, a type that has `name` as a word or is part of
+    `name`, a synonym, similar letters.
     """
     spelled = plain(name)
     if not spelled:

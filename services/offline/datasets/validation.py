@@ -94,7 +94,7 @@ class Reading:
     def account(self, used: Interactions | None, *, given: Interactions | None = None) -> dict[str, Any]:
         """Return the numbers of rows read, used (None: no row), and left out by reason; rows = used + left out.
 
-        `used` is a selection of `given`, and that of `interactions` (default: all).
+        `used` is a selection of `given`; `given` is a selection of `interactions` (default: all).
         """
         left_out = Counter({"blank": self.num_blank})
         if used is None or self.interactions is None:
@@ -341,7 +341,7 @@ def _check_scale(checked: _Checked, name: str, weight: TypeWeight, given: MaskAr
 def other_scale(
     data: Interactions, name: str, weight: TypeWeight, given: MaskArray | None = None
 ) -> tuple[float, float] | None:
-    """Return the scale of a type's values if it has more than five stars and does not fit the schema's weight."""
+    """Return the usual scale of a type's values if it does not fit the schema's weight; None for up to five stars."""
     chosen = data.of_types({name}) if given is None else given
     if weight.centre is None or not chosen.any() or not weight.slope:
         return None

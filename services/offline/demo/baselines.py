@@ -27,8 +27,8 @@ MOST_ITEMS = 10_000
 
 
 class AtTheSplit:
-    """A Ranker that learns nothing: "popularity" by training counts, and "frozen_state", the model with the states of
-    then.
+    """A Ranker that learns nothing: "popularity" by training counts, and "frozen_state", the model with the states at
+    the split.
 
     A user without a state at the split gets popular items, as from the system.
     """

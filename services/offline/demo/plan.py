@@ -1,7 +1,7 @@
 """The replay process's input and output, two JSON files.
 
-A process of its own keeps the replay's clock free of training's memory and the progress bar. Times are seconds since
-the replay's start, durations milliseconds.
+The replay has its own process, so that neither training's memory nor the progress bar disturbs its clock. `time_s` is
+the event's own time in Unix seconds.
 
 Letters: S scheduled events, M predictions.
 """
@@ -22,7 +22,7 @@ HELD_OUT_SHARE = 0.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayEvent:
-    """One held-out event; predicted: before it is sent.
+    """One held-out event; predicted: recommendations are requested before it is sent.
 
     previous: position of the same user's previous event, or -1. known: the model knows the item.
     """

@@ -104,7 +104,7 @@ class Replay:
             self._asked.setdefault(position, []).append(task)
 
     def _refuse(self, due_s: float, action: Action) -> None:
-        """With too many open calls, still send an event; a prediction is a miss."""
+        """Handle an action with too many open calls: an event is still sent, a prediction counts as a miss."""
         kind, position = action
         if kind == "send":
             self._send_due(position)
@@ -218,7 +218,7 @@ class Replay:
     def _request(self, event: ReplayEvent) -> gateway_pb2.RecommendRequest:
         request = gateway_pb2.RecommendRequest(user_id=event.user_id, k=self._plan.k)
         request.filter.exclude_seen = True
-        # As a real request before the event: `as_of` is its time.
+        # Like a real request just before the event: `as_of` is the event's time.
         request.as_of.FromSeconds(event.time_s)
         return request
 

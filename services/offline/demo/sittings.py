@@ -1,7 +1,7 @@
 """Predicted events by the time since the user's previous event: same sitting, same day or a later day.
 
-In MovieLens-1M nine of ten predicted events follow the previous one within an hour; a state frozen at the split lacks
-it. Times are the events' own, not the replay's.
+In MovieLens-1M nine of ten predicted events follow the user's previous event within an hour; a state frozen at the
+split lacks that event. Times are the events' own, not the replay's.
 
 Letters: M predictions.
 """

@@ -148,8 +148,8 @@ def prepare(stack: Stack) -> None:
         raise taken
 
 
-# Started by `import_past`: the refresher at the beginning, since it encodes titles for as long; the encoder after it,
-# since it would apply the records one by one.
+# `import_past` starts the refresher at its beginning, because encoding titles takes as long as the import, and the
+# encoder at its end, because the encoder would apply the records one by one.
 LATER = ("refresher", "encoder")
 
 

@@ -23,7 +23,7 @@ from services.offline.demo.plan import ReplayEvent
 
 # A new item with fewer users is not served from interactions (the refresher's default).
 NUM_EARLY = 3
-_TOP, _DEPTH = 50, 100  # recommendations that are searched for the new item; that are compared around a dislike
+_TOP, _DEPTH = 50, 100  # recommendations: searched for the new item; compared before and after a dislike
 _PAGE, _NEAR, _RESULTS, _SHOWN = 10, 20, 10, 3
 _RECENT = 30  # a user's last items
 _EVENTS_WANTED = 10
@@ -47,7 +47,7 @@ class Person(NamedTuple):
 
 
 def choose_person(events: Sequence[ReplayEvent], past: Mapping[str, Sequence[str]]) -> Person | None:
-    """Return the user with a past of suitable length and about ten events, if any.
+    """Return the user with about ten events among those with 20 to 150 past items, else among all with a past, if any.
 
     `past`: item ids before the split, oldest first.
     """

@@ -52,7 +52,7 @@ def save(
 ) -> None:
     """Write a checkpoint and remove older ones.
 
-    `identity`: configuration and data fingerprint. `best_weights`: of the epoch with the best validation score, if any.
+    `identity`: configuration and data fingerprint. `best_weights`: those of the best epoch on validation, if any.
     """
     tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():

@@ -30,7 +30,7 @@ from services.offline.training.presets import TrainConfig, with_dot_head, with_w
 _SHARE = 1 / 3
 _EVENTS = 4_000
 _METRIC = "ndcg@10"
-# A position's cost is a mean over so many, after warm-up batches.
+# A position's cost is the mean over about this many positions, after the warm-up batches.
 _MEASURED_POSITIONS, _WARM_UP_BATCHES = 30_000, 4
 
 
@@ -141,7 +141,7 @@ def choose(
 def _cheapest_of_the_best(
     options: Mapping[str, TrainConfig], found: Mapping[str, npt.NDArray[np.float64]]
 ) -> tuple[str, str]:
-    """The cheapest option to serve that the best is not significantly better than, and the reason in words."""
+    """Return the cheapest option to serve of those that the best does not beat significantly, and the reason."""
     best = max(options, key=lambda name: found[name].mean())
     # A wide dot product has the mixture's bytes, but no gate to compute.
     order = sorted(

@@ -129,7 +129,7 @@ class _Graph(nn.Module):
 
 
 def _example(model: SequentialModel) -> dict[str, Tensor]:
-    # Sizes that differ and are neither 0 nor 1: the exporter takes no axis for a constant or another.
+    # Sizes differ and are neither 0 nor 1, so that the exporter mistakes no axis for a constant or for another axis.
     length = model.encoder_shape.max_history // 2 + 1
     sample = {
         "item_index": torch.zeros(3, length, dtype=torch.int64),

@@ -1,8 +1,8 @@
 """Both encoders of a text bundle in int8, for processors that multiply bytes (VNNI; decision 022).
 
 Dynamic quantization takes the activations' range from each call, so a query is encoded alone. Weights have 7 bits, so
-that the sum of two byte products fits into 16 and every processor computes the same graph. A graph whose outputs differ
-from the float32 one's is omitted.
+that the sum of two byte products fits into 16 bits and every processor computes the same graph. A graph whose outputs
+differ from the float32 one's is omitted.
 """
 
 import tempfile
@@ -74,7 +74,7 @@ def _shared(bundle: TextBundle, folder: Path) -> tuple[Path, dict[str, float]] |
 
 
 def write_int8(graph: Path, path: Path) -> None:
-    """Write `graph` with weight matrices in int8, except the first that narrows, behind the first layer's GELU.
+    """Write `graph` with weight matrices in int8, except the first one that narrows, which follows a GELU.
 
     Raises: ExportError if a package is missing or the graph cannot be read.
     """
@@ -142,8 +142,8 @@ _PREFIX = "narrow/"
 
 
 def write_shared(wide: tuple[str, Path], narrow: tuple[str, Path], path: Path, batches: Sequence[Feeds]) -> bool:
-    """Write one graph with an output for each of two: (output's name, graph). Return False if they have no layer in
-    common, or if its outputs would differ from theirs.
+    """Write one graph that joins two, each given as (output's name, graph). Return False if they have no layer in
+    common, or if the joined graph's outputs differ from theirs.
 
     `wide` pads queries inside, `narrow` reads their T tokens alone. Both have inputs input_ids and attention_mask (B,
     T) int64. batches: queries to compare them on. Raises: ExportError if onnx is missing.
@@ -162,7 +162,7 @@ def write_shared(wide: tuple[str, Path], narrow: tuple[str, Path], path: Path, b
 
 
 def _deepest_common(models: Sequence["ModelProto"], batches: Sequence[Feeds]) -> tuple[str, str] | None:
-    """The last layer norms' outputs with equal rows, one of each graph; None if no layer's are equal."""
+    """Return the last layer norm's output name in each graph at which their rows are equal; None if no layer's are."""
     norms = [[node.output[0] for node in model.graph.node if node.op_type == "LayerNormalization"] for model in models]
     found = [_values(model, names, batches) for model, names in zip(models, norms, strict=True)]
     deepest = None
@@ -237,7 +237,7 @@ def _joined(wide: "ModelProto", narrow: "ModelProto", common: tuple[str, str], n
     for output, name in zip(graph.output, names, strict=True):
         graph.node.append(helper.make_node("Identity", [output.name], [name]))
         output.name = name
-    # They describe both graphs and would be true of one.
+    # The recorded shapes describe only `wide`.
     del graph.value_info[:]
     return wide
 

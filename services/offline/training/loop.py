@@ -32,7 +32,7 @@ PARTS = ("data", "encoder", "mol", "optimizer")
 _SECONDS_BETWEEN_CHECKPOINTS = 30.0
 # The second moment adapts within tens of steps: a run of `quick` has some thousand.
 _BETAS = (0.9, 0.98)
-# Learning rate of the absence rows: few positions follow an absence.
+# Factor of the absence rows' learning rate: few positions follow an absence.
 _ABSENCE_RATE = 5.0
 
 
@@ -51,7 +51,8 @@ class Step:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainReport:
     """The trained model and its costs. `seconds`, `cpu_seconds` (of all threads) and `part_shares` exclude checkpoints
-    and evaluation; memory is the process's. `valid_scores` and `epoch_cpu_seconds` have one entry per finished epoch.
+    and evaluation; memory is the process's or, on CUDA, the GPU's. `valid_scores` and `epoch_cpu_seconds` have one
+    entry per finished epoch.
     """
 
     model: SequentialModel
@@ -71,7 +72,7 @@ class TrainReport:
 
 
 ProgressListener = Callable[[Step], None]
-# A higher score is a better model; it must not change the model or the random generators.
+# Returns a score, higher for a better model. It must not change the model or the random generators.
 Validate = Callable[[SequentialModel], float]
 Result = TypeVar("Result")
 

@@ -21,17 +21,17 @@ from services.offline.evaluation.engine.metrics import Ranks, gains, target_rank
 from services.offline.evaluation.engine.ranked_events import EventScorer, counting, held_out_batches
 from services.offline.training.sequences import Histories, IntArray
 
-# On validation of ml-latest-small and Amazon Beauty. Co-occurrence alone, NDCG@10: distances up to 30 weighted by their
-# root .054 (up to 10 unweighted .049), a decay of .7 .053 (.9 .050); on Beauty earlier items at a half .067 (whole
-# .060, none of them worse on both), counts to the power of a quarter .067 (halved roots .057).
+# Validation NDCG@10 of co-occurrence alone. ml-latest-small: distances up to 30, weighted by the inverse of their root,
+# .054 (up to 10, unweighted: .049); decay .7 .053 (.9: .050). Amazon Beauty: earlier items at half weight .067 (full
+# weight: .060; without them both data sets are worse); counts to the power of a quarter .067 (halved roots: .057).
 _MAX_DISTANCE = 30
 _DISTANCE_POWER = 0.5
 _EARLIER = 0.5
 _COUNT_POWER = 0.25
 _SHAPE = NeighbourShape(num_neighbours=64, decay=0.7, model_share=1.0)
-# Candidates of lambda; .95 is a long-trained dot product's.
+# Candidates of the model's share; .95 is a long-trained dot product's.
 MODEL_SHARES = (1.0, 0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2)
-# Chosen on last events of users, which the training excludes: few, so that it loses little.
+# The share is chosen on users' last events. Training excludes these, so they are few.
 _MAX_EVENTS, _MAX_SHARE, _MIN_EVENTS = 2_000, 0.01, 100
 _BLOCK_PAIRS = 1 << 23
 

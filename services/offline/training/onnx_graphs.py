@@ -79,8 +79,8 @@ def write_text_graph(encoder: nn.Module, path: Path, *, output: str, max_tokens:
     Inputs: TEXT_INPUTS (B, T) int64, B and T dynamic, T at most `max_tokens`.
     """
     batch, columns = torch.export.Dim("batch"), torch.export.Dim("columns", max=max_tokens)
-    # Sizes that differ and are neither 0 nor 1: the exporter takes no axis for a constant or another. A tensor passed
-    # twice becomes a single input (outputs differed by 4).
+    # Sizes differ and are neither 0 nor 1, so that the exporter mistakes no axis for a constant or for another axis. A
+    # tensor passed twice becomes a single input (outputs differed by 4).
     sample = {name: torch.ones(3, min(7, max_tokens), dtype=torch.int64) for name in TEXT_INPUTS}
     dynamic = {name: {0: batch, 1: columns} for name in TEXT_INPUTS}
     write_graph(encoder.eval(), sample, dynamic, path, inputs=list(TEXT_INPUTS), outputs=[output])

@@ -12,7 +12,7 @@ def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
     """Seed PyTorch's generators for a block, and restore the caller's.
 
     On the CPU it also fixes the order of additions: otherwise two threads add gradients of embeddings in the order of
-    arrival. On CUDA some operators have no such form.
+    arrival. On CUDA some operators have no deterministic form.
     """
     mode: Any = torch.utils.deterministic
     was, filled = torch.are_deterministic_algorithms_enabled(), mode.fill_uninitialized_memory

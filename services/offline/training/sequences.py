@@ -1,8 +1,8 @@
 """Histories as training batches, with little padding.
 
-Each epoch cuts histories into windows on the grid of the window rule (multiples of L/4, at a new offset per epoch);
-each event but a user's first is predicted once. (seed, epoch) determines everything, so an epoch can be resumed at any
-batch. A tenth of the inputs' actions is replaced by row 0, for unknown ones.
+Each epoch cuts histories into windows on the grid of the window rule (multiples of max_history / 4, at a new offset
+per epoch); each event but a user's first is predicted once. (seed, epoch) determines everything, so an epoch can be
+resumed at any batch. A tenth of the inputs' actions is replaced by row 0, for unknown ones.
 
 Letters: B windows in a batch, L longest window in it, N positions to predict.
 """
@@ -95,7 +95,7 @@ class PaddedWindows:
 def windows_before(histories: Histories, events: IntArray, users: IntArray, max_history: int) -> PaddedWindows:
     """Return the encoder's input before the positions `events` of users' histories, by the window rule.
 
-    Every position must have an event before it; a user's end, offsets[u + 1], is one.
+    Every position must have an event before it; a user's end, offsets[u + 1], is allowed.
     """
     num_before = events - histories.offsets[users]
     starts = np.array([window_start(int(count), max_history) for count in num_before], dtype=np.int64)
@@ -160,7 +160,7 @@ def _windows(offsets: IntArray, max_history: int, rng: np.random.Generator) -> t
     predicted = (np.diff(offsets) - 1).clip(min=0)
     users = np.flatnonzero(predicted)
     step = max_history // 4
-    # The first window may be short, so that later ones start at any multiple of L/4.
+    # The first window may be short, so that later ones start at any multiple of max_history / 4.
     shift = rng.integers(0, 4, len(users)) * step
     shift[predicted[users] <= max_history] = 0
     counts = -(-(predicted[users] + shift) // max_history)

@@ -65,7 +65,7 @@ def _signature(model: SequentialModel) -> tuple[dict[str, Any], dict[str, Any], 
     """Example inputs, their dynamic axes, and names of inputs and outputs in the graph's order."""
     shape = model.encoder_shape
     blocks = range(shape.num_blocks)
-    # Sizes that differ and are neither 0 nor 1: the exporter takes no axis for a constant or another.
+    # Sizes differ and are neither 0 nor 1, so that the exporter mistakes no axis for a constant or for another axis.
     new, wanted, kept_events = 5, 2, 7
     events, states, past = (torch.export.Dim(name) for name in ("events", "positions", "kept"))
     # Per input an example and its dynamic axes.

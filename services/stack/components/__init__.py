@@ -1,1 +1,1 @@
-"""One recipe per kind of part: installation, start, readiness, version."""
+"""One module per kind of part: installation, start, readiness, version."""

@@ -101,7 +101,7 @@ class InferenceServer(Component):
             "--metrics-address": LOOPBACK,
             "--backend-directory": str(self.folder / "backends"),
             "--disable-auto-complete-config": "",
-            # The native backend's configuration is for the container.
+            # Omitted, because it selects the native backend's configuration, which is for the container.
             "--model-config-name": None,
         }
         prefix = shared_memory_prefix(place)

@@ -29,7 +29,7 @@ _FRACTION_STEPS = 500
 class ErrorWeights:
     """Weights of the two parts of each point's residual, as expectations over the unit sphere.
 
-    Shapes: log_across (X,), the logarithm of h_across (at d = 1,024 and T = .9 |x| it is about 1e-370, below any
+    Shapes: log_across (X,), the logarithm of h_across (at d = 1,024 and T = .9 |x| it is about 3e-375, below any
     double); ratio (X,), eta = h_along / h_across. A point that no unit query scores above T has log_across = -inf and
     ratio = 1: its loss is always 0.
     """
@@ -75,7 +75,7 @@ def threshold_weights(norms: FloatsArray, width: int, threshold: float) -> Error
 
 
 def eta(threshold: float, width: int) -> float:
-    """Return a unit vector's weight of an error along it over that of one across (per squared length)."""
+    """Return eta = h_along / h_across of a unit vector."""
     if not 0 <= threshold < 1:
         raise ValueError(f"threshold is {threshold}; a unit vector has weights for 0 <= T < 1")
     return float(threshold_weights(np.ones(1), width, threshold).ratio[0])
@@ -125,7 +125,7 @@ def _log_sphere(width: int) -> float:
 def _log_sine_integral(cosine: Float64Array, width: int) -> tuple[Float64Array, Float64Array]:
     """Logarithms of I_d and of cos(a) sin^(d-1)(a), with cos(a) in [0, 1).
 
-    I_d is half the incomplete beta function of sin^2(a) at ((d + 1) / 2, 1 / 2). In the tail it is its prefactor over a
+    I_d is half the incomplete beta function of sin^2(a) at ((d + 1) / 2, 1 / 2). In the tail it is a prefactor times a
     continued fraction; near the equator, where that converges slowly, half a sphere minus the part from the other end.
     """
     a, b = (width + 1) / 2, 0.5

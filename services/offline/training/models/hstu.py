@@ -1,6 +1,6 @@
 """HSTU: a causal sequence encoder with pointwise SiLU attention, gated by u (arXiv:2402.17152).
 
-Attention weights are SiLU(q k^T + position bias + time bias) / L with L the constant `max_history`, not a softmax, so
+Attention weights are SiLU(q k^T + position bias + time bias) / `max_history`, a constant, not a softmax, so
 the number of matching events affects the state. Unlike the authors' code, the time of position i is its own event's
 (serving does not know the next one), and there are no absolute positions, so that appending is exact. `step` encodes
 new events from the keys and values of earlier ones.
@@ -90,7 +90,7 @@ class HstuBlock(nn.Module):
         """Encode new events alone: x (S, D), past keys (H, C, d_qk) and values (H, C, d_v), bias and visible (1, S, T)
         -> x (S, D), their keys (H, S, d_qk) and values (H, S, d_v).
 
-        With one new event the overhead of operations dominates, so it saves those (240 in the exported graph; 310 when
+        With one new event the overhead per operation dominates, so it uses few (240 in the exported graph; 310 when
         written like `forward`).
         """
         of_u, of_v, of_q, of_k = torch.split(self.uvqk, self.split, dim=1)

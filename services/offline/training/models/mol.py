@@ -25,7 +25,7 @@ class SwiGlu(nn.Module):
         self.inner = nn.Linear(width_in, 2 * hidden)
         self.outer = nn.Linear(hidden, width_out, bias=False)
         nn.init.xavier_normal_(self.inner.weight)
-        # The authors' bias has shape (1, 2 * hidden) and is initialised as a weight of it.
+        # The authors' bias has shape (1, 2 * hidden) and is initialised as a weight of that shape.
         nn.init.xavier_normal_(self.inner.bias.detach().unsqueeze(0))
         nn.init.xavier_normal_(self.outer.weight)
 
@@ -49,8 +49,8 @@ def _align(query: nn.Module, item: nn.Module, component_width: int, noise: float
     """Initialise query component p and item component p mod P_x as one orthogonal map with rows of length 1, if both
     projections are linear. With `noise` all components start as one such map plus Gaussian noise.
 
-    An untrained dot product of the encoder's output with the item's embedding already ranks similar items first, which
-    random projections have to learn: most of the gap between a mixture and a dot product on Amazon Beauty
+    An untrained dot product of the encoder's output with the item's embedding already ranks similar items first. Random
+    projections have to learn this; it explains most of the gap between a mixture and a dot product on Amazon Beauty
     (docs/decisions/026).
     """
     if not (isinstance(query, nn.Linear) and isinstance(item, nn.Linear)):

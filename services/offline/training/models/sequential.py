@@ -95,8 +95,8 @@ class SequentialModel(nn.Module):
                 self.absence_gate = nn.Parameter(torch.zeros(absence.num_buckets, head.num_pairs))
 
     def encode(self, item_index: Tensor, event_time: Tensor) -> Tensor:
-        """Encode histories: item_index (B, L) dense, from X on a bucket, plus its action's row * STRIDE, PADDING at the
-        end of rows; event_time (B, L) s -> (B, L, D).
+        """Encode histories: item_index (B, L), the dense index plus its action's row * STRIDE, PADDING at the end of
+        rows; event_time (B, L) s -> (B, L, D).
         """
         if item_index.shape[1] > self.encoder_shape.max_history:
             raise ValueError(f"history length={item_index.shape[1]}; allowed: at most {self.encoder_shape.max_history}")
@@ -165,12 +165,12 @@ class SequentialModel(nn.Module):
 
     @property
     def item_rows(self) -> Tensor:
-        """The recommendable items' embeddings (X, D), without the buckets'."""
+        """The items' embeddings (X, D)."""
         return self.item_embedding.weight[: self.num_items]
 
     @torch.no_grad()
     def fill_absences(self) -> None:
-        """Give a bucket without training data (row zero, which means no absence) the row of the bucket below it."""
+        """Give a bucket whose row is still zero, for lack of training data, the row of the bucket below it."""
         for bucket in range(1, 0 if self.absence_shape is None else self.absence_shape.num_buckets):
             if not self.absence_components[bucket].any():
                 self.absence_components[bucket] = self.absence_components[bucket - 1]

@@ -2,8 +2,8 @@
 
 P_q aggregation tokens precede a query's tokens, P_x a document's, and are trained with the body. They join at layer
 `joined`; training caches the output of the frozen layers below. Parameterized pooling: the
-first position's output gives each component a distribution over all positions; the component is the outputs' mean by
-it, l2-normalised. The gate reads the P cosines alone. Query and document share the body.
+first position's output gives each component a distribution over all positions; the component is the outputs' mean
+with these weights, l2-normalised. The gate reads the P cosines alone. Query and document share the body.
 
 Letters: B texts, L tokens, P_q, P_x components, P = P_q * P_x, D width, d = D, G gate hidden width.
 """

@@ -45,7 +45,7 @@ _SMALL_NOISE = 0.02  # BERT's own for fresh weights
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhraseSettings:
     """Settings of `train_phrases`. `positions`, `shortlist` None: from the data. `least_steps`: with few questions
-    training exceeds `epochs` until it has so many. `seconds`: limit of the training time, towards which the learning
+    training exceeds `epochs` to make this many steps. `seconds`: limit of the training time, towards which the learning
     rate decays.
     """
 
@@ -91,7 +91,7 @@ class TrainedPhrases:
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> FloatArray:
-        """Return x (B, 1+s, D) of B queries, also without words."""
+        """Return x (B, 1+s, D) of B queries, which may have no words."""
         if not texts:
             return np.zeros((0, self.encoder.shape.positions + 1, self.encoder.shape.width), dtype=np.float32)
         ids, mask = self.pieces.batch(texts, max_tokens=self.encoder.shape.max_tokens)
@@ -159,7 +159,7 @@ class _Training:
         self.pieces, self.progress = pieces, progress
         self.device = torch.device(settings.device)
         self.all_layers = self.device.type != "cpu"
-        # bfloat16 products are slower than float32 without such units, 2 to 4 times faster with AVX-512's.
+        # bfloat16 products are slower than float32 on a CPU without units for them, 2 to 4 times faster with AVX-512's.
         units = torch.cpu.get_capabilities()
         self.half = self.device.type != "cpu" or bool(units.get("amx_bf16") or units.get("avx512_bf16"))
         self.encoder = encoder.to(self.device)

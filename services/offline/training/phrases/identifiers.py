@@ -45,7 +45,7 @@ def identifiers_of(
 ) -> Identifiers:
     """Tokenize X documents' identifiers; texts without tokens are ignored.
 
-    positions: s; by default the lengths' 97th percentile, at most a trie's maximum (12).
+    positions: s; by default the lengths' 97th percentile, at least 2, at most a trie's maximum (12).
     Raises: ValueError naming the document if one has no identifier, or if positions is out of range.
     """
     if not documents:

@@ -80,7 +80,7 @@ class Corpus:
 def candidates(corpus: Corpus, *, min_count: int) -> dict[Piece, int]:
     """Return phrases, words and parts of words with at least `min_count` occurrences, with counts, sorted.
 
-    Of phrases that differ only in number, marks or spaces, only the one with the most characters in all is returned.
+    Of phrases that differ only in number, marks or spaces, only that with the largest count times length is returned.
     """
     forms, often = corpus.forms()
     found = _parts(forms, often, min_count)

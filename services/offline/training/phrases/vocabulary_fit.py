@@ -87,8 +87,8 @@ def _uses(lattice: Lattice, way: Way, weights: Integers) -> Integers:
 def build_vocabulary(texts: Iterable[str], *, size: int, min_count: int) -> PhraseVocabulary:
     """Return a vocabulary of at most `size` tokens; fewer if the texts have fewer candidates.
 
-    `min_count`: of a candidate (20 in the paper, for tens of millions of identifiers). Equal texts make an equal
-    vocabulary in any order.
+    `min_count`: least count of a candidate (20 in the paper, for tens of millions of identifiers). Equal texts make an
+    equal vocabulary in any order.
     Raises: ValueError for a size below FIXED_TOKENS, a min_count below 1, or empty texts.
     Source: PIXAR section 4.1 after TokenMonster; it differs in drawing test vocabularies by hash.
     """

@@ -35,7 +35,7 @@ class TextMolSettings:
     """Settings of `train_text_mol`. Raises: ValueError naming field, value and allowed range.
 
     `components` is P_q = P_x (the paper's grid: 2, 4, 8, 16). `trained_layers`: the number of the body's last layers
-    that are trained. `learning_rate` is the peak: linear warm-up over a tenth of the steps, then linear decay.
+    that are trained. `learning_rate` is the peak, after a linear warm-up and before a linear decay.
     `half_precision` multiplies in bfloat16, 5 times as fast on a processor with AMX.
     """
 
