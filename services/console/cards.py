@@ -12,8 +12,7 @@ from nicegui.elements.mixins.text_element import TextElement
 
 from services.console.elements import box, button, text
 
-# Type of event -> icon of its button.
-ICONS = {"like": "thumb_up", "dislike": "thumb_down", "hide": "visibility_off"}
+EVENT_ICONS = {"like": "thumb_up", "dislike": "thumb_down", "hide": "visibility_off"}
 Act = Callable[[ScoredItem, str], Awaitable[None]]
 # An item's source -> the tag that says how the item was found, "" for no tag. Other sources are shown by their names.
 SOURCES = {"mol": "", "first_stage": "first stage"}
@@ -105,7 +104,7 @@ class Cards:
             with box("div", "acts"):
                 for kind in self.actions:
                     act = partial(self._act, item, kind)
-                    button("", act, icon=ICONS[kind], classes=f"act {kind}", about=f"{kind.capitalize()}: {name}")
+                    button("", act, icon=EVENT_ICONS[kind], classes=f"act {kind}", about=f"{kind.capitalize()}: {name}")
                 similar = partial(self._similar, item.item_id)
                 button("", similar, icon="join_inner", classes="act", about=f"Similar: {name}")
                 with box("a", "act", aria_label=f"Why: {name}", title=f"Why: {name}", href=why):

@@ -15,8 +15,7 @@ from services.console.sentences import ago, date_text
 from services.console.snippets import snippet
 
 EVERY_S, HOUR = 2.0, 60
-# Largest number of dead letters of each topic.
-LETTERS = 20
+LETTERS_PER_TOPIC = 20
 # The parts that an answer and an event pass through.
 LANES = {
     "An answer": ("gateway", "redis", "candidates", "reranker", "generator"),
@@ -132,9 +131,9 @@ class Health(Page):
             if not self.may("operator"):
                 return
         with self._notice.failures():
-            found = await self.client.dead_letters(max_letters=LETTERS)
+            found = await self.client.dead_letters(max_letters=LETTERS_PER_TOPIC)
             older = f" Older ones: {self.settings.command('dead-letters list')}." if found.has_older else ""
-            about = f"The newest unusable records, at most {LETTERS} of a topic.{older}"
+            about = f"The newest unusable records, at most {LETTERS_PER_TOPIC} of a topic.{older}"
             self._about_letters.set_text(about if found.letters else "No record is set aside.")
             with self._letters:
                 for letter in found.letters:

@@ -1,7 +1,6 @@
 """Items: find an item, see its catalogue entry, change it, withdraw it or restore it.
 
-The address contains the search fields. Saving writes only the fields that this tab changed, so two tabs can edit
-different fields of one item.
+The address has the search fields. Saving writes only fields changed in this tab, so that two tabs can edit one item.
 """
 
 from collections.abc import Callable

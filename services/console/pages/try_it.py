@@ -17,7 +17,7 @@ from nicegui.element import Element
 from starlette.datastructures import QueryParams
 
 from services.console.access import LOOK
-from services.console.cards import ICONS, Cards
+from services.console.cards import EVENT_ICONS, Cards
 from services.console.elements import Line, box, button, entry, fill, folded, handle, link, panel, refill, text
 from services.console.frame import Page
 from services.console.sentences import about_answer
@@ -188,7 +188,7 @@ class TryIt(Page):
     async def _show_filters(self) -> None:
         catalogue = await self.client.catalogue(max_categories=MAX_CATEGORIES)
         known = {one.type for one in catalogue.event_types}
-        self._cards.actions = [kind for kind in ICONS if kind in known]
+        self._cards.actions = [kind for kind in EVENT_ICONS if kind in known]
         self._filters.show(catalogue)
 
     def _say_who(self) -> None:
@@ -243,7 +243,7 @@ class TryIt(Page):
 
         self._nothing.set_visibility(False)
         with self._done, box("li", "did") as line:
-            ui.icon(ICONS[kind]).props("aria-hidden=true")
+            ui.icon(EVENT_ICONS[kind]).props("aria-hidden=true")
             text("span", name, "isolated")
             if event_id:
                 button("Undo", undo, classes="button quiet", about=f"Undo: {name}")
