@@ -6,6 +6,7 @@ Processes share the pages of a mapped file. Writing to the file changes the arra
 
 import json
 import math
+import mmap
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from services.algorithms.bundles.model_manifest import BundleError
 
 # A file up to this size (states of about 150,000 items) is read, not mapped.
 LOADED_BYTES = 64 << 20
+# Linux. Without it, private writable pages are reserved in memory, and no file larger than memory can be mapped.
+_MAP_NORESERVE = 0x4000
 # Inode, size and modification time of this process's mapped files.
 _mapped: dict[Path, tuple[int, int, int]] = {}
 _DTYPES = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I64": np.int64, "I32": np.int32, "U8": np.uint8}
@@ -105,4 +108,6 @@ def _read_tensor(
         return np.zeros(shape, dtype)
     if not is_mapped:
         return np.fromfile(path, dtype, math.prod(shape), offset=offset).reshape(shape)
-    return np.asarray(np.memmap(path, dtype=dtype, mode="c", offset=offset, shape=shape))
+    with path.open("rb") as file:
+        flags, access = mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+        return np.ndarray(shape, dtype, mmap.mmap(file.fileno(), 0, flags=flags, prot=access), offset)

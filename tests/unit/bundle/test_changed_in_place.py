@@ -1,5 +1,6 @@
 """What a process answers from is what it checked: files that are changed under it change nothing, or are told."""
 
+import json
 import os
 import subprocess
 import sys
@@ -103,3 +104,16 @@ def test_a_mapped_file_that_is_written_to_is_told_and_one_that_is_replaced_is_no
         assert tensor_file.changed_in_place().startswith(f"{path / name} was modified while in use")
         (path / name).unlink()
         assert tensor_file.changed_in_place() == ""
+
+
+def test_a_file_larger_than_memory_is_mapped_and_writing_to_its_array_leaves_it(tmp_path: Path) -> None:
+    rows = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    header = json.dumps({"a": {"dtype": "F32", "shape": [rows], "data_offsets": [0, 4 * rows]}}).encode()
+    path = tmp_path / "sparse.safetensors"
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 4 * rows)
+    array = tensor_file.read_tensors(path)["a"]
+    array[-1] = 1.0
+    assert (array.shape, array.dtype, array[0], array[-1]) == ((rows,), np.float32, 0.0, 1.0)
+    assert tensor_file.read_tensors(path)["a"][-1] == 0.0
