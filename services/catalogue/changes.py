@@ -1,5 +1,5 @@
-"""Apply the stream's changes in candidates and the reranker, in the follower's thread, while searches continue; count
-them in metrics named by process.
+"""Apply the stream's changes in candidates and the reranker, in the follower's thread, while searches continue. Count
+the changes in metrics whose names contain the process.
 
 A change beyond the memory limit waits and is reported; meanwhile, answers name the last applied position.
 """
@@ -106,7 +106,7 @@ class MergeReports:
 
     @property
     def is_failing(self) -> bool:
-        """Whether any merge failed last; thread-safe."""
+        """Whether the last run of any merge failed; thread-safe."""
         return any(merge.error is not None for merge in self._merges)
 
     def look(self) -> None:
@@ -185,7 +185,7 @@ class CatalogueChanges:
         self._done()
 
     def reset(self) -> None:
-        """Return to the bundle."""
+        """Return the items to the bundle's content and clear the remembered interactions."""
         self._items.reset()
         if self._remembered is not None:
             self._remembered.clear()

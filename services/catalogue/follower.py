@@ -1,9 +1,9 @@
 """Follow the catalogue's topics: `index-deltas` in whole batches, and `items`.
 
-A thread of a process reads them from the start. It is ready when it has reached both ends: before, withdrawals may be
-unknown, so `CatalogueGate` refuses requests. Until then it joins the batches of many polls; later, those of one poll if
-it is behind. Otherwise each batch is separate, so that two followers have the same positions. Deltas without room are
-tried again in order, while the thread continues with `items`.
+A thread of a process reads them from the start. It is ready once it has reached the ends of both topics. Until then
+withdrawals may be unknown, so `CatalogueGate` refuses requests, and the thread applies the batches of many polls
+together. Later it applies the batches of one poll together if it is behind, else one by one, so that two followers
+have the same positions. Deltas without room are tried again in order, while the thread continues with `items`.
 """
 
 import time
@@ -56,8 +56,8 @@ def catalogue_reader(
     makes_topics: Replicas | None = None,
     writes_dead_letters: bool = False,
 ) -> TopicReader:
-    """Return a reader of the catalogue's topics (default: both). writes_dead_letters: of malformed records of `items`;
-    one process does.
+    """Return a reader of the catalogue's topics (default: both). writes_dead_letters: send
+    malformed records of `items` to the dead-letter topic; only one process sets it.
     """
     name = f"{process}-catalogue"
     return TopicReader(
@@ -96,9 +96,9 @@ class Listener(Protocol):
 
 
 class CatalogueFollower(TopicFollower):
-    """Follows the topics. It skips no batch: the index would be wrong under a later position.
+    """Follows the topics. It skips no batch: a later position implies that all earlier batches are in the index.
 
-    follows_deltas: False for `items` only. kinds: of the bundle's attributes; an item with another kind is unreadable.
+    follows_deltas: False for `items` only. kinds: the bundle's attribute kinds; an item of another kind is unreadable.
     snapshots: of `index-deltas`; `items` is read from its start. holds: whether the listener serves an item; states of
     other items are not decoded.
     """
@@ -153,7 +153,7 @@ class CatalogueFollower(TopicFollower):
         super().finish()
 
     def turn(self) -> int:
-        """Read and apply; the first turn begins after a usable snapshot."""
+        """Read and apply. The first turn begins at the record after the snapshot's, if the snapshot is usable."""
         if self._snapshots is not None and not self._looked_for_one:
             first = self._snapshots.first_offset(self._is_in_place)
             if first is None:

@@ -11,7 +11,7 @@ METRICS_STEP = 100
 class CompactSettings(GatewaySettings):
     """The gateway's settings, and the worker's number, which the parent sets (`workers.py`)."""
 
-    # None: the only one.
+    # None: there is only one worker.
     worker: int | None = Field(default=None, ge=0, le=7, validation_alias="FRESHET_COMPACT_WORKER")
 
     @property
@@ -20,6 +20,6 @@ class CompactSettings(GatewaySettings):
 
     @property
     def resolved_metrics_port(self) -> int:
-        """Return the gateway's port, plus 100 per earlier worker."""
+        """Return the gateway's metrics port, plus 100 per earlier worker; 0 if that port is 0."""
         port = super().resolved_metrics_port
         return port + METRICS_STEP * (self.worker or 0) if port else 0

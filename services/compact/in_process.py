@@ -19,7 +19,7 @@ class InProcess:
         self._servicer = servicer
 
     async def call(self, stub: Any, method: str, request: Any, *, timeout_s: float, peer: str) -> Any:
-        """Call as `rpc_client.call`, without `stub`."""
+        """Call the servicer's method as `rpc_client.call` would; `stub` is ignored."""
         timeout = request_context.bounded_timeout(timeout_s)
         if timeout <= 0:
             raise errors.DeadlineExceeded(f"{peer}: no time left to call it")

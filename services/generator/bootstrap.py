@@ -125,7 +125,7 @@ class _Loading:
         )
 
     def _encoder(self, queries: Queries, graph: Graph, *, threads: int) -> TextEncoder:
-        """Return an encoder with a loaded graph: the first search has a deadline. Raises: PreconditionFailed."""
+        """Return an encoder with its graph loaded, as the first search has a deadline. Raises: PreconditionFailed."""
         own = InProcessText(
             graph.path, queries.word_pieces, max_tokens=queries.max_tokens, threads=threads, alone=graph.alone
         )
@@ -186,7 +186,10 @@ class Ready:
 
 
 async def run(settings: GeneratorSettings) -> None:
-    """Serve until a signal; ready after both topics were read. Raises: BundleError, PortTaken."""
+    """Serve until a signal. Ready after `items` and, with the text source, `search-clicks` were read.
+
+    Raises: BundleError, PortTaken.
+    """
     logging.getLogger("bm25s").setLevel(logging.WARNING)  # the library sets its own debug level
     metrics = GeneratorMetrics()
     set_compute_threads(settings.compute_threads)

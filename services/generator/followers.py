@@ -64,7 +64,7 @@ def clicks_reader(bootstrap: Brokers, replicas: Replicas) -> TopicReader:
 
 
 class ClicksFollower(TopicFollower):
-    """Follows the topic."""
+    """Follows `search-clicks`."""
 
     def __init__(
         self,

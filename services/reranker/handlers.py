@@ -227,7 +227,7 @@ class Rerank:
         chosen = self._chosen(request, items, order, scores, ruled)
         proof = ESTIMATE
         if is_the_pools:
-            # Limits may choose below the pool's k best; a pinned item stays at its position.
+            # Limits may choose items below the pool's k best; a pinned item stays at its position.
             shown = dict(enumerate(chosen.tolist(), start=1))
             pinned = {shown[rule.pin] for rule, mask in ruled if rule.pin in shown and mask[shown[rule.pin]]}
             rows = list({*shown.values()} - pinned | {request.k - 1})

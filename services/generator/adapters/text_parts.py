@@ -1,5 +1,5 @@
-"""The text bundle's parts for the sources, and query encoders over its graphs, with ONNX Runtime in this process. Only
-this module of the process reads the bundle's files. Encoders are thread-safe.
+"""The text bundle's parts for the sources, and query encoders over its graphs, with ONNX Runtime in this process.
+Encoders are thread-safe.
 
 Letters: B queries.
 """
@@ -123,7 +123,7 @@ class SharedText:
         found = future.result()
         if output not in found:
             raise PreconditionFailed(f"the graph of both models has no output {output!r}; it has {sorted(found)}")
-        # Separately, so that NaN of one model does not affect the other.
+        # Each output is checked separately, so that NaN of one model does not affect the other.
         return checked(found[output], 1, f"{output} in {self._graph.owner}")
 
     def close(self) -> None:
@@ -243,7 +243,7 @@ def phrase_queries(bundle: TextBundle) -> tuple[Queries, Graph]:
 
 
 def _graph(bundle: TextBundle, part: str, whole: str) -> Graph:
-    """Return the int8 graph if this processor multiplies bytes (VNNI); others gain only a seventh (decision 022)."""
+    """Return the int8 graph if this processor has VNNI, else the float32 graph (decision 022)."""
     if instruction_set() == "avx512":
         if bundle.shared_int8_graph is not None:
             return Graph(bundle.shared_int8_graph, alone=True, output=part)

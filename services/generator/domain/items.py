@@ -154,7 +154,7 @@ class ItemTable:
         return self._described.get(row) or self._first(row)
 
     def _words(self, row: int, title: str, names: Sequence[str]) -> str:
-        """Return the title, or the text bundle's document if it has more, and the categories."""
+        """Return the title, the text bundle's document and the categories, without repetitions."""
         first = self._first(row)[0]
         document = self._texts[row] if row < len(self._texts) else ""
         if document in ("", first):

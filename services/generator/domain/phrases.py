@@ -1,6 +1,6 @@
 """The generating source: the most probable item identifiers of one parallel pass of the phrase model (PIXAR).
 
-Answers are in the trie, and so in the catalogue. Queries find a new title's identifier at once.
+Every answer is an identifier in the trie, so it names catalogue items. Queries find a new title's identifier at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,8 @@ log = structlog.get_logger()
 # Queries (B,) to the model's output (B, 1 + s, D), and which of them have a word (B,).
 EncodeAll = Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]
 
-# Several identifiers may name one item: their number is doubled at most so often, until there are k items.
+# Several identifiers may name one item, so the requested number of identifiers is doubled until there are k items, at
+# most this many times.
 _DOUBLINGS = 3
 
 
@@ -55,7 +56,7 @@ class Phrases:
         return len(self._vocabulary)
 
     def find(self, asked: Sequence[Asked]) -> list[Generated]:
-        """Return the k items of the best identifiers, each with its best; nothing for a query without a word."""
+        """Return the k items of the best identifiers, each with its best identifier; none for a query without words."""
         outputs, has_words = self._encode_all([one.query for one in asked])
         return [
             self._find(one, x if words else None)

@@ -13,7 +13,7 @@ MAX_K = 1_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """One query in words. filter: without a user."""
+    """One query in words. filter: has no seen items, since the query has no user."""
 
     query: str
     k: int

@@ -1,7 +1,7 @@
 """The text source: learned similarity over a language model's components, and feedback from clicks.
 
-A click's query moves its item (PEFA-XS) and votes for it near that query (PEFA-XL). An item without a document is found
-after its first click, since the bundle has no document encoder.
+A click moves its item's state towards its query (PEFA-XS), and votes for the item at similar queries (PEFA-XL). An
+item without a document is found after its first click, since the bundle has no document encoder.
 """
 
 from collections.abc import Callable, Iterable, Sequence

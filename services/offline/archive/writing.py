@@ -82,8 +82,7 @@ class ArchiveInteractions:
     """One run over all partitions.
 
     log: a reader of `interactions` alone. before_ms: archive each partition up to its first record of this time or
-    later;
-    None: to its end.
+    later; None: to its end.
     """
 
     def __init__(

@@ -117,8 +117,8 @@ def preference(
     """Estimate the preferred team of interleaving, in [-1, 1]; None before `MIN_USERS` users (decision 095).
 
     takes (U,): a user's takes of team slots, at least 1. credit (U,): takes of the second team's slots minus the
-    first's.
-    The estimate is the sum of credit over that of takes, which are capped at the quantile `CAPPED_ABOVE`.
+    first's. The estimate is the sum of credit over the sum of takes. If a user's takes exceed the quantile
+    `CAPPED_ABOVE`, takes and credit are scaled down to it.
     """
     num_users = len(takes)
     if num_users < MIN_USERS:

@@ -26,7 +26,7 @@ _Z = NormalDist().inv_cdf(0.975)
 class PolicyValue:
     """A reward per exposure and its 95 % interval over users.
 
-    effective_users: so many users of the other policy itself would give the same information.
+    effective_users: number of users of the other policy itself that would give the same information.
     """
 
     mean: float
@@ -104,7 +104,7 @@ def _weights(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np
 
 
 def _effective(weights: Array, users: npt.NDArray[np.integer]) -> float:
-    """Kish's: (sum of weights)^2 / sum of squared weights, over users' mean weights."""
+    """Return Kish's effective sample size, (sum w)^2 / sum w^2; w: a user's sum of exposures' mean weights."""
     per_user = _by_user(weights.mean(1), users)[0]
     squares = float(per_user @ per_user)
     return float(per_user.sum()) ** 2 / squares if squares else 0.0

@@ -50,7 +50,7 @@ def document(
 
 
 def _parts(log: duckdb.DuckDBPyConnection) -> list[Part]:
-    """Return the parts with enough users, most users first, without those that are the whole."""
+    """Return the parts with enough users, most users first, without parts that contain all exposures."""
     return log.execute(
         f"""
         WITH entries AS (

@@ -20,8 +20,8 @@ from services.offline.experiments.results import WINDOW, Metric, attributed, che
 from services.offline.experiments.sequential import MIN_USERS
 from services.platform.errors import InvalidRequest
 
-# The mean weight of a log with the right propensities is 1. A log is refused if it is off by so many times half the
-# 95 % interval: one false refusal in a million.
+# The mean weight of a log with the right propensities is 1. A log is refused if its mean weight differs
+# from 1 by more than this many times half the 95 % interval: one false refusal in a million.
 _REFUSED_BEYOND = 2.5
 
 
@@ -36,7 +36,7 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimates:
-    """Rewards per answer: of the policy that ran, and estimator -> of the other policy.
+    """Rewards per answer. ran: of the policy that ran; other: of the other policy, by estimator.
 
     positions: how many first positions of an answer count; None: all.
     """
@@ -88,7 +88,7 @@ def of_arms(
 def without_new_items(log: duckdb.DuckDBPyConnection, metric: Metric) -> Estimates:
     """Estimate Recommend's answers without positions for new items, by the item-position model.
 
-    Answers of the most frequent length count, up to the last position that an item of such an answer could have.
+    Only answers of the most frequent length count, before the first position where no item could stay.
     Raises: NoSupport; InvalidRequest as `results`.
     """
     check_metrics(log, [metric])

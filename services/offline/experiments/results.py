@@ -28,7 +28,7 @@ SPLITS = {
     "model": "s.model_version",
     "position": "s.first_position + list_position(s.item_ids, i.item_id) - 1",
 }
-# An interaction without an exposure id belongs to an exposure of its item at most so long before.
+# An interaction without an exposure id belongs to an exposure of its item at most this long before it.
 WINDOW = timedelta(days=1)
 # A part of the exposures: "surface", or an entry of the request's context; and its value.
 Part = tuple[str, str]

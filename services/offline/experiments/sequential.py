@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 ALPHA = 0.05
 MIN_USERS = 100
-# Here the interval is narrowest, relative to one of a fixed size; at a tenth or ten times as many users it is at most a
-# fifth too wide.
+# At this number of users the interval is narrowest, relative to that of a test of fixed size. At level .05
+# it is relatively 27 % wider at a tenth of the users, and 7 % wider at ten times as many.
 TUNED_FOR_USERS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """Its interval and the p-value of "it is zero" are valid at every look."""
+    """A mean; its interval and the p-value of "the mean is zero" are valid at every look."""
 
     mean: float
     low: float

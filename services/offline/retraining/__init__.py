@@ -1,1 +1,1 @@
-"""Train a new model from the log and compare it with the serving model before it answers anybody."""
+"""Train a new model from the log and compare it with the serving model before it serves."""

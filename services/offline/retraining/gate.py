@@ -21,7 +21,7 @@ from services.offline.evaluation.engine.served_scorer import ServedScorer
 from services.offline.evaluation.engine.strata import strata
 from services.offline.training.sequences import Histories
 
-# Non-inferiority, relative to the serving model's hit rate: the interval of the difference must lie above it.
+# Non-inferiority: the interval of the difference must lie above minus this share of the serving model's hit rate.
 MARGIN = 0.05
 # A stratum needs this many events; it rejects if the p-value (Holm) of its loss is below LEVEL.
 MIN_EVENTS, LEVEL = 100, 0.05
@@ -65,7 +65,7 @@ def judge(
 ) -> Verdict:
     """Compare two bundles on up to 6,000 events from row `first` on, on which neither may have trained.
 
-    The new event schema decides which events are positive and which items are seen.
+    The new model's event schema decides which events are positive and which items are seen.
     Raises: ValueError if fewer than 100 of them can be predicted.
     """
     seen = data.seen(new.event_schema)

@@ -133,7 +133,8 @@ def beyond_accuracy(split: MeasuredSplit, ranked: RankedEvents) -> dict[str, flo
     """Return measures of the first ten items of every event.
 
     `coverage`: their share of the catalogue. `novelty`: the mean of -log2 of an item's share of the training events
-    plus one. `popularity_bias`: their mean training events over those of the taken items; None if that is 0.
+    and one more event per item. `popularity_bias`: their mean training events over those of the taken items; None
+    if that is 0.
     """
     counts = split.train.item_counts().astype(np.float64)
     assert ranked.first is not None

@@ -42,7 +42,7 @@ def inspect(path: Path) -> dict[str, Any]:
 
 
 def _nearest(bundle: Bundle) -> list[dict[str, Any]]:
-    """Items are near by the mean cosine of their components."""
+    """Return the items nearest to the most popular ones, by the mean cosine of components."""
     vectors = unit(bundle.item_states.components).reshape(bundle.num_items, -1).astype(np.float32)
     count = min(NEAREST, bundle.num_items - 1)
     rows = []

@@ -4,12 +4,14 @@ QUICK: preset quick on MovieLens-1M, HR@10 .245 (4x2x32, G 64), well trained. PA
 ml-1m (8x4x64, after 4 of its 101 epochs, HR@10 .205), whose eight views agree more than QUICK's four (pair correlation
 .53 against .17); item and query gates of QUICK, since ml-1m's hardly vary yet (item gate sd .019); the pair network's
 two scales are near the means of both models'. Of about nine such combinations this was nearest to the paper's Table 5
-at the Books shape. Share of the top 100 found with nearly these constants, 5 queries:
+at the Books shape. Share of the top 100 found with nearly these constants (5 queries), and the relative hit rate
+of the paper's own model:
 
-    TopKAvg 200, 500, 1000, 2000, 4000        .65, .89, .97, 1.0, 1.0   the paper's own model, as relative hit
-    TopKPerEmbedding 5, 50, 100               .18, .72, .89             rates: .77 .88 .94 .97 .99, .40 .90 .96
+                                              share found               paper
+    TopKAvg 200, 500, 1000, 2000, 4000        .65, .89, .97, 1.0, 1.0   .77, .88, .94, .97, .99
+    TopKPerEmbedding 5, 50, 100               .18, .72, .89             .40, .90, .96
 
-With QUICK's components TopKPerEmbedding(100) would hold .20, which would favour TopKAvg too much.
+With QUICK's components TopKPerEmbedding(100) would find .20, which would favour TopKAvg too much.
 """
 
 from dataclasses import dataclass, replace
@@ -19,8 +21,8 @@ from dataclasses import dataclass, replace
 class Fitted:
     """Constants of one trained model; shares are of variance or energy, in [0, 1].
 
-    shared_share: the part of a view that all views share; leading_share: the part of the latent axes that the rest of a
-    view rotates among themselves. item_level, query_level: coordinate on the axis that all queries share.
+    shared_share: the part of a view that all views share; leading_share: the part of the latent axes that a view's
+    rotation mixes only with each other. item_level, query_level: coordinate on the axis that all queries share.
     popularity_share: popularity's part of an item's energy; popularity_quantiles: its standardised distribution at
     equal steps of probability. *_spectrum_*: taste axis i has the variance (i + offset)^-exponent, normalised.
     cluster_share: the cluster's part of an item's taste; there are clusters_per_root_item sqrt(X) clusters.
@@ -88,7 +90,7 @@ QUICK = Fitted(
     pair_mean_to_slope=-0.8781,
     pair_residual_sd=0.1316,
 )
-# It gives, at 8x8x32, the pair correlation of the trained model at 8x4x64.
+# At 8x8x32, PAPER gives the pair correlation of the trained model at 8x4x64.
 PAPER = replace(
     QUICK,
     shared_share=0.58,

@@ -44,7 +44,7 @@ def generate(
     There are no labels (`Scene.label_draws` is (B, 0)): they could only be drawn from the scores that algorithms are
     evaluated by. Equal arguments make equal scenes.
     Raises: ValueError for num_items or num_queries below 1.
-    Cost: X P_x r (r + d) multiply-adds; memory: the result and 50 MB.
+    Cost: X r (P_x d + P) multiply-adds; memory: the result and 50 MB.
     """
     count = shape.num_items if num_items is None else num_items
     for name, value in (("num_items", count), ("num_queries", num_queries)):
@@ -91,7 +91,7 @@ class World:
         wish = (axes + fitted.query_spectrum_offset) ** -fitted.query_spectrum_exponent
         rest = 1 - fitted.item_level**2 - fitted.popularity_share
         pairs = shape.num_pairs
-        # Their own stream: a catalogue of another size has the same views and gates.
+        # Centres have their own random stream, so a catalogue of another size has the same views and gates.
         num_clusters = max(1, round(fitted.clusters_per_root_item * num_items**0.5))
         centres = np.random.default_rng([seed, _CENTRES]).standard_normal((num_clusters, latent), dtype=np.float32)
         return cls(

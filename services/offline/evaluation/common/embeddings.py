@@ -104,7 +104,7 @@ def sift(source: EmbeddingSource, *, seed: int) -> EmbeddingSet:
 def _split(
     name: str, vectors: FloatArray, num_queries: int, apart: int, num_items: int | None, seed: int
 ) -> EmbeddingSet:
-    """Draw the queries and `apart` vectors in all that are no items."""
+    """Set `apart` random vectors apart and take the queries from them; the items are drawn from the rest."""
     if len(vectors) <= apart:
         raise ValueError(f"{name} has {len(vectors)} vectors; {apart} queries leave no items")
     order = np.random.default_rng(seed).permutation(len(vectors))
@@ -118,7 +118,7 @@ def _bytes_column(column: object, width: int) -> npt.NDArray[np.float32]:
 
 
 def _keep(vectors: FloatArray, path: Path) -> None:
-    """Rename, so that an interrupted run leaves no partial file."""
+    """Write to a temporary file and rename it, so that an interrupted run leaves no partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, aside = tempfile.mkstemp(dir=path.parent, suffix=".part")
     try:

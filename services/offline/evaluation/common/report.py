@@ -35,7 +35,7 @@ def cell(value: Any, spec: str = "") -> str:
     """Return a value as a page shows it: None as "–", lists joined, else by Python's format specification.
 
     More specifications: `short`, three digits; `share`, four digits without a leading zero; `interval` and `+interval`
-    (with signs), of [mean, low, high]. `M` and `G` before one divide by a million or a billion; `±` gives " ± x", and
+    (with signs), of [mean, low, high]. A prefix `M` or `G` divides by a million or a billion; `±` gives " ± x", and
     "" for None.
     """
     if value is None or isinstance(value, Undefined):
@@ -134,7 +134,7 @@ def report_of(name: str, request: Request, rows: list[dict[str, Any]], began: fl
 def written(
     request: Request, report: Report, page: Callable[[Report], str], plot: Callable[[Report, Path], None] | None = None
 ) -> Report:
-    """Write NAME.md, NAME.json (the report's benchmark) and plots; return the report."""
+    """Write NAME.md, NAME.json and plots, where NAME is the report's benchmark; return the report."""
     name = report["benchmark"]
     request.out.mkdir(parents=True, exist_ok=True)
     if plot is not None:

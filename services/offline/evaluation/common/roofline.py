@@ -47,7 +47,9 @@ class Work:
 
 
 def measure_rates() -> Rates:
-    """Return the fastest of 40 runs: a 1024^3 float32 product, exp over a cached array, the sum of 256 MB."""
+    """Time a 1024^3 float32 product, exp over a cached array and the sum of 256 MiB; return the rates of the fastest of
+    40 runs (exp: 400).
+    """
     a, b = torch.rand(1024, 1024), torch.rand(1024, 1024)
     small, target = torch.rand(1 << 17), torch.empty(1 << 17)
     large = torch.ones(1 << 26)
@@ -100,7 +102,7 @@ def average_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """A class of indexes with pool sizes; scans: first passes over all items, without which everything is scored."""
+    """A class of indexes with pool sizes; scans: first passes over all items; if empty, all items are scored."""
 
     kind: Any
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -113,7 +115,7 @@ class Algorithm:
     def work(self, shape: Shape, *, num_queries: int, num_items: int, touched: Mapping[str, float]) -> Work:
         """Return the unavoidable work; `touched`: mean items per pass.
 
-        An exact strategy gets brute force's work, so it may take less than 1 roofline.
+        An exact strategy gets brute force's work, so its time may be below the roofline's.
         """
         if not self.scans:
             return full_scores(shape, num_queries=num_queries, num_items=num_items)

@@ -30,7 +30,7 @@ _GIB = 1 << 30
 class Baseline(EventScorer, Protocol):
     """Learns from training events alone; equal settings and data give equal scores.
 
-    Histories to score have the vocabulary of the training events, and every event needs one before it.
+    Histories to score have the vocabulary of the training events. Every event to score needs an earlier one.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Popularity:
 class RecentPopularity:
     """Items by their number of training events in the `days` before the request, then by all training events.
 
-    A request after the training's end uses its last days. Without times each user's last `events` training events
+    A later request uses the last `days` of training. Without times each user's last `events` training events
     count.
     """
 
@@ -147,8 +147,8 @@ class SessionNeighbours:
     if times are known. The user's last `window` events are the evolving session s of length L. Its item p positions
     from the end (0: the last) has the weight (L - p) / (distinct items of s). Of the `recent_sessions` most recent
     sessions that share an item with s, the `neighbours` with the largest summed weight r vote. An item's score is the
-    sum over voting sessions that contain it of max(0, 1 - 0.1 (q + 1)) r log(S / S_i): q is the last position that the
-    session shares with s, and S_i sessions contain the item. Ties of r go to the more recent session. Without times,
+    sum over voting sessions that contain it of max(0, 1 - 0.1 (q + 1)) r log(S / S_i): q is the smallest p of
+    a shared item, and S_i sessions contain the item. Ties of r go to the more recent session. Without times,
     sessions have a random order, the same in every run. Items without a vote follow by popularity.
     Source: Kersbergen, Sprangers, Schelter: "Serenade - Low-Latency Session-Based Recommendation in e-Commerce at
     Scale", SIGMOD 2022, algorithm 2; sessions are sets here.

@@ -45,7 +45,7 @@ METRICS = ("hr@1", "hr@10", "hr@50", "hr@200", "ndcg@10", "mrr")
 def gains(ranks: npt.NDArray[np.integer], metric: str) -> npt.NDArray[np.float64]:
     """Return the gain of each rank (0-based, any shape).
 
-    "hr@k" is 1 for the first k; "ndcg@k" is discounted by the logarithm of the position; "mrr" by the position, uncut.
+    "hr@k" is 1 for the first k; "ndcg@k" is discounted by the logarithm of the position; "mrr" is 1 / position.
     """
     if metric == "mrr":
         return np.asarray(1.0 / (ranks + 1.0))

@@ -60,7 +60,7 @@ class RankedEvents:
 
 
 def counting(interactions: Interactions, rows: IntArray, schema: EventSchema) -> IntArray:
-    """Return the positive rows: the events to predict of training, evaluation and the retraining gate."""
+    """Return the positive rows: the events that training, evaluation and the retraining gate predict."""
     return rows[interactions.speaking_for(schema)[rows]]
 
 

@@ -32,7 +32,7 @@ class ServedScorer:
 
     @property
     def seconds_per_event(self) -> float:
-        """The median over batches excludes the first one and pauses of the machine."""
+        """Return the median over batches, which a slow first batch and pauses of the machine hardly change."""
         return float(np.median(self._seconds))
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:

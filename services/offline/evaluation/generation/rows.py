@@ -34,7 +34,7 @@ FULL, SHORTLIST = "full softmax", "shortlist"
 
 
 def page(report: dict[str, Any]) -> str:
-    """A `remark` is a person's addition to the stored report."""
+    """Return generation.md of a report; a person may add a `remark` to the stored report."""
     names = {"making": MAKING, "stored_only": _STORED_ONLY, "full_softmax": FULL, "shortlist": SHORTLIST}
     return filled(Path(__file__).with_name("page.md.j2"), **{"remark": ""} | report | names)
 

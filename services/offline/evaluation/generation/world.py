@@ -1,7 +1,7 @@
 """A phrase model of any vocabulary size without training: weights, identifiers, queries and a fitted shortlist.
 
 Training with millions of phrases is too expensive. The cost of decoding depends on the weights' spectrum and on how
-queries cluster around topics, and both come from real data: a phrase's row is .8, .7 and .3 times three rows of
+queries cluster around topics, and both come from real data: a phrase's row sums .8, .7 and .3 times three rows of
 MiniLM's word-piece embeddings (its topic's word, a frequent word, a rare one).
 
 Letters: V vocabulary size, D width (384), s positions, I identifiers, m vectors, r tokens of a set, N queries.

@@ -12,7 +12,7 @@ import torch
 from services.offline.evaluation.common.roofline import Work
 from services.offline.evaluation.common.timing import Times
 
-# Calls a function with the numbers of its calls, `repeats` times, and returns milliseconds.
+# Calls a function `repeats` times, each time with the call's number, and returns each call's milliseconds.
 Clock = Callable[[Callable[[int], object], int], list[float]]
 
 
@@ -25,7 +25,7 @@ class CardRates:
     bytes_moved: float
 
     def milliseconds(self, work: Work) -> float:
-        """Return the work's least time; its bytes are counted in half precision."""
+        """Return the work's least time. The caller counts the work's bytes in half precision."""
         times = (
             work.multiply_adds / self.multiply_adds,
             work.exponentials / self.exponentials,

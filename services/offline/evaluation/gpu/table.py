@@ -1,8 +1,9 @@
 """`freshet bench gpu`: Table 5 of arXiv:2407.15462 on a GPU, next to the roofline and the paper's times.
 
-It needs only a checkout, NumPy, PyTorch, Triton, typer and rich. Milliseconds are CUDA events around the device's part
-of a search; `end_to_end_ms` is the wall clock with NumPy in and out. Exact answers come from PyTorch in float32, and in
-float64 for close scores. Catalogues are synthetic. A failed row reports its error, and the others are measured.
+It needs only a checkout, NumPy, PyTorch, Triton, typer and rich. CUDA events measure the milliseconds of a search on
+the device; `end_to_end_ms` is wall-clock time, including copies from and to NumPy. Exact answers come from PyTorch in
+float32, and in float64 for close scores. Catalogues are synthetic. A failed row reports its error, and the others are
+measured.
 
 Letters: X items, B queries, K = 100 results.
 """

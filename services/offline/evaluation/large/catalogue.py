@@ -1,6 +1,6 @@
 """A synthetic catalogue of any size whose items look like a trained model's, and queries from its encoder.
 
-Items are rows of the bundle, each component rotated by normal noise.
+Items are rows of the bundle, with normal noise added to each component before it is normalised.
 """
 
 from dataclasses import replace

@@ -105,8 +105,8 @@ def _row(
     algorithm: str,
     max_gap: float | None,
 ) -> dict[str, Any]:
-    """`broken` counts answers that omit a better item than their certificate allows. Only gaps have untimed
-    requests.
+    """`broken` counts answers that omit a better item than their certificate allows. Untimed
+    requests are sent only for gaps.
     """
 
     def search(some: Sequence[QueryStates]) -> list[SearchResult]:

@@ -100,7 +100,7 @@ def known(name: str) -> str:
 
 
 def load(name: str, source: EmbeddingSource) -> TextSet:
-    """Load a set and encode its queries and cut documents with MiniLM.
+    """Load a set, and encode its queries and its shortened documents with MiniLM.
 
     Raises: ValueError for an unknown name, a missing file or missing weights.
     """

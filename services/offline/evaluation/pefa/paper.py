@@ -1,5 +1,6 @@
-"""PEFA on matrices, exactly as in the paper: for text retrieval, where all queries are known at once.
+"""PEFA on matrices, as in the paper, for text retrieval, where all queries are known at once.
 
+Unlike in equation 8 as printed, a passage without training queries does not change.
 The streamed forms (sums.py, memory.py) equal these with one component, weights of 1 and no decay. Per query, XS costs
 as much as the model alone, because its passages replace the model's. XL adds a second search over m queries, and stores
 m d + nnz(Y) numbers (the paper's table 1).

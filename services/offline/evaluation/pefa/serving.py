@@ -31,7 +31,7 @@ from services.offline.evaluation.pefa.sweep import ENCODER, Setting, xs_vectors
 Build = Callable[[], Vectors | Voted]
 
 _OURS = ("brute_force", "quantized(1)", "quantized(300,{cells})")
-_VISITED = 0.6  # cells that the approximate index visits: of the sets' hundred, a quarter lost 6 points
+_VISITED = 0.6  # share of about 100 cells that the approximate index visits; a quarter lost 6 points of recall
 
 
 def builds(data: TextSet, settings: Mapping[str, Setting], *, seed: int) -> dict[tuple[str, str], Build]:
@@ -62,7 +62,7 @@ def rows(
     """Return one row per index and method, as in the paper's Table 6, with recall.
 
     Times are processor time of all threads. Builds use up to two threads; queries run one at a time, alternating
-    between indexes, on one thread, which PyTorch then keeps.
+    between indexes, on one thread. PyTorch keeps this setting.
     """
     built: dict[tuple[str, str], Vectors | Voted] = {}
     building = Times()

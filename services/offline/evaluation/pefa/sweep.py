@@ -27,7 +27,7 @@ PAPER_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 PAPER_NEIGHBOURS = (16, 32, 64)
 
 _FOLDS = 5
-_HELD_OUT = 2_500  # that decide; with fewer training queries each is held out once
+_HELD_OUT = 2_500  # held-out queries that decide; with fewer training queries, each is held out once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -148,7 +148,7 @@ def run_arm(
 
 
 def run_baseline(name: str, settings: Mapping[str, Any], split: MeasuredSplit, *, is_final: bool) -> Finished:
-    """A trial is scored on validation, a final run ranks the test events."""
+    """Fit a baseline. A trial is scored on validation; a final run ranks the test events."""
     began = time.process_time()
     scorer = make_baseline(name, settings)
     scorer.fit(split.train)

@@ -45,7 +45,7 @@ class MeasuredData:
     """One data set of the table. The first split is the primary one; `seeds` counts final runs.
 
     `variant` distinguishes entries of one data set. `setting`: all arms use it, untuned. `settings_of`: another set,
-    whose trials chose the settings. `epochs`: of final runs.
+    whose trials chose the settings. `epochs`: length of final runs.
     """
 
     name: str
@@ -68,7 +68,7 @@ class MeasuredData:
         return self.settings_of or self.key, LAST if split == LAST_REVERSED else split
 
     def arms_of(self, split: str) -> tuple[str, ...]:
-        """Return the arms; reversed ties check one verdict, so only its two arms."""
+        """Return the split's arms. Reversed ties only check one verdict, so they have its two arms."""
         return ("hstu-dot", "hstu-mol") if split == LAST_REVERSED else self.arms
 
     def expected(self, split: str, seeds: int | None = None) -> int:
@@ -76,7 +76,7 @@ class MeasuredData:
         return len(self.baselines) + (seeds or self.seeds) * len(self.arms_of(split))
 
     def load(self) -> Interactions:
-        """Return the events, without rare items as in published tables."""
+        """Return the events; ml-1m without rare items, as in published tables."""
         interactions = load_dataset(self.name, download=False)
         return interactions.keep_frequent(min_per_item=5) if self.name == "ml-1m" else interactions
 
@@ -231,7 +231,9 @@ class _Comparison:
         self._done(self.store, f"{name}/final-0", partial(run_baseline, name, settings, self.split, is_final=True))
 
     def tuned(self, arm: Arm) -> Trial:
-        """The data's fixed setting, or the best on validation, with one seed, of those that the plan's time allows."""
+        """Return the data's fixed setting, or the best one on validation with one seed, of those that the plan's time
+        allows.
+        """
         if self.data.setting is not None:
             return self.data.setting
         begun = self.store.get(f"{arm.name}/final-0")
@@ -254,7 +256,7 @@ class _Comparison:
         return Histories.of(self.split.train).num_positions * self.plan.trial_epochs * microseconds / 1e6
 
     def final(self, arm: Arm, trial: Trial, seed: int, *, served: bool = False) -> None:
-        """`served`: with item neighbours, as a bundle serves it."""
+        """Do a final run. `served`: with item neighbours, as a bundle serves it."""
         name = f"{arm.name}/final-{seed}"
         served_name = f"{arm.name}/{_NEIGHBOURS}-{seed}" if served else name
         self._trained(served_name, arm, trial, seed=seed, is_final=True, of=name)

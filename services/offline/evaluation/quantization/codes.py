@@ -70,9 +70,9 @@ def compare(
 ) -> list[Row]:
     """Return one row per method at one bit rate.
 
-    This library trains and encodes with `threshold`. Every method's loss has the default one, and is divided by the
-    loss of decoding every item to zero. LSQ has 8-bit codes only; its m is the rate's bits / 8. Raises: ValueError for
-    an unknown method.
+    This library trains and encodes with `threshold`. Every method's loss uses the default threshold, and is
+    divided by the loss of decoding every item to zero. LSQ has 8-bit codes only; its m is the rate's bits / 8.
+    Raises: ValueError for an unknown method.
     """
     items = embeddings.items
     unit = float(np.sqrt(np.mean(np.sum(items.astype(np.float64) ** 2, axis=1))))
@@ -195,7 +195,7 @@ def _trained(method: str, items: FloatArray, rate: Rate, threshold: float, seed:
         return lambda vectors: local_search.decode(local_search.compute_codes(vectors))
     product: Any = faiss.ProductQuantizer(items.shape[1], rate.num_subspaces, rate.code_bits)
     product.cp.seed = seed + 1
-    # No warning on standard error below 39 points per codeword: the row has `items`.
+    # Suppress the warning about fewer than 39 points per codeword: the row has `items`.
     product.cp.min_points_per_centroid = 1
     if method == FAISS_PQ:
         product.train(items)

@@ -36,7 +36,7 @@ POOLS = (100, 200, 500, 1000, 2000)
 _KINDS = ((0.0, False), (0.0, True), (0.1, True), (0.2, False), (0.2, True), (0.4, True))  # T, rotated
 _INDEXES = ("quantized_tangents", "anisotropic")
 _SHOWN = ("product, T = 0, rotated", "product, T = 0.2, rotated")
-_BITS = (104, 216)  # per item: 2 per coordinate of a dot product, of a mixture
+_BITS = (104, 216)  # per item, at 2 per coordinate: a dot product's, a mixture's
 _LARGE = 200_000
 _QUERIES = 200
 _SEEDS = 3

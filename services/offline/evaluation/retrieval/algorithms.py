@@ -29,7 +29,7 @@ _NOT_QUICK = ("exact_algorithm_1", "top_k_per_embedding(10)", "top_k_per_embeddi
 
 
 def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:
-    """Return those whose pools are at most half of `num_items`; fewer if `quick`."""
+    """Return the algorithms whose pools are at most half of `num_items`; fewer if `quick`."""
     # The number of tangents varies, so these are compared with brute force's work.
     of_tangents: list[Any] = [QuantizedTangents, *([Anisotropic] if find_spec("faiss") else [])]
     found = [

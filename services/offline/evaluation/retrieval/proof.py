@@ -57,7 +57,7 @@ class Proof:
         return self.queries > 0 and not any(self.wrong.values())
 
     def add(self, index: Index, answer: TopK, exact: Doubles, k: int, *, must_be_exact: bool) -> None:
-        """Add queries, with the scores (B, X) of all items."""
+        """Check and count the answers to B queries. exact (B, X): the scores of all items."""
         kinds = self.certificates.setdefault(index.name, {})
         before, asked = sum(kinds.values()), len(answer.certificates)
         for certificate in answer.certificates:

@@ -1,6 +1,7 @@
 """`freshet bench retrieval`: the paper's Table 5 at its four shapes, next to a transcription and the roofline.
 
-Recall and hit rate are of trained bundles alone: a generated catalogue has no labels.
+The hit rate is measured on trained bundles alone: a generated catalogue has no labels, and its recall says nothing
+about trained models.
 
 Letters: X items, B queries, K = 100 results, Q queries that quality is measured with.
 """
@@ -175,7 +176,7 @@ class _Run:
             del index
 
     def _index(self, algorithm: Algorithm) -> Any:
-        """Indexes of one kind share its data: only searches read sizes."""
+        """Return an index. Indexes of one kind share their data, because only searches read the sizes."""
         kind, sizes = algorithm.kind, algorithm.sizes
         if kind not in self._built:
             self._built.clear()

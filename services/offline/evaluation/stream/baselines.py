@@ -63,7 +63,7 @@ class StreamingItemNeighbours:
         self._weights = settings.recency ** np.arange(settings.window, dtype=np.float32)
         self._recent: dict[int, deque[int]] = {}
         self._learn_past(setting)
-        # Cached (n_x + shrink)^damping: all powers would be most of a score's cost.
+        # Cached (n_x + shrink)^damping: computing it for all items would be most of a score's cost.
         self._raised = (self._counts + np.float32(settings.shrink)) ** np.float32(settings.damping)
 
     def scores(self, event: Event) -> Mapping[str, Scores]:

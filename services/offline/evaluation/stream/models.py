@@ -155,7 +155,7 @@ def stream_model(setting: StreamSetting, fit: Fit, *, seed: int, first: int = 0,
 
 
 class TrainedModels:
-    """Scores by trained models, each from its `first` to the next model's."""
+    """Scores by trained models; each scores the events from its `first` to the next model's."""
 
     def __init__(self, setting: StreamSetting, models: Sequence[StreamModel], *, name: str) -> None:
         """Take the models by section. Raises: ValueError if there are none."""

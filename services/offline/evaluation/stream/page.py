@@ -76,7 +76,7 @@ def plot_new_items(sets: Sequence[WalkedSet], path: Path) -> None:
 def sliding_rate(
     places: IntArray, hits: BoolArray, *, centres: npt.NDArray[np.number[Any]], width: float
 ) -> npt.NDArray[np.float64]:
-    """Return the mean of hits within `width` / 2 of each centre; NaN for fewer than 30."""
+    """Return the mean of hits within `width` / 2 of each centre; NaN for fewer than 30 events."""
     order = np.argsort(places, kind="stable")
     running = np.concatenate([[0.0], np.cumsum(hits[order])])
     low = np.searchsorted(places[order], centres - width / 2, side="left")

@@ -34,7 +34,7 @@ class VoteSettings:
 
 
 def _weights(policy: FeedbackPolicy, setting: StreamSetting) -> npt.NDArray[np.float64]:
-    """Return the streamed interactions' weights (n,) by type and value; those before the stream have none."""
+    """Return the streamed interactions' weights (n,) by type and value; earlier events have none."""
     events = setting.interactions.select(slice(setting.split, len(setting.interactions)))
     return policy.weights([events.type_names[code] for code in events.types.tolist()], events.values)
 
@@ -147,7 +147,7 @@ class WithVotes:
         capacity: int,
         min_users: int,
     ) -> None:
-        """The keys of `votes` name the variants: a result's name is the inner ranker's and the key."""
+        """The keys of `votes` name the variants: a result's name is the inner ranker's name plus the key."""
         self._setting, self._model, self._votes = setting, model, dict(votes)
         self._inner, self._min_users = list(inner), min_users
         self._weights = _weights(feedback, setting)
@@ -207,7 +207,7 @@ class WithVotes:
         return self._num_on_seen / max(1, self._num_voters)
 
     def _cast(self, event: Event) -> dict[str, npt.NDArray[np.float32]]:
-        """Votes (X,) of the k nearest remembered interactions."""
+        """Return each variant's votes (X,) of the k nearest remembered interactions."""
         query = self._model.query(event.place)
         voters = [] if query is None else self._index.neighbours(query, self._nearest)[0]
         codes = np.array([int(voter.item_id) for voter in voters], dtype=np.int64)

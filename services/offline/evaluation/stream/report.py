@@ -1,7 +1,7 @@
 """`freshet bench stream`: what feedback improves without training, event by event.
 
-A model is trained on the first four fifths of the events without a tenth of the items (none in ml-latest-small); the
-last fifth is the stream.
+A model is trained on the first four fifths of the events; the last fifth is the stream. A tenth of the items is left
+out of the training events, except in ml-latest-small.
 """
 
 import time
@@ -111,7 +111,7 @@ def run(
 ) -> Report:
     """Walk each data set once per seed; write freshness.{md,json}, freshness.png and new_items.png to `request.out`.
 
-    retrainings: spread evenly over the stream. predict_every: every n-th event is predicted; all are learnt.
+    retrainings: how many, evenly over the stream. predict_every: every n-th event is predicted; all are learnt.
     Raises: ValueError for no data set, no seed, negative retrainings, predict_every below 1 or unavailable data.
     """
     for name, value in (("datasets", datasets), ("seeds", seeds)):

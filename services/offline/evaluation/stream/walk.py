@@ -1,6 +1,6 @@
 """Predict every streamed event from the events before it, and only then learn from it.
 
-Seen items are excluded for all rankers alike; a target without a score is missed.
+Seen items are excluded for all rankers alike. A target that has no score, or that the user has seen, is a miss.
 
 Letters: N predicted events, X items of the whole vocabulary, U users.
 """
@@ -33,7 +33,7 @@ class StreamSetting:
 
     @property
     def num_streamed(self) -> int:
-        """Events to predict."""
+        """Number of streamed events."""
         return len(self.interactions) - self.split
 
     @property
