@@ -207,5 +207,7 @@ def test_without_a_text_bundle_it_serves_the_catalogues_titles(generator: Genera
     info = generator.info()
     assert {one.source: one.is_loaded for one in info.sources} == {"text_mol": False, "phrases": False, "lexical": True}
     assert STATUSES[generator.find("text_mol", "galaxy film").status] is grpc.StatusCode.FAILED_PRECONDITION
-    write_text(tmp_path / "text", tmp_path)
+    scratch = tmp_path / "again"
+    scratch.mkdir()
+    write_text(tmp_path / "text", scratch)
     generator.restart()
