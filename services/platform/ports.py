@@ -24,10 +24,11 @@ def port_owner(port: int) -> str | None:
         connections = psutil.net_connections("tcp")
     except psutil.Error:
         return None
-    there = [one for one in connections if one.laddr and one.laddr.port == port and one.pid]
-    there.sort(key=lambda one: one.status != psutil.CONN_LISTEN)
+    local = [one for one in connections if one.laddr and one.laddr.port == port]
+    there = sorted((one for one in local if one.pid), key=lambda one: one.status != psutil.CONN_LISTEN)
     if not there:
-        return None
+        is_ended = bool(local) and all(one.status == psutil.CONN_TIME_WAIT for one in local)
+        return "an outgoing connection that has ended, for at most a minute" if is_ended else None
     what = "" if there[0].status == psutil.CONN_LISTEN else "an outgoing connection of "
     try:
         return f"{what}{psutil.Process(there[0].pid).name()} (pid {there[0].pid})"
@@ -41,7 +42,7 @@ def check_port_free(host: str, port: int) -> None:
         return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # A port in TIME_WAIT is not taken.
+        # The TIME_WAIT of a server's own connections does not take its port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

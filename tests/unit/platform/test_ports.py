@@ -42,3 +42,15 @@ def test_an_outgoing_connection_that_has_the_port_is_named() -> None:
         port = outgoing.getsockname()[1]
         with pytest.raises(PortTaken, match=rf"port {port} .*an outgoing connection of .*pid {os.getpid()}"):
             check_port_free("127.0.0.1", port)
+
+
+def test_a_port_whose_outgoing_connection_has_ended_is_said_to_be_taken_for_a_minute() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        outgoing = socket.create_connection(server.getsockname(), timeout=2)
+        port = outgoing.getsockname()[1]
+        accepted, _ = server.accept()
+        with accepted:
+            outgoing.close()
+            assert accepted.recv(1) == b""
+    with pytest.raises(PortTaken, match=rf"port {port} .*held by an outgoing connection that has ended, for at most a"):
+        check_port_free("127.0.0.1", port)
