@@ -43,7 +43,8 @@ def test_callers_send_when_they_have_their_answers_and_end_in_time(small_gateway
     # The clock of the calls is not looked at, and who waits does not send.
     assert answers.sent_s[answered].max() < 2.0
     assert answers.latency_s[answered].max() > 1.9
-    assert answers.latency_s[:4].max() < 1.9
+    # Six calls began before the stall, and each caller may have waited for one of them.
+    assert (answers.latency_s[answered] < 1.9).sum() >= 4
 
 
 def test_the_processor_time_of_a_process_is_what_it_took(stack: Path) -> None:
