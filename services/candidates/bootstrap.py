@@ -298,7 +298,7 @@ async def opened(
         await live.search.close()
         for follower in followers:
             await asyncio.to_thread(follower.stop)
-        if live.snapshots is not None:  # without a follower, nothing else waits for one that is being written
+        if live.snapshots is not None and not followers:  # a follower's stop waits for it, ten seconds at most
             await asyncio.to_thread(live.snapshots.close)
         for merge in merges:
             with contextlib.suppress(Exception):  # already reported

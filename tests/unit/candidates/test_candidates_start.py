@@ -1,9 +1,13 @@
 """How the candidates process starts, or refuses to: settings, memory, the bundle."""
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ from retrieval_scene import make_bundle
 
 from services.algorithms.indexes.mutable.snapshot import snapshots, write_snapshot
 from services.algorithms.items.catalogue import required_bytes
-from services.candidates.bootstrap import opened
+from services.candidates.bootstrap import Live, opened
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.platform.config import ConfigError, load_settings
@@ -60,21 +64,50 @@ def test_what_fits_passes_and_what_does_not_names_its_source() -> None:
         require_memory("a model", 1 << 60, limit_mb=0, variable="X")
 
 
-async def test_a_stop_waits_for_the_snapshot_that_is_being_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def write_slowly(*arguments: Any, **fields: Any) -> Path:
-        time.sleep(0.3)
-        return write_snapshot(*arguments, **fields)
+def snapshotting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: Callable[[], object], **fields: Any) -> Any:
+    """A service whose snapshot's writing begins with `wait`."""
 
-    monkeypatch.setattr("services.algorithms.items.live_catalogue.write_snapshot", write_slowly)
+    def write(*arguments: Any, **of: Any) -> Path:
+        wait()
+        return write_snapshot(*arguments, **of)
+
+    monkeypatch.setattr("services.algorithms.items.live_catalogue.write_snapshot", write)
     monkeypatch.setattr(
         "services.candidates.bootstrap.CandidatesMetrics", lambda: CandidatesMetrics(CollectorRegistry())
     )
     settings = CandidatesSettings(
-        port=0, metrics_port=0, bundle=make_bundle(tmp_path / "bundle").path, follows_topics=False,
-        algorithms="quantized_tangents(50)", snapshots=str(tmp_path / "snapshots"),
+        port=0, metrics_port=0, bundle=make_bundle(tmp_path / "bundle").path,
+        algorithms="quantized_tangents(50)", snapshots=str(tmp_path / "snapshots"), **fields,
     )  # fmt: skip
-    async with opened(settings, HealthState(), OFF):
+    return opened(settings, HealthState(), OFF)
+
+
+async def test_a_stop_waits_for_the_snapshot_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with snapshotting(tmp_path, monkeypatch, partial(time.sleep, 0.3), follows_topics=False):
         pass
     assert len(snapshots(tmp_path / "snapshots")) == 1
+
+
+async def test_a_follower_that_gave_a_snapshot_up_does_not_keep_a_process_from_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Follower:
+        """Its stop has waited ten seconds for a disk that does not write."""
+
+        def __init__(self, live: Live) -> None:
+            assert live.snapshots is not None
+            self.start = partial(live.snapshots.look, 0)
+            self.stop, self.applied_in = bool, str
+
+    monkeypatch.setattr("services.candidates.bootstrap.make_follower", lambda _, live, *rest: (Follower(live), []))
+    released = threading.Event()
+    service = snapshotting(tmp_path, monkeypatch, released.wait)
+    _, live = await service.__aenter__()
+    try:
+        await asyncio.wait_for(service.__aexit__(None, None, None), timeout=10)
+        assert not snapshots(tmp_path / "snapshots")
+    finally:
+        released.set()
+        live.snapshots.close()
