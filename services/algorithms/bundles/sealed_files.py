@@ -22,7 +22,7 @@ def check_file(root: Path, name: str, entry: FileEntry, *, verify: bool) -> None
     try:
         found = path.stat().st_size if path.is_file() else None
     except OSError as exc:  # such as a name that is too long
-        raise BundleError(f"{MANIFEST} lists {name!r}, which cannot be opened: {exc.strerror}") from exc
+        raise BundleError(f"{path}, which {MANIFEST} lists, cannot be opened: {exc.strerror}") from exc
     if found is None:
         raise BundleError(f"{path} is missing; {MANIFEST} lists it with {entry.bytes} bytes")
     if found != entry.bytes:
