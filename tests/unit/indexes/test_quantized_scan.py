@@ -1,14 +1,12 @@
 """The scan of coded cells: every instruction set against the NumPy reference, and both against float64."""
 
-import functools
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_builds import native_builds
-from quantized_scan_in_numpy import search_in_numpy
+from quantized_scan_in_numpy import ScanInNumpy
 
 from services.algorithms.ops.quantized_scan import CellAnswer, Cells, CellScan, Visit
 from services.algorithms.ops.quantized_scan.cells import assign, encode, nearest, principal_directions, train_centres
@@ -28,10 +26,8 @@ def clustered(seed: int, count: int, width: int) -> npt.NDArray[np.float32]:
 
 def search(kernel: str | None, vectors: np.ndarray, cells: Cells, queries: np.ndarray, **wanted: object) -> CellAnswer:
     """A search by one kernel, or in NumPy for None."""
-    scan = CellScan(cells.coded(vectors, seed=0), vectors=vectors, kernels=BUILDS[kernel or "baseline"])
-    if kernel is None:
-        fill = functools.partial(search_in_numpy, scan.codes, vectors, np.arange(len(vectors)))
-        scan._fill = fill  # type: ignore[method-assign]
+    codes = cells.coded(vectors, seed=0)
+    scan = ScanInNumpy(codes, vectors) if kernel is None else CellScan(codes, vectors=vectors, kernels=BUILDS[kernel])
     how = str(wanted.pop("how"))
     answer: CellAnswer = getattr(scan, how)(queries, **wanted)
     return answer

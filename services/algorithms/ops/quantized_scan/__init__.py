@@ -307,6 +307,7 @@ class CellScan:
         prove: bool,
         rescore: bool,
     ) -> CellAnswer:
+        """Search. prove: bounds, not `visit`, choose the cells. rescore: the pool gets exact products."""
         if rescore and not self._can_rescore:
             raise ValueError("exact products need the vectors")
         num_queries, num_items = len(queries), self.num_items
@@ -321,28 +322,8 @@ class CellScan:
             bounds=np.empty(num_queries),
             touched=np.zeros((num_queries, 2), dtype=np.int64),
         )
-        self._fill(answer, queries, allowed, num_allowed, slack, k, pool, visit, prove=prove, rescore=rescore)
-        return answer
-
-    def _fill(
-        self,
-        answer: CellAnswer,
-        queries: FloatMatrix,
-        allowed: npt.NDArray[np.bool_] | None,
-        num_allowed: npt.NDArray[np.int64],
-        tolerances: npt.NDArray[np.float64],
-        k: int,
-        pool: int,
-        visit: Visit,
-        *,
-        prove: bool,
-        rescore: bool,
-    ) -> None:
-        """Search with C-contiguous arrays. num_allowed (B,): allowed items. prove: bounds, not `visit`, choose the
-        cells. rescore: the pool gets exact products.
-        """
         search = _Search(
-            len(queries),
+            num_queries,
             k,
             pool,
             visit.probes,
@@ -350,7 +331,7 @@ class CellScan:
             rescore,
             visit.reach,
             queries.ctypes.data,
-            tolerances.ctypes.data,
+            slack.ctypes.data,
             None if allowed is None else allowed.ctypes.data,
             0 if allowed is None or allowed.ndim == 1 else allowed.shape[1],
             answer.rows.ctypes.data,
@@ -361,3 +342,4 @@ class CellScan:
             answer.touched.ctypes.data,
         )
         self._function(self._cells_address, ctypes.addressof(search), compute_threads())
+        return answer
