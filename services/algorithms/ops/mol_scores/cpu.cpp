@@ -139,7 +139,7 @@ __attribute__((noinline)) void silu_in_place(Real* values, int64_t size) {
 
 extern "C" {
 
-// One call's inputs, as `_Problem` in native.py declares them. Arrays are C-contiguous float32; gates may be null.
+// One call's inputs, as `_Problem` in scorer.py declares them. Arrays are C-contiguous float32; gates may be null.
 struct FreshetMolProblem {
     const float* query_components;  // (B, P_q, d)
     const float* query_gate;        // (B, P)
