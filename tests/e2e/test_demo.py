@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from services.offline.datasets.simulator import SimulatorConfig, simulate
+from services.offline.demo.plan import ReplayResult, read
 from services.stack import Ports, Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -102,10 +103,17 @@ def test_one_event_in_five_was_predicted_and_answered(summary: dict) -> None:
     assert summary["recommend_ms"]["calls"] == NUM_EVENTS / 5
     assert summary["recommend_with_token_ms"]["calls"] == NUM_EVENTS / 5
     assert summary["answers"]["errors"] == {}
-    # A token that is not reached within the answer's time is marked, never an error: a busy machine has some.
-    assert NUM_EVENTS / 10 <= summary["answers"]["tokens_honoured"] <= NUM_EVENTS / 5
     assert summary["freshness_ms"]["samples"] > 0
     assert summary["freshness_ms"]["unreflected"] == 0
+
+
+def test_a_token_is_honoured_or_the_answer_says_that_it_is_not_and_why(summary: dict, state_dir: Path) -> None:
+    answers = read(ReplayResult, state_dir / "demo" / "result.json").predictions_with_token
+    failed = [one for one in answers if not one.token_honoured]
+    assert [one for one in answers if "DEGRADATION_TOKEN_NOT_HONOURED" in one.degradations] == failed
+    # A busy machine has some: a part gave up, which is a degradation of its own, or the gateway waited for most of 2 s.
+    assert [one for one in failed if len(one.degradations) == 1 and one.latency_ms < 1_800] == []
+    assert summary["answers"]["tokens_honoured"] == len(answers) - len(failed) >= NUM_EVENTS / 10
 
 
 def test_hits_are_also_counted_by_sitting_and_the_kinds_add_up(summary: dict) -> None:
