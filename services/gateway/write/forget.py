@@ -39,29 +39,30 @@ WITH_USER_DATA: Mapping[str, str] = {
     INTERACTIONS: "the user's records with the user id; every reading skips them, rebuilds and imports included",
     ATTRIBUTIONS: "the user's interactions and query states under a pseudonym; every reading skips them",
     SEARCH_CLICKS: "the words that the user searched with, under a pseudonym; every reading skips them",
-    INDEX_DELTAS: "remembered interactions of the user and earlier item states; newer records take them back",
-    HISTORIES: "the user id, applied positions and hashes of event ids for good; the user's earlier records, which "
-    "nothing reads any more",
-    FORGETS: "the user id and up to where it is void, so that rebuilds honour it",
-    EXPOSURES: "what the user was shown, under a pseudonym; nothing reads it here",
+    INDEX_DELTAS: "remembered interactions of the user and earlier item states; newer records cancel them",
+    HISTORIES: "the user id, applied positions and hashes of event ids, permanently; the user's earlier records, "
+    "which nothing reads any more",
+    FORGETS: "the user id and the last forgotten offset of each partition, so that rebuilds skip the forgotten records",
+    EXPOSURES: "what the user was shown, under a pseudonym; `ListExposures` and `GetExposure` still return it",
     INTERACTIONS + SUFFIX: "records of the user that could not be read, with the user id, until `freshet dead-letters "
-    "forget` takes them out",
+    "forget` removes them",
     ATTRIBUTIONS + SUFFIX: "unreadable records of the user under a pseudonym; a forget does not reach them",
     SEARCH_CLICKS + SUFFIX: "unreadable searches of the user under a pseudonym; a forget does not reach them",
-    REFRESHER_CHECKPOINTS: "the user's pseudonyms and up to where they are void, in every checkpoint; and what the "
+    REFRESHER_CHECKPOINTS: "the user's pseudonyms and their last forgotten offsets, in every checkpoint; and what the "
     "refreshers held before the forget, under hashes of a pseudonym, until two later checkpoints of a partition",
-    FORGETS + SUFFIX: "unreadable wishes to forget, with the user id; a forget does not reach them",
+    FORGETS + SUFFIX: "unreadable requests to forget, with the user id; a forget does not reach them",
 }
 WITHOUT_USER_DATA = frozenset({ITEMS, ITEMS + SUFFIX, VERSION_SETS, EXPERIMENTS, RULES})
 
 _ELSEWHERE = (
-    "answers may rest on earlier item states until the refresher's next changes are served, seconds later",
-    "the generator takes back what the user's clicks taught it when it reads of the forget; it is not asked for that",
-    "Redis keeps the user id in two keys, with the applied positions and up to where the user is forgotten, so that no "
-    "record counts again: `{pN}:users` and `{pN}:history:`, until the user's keys would expire",
-    "Redis's append-only file keeps earlier writes until Redis writes it anew",
-    "an archive (`freshet archive`) holds the user's interactions with the user id until its next run takes them out",
-    "backups, snapshots and exports that were made before hold what they held",
+    "answers may use earlier item states until the refresher's next changes are served, seconds later",
+    "the generator removes what it learnt from the user's clicks after the forget; the report does not wait for it",
+    "Redis keeps the user id in two keys, with the applied positions and the last forgotten offsets, so that no record "
+    "counts again: `{pN}:users` and `{pN}:history:`, until the user's keys would expire",
+    "Redis's append-only file keeps earlier writes until Redis rewrites the file",
+    "an archive (`freshet archive`) holds the user's interactions, with the user id, and exposures, under a pseudonym, "
+    "until its next run removes them",
+    "earlier backups, snapshots and exports keep their contents",
 )
 _DAY_MS = 24 * 3600 * 1000
 
@@ -70,11 +71,11 @@ def until(topic: Topic) -> str:
     settings = topic.settings
     if settings.get("cleanup.policy") == "compact":
         if topic.name == FORGETS:
-            return "for good"
+            return "permanently"
         return "until the broker compacts the topic"
     retention_ms = int(settings.get("retention.ms", "0"))
     if retention_ms < 0:
-        return "for good: the topic's retention is endless"
+        return "permanently: the topic's records never expire"
     if retention_ms:
         return f"until their retention ends, {retention_ms / _DAY_MS:.3g} days after each was written"
     return "until their retention ends, which is the broker's default"

@@ -13,6 +13,7 @@ from test_server import gateway
 
 from services.contracts.topics import TOPICS
 from services.contracts.topics.forgets import Forget
+from services.gateway.domain import RecommendQuery
 from services.gateway.ports import Contributions, StoredUser
 from services.gateway.write.forget import REMAINS, WITH_USER_DATA, WITHOUT_USER_DATA, ForgetReport, until
 from services.platform import request_context
@@ -105,14 +106,19 @@ async def test_the_report_says_of_every_topic_until_when_it_holds_what() -> None
     for name in WITH_USER_DATA:
         (sentence,) = (one for one in remains if one.startswith(f"`{name}` keeps "))
         assert sentence.endswith(
-            ("stays for good", "retention is endless", "until the broker compacts the topic", "after each was written")
+            (
+                "stays permanently",
+                "records never expire",
+                "until the broker compacts the topic",
+                "after each was written",
+            )
         )
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"retention.ms": "-1"}, "for good: the topic's retention is endless"),
+        ({"retention.ms": "-1"}, "permanently: the topic's records never expire"),
         ({"retention.ms": str(36 * 3600 * 1000)}, "until their retention ends, 1.5 days after each was written"),
         ({}, "until their retention ends, which is the broker's default"),
         ({"cleanup.policy": "compact"}, "until the broker compacts the topic"),
@@ -187,6 +193,16 @@ def test_the_report_names_the_keys_of_the_state_store_and_the_pseudonyms_that_st
     for key in (users_key(3), history_key(home).removesuffix("ann")):
         assert f"`{key.replace('{p3}', '{pN}')}`" in sentence
     assert any("`refresher-checkpoints` keeps the user's pseudonyms" in one for one in REMAINS)
+
+
+async def test_answers_that_were_shown_before_a_forget_are_still_listed_as_the_report_says() -> None:
+    scene = scene_with_ann()
+    await scene.recommend(RecommendQuery(user_id="ann"))
+    report = await forget_within(scene, 0.2)
+    found = await scene.servicer.ListExposures(gateway_pb2.ListExposuresRequest(user_id="ann"), None)
+    assert len(found.answers) == 1
+    (sentence,) = (one for one in report.remains if one.startswith("`exposures` keeps "))
+    assert "`ListExposures` and `GetExposure` still return it" in sentence
 
 
 @pytest.mark.parametrize("part", ["forgets", "ends"])
