@@ -92,8 +92,8 @@ class MemoryUserStates(_Failing):
     """Users, their histories, and the watermarks of the stream. `on_read` runs before each read, counted from 1.
 
     `behind`: users whose state does not reflect their history, as after a model came back; `lost`: those without one;
-    `incomplete`: those of whom the store says that it lost something. `home`: of every user; None: Kafka's. `models`:
-    whose states were asked for.
+    `incomplete`: users of whom the store has lost data, and reports it. `home`: of every user; None: Kafka's. `models`:
+    those whose states were requested.
     """
 
     states: dict[str, StoredState] = field(default_factory=dict)

@@ -162,9 +162,6 @@ class OpenPartition:
         return home
 
 
-log = structlog.get_logger()
-
-
 class WriteCheckpoints:
     """Saves checkpoints. keeper: saves them in the background; None: folding waits."""
 
@@ -214,7 +211,7 @@ class WriteCheckpoints:
             taken = self._opener.snapshot(state)
         pause_s, cpu_s = time.perf_counter() - started, time.thread_time() - cpu
         self._metrics.checkpoint_pause_seconds.observe(pause_s)
-        log.info(
+        logger.info(
             "checkpoint_begun",
             partition=state.number,
             parts=len(taken.changed),
@@ -232,7 +229,7 @@ class WriteCheckpoints:
         except Exception as exc:
             # The next checkpoint has the changes.
             bug = None if isinstance(exc, FreshetError) else exc
-            log.error("checkpoint_failed", partition=state.number, reason=str(exc), exc_info=bug)
+            logger.error("checkpoint_failed", partition=state.number, reason=str(exc), exc_info=bug)
             self._metrics.failures.labels(type(exc).__name__).inc()
 
     def _save(self, state: Partition, taken: Snapshot, now: tuple[int, int]) -> None:
@@ -244,4 +241,4 @@ class WriteCheckpoints:
                 self._registry.checkpoints[state.number] = taken.folded_offset
         seconds = time.perf_counter() - started
         self._metrics.checkpoint_seconds.observe(seconds)
-        log.info("checkpoint_saved", partition=state.number, folded=taken.folded_offset, seconds=round(seconds, 2))
+        logger.info("checkpoint_saved", partition=state.number, folded=taken.folded_offset, seconds=round(seconds, 2))
