@@ -1,6 +1,7 @@
 """The gateway's adapters against real servers on this machine: peers over gRPC, the stream's probes."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -28,6 +29,7 @@ from structlog.testing import capture_logs
 from services.algorithms.indexes.protocol import Certificate
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
+from services.contracts.topic_reader import TopicReader
 from services.gateway.adapters.kafka_reads import KafkaStreamEnds
 from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.probes import ProbedStreamStatus
@@ -275,6 +277,20 @@ async def test_an_absent_broker_says_no_ends_and_blocks_nobody() -> None:
     ends = KafkaStreamEnds(f"127.0.0.1:{_free_port()}")
     with pytest.raises((DependencyUnavailable, DeadlineExceeded), match="Kafka"):
         await ends.interactions(0.2)
+    ends.close()
+
+
+async def test_ends_do_not_wait_for_records_that_are_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    come = threading.Event()
+    monkeypatch.setattr(TopicReader, "records_at", lambda _, offsets: come.wait(10) and {})
+    monkeypatch.setattr(TopicReader, "end_offsets", lambda _: {0: 3})
+    ends = KafkaStreamEnds(f"127.0.0.1:{_free_port()}")
+    reading = asyncio.ensure_future(ends.records({0: 2}, 10.0))
+    await asyncio.sleep(0)
+    assert await ends.interactions(5.0) == {0: 3}
+    assert not reading.done()
+    come.set()
+    assert await reading == {}
     ends.close()
 
 

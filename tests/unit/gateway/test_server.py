@@ -21,7 +21,7 @@ from services.gateway.config import GatewaySettings
 from services.gateway.domain import HistoryEvent, IndexFreshness
 from services.gateway.edge.roles import admissions
 from services.gateway.server import SERVICE
-from services.platform.errors import DependencyUnavailable
+from services.platform.errors import DependencyUnavailable, Overloaded
 from services.platform.rpc import client as rpc_client
 from services.platform.rpc.server import RpcServer
 
@@ -77,6 +77,15 @@ async def test_a_gap_that_was_asked_and_what_it_took_are_in_the_certificate() ->
 async def test_every_method_has_its_limit() -> None:
     methods = {method.name for method in gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].methods}
     assert admissions().keys() == methods
+
+
+def test_a_gateway_has_eight_tails_at_a_time_four_of_one_key() -> None:
+    tails, admitted = admissions()["TailInteractions"], Counter[str]()
+    for caller in "aaaaabbbbc":
+        with contextlib.suppress(Overloaded):
+            tails.enter(caller)
+            admitted[caller] += 1
+    assert admitted == {"a": 4, "b": 4}
 
 
 async def test_silent_streams_take_no_place_of_others() -> None:
