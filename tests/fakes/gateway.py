@@ -459,7 +459,7 @@ class MemoryStreamEnds(_Failing):
 
     async def interactions(self, timeout_s: float) -> Mapping[int, int]:
         await self._behave()
-        return {number: self.ends.get(number, 0) for number in range(NUM_PARTITIONS)}
+        return dict.fromkeys(range(NUM_PARTITIONS), 0) | self.ends
 
     async def attribution_partitions(self, timeout_s: float) -> int:
         if self.failure is not None:
