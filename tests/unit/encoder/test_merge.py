@@ -104,6 +104,15 @@ def test_a_position_delivered_again_keeps_its_outcome_and_changes_nothing() -> N
     assert again.recent == first.recent
 
 
+def test_an_applied_record_that_is_no_recent_one_has_the_outcome_of_its_type() -> None:
+    kinds = ("click", "dislike", "banner", "impression", "glance")
+    again = arrivals(*({"type": kind} for kind in kinds), {"item_id": "", "undoes_event_id": "e9"})
+    result = merge(UserHistory(positions={0: 9}), again, L, forgotten={0: 0})
+    kept_out = [Outcome.KEPT_OUT, Outcome.KEPT_OUT_UNSEEN, Outcome.KEPT_OUT_UNSEEN]
+    assert result.outcomes == [Outcome.FORGOTTEN, Outcome.APPLIED, *kept_out, Outcome.APPLIED]
+    assert (result.news, result.changed) == (False, False)
+
+
 def test_an_undo_removes_its_event_and_what_it_made_seen() -> None:
     history = after(merge(UserHistory(), arrivals({}, {}), L))
     result = merge(history, arrivals({"item_id": "", "undoes_event_id": "e1"}, first_offset=2), L)
