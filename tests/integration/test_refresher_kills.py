@@ -28,6 +28,7 @@ def test_killed_at_random_points_it_ends_in_the_digest_of_the_batch(seed: int, t
         f"seed {seed}: {LIVES_PER_SEED} lives, {result['killed_in_a_checkpoint']} ended inside a checkpoint, "
         f"{result['killed_in_a_batch']} inside a batch, {result['deltas']} deltas, digest {result['digests'][0]}\n"
     )
+    assert result["killed_in_a_checkpoint"] + result["killed_in_a_batch"] > 0
     live, batch = result["digests"]
     assert live == batch
     assert result["items"] == result["live"]
