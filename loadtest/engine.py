@@ -184,6 +184,8 @@ class _Driver:
             self._file(stream, due_s, sent_s, OK, outcome)
 
     def _file(self, stream: Stream, due_s: float, sent_s: float, status: str, got: Outcome | Exception | None) -> None:
+        if self.results.interrupted:  # the run has ended, and with it the calls in flight
+            return
         outcome = got if isinstance(got, Outcome) else None
         call = Call(due_s=due_s, sent_s=sent_s, latency_ms=self._loop.latency_ms(due_s), status=status, outcome=outcome)
         self.results.calls[stream.name].append(call)

@@ -119,6 +119,7 @@ def test_ctrl_c_ends_a_run_that_still_reports_what_it_measured(small_gateway: An
     # Of those that the gateway had recorded, the calls in flight at the interrupt have no answer.
     assert had - summary["peak_in_flight"] <= summary["calls"]["record"]["ok"] <= len(small_gateway.recorded)
     assert summary["calls"]["record"]["ok"] > 0
+    assert "NO_ANSWER" not in summary["calls"]["record"]["errors"]
 
 
 def test_a_silent_target_is_named(items: Path) -> None:
