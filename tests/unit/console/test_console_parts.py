@@ -27,6 +27,7 @@ from nicegui.element import Element
 from nicegui.elements.mixins.text_element import TextElement
 from starlette.datastructures import QueryParams
 
+from services.console.access import Access
 from services.console.config import ConsoleSettings
 from services.console.elements import Line, in_script
 from services.console.frame import Notice
@@ -153,6 +154,22 @@ async def answered(kind: str, **headers: str) -> int:
 )
 async def test_requests_of_other_pages_and_for_other_names_are_refused(kind: str, headers: dict, status: int) -> None:
     assert await answered(kind, **headers) == status
+
+
+@pytest.mark.parametrize("fields", [{"host": "0.0.0.0"}, {"hosts": "console.example.com"}], ids=["host", "proxy"])
+async def test_a_gateway_without_keys_is_shown_on_the_loopback_address_alone(fields: dict[str, str]) -> None:
+    class Open:
+        async def call(self, method: str, request: Any, timeout_s: float) -> Any:
+            return gateway_pb2.DescribeCatalogueResponse(roles=["operator"])
+
+    def access(**fields: str) -> Access:
+        made = Access(ConsoleSettings(**fields))  # type: ignore[arg-type]
+        made.client_of = lambda key: AsyncClient.over(Open())  # type: ignore[assignment]
+        return made
+
+    assert await access().admit("") == await access(**fields).admit("key") == {"operator"}
+    with pytest.raises(FreshetError, match="on the loopback address alone"):
+        await access(**fields).admit("")
 
 
 def test_a_failure_is_shown_until_the_next_success_also_inside_another_block() -> None:
