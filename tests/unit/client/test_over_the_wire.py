@@ -106,6 +106,16 @@ def test_a_key_and_the_priority_go_with_each_call() -> None:
     assert servicer.metadata[0]["freshet-priority"] == "background"
 
 
+def test_a_stream_that_the_gateway_ends_late_names_no_time_limit() -> None:
+    class Late(gateway_pb2_grpc.GatewayServiceServicer):
+        def TailInteractions(self, request, context):
+            refusing(grpc.StatusCode.DEADLINE_EXCEEDED, "Kafka did not answer within 5000 ms")(context)
+
+    with serving(Late()) as target, Client(target) as client, pytest.raises(DeadlineExceeded) as caught:
+        next(client.tail())
+    assert str(caught.value) == f"{target} did not answer: Kafka did not answer within 5000 ms"
+
+
 def test_a_refusal_carries_the_request_id_and_when_to_come_again() -> None:
     busy = refusing(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls", ("retry-after-ms", "250"))
     with serving(Scripted(busy)) as target, Client(target) as client, pytest.raises(Overloaded) as refused:
