@@ -163,6 +163,13 @@ async def test_a_renamed_item_is_found_by_its_new_words_alone(whole: Asking) -> 
     assert "Galaxy Film" not in identifiers
 
 
+async def test_a_change_sets_the_next_offset_of_the_clicks(whole: Asking) -> None:
+    whole.running.take(click(0, "galaxy film", "5"))
+    whole.running.put("99", "New Saga")
+    assert whole.running.sample("freshet_generator_next_offset", topic="search-clicks") == 1
+    assert [(at.partition, at.offset) for at in (await whole.info()).clicks] == [(0, 1)]
+
+
 async def test_a_title_that_no_identifier_can_hold_is_found_by_words_and_counted(whole: Asking) -> None:
     whole.running.put("99", "Qx Wz Vk Jp Hq Zj Xw Kq")
     assert await whole.ids(LEXICAL, "hq") == ["99"]

@@ -84,3 +84,10 @@ def test_a_status_lets_folding_in_between_its_slices_and_its_digest_is_that_of_i
     describe.status()
     # Only what changed is hashed again.
     assert lock.taken - taken <= 3
+
+
+def test_a_status_has_the_time_of_the_newest_interaction_if_there_is_one() -> None:
+    (status,) = scene([])[0].status().partitions
+    assert not status.HasField("newest_recorded_time")
+    (status,) = scene(CLICKS)[0].status().partitions
+    assert status.newest_recorded_time.ToMilliseconds() == max(one.recorded_ms for one in CLICKS)
