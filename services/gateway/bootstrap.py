@@ -42,8 +42,7 @@ from services.gateway.adapters.topics import KafkaExposureLog, forget_log, inter
 from services.gateway.config import GatewaySettings
 from services.gateway.dependencies import AcknowledgedLag, LoopStalls
 from services.gateway.domain import ServedModel
-from services.gateway.edge.door import opened_door
-from services.gateway.edge.roles import admissions
+from services.gateway.edge.door import admissions, opened_door
 from services.gateway.get_freshness import check_processes
 from services.gateway.handlers import make_handlers
 from services.gateway.metrics import GatewayMetrics, PartCalls

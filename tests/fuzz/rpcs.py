@@ -56,8 +56,8 @@ from services.gateway.bootstrap import MAX_REQUEST_BYTES
 from services.gateway.config import GatewaySettings
 from services.gateway.domain import Ranking, ScoredItem
 from services.gateway.edge.api_keys import ApiKey, digest
-from services.gateway.edge.door import AuditLog, Door
-from services.gateway.edge.roles import Role, admissions
+from services.gateway.edge.door import AuditLog, Door, admissions
+from services.gateway.edge.roles import Role
 from services.gateway.ports import Contributions, StoredUser
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens, ServedList, packed_list

@@ -1,5 +1,5 @@
-"""Authentication and authorisation by API keys, and the audit log: `services.platform.rpc.guard` calls `Door` before
-each RPC.
+"""What `services.platform.rpc.guard` applies to each RPC: authentication and authorisation by API keys, the audit log
+(`Door`), and limits of concurrent calls (`admissions`).
 
 A key is found by its secret's digest, so response times reveal nothing. Keys may change; calls in progress continue.
 
@@ -29,6 +29,7 @@ from services.gateway.edge.roles import AUDITED, ROLES_OF
 from services.platform import request_context
 from services.platform.config import ConfigError
 from services.platform.errors import FreshetError, Overloaded, PermissionDenied, Unauthenticated
+from services.platform.rpc.admission import Admission
 
 log = structlog.get_logger()
 
@@ -255,3 +256,37 @@ def _secret_of(metadata: Any) -> bytes:
                 return value[len(_SCHEME) :].strip().encode()
             break
     return b""
+
+
+# A median latency up to these values is not overload (`Limit`).
+QUICK_S, QUICK_WRITE_S, QUICK_SEARCH_S = 0.04, 0.05, 0.1
+
+
+def admissions() -> dict[str, Admission]:
+    """Return each RPC's limit: adaptive for recommendations, searches and writes, fixed for all others."""
+    # Two reads at a time are some 200 a second.
+    reads = Admission("recommendations", smallest=2, largest=512, surplus=32, quick_s=QUICK_S)
+    # A write mostly waits for Kafka. Many concurrent writes after a short stall of the machine are not overload.
+    writes = Admission("writes", smallest=128, largest=2048, smallest_yielding=2, quick_s=QUICK_WRITE_S)
+    streams = Admission("streams", smallest=128, largest=128, per_caller=64)
+    rest = Admission("administration", smallest=32, largest=32)
+    return {
+        "Recommend": reads,
+        # A search has no cheaper fallback: up to 32 wait (60 ms of work on two cores), further ones are refused.
+        "Search": Admission("searches", smallest=4, largest=128, queue=32, quick_s=QUICK_SEARCH_S),
+        "RecordInteractions": writes,
+        "RecordImpressions": writes,
+        "UndoInteraction": writes,
+        "StreamInteractions": streams,
+        "TailInteractions": Admission("tails", smallest=8, largest=8, per_caller=4),
+        **dict.fromkeys(
+            (
+                *("Similar", "Explain", "GetFreshness", "GetVersionSets", "PutItems", "ForgetUser"),
+                *("DescribeCatalogue", "GetItem", "ListItems", "GetUser", "GetHealth"),
+                *("ListDeadLetters", "ReplayDeadLetter", "ListRules", "PutRules", "ChangeVersionSet"),
+                *("ListExperiments", "ChangeExperiment"),
+                *("ListExposures", "GetExposure"),
+            ),
+            rest,
+        ),
+    }

@@ -42,7 +42,7 @@ from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.config import GatewaySettings
 from services.gateway.dependencies import AcknowledgedLag
 from services.gateway.domain import ServedModel
-from services.gateway.edge.roles import admissions
+from services.gateway.edge.door import admissions
 from services.gateway.handlers import make_handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports

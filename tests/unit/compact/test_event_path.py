@@ -27,7 +27,7 @@ from services.encoder.metrics import EncoderMetrics
 from services.encoder.models import Model
 from services.gateway.adapters.topics import interaction_log
 from services.gateway.config import GatewaySettings
-from services.gateway.edge.roles import admissions
+from services.gateway.edge.door import admissions
 from services.platform.rpc import client as rpc_client
 from services.platform.rpc.server import RpcServer
 from services.platform.stream import event_producer, kafka

@@ -23,8 +23,7 @@ from prometheus_client import CollectorRegistry
 from services.gateway.bootstrap import MAX_REQUEST_BYTES
 from services.gateway.config import GatewaySettings
 from services.gateway.edge.api_keys import Role, create_key
-from services.gateway.edge.door import opened_door
-from services.gateway.edge.roles import admissions
+from services.gateway.edge.door import admissions, opened_door
 from services.gateway.server import SERVICE
 from services.platform.config import ConfigError, load_settings
 from services.platform.errors import DependencyUnavailable, FreshetError

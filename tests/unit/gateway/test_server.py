@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from services.gateway.bootstrap import MAX_REQUEST_BYTES
 from services.gateway.config import GatewaySettings
 from services.gateway.domain import HistoryEvent, IndexFreshness
-from services.gateway.edge.roles import admissions
+from services.gateway.edge.door import admissions
 from services.gateway.server import SERVICE
 from services.platform.errors import DependencyUnavailable, Overloaded
 from services.platform.rpc import client as rpc_client
