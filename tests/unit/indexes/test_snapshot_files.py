@@ -1,11 +1,15 @@
 """Snapshots of the mutable index: what comes back, what is refused, what a crash leaves."""
 
+import hashlib
+import json
 import mmap
 import re
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +116,29 @@ def test_files_of_two_snapshots_do_not_mix(states: States, tmp_path: Path) -> No
     load_snapshot(first, model_version=MODEL)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(lambda hashes: np.roll(hashes, 1), "hashes of other ids"), (lambda hashes: hashes[1:], "id_hashes has shape")],
+)
+def test_hashes_of_other_ids_or_of_fewer_are_refused(
+    states: States, tmp_path: Path, change: Callable[[np.ndarray], np.ndarray], message: str
+) -> None:
+    path = write_snapshot(tmp_path, make_index(states))
+    arrays = read_tensors(path / "items.safetensors")
+    (path / "items.safetensors").unlink()
+    tensors = {
+        name: SlicedTensor.whole(array) for name, array in {**arrays, "id_hashes": change(arrays["id_hashes"])}.items()
+    }
+    entry = write_tensors(path / "items.safetensors", tensors)
+    raw = json.loads((path / "manifest.json").read_text())
+    del raw["checksum"]
+    raw["files"]["items.safetensors"] = asdict(entry)
+    raw["checksum"] = hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(raw))
+    with pytest.raises(SnapshotError, match=message):
+        load_snapshot(path, model_version=MODEL)
+
+
 def test_the_newest_two_snapshots_stay(states: States, tmp_path: Path) -> None:
     index = make_index(states)
     written = []
@@ -136,6 +163,7 @@ def test_what_a_crash_left_aside_is_no_snapshot_and_goes_with_the_next(states: S
 
 WRITER = """
 import sys
+from dataclasses import asdict
 from pathlib import Path
 import numpy as np
 from services.algorithms.indexes.brute_force import BruteForce
