@@ -444,3 +444,4 @@ def test_files_have_about_so_many_bytes_and_cover_the_offsets_without_records() 
     chunks = list(read_chunks(topics, 0, 1, 9, max_bytes=1_000))
     assert [([record.offset for record in records], end) for records, end in chunks] == [([1, 2, 3, 4], 5), ([5, 6], 9)]
     assert list(read_chunks(topics, 0, 7, 9, max_bytes=1)) == [([], 9)]
+    assert list(read_chunks(topics, 0, 1, 9, max_bytes=1, before_ms=0)) == []  # no file without an offset
