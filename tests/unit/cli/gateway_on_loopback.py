@@ -78,6 +78,9 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
             answer.degradations.append(gateway_pb2.DEGRADATION_TOKEN_NOT_HONOURED)
         return answer
 
+    def GetVersionSets(self, request, context):
+        return self.version_sets
+
     def Search(self, request, context):
         self.searched.append(request)
         if not request.query:
