@@ -41,43 +41,11 @@ class ConsumerLimits:
     lag_every_s: float = 1.0
 
 
-class _Shared:
-    """Assigns leased partitions to the stream. leases: None if the process reads all partitions."""
-
-    def __init__(self, stream: Reader, leases: Leases | None) -> None:
-        self._stream, self._leases = stream, leases
-        # None before the first call.
-        self._partitions: list[int] | None = None
-
-    def follow(self) -> bool:
-        """Release surplus leases and assign the leased partitions. Return True if these changed; `resync` sets the
-        offsets.
-        """
-        if self._leases is None:
-            return False
-        if self._partitions is None:
-            self._leases.start(self._stream.partitions())
-        holding = self._leases.holding()
-        partitions = sorted(holding.terms)
-        if holding.surplus:
-            partitions, surplus = partitions[: -holding.surplus], partitions[-holding.surplus :]
-            self._leases.release(surplus)
-        if partitions == self._partitions:
-            return False
-        self._stream.assign(dict.fromkeys(partitions, 0))
-        self._partitions = partitions
-        log.info("partitions_assigned", partitions=partitions)
-        return True
-
-    def close(self) -> None:
-        if self._leases is not None:
-            self._leases.close()
-
-
 class Consumer(Follower):
     """Applies the stream; ready after store, topics and model were reached.
 
-    If a process was paused beyond its lease, two processes may work on one partition. One of them then gets a Conflict.
+    leases: None if the process reads all partitions. If a process was paused beyond its lease, two processes may work
+    on one partition. One of them then gets a Conflict.
     """
 
     def __init__(
@@ -102,7 +70,9 @@ class Consumer(Follower):
             lag_every_s=limits.lag_every_s,
             turns=turns,
         )
-        self._stream, self._shared = stream, _Shared(stream, leases)
+        self._stream, self._leases = stream, leases
+        # The leased partitions; None before the first turn.
+        self._partitions: list[int] | None = None
         self._handler, self._forgets, self._metrics, self._limits = handler, forgets, metrics, limits
         metrics.watch_turns(self.turns)
         # False while poll position and store may differ: the next turn then resyncs.
@@ -126,13 +96,15 @@ class Consumer(Follower):
                 self._stream.poll(0, 1)
         except FreshetError as exc:
             log.info("last_commit_failed", reason=str(exc))
-        for part in (self._shared, self._stream, self._handler, self._forgets):
+        if self._leases is not None:
+            self._leases.close()
+        for part in (self._stream, self._handler, self._forgets):
             part.close()
 
     def turn(self) -> int:
         """Resynchronise if needed, poll, apply. Return the number of records and restored users."""
-        if self._shared.follow():
-            self._in_step = False
+        if self._leases is not None:
+            self._assign(self._leases)
         if not self._in_step:
             self._synchronise()
         now = time.monotonic()
@@ -145,7 +117,7 @@ class Consumer(Follower):
         if self._is_paused or not self._handler.progress.watermarks:
             self._stop.wait(self._limits.poll_ms / 1000)
         else:
-            wait_ms = 0 if self._handler.lost.is_busy else self._limits.poll_ms
+            wait_ms = 0 if self._handler.is_restoring else self._limits.poll_ms
             records = self._stream.poll(wait_ms, self._poll_records)
         if records:
             self._check_log(time.monotonic(), records)
@@ -162,6 +134,21 @@ class Consumer(Follower):
             with self._stepping():
                 done = self._handler.turn()
         return len(records) + done
+
+    def _assign(self, leases: Leases) -> None:
+        """Release surplus leases, and assign the leased partitions if they changed. `resync` sets the offsets."""
+        if self._partitions is None:
+            leases.start(self._stream.partitions())
+        holding = leases.holding()
+        partitions = sorted(holding.terms)
+        if holding.surplus:
+            partitions, surplus = partitions[: -holding.surplus], partitions[-holding.surplus :]
+            leases.release(surplus)
+        if partitions != self._partitions:
+            self._in_step = False
+            self._stream.assign(dict.fromkeys(partitions, 0))
+            self._partitions = partitions
+            log.info("partitions_assigned", partitions=partitions)
 
     @contextmanager
     def _stepping(self) -> Iterator[None]:
@@ -222,7 +209,7 @@ class Consumer(Follower):
             if not self._is_paused:
                 progress.check_epoch()
                 self._forgets.check()
-                usage = self._handler.lost.find(look=self._look_due(now))
+                usage = self._handler.find_lost(look=self._look_due(now))
                 self._metrics.store_memory.set(usage.memory_share)
         if self._is_paused != was_paused:
             log.info("stream_held" if self._is_paused else "stream_released", watermarks=progress.watermarks)
@@ -235,7 +222,7 @@ class Consumer(Follower):
         due = now + _LOG_CHECK_EVERY * self._limits.check_every_s
         self._next_log_check.update(dict.fromkeys(partitions, due))
         with self._stepping():
-            self._handler.progress.check_log(self._stream, partitions)
+            self._handler.progress.identity.check(self._stream, partitions)
 
     def _commit(self) -> None:
         offsets = self._handler.progress.committable()

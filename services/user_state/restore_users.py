@@ -22,8 +22,7 @@ from services.user_state.forgetting import Forgotten, erase, packed, seen_in, wh
 from services.user_state.layout import home_of
 from services.user_state.merging import MAX_RECORDS_PER_USER, Arrival, merge, read_arrival
 from services.user_state.ports import Store
-from services.user_state.stream_progress import StreamProgress
-from services.user_state.values import StoredState, StoreUsage, UserHistory, UserUpdate
+from services.user_state.values import StoredState, UserHistory, UserUpdate, now_ms
 from services.user_state.write_histories import WriteHistories
 
 log = structlog.get_logger()
@@ -115,7 +114,7 @@ class LogReplay:
 
 @dataclass(kw_only=True, eq=False)
 class RestoreUsers:
-    """Restores lost users.
+    """Finds lost users and restores them: `find` begins a scan of the store, `turn` continues it and restores.
 
     make_states: computes the states of model `model_version` from histories in an epoch; users without a state are
     absent. restored: called with the number of restored users.
@@ -127,6 +126,14 @@ class RestoreUsers:
     model_version: str
     make_states: Callable[[Mapping[str, UserHistory], str], Mapping[str, StoredState]]
     restored: Callable[[int], None] = lambda users: None
+    clock_ms: Callable[[], int] = now_ms
+    # This process's partitions at the last `resynced`.
+    _partitions: Collection[int] = field(default=(), init=False)
+    # The present scan of the store; when it began and the next one may begin; the store's count of removed keys then.
+    _looking: Iterator[Collection[str]] | None = field(default=None, init=False)
+    _began_ms: int = field(default=0, init=False)
+    _next_ms: int = field(default=0, init=False)
+    _removed: int = field(default=-1, init=False)
     # Lost users in order; lost users without a record; restored users without a state.
     _waiting: dict[str, None] = field(default_factory=dict, init=False)
     _without_record: list[str] = field(default_factory=list, init=False)
@@ -147,35 +154,65 @@ class RestoreUsers:
             self._restore(part, self.keep.topic.find(part), watermarks, epoch)
         self._log_restored()
 
-    def add(self, user_ids: Collection[str]) -> None:
-        """Queue lost users; later turns restore them."""
-        self._waiting.update(dict.fromkeys(user_ids))
+    def resynced(self, partitions: Collection[int], *, is_new_epoch: bool) -> None:
+        """Call it after reading the store's progress. partitions: this process's present ones.
 
-    def clear(self) -> None:
-        """Empty all queues, for a new store."""
-        self.look_again()
-        self._stateless.clear()
+        If they or the epoch changed, or a scan was running, the next `find` begins a new scan, which finds the waiting
+        users again.
+        """
+        has_others, self._partitions = self._partitions != set(partitions), set(partitions)
+        if has_others or is_new_epoch:
+            self._waiting.clear()
+            self._without_record.clear()
+            self._scan = None
+        if is_new_epoch:
+            self._stateless.clear()
+        if has_others or is_new_epoch or self._looking is not None:
+            self._looking, self._removed = None, -1
 
-    def look_again(self) -> None:
-        """Empty the queues of lost users; a new scan finds them again."""
-        self._waiting.clear()
-        self._without_record.clear()
-        self._scan = None
+    def find(self, removed: int, epoch: str, *, look: bool) -> None:
+        """Begin a scan if the store removed keys since the last one began. removed: its count of them.
+
+        look: begin one anyway, because the store does not count keys that a client deleted. No scan begins during
+        another or in the pause after it.
+        """
+        if self._looking is None and self.clock_ms() >= self._next_ms and (removed != self._removed or look):
+            self._looking = self.store.find_lost(self._partitions, epoch)
+            self._removed, self._began_ms = removed, self.clock_ms()
 
     @property
     def is_busy(self) -> bool:
-        """Whether a user waits for history or state."""
+        """Whether a scan runs, or a user waits for history or state."""
+        return self._looking is not None or self._has_users
+
+    @property
+    def _has_users(self) -> bool:
         return bool(self._waiting or self._without_record or self._stateless)
 
     def turn(self, watermarks: Offsets, epoch: str) -> int:
-        """Restore for `SLICE_S`: users with a record, then the others, then states. Return the work done.
+        """Scan a slice, then restore for `SLICE_S`: users with a record, then the others, then states.
 
-        Raises: as `__call__` and `make_states`.
+        Return the work done. Raises: as `__call__` and `make_states`.
         """
-        until, done = time.monotonic() + SLICE_S, 0
-        while self.is_busy and (not done or time.monotonic() < until):
-            done += self._slice(watermarks, epoch)
-        return done
+        done = self._look()
+        until, restored = time.monotonic() + SLICE_S, 0
+        while self._has_users and (not restored or time.monotonic() < until):
+            restored += self._slice(watermarks, epoch)
+        return done + restored
+
+    def _look(self) -> int:
+        if self._looking is None:
+            return 0
+        until, num_lost = time.monotonic() + _LOOK_S, 0
+        for found in self._looking:
+            self._waiting.update(dict.fromkeys(found))
+            num_lost += len(found)
+            if time.monotonic() > until:
+                return max(1, num_lost)
+        self._looking = None
+        # A full store removes keys all the time, so the pause is as long as the scan.
+        self._next_ms = 2 * self.clock_ms() - self._began_ms
+        return num_lost
 
     def _slice(self, watermarks: Offsets, epoch: str) -> int:
         if self._waiting:
@@ -288,69 +325,3 @@ class RestoreUsers:
 
     def _update(self, user_id: str, history: UserHistory, seen: Mapping[str, int], expected: bytes) -> UserUpdate:
         return whole_update(user_id, self.model_version, history, seen, self.replay.schema, expected=expected)
-
-
-class LostUsers:
-    """Finds lost users: `find` begins a scan, `turn` continues it. restore: None if the store cannot lose users."""
-
-    def __init__(
-        self, store: Store, progress: StreamProgress, restore: RestoreUsers | None, clock_ms: Callable[[], int]
-    ) -> None:
-        self._store, self._progress, self.restore, self._clock_ms = store, progress, restore, clock_ms
-        # The partitions when the progress was last read.
-        self._partitions: Collection[int] = ()
-        # The present scan; when it began and the next one may begin; the store's count of removed keys at its begin.
-        self._looking: Iterator[Collection[str]] | None = None
-        self._began_ms = self._next_ms = 0
-        self._removed = -1
-
-    def resynced(self, *, is_new_epoch: bool) -> None:
-        """Call it after reading the store's progress. If partitions or epoch changed, or a scan was running, the next
-        `find` begins a new scan.
-        """
-        has_others = self._partitions != set(self._progress.watermarks)
-        self._partitions = set(self._progress.watermarks)
-        if self.restore is not None and has_others:
-            self.restore.look_again()
-        if self.restore is not None and is_new_epoch:
-            self.restore.clear()
-        if has_others or is_new_epoch or self._looking is not None:
-            self._looking, self._removed = None, -1
-
-    def find(self, *, look: bool) -> StoreUsage:
-        """Return the store's usage. Begin a scan if the store removed keys since the last one began.
-
-        look: begin one anyway, because the store does not count keys that a client deleted. No scan begins during
-        another or in the pause after it. Raises: DependencyUnavailable.
-        """
-        usage = self._store.usage()
-        if self.restore is None or self._looking is not None or self._clock_ms() < self._next_ms:
-            return usage
-        if usage.removed != self._removed or look:
-            self._looking = self._store.find_lost(self._progress.watermarks.keys(), self._progress.epoch)
-            self._removed, self._began_ms = usage.removed, self._clock_ms()
-        return usage
-
-    @property
-    def is_busy(self) -> bool:
-        return self.restore is not None and (self._looking is not None or self.restore.is_busy)
-
-    def turn(self) -> int:
-        """Scan and restore a slice; return the work done. Raises: as `RestoreUsers.turn`."""
-        if self.restore is None:
-            return 0
-        return self._look(self.restore) + self.restore.turn(self._progress.watermarks, self._progress.epoch)
-
-    def _look(self, restore: RestoreUsers) -> int:
-        if self._looking is None:
-            return 0
-        until, num_lost = time.monotonic() + _LOOK_S, 0
-        for found in self._looking:
-            restore.add(found)
-            num_lost += len(found)
-            if time.monotonic() > until:
-                return max(1, num_lost)
-        self._looking = None
-        # A full store removes keys all the time, so the pause is as long as the scan.
-        self._next_ms = 2 * self._clock_ms() - self._began_ms
-        return num_lost

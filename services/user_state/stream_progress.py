@@ -4,7 +4,7 @@ Kafka's committed offsets serve lag monitoring, and show which attributions were
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from types import MappingProxyType
 
 import structlog
 
@@ -19,19 +19,12 @@ from services.user_state.write_histories import WriteHistories
 log = structlog.get_logger()
 
 
-class Advance(NamedTuple):
-    """A partition's last applied offset, with the counts and the popularity of the records since the watermark."""
-
-    offset: int
-    counts: Mapping[str, int]
-    popular: PopularityStep | None
-
-
 class StreamProgress:
     """Caches the state store's progress; `resync` reads it again.
 
-    keep: the durable histories; None if the store cannot lose users. watermarks: by assigned partition. tails_lost: the
-    number of new epochs because a log lost its end.
+    keep: the durable histories; None if the store cannot lose users. watermarks: by assigned partition. identity:
+    tell it the records read, and let it check the logs. tails_lost: the number of new epochs because a log lost its
+    end.
     """
 
     def __init__(self, store: Store, keep: WriteHistories | None, model_version: str) -> None:
@@ -42,7 +35,7 @@ class StreamProgress:
         # Users written since the watermark of their home partition moved.
         self._unfinished: dict[int, int] = {}
         self._committed: dict[int, int] = {}
-        self._identity = LogIdentity()
+        self.identity = LogIdentity()
         self._may_have_lost = False
         # Model versions in the store.
         self._named: set[str] = set()
@@ -64,13 +57,13 @@ class StreamProgress:
         self._committed = dict(stream.committed())
         self.watermarks = {partition: progress[partition].watermark for partition in partitions}
         try:
-            self._identity.resync(stream, self.watermarks, {p: progress[p].anchors for p in partitions})
+            self.identity.resync(stream, self.watermarks, {p: progress[p].anchors for p in partitions})
         except LostTail as lost:
             self._replace_epoch(stream, epoch, lost)
             return self.resync(stream)
         self._may_have_lost = False
         if self._keep is not None:
-            self._keep.anchors = self._identity.text
+            self._keep.anchors = self.identity.text
             if self._keep.take_over(stream, epoch, progress):
                 return self.resync(stream)
         self._unfinished = {partition: progress[partition].unfinished for partition in partitions}
@@ -96,17 +89,9 @@ class StreamProgress:
         """Return False if an earlier epoch has published all attributions of this record."""
         return offset >= self._committed.get(partition, 0)
 
-    def came(self, records: Sequence[SourceRecord]) -> None:
-        """Note records read from the log, which identify it."""
-        self._identity.came(records)
-
-    def check_log(self, stream: Reader, partitions: Collection[int]) -> None:
-        """Call it before applying records. Raises: Conflict if a log is another one; DependencyUnavailable."""
-        self._identity.check(stream, partitions)
-
     def unknown_logs(self, ends: Offsets) -> Offsets:
         """Return the ends of the partitions without anchors, whose log could change unnoticed."""
-        return {partition: end for partition, end in ends.items() if partition not in self._identity.partitions}
+        return {partition: end for partition, end in ends.items() if partition not in self.identity.partitions}
 
     def check_epoch(self) -> None:
         """Raise Conflict if the store's epoch or watermarks differ from this process's, or DependencyUnavailable."""
@@ -133,8 +118,13 @@ class StreamProgress:
             if home in self._unfinished:
                 self._unfinished[home] += 1
 
-    def advance(self, applied: Mapping[int, Advance]) -> None:
-        """Move watermarks.
+    def advance(
+        self,
+        offsets: Offsets,
+        counts: Mapping[int, Mapping[str, int]],
+        popular: Mapping[int, PopularityStep] = MappingProxyType({}),
+    ) -> None:
+        """Move watermarks to these offsets. counts, popular: of the records since the watermark, by partition.
 
         Raises: Conflict if one differs, or users written since the last move are missing; DependencyUnavailable.
         """
@@ -143,13 +133,13 @@ class StreamProgress:
                 AdvanceStep(
                     partition=partition,
                     from_watermark=self.watermarks[partition],
-                    to_watermark=one.offset,
-                    counts=one.counts,
-                    anchors=self._identity.text(partition),
+                    to_watermark=offset,
+                    counts=counts[partition],
+                    anchors=self.identity.text(partition),
                     unfinished=self._unfinished[partition],
-                    popular=one.popular,
+                    popular=popular.get(partition),
                 )
-                for partition, one in applied.items()
+                for partition, offset in offsets.items()
             ]
         )
 
@@ -189,7 +179,7 @@ class StreamProgress:
             raise DependencyUnavailable(f"{lost}, before the watermark; checking once more")
         log.error("log_lost_its_tail", ends=dict(lost.ends), applied={p: self.watermarks[p] for p in lost.ends})
         stream.commit(dict.fromkeys(lost.ends, 0))
-        self._identity.keep()
+        self.identity.keep()
         if self._keep is not None:
             self._keep.void(stream.partitions(), stream.num_partitions())
         self._store.start_new_epoch(epoch)

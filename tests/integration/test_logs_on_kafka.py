@@ -148,7 +148,7 @@ def test_a_topic_that_was_deleted_and_filled_again_is_refused_by_name(
     )
     handler.resync(stream)
     handler.apply(read_on(stream, 3))
-    handler.progress.check_log(stream, {0})
+    handler.progress.identity.check(stream, {0})
     delete(kafka, name)
     deadline = time.monotonic() + 30
     while name in _topics(kafka) and time.monotonic() < deadline:
@@ -157,7 +157,7 @@ def test_a_topic_that_was_deleted_and_filled_again_is_refused_by_name(
     write(kafka, name, "f", "e", "d", "c", "b")
     # The client's metadata is of the old topic for a moment.
     with pytest.raises(Conflict, match="do not have the records"):
-        _after_reconnecting(stream, lambda: handler.progress.check_log(stream, {0}))
+        _after_reconnecting(stream, lambda: handler.progress.identity.check(stream, {0}))
     with pytest.raises(PreconditionFailed, match="recreated"):
         handler.resync(stream)
     assert [event.item_id for event in store.load_users(["ann"], handler.progress.epoch)["ann"].events] == [

@@ -32,9 +32,9 @@ from services.user_state.merging import (
     rounds,
 )
 from services.user_state.ports import Store
-from services.user_state.restore_users import LostUsers, RestoreUsers
-from services.user_state.stream_progress import Advance, StreamProgress
-from services.user_state.values import ModelState, StoredState, UserHistory, UserUpdate, now_ms
+from services.user_state.restore_users import RestoreUsers
+from services.user_state.stream_progress import StreamProgress
+from services.user_state.values import ModelState, StoredState, StoreUsage, UserHistory, UserUpdate, now_ms
 from services.user_state.write_histories import WriteHistories
 
 _COUNTED_AS = {
@@ -96,7 +96,6 @@ class ApplyRecords:
         attributions are wanted. records_per_user: most records of a user applied together.
         """
         self.progress = StreamProgress(store, keep, vocabulary.model_version)
-        self.lost = LostUsers(store, self.progress, restore_users, clock_ms)
         self.encode_batch = EncodeBatch(
             own=Model(vocabulary, encoder),
             pseudonym_key=pseudonym_key,
@@ -104,15 +103,27 @@ class ApplyRecords:
             tracing=tracing,
             clock_ms=clock_ms,
         )
-        self._store, self._outbox, self._keep = store, outbox, keep
+        self._store, self._outbox, self._keep, self._restore = store, outbox, keep, restore_users
         self._forgotten = Forgotten() if forgotten is None else forgotten
         self._stores_states, self._attributes, self._records_per_user = stores_states, attributes, records_per_user
         self._half_life_s = popularity_half_life_s
 
     def resync(self, stream: Reader) -> bool:
         is_new_epoch = self.progress.resync(stream)
-        self.lost.resynced(is_new_epoch=is_new_epoch)
+        if self._restore is not None:
+            self._restore.resynced(self.progress.watermarks.keys(), is_new_epoch=is_new_epoch)
         return is_new_epoch
+
+    def find_lost(self, *, look: bool) -> StoreUsage:
+        """Return the store's usage; begin a scan for lost users if needed (`RestoreUsers.find`)."""
+        usage = self._store.usage()
+        if self._restore is not None:
+            self._restore.find(usage.removed, self.progress.epoch, look=look)
+        return usage
+
+    @property
+    def is_restoring(self) -> bool:
+        return self._restore is not None and self._restore.is_busy
 
     def check_model(self) -> None:
         self.encode_batch.own.encoder.check()
@@ -120,8 +131,8 @@ class ApplyRecords:
     def turn(self) -> int:
         """Restore lost users and write histories, for a slice of time between polls. Return the amount done."""
         done = 0
-        if self.lost.is_busy:
-            done = self.lost.turn()
+        if self._restore is not None and self._restore.is_busy:
+            done = self._restore.turn(self.progress.watermarks, self.progress.epoch)
         elif self._keep is not None:
             self._keep.topic.index()
         if self._keep is not None:
@@ -133,8 +144,8 @@ class ApplyRecords:
             self._keep.finish(self.progress.watermarks)
 
     def close(self) -> None:
-        if self.lost.restore is not None:
-            self.lost.restore.close()
+        if self._restore is not None:
+            self._restore.close()
         if self._keep is not None:
             self._keep.close()
         self._outbox.close()
@@ -145,7 +156,7 @@ class ApplyRecords:
         Raises: Conflict, DependencyUnavailable, DeadlineExceeded. Resync then: no record is lost or applied twice.
         """
         records = [record for record in records if self.progress.is_new(record)]
-        self.progress.came(records)
+        self.progress.identity.came(records)
         arrivals = [read_arrival(record) for record in records]
         places = [
             (entry.partition, entry.interaction.user_id) if isinstance(entry, Arrival) else (entry.record.partition, "")
@@ -246,8 +257,8 @@ class ApplyRecords:
         progress = self.progress
         histories = self._store.load_users(user_ids, progress.epoch)
         lost = [user_id for user_id, history in histories.items() if history.is_lost]
-        if lost and self.lost.restore is not None:
-            self.lost.restore(lost, progress.watermarks, progress.epoch)
+        if lost and self._restore is not None:
+            self._restore(lost, progress.watermarks, progress.epoch)
             histories = {**histories, **self._store.load_users(lost, progress.epoch)}
         return histories
 
@@ -371,7 +382,7 @@ class ApplyRecords:
         for entry in entries:
             position = entry.record if isinstance(entry, DeadLetter) else entry
             last[position.partition] = max(position.offset, last.get(position.partition, -1))
-        self.progress.advance({p: Advance(offset, counts[p], popular.get(p)) for p, offset in last.items()})
+        self.progress.advance(last, counts, popular)
         if self._keep is not None:
             self._keep.applied(self.progress.watermarks)
 

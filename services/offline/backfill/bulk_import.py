@@ -25,7 +25,6 @@ from services.platform.stream.ports import Reader
 from services.user_state.forgetting import ForgetTopic, Forgotten, check_same_log
 from services.user_state.merging import Arrival
 from services.user_state.ports import Store
-from services.user_state.stream_progress import Advance
 from services.user_state.values import now_ms
 
 # If an import dies, the consumer's pause ends after this long.
@@ -149,7 +148,7 @@ class BulkImport:
             self._pause()
             filled += users
             self._progress("states", filled, num_users)
-        progress.advance({partition: Advance(end, counts[partition], None) for partition, end in ends.items()})
+        progress.advance(ends, counts)
         self._stream.commit(progress.committable())
         self._stream.committed()  # Kafka answers this after the commit, so the commit is complete
         return filled, sum(found["unknown_items"] for found in counts.values())

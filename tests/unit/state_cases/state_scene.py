@@ -192,6 +192,7 @@ class EncoderProcess:
                 keep=self.keep,
                 model_version=words.model_version,
                 make_states=partial(states_of, Model(words, self.model), clock_ms=lambda: NOW_MS),
+                clock_ms=lambda: NOW_MS,
             ),
             keep=self.keep,
             clock_ms=lambda: NOW_MS,

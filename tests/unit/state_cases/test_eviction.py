@@ -100,7 +100,9 @@ def test_looking_for_lost_users_of_a_full_store_leaves_time_for_events(monkeypat
     stream, store = MemoryStream(1), FullStore()
     append_all(stream, "abcde")
     process = EncoderProcess(stream, store)
-    process.consumer._handler.lost._clock_ms = lambda: store.now_ms
+    restore = process.consumer._handler._restore
+    assert restore is not None
+    restore.clock_ms = lambda: store.now_ms
     process.settle()
     store.now_ms += 10_000
     store.evict([ANN])

@@ -152,9 +152,9 @@ def test_a_lost_user_is_not_brought_back_by_a_process_that_does_not_read_her_log
     wanted = world.wanted()
     # Of a user whose keys are partly there, an empty history would be written.
     world.store.seen.clear()
-    restore = process.consumer._handler.lost.restore
+    restore = process.consumer._handler._restore
     assert restore is not None
-    restore.add(USERS)
+    restore._waiting.update(dict.fromkeys(USERS))
     # From now on the half of the partitions is somebody else's.
     MemoryLeases(world.table, "somebody").holding()
     process.consumer.step()
