@@ -134,11 +134,6 @@ down: ## Stop the local stack
 bench: setup ## Measure again and rewrite docs/benchmarks (hours; `freshet bench <what> --quick` for minutes)
 	@$(BIN)/freshet bench retrieval --prove
 	@$(BIN)/freshet bench quantization
-	@$(BIN)/freshet train --head mol --data ml-1m --split time --epochs 3 --no-export --out .freshet/ml-1m
-	@$(BIN)/freshet train --head dot --data ml-1m --split time --epochs 3 --no-export --out .freshet/ml-1m-dot
-	@$(BIN)/freshet train --head mol --data amazon-beauty-large-2014 --epochs 3 --no-export --out .freshet/beauty
-	@$(BIN)/freshet train --head dot --data amazon-beauty-large-2014 --epochs 3 --no-export --out .freshet/beauty-dot
-	@$(BIN)/freshet bench quantization $(foreach of,ml-1m ml-1m-dot beauty beauty-dot,--bundle .freshet/$(of))
 	@$(BIN)/freshet bench stream
 	@$(BIN)/freshet bench paper table-3
 	@$(BIN)/freshet bench paper published

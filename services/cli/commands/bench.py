@@ -255,18 +255,14 @@ def gpu(
 
 
 @benchmark(app, "quantization")
-def quantization(
-    request: "Request",
-    *,
-    bundle: Annotated[list[Path] | None, typer.Option(help="Use a trained bundle's items; may be repeated.")] = None,
-) -> "Report":
-    """Compare anisotropic codes with FAISS's at equal bits, on real embeddings, or on trained items.
+def quantization(request: "Request") -> "Report":
+    """Compare anisotropic codes with FAISS's at equal bits on real embeddings, and quantized search with other libraries.
 
-    Example:  freshet bench quantization --bundle .freshet/bundle --quick
+    Example:  freshet bench quantization --quick
     """
-    from services.offline.evaluation.quantization import codes, trained
+    from services.offline.evaluation.quantization import codes
 
-    return trained.run(request, bundle) if bundle else codes.run(request)
+    return codes.run(request)
 
 
 @benchmark(app, "large", less_memory="--size 1000000")

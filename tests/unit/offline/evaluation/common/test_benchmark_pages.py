@@ -18,7 +18,6 @@ from services.offline.evaluation.large.rows import page as large_page
 from services.offline.evaluation.pefa.report import page as pefa_page
 from services.offline.evaluation.quality.page import page as quality_page
 from services.offline.evaluation.quality.published import page as published_page
-from services.offline.evaluation.quantization.trained import page as trained_codes_page
 from services.offline.evaluation.retrieval.rows import page as retrieval_page
 from services.offline.evaluation.retrieval.universality import page as universality_page
 from services.offline.evaluation.stream.page import page as freshness_page
@@ -34,7 +33,6 @@ PAGES: dict[str, Callable[[Report], str]] = {
     "published": published_page,
     "quality": quality_page,
     "retrieval": retrieval_page,
-    "trained-codes": trained_codes_page,
     "universality": universality_page,
 }
 
