@@ -256,7 +256,7 @@ def gpu(
 
 @benchmark(app, "quantization")
 def quantization(request: "Request") -> "Report":
-    """Compare anisotropic codes with FAISS's at equal bits on real embeddings, and quantized search with other libraries.
+    """Compare anisotropic codes with FAISS's at equal bits, and quantized search with other libraries'.
 
     Example:  freshet bench quantization --quick
     """

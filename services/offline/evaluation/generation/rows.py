@@ -1,17 +1,16 @@
-"""`freshet bench generation`: the cost of identifiers as the vocabulary grows, next to full softmax and approximations.
+"""`freshet bench generation`: the cost of identifiers as the vocabulary grows, next to full softmax and SVD-softmax.
 
 Letters: V vocabulary size, D width, s positions, U tokens scored, K results.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from services.algorithms.generation.decoding import decode
 from services.offline.evaluation.common.recall import recall
@@ -19,36 +18,25 @@ from services.offline.evaluation.common.report import Report, Request, Say, fill
 from services.offline.evaluation.common.roofline import Rates, measure_rates
 from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.generation.proof import prove_catalogue
-from services.offline.evaluation.generation.softmax_baselines import (
-    Clustered,
-    LowRank,
-    ShortlistTokens,
-    TokenSource,
-    WholeVocabulary,
-)
+from services.offline.evaluation.generation.svd_softmax import Floats, SvdSoftmax, Tokens
 from services.offline.evaluation.generation.world import MAKING, PhraseWorld, WorldShape, make_world
-from services.offline.training.codebooks.k_means import nearest, product_k_means
 
-_STORED_ONLY = (500_000, 2_000_000)  # only in the stored report
 FULL, SHORTLIST = "full softmax", "shortlist"
 
 
 def page(report: dict[str, Any]) -> str:
     """Return generation.md of a report; a person may add a `remark` to the stored report."""
-    names = {"making": MAKING, "stored_only": _STORED_ONLY, "full_softmax": FULL, "shortlist": SHORTLIST}
+    names = {"making": MAKING, "full_softmax": FULL, "shortlist": SHORTLIST}
     return filled(Path(__file__).with_name("page.md.j2"), **{"remark": ""} | report | names)
 
 
 Row = dict[str, Any]
-Floats = npt.NDArray[np.float32]
 
-_SIZES = (128_000, 500_000, 1_000_000, 2_000_000, 5_000_000)
+_SIZES = (128_000, 1_000_000, 5_000_000)
 _QUICK_SIZES = (32_000, 128_000)
 _QUICK_SHAPE: dict[str, int] = {"num_identifiers": 50_000, "vectors": 64, "set_tokens": 1500, "topics": 256}
 _SETS, _BEAMS, _K, _TOP = 5, 256, 10, 10
-_TAKEN = 3000  # per position, by the position-wise methods
-
-_CLUSTERED_UP_TO = 2_000_000  # phrases: more take minutes
+_WINDOW, _TAKEN = 64, 3000  # SVD-softmax: leading directions, tokens per position
 
 
 def run(request: Request, *, sizes: tuple[int, ...] = (), num_queries: int | None = None) -> Report:
@@ -63,16 +51,21 @@ def run(request: Request, *, sizes: tuple[int, ...] = (), num_queries: int | Non
     chosen = sizes or (_QUICK_SIZES if request.quick else _SIZES)
     found = rows(sizes=chosen, quick=request.quick, seed=request.seed, rates=rates, say=request.say)
     report = report_of("generation", request, found, began)
-    report |= {"growth": growth(found), "proof": proof.plain(), "rates": asdict(rates)}
+    report |= {"proof": proof.plain(), "rates": asdict(rates)}
     return written(request, report, page)
 
 
 @dataclass(frozen=True, slots=True)
 class _Method:
+    """tokens(x): those worth scoring for a query x (1 + s, D), ascending, including [PAD]. bytes_read: to find them,
+    without their own rows. nbytes: in addition to the output layer's.
+    """
+
     name: str
     setting: str
-    source: TokenSource
-    bytes_read: float  # to find the tokens, without their own rows
+    tokens: Callable[[Floats], Tokens]
+    bytes_read: float = 0.0
+    nbytes: int = 0
 
 
 def rows(*, sizes: tuple[int, ...], quick: bool, seed: int, rates: Rates, say: Say = lambda line: None) -> list[Row]:
@@ -88,27 +81,11 @@ def rows(*, sizes: tuple[int, ...], quick: bool, seed: int, rates: Rates, say: S
     return found
 
 
-def growth(found: list[Row]) -> Row | None:
-    """Return the shortlist's latency at the largest vocabulary over the smallest."""
-    mine = [row for row in found if row["method"] == SHORTLIST]
-    if len(mine) < 2:
-        return None
-    small, large = mine[0], mine[-1]
-    return {
-        "from": small["phrases"],
-        "to": large["phrases"],
-        "cpu ms from": small["cpu ms"],
-        "cpu ms to": large["cpu ms"],
-        "ratio": round(large["cpu ms"] / small["cpu ms"], 2),
-    }
-
-
 def _of_world(world: PhraseWorld, *, quick: bool, seed: int, rates: Rates, say: Say) -> Iterator[Row]:
     size = world.shape.num_tokens
     judged, timed = (8, 20) if quick else (20, 60)
     x, wanted = world.queries(timed, seed + 1)
-    full = WholeVocabulary(world.layer)
-    every = full.tokens(x[0])
+    every = np.arange(size, dtype=np.int32)
     say(f"{size:,} phrases: full softmax")
     truths = []
     for one in x[:judged]:
@@ -117,9 +94,9 @@ def _of_world(world: PhraseWorld, *, quick: bool, seed: int, rates: Rates, say: 
         exact = decode(scores, every, world.trie, beams=_BEAMS, results=_K)
         truths.append((best, exact.identifiers.tolist()))
         del scores
-    for method in _methods(world, full, seed, say):
+    for method in _methods(world, every):
         say(f"{size:,} phrases: {method.name}")
-        yield _row(method, world, x, wanted, truths, judged if method.source is full else timed, rates)
+        yield _row(method, world, x, wanted, truths, judged if method.name == FULL else timed, rates)
 
 
 def _row(
@@ -133,11 +110,11 @@ def _row(
 ) -> Row:
     whole, scoring = Times(), Times()
 
-    def score(one: Floats) -> tuple[npt.NDArray[np.int32], Floats]:
-        tokens = method.source.tokens(one)
+    def score(one: Floats) -> tuple[Tokens, Floats]:
+        tokens = method.tokens(one)
         return tokens, (world.layer.scores(one[1:]) if method.name == FULL else world.layer.scores(one[1:], tokens))
 
-    def answer(one: Floats) -> tuple[npt.NDArray[np.int32], list[int]]:
+    def answer(one: Floats) -> tuple[Tokens, list[int]]:
         tokens, scores = scoring.call(score, one)
         found = decode(scores, tokens, world.trie, beams=_BEAMS, results=_K)
         return tokens, found.identifiers.tolist()
@@ -146,16 +123,14 @@ def _row(
     decode(scores, tokens, world.trie, beams=_BEAMS, results=_K)
     kept, answers = zip(*(whole.call(answer, one) for one in x[:timed]), strict=True)
     lengths = np.diff(world.offsets)
-    recalls, firsts = [], []
-    for number, (best, exact) in enumerate(truths):
+    recalls = []
+    for number, (best, _) in enumerate(truths):
         positions = int(lengths[wanted[number]])  # then padding and noise
         recalls.append(np.isin(best[:positions], kept[number]).mean())
-        firsts.append(exact[:1] == answers[number][:1])
     union = float(np.mean([len(tokens) for tokens in kept]))
     least = (method.bytes_read + union * (world.layer.width + 4)) / rates.bytes_read
     return {
         "phrases": world.shape.num_tokens,
-        "weights": "synthetic, int8",
         "method": method.name,
         "setting": method.setting,
         "union": round(union),
@@ -166,43 +141,22 @@ def _row(
         "floor ms": round(1e3 * least, 3),
         "top 10 tokens": round(float(np.mean(recalls)), 4),
         "top 10 identifiers": round(recall(answers[: len(truths)], [exact for _, exact in truths]), 4),
-        "first identifier": round(float(np.mean(firsts)), 4),
         "found its own": round(float(np.mean([int(one) in got for one, got in zip(wanted, answers, strict=False)])), 4),
-        "extra MB": round(method.source.nbytes / 1e6, 1),
+        "extra MB": round(method.nbytes / 1e6, 1),
     }
 
 
-def _methods(world: PhraseWorld, full: WholeVocabulary, seed: int, say: Say) -> Iterator[_Method]:
-    layer, size, width = world.layer, world.shape.num_tokens, world.layer.width
-    yield _Method(FULL, "every phrase", full, 0)
-    shortlist = world.shortlist
+def _methods(world: PhraseWorld, every: Tokens) -> Iterator[_Method]:
+    size, width, shortlist = world.shape.num_tokens, world.layer.width, world.shortlist
     m, r = shortlist.sets.shape
-    for sets in (_SETS, 2 * _SETS) if size <= 500_000 else (_SETS,):
-        read = 4 * m * width + 4 * sets * r + size / 8
-        name = SHORTLIST if sets == _SETS else f"{SHORTLIST}, twice the sets"
-        yield _Method(name, f"m {m}, r {r}, k {sets}", ShortlistTokens(shortlist, sets), read)
-    for window in (64, 128) if size <= 500_000 else (64,):
-        say(f"{size:,} phrases: building low rank")
-        low = LowRank(layer, window=window, taken=_TAKEN)
-        yield _Method("low rank (SVD-softmax)", f"window {window}, {_TAKEN} per position", low, size * (window + 4))
-        del low
-    if size <= _CLUSTERED_UP_TO:
-        say(f"{size:,} phrases: building clusters")
-        centres, owners = _cells(world, max(64, min(1024, size // 500)), seed)
-        probes = max(1, round(_TAKEN * len(centres) / size))
-        read = 4 * len(centres) * width * (len(world.queries(1, 0)[0][0]) - 1)
-        yield _Method(
-            "clustered weights",
-            f"{len(centres)} cells, {probes} per position",
-            Clustered(layer, centres, owners, probes=probes),
-            read,
-        )
-
-
-def _cells(world: PhraseWorld, count: int, seed: int) -> tuple[Floats, npt.NDArray[np.int64]]:
-    layer, size = world.layer, world.shape.num_tokens
-    chosen = np.sort(np.random.default_rng(seed).integers(0, size, size=min(size, 30 * count)))
-    sample = torch.from_numpy(layer.decoded(chosen))
-    centres = product_k_means(sample, 1, count, torch.Generator().manual_seed(seed))
-    parts = (torch.from_numpy(layer.decoded(slice(begin, begin + (1 << 16)))) for begin in range(0, size, 1 << 16))
-    return centres[0].numpy(), torch.cat([nearest(part[None], centres)[0] for part in parts]).numpy()
+    yield _Method(FULL, "every phrase", lambda x: every)
+    yield _Method(
+        SHORTLIST,
+        f"m {m}, r {r}, k {_SETS}",
+        lambda x: shortlist.tokens(x[0], _SETS),
+        4 * m * width + 4 * _SETS * r + size / 8,
+        shortlist.nbytes,
+    )
+    low = SvdSoftmax(world.layer, window=_WINDOW, taken=_TAKEN)
+    setting = f"window {_WINDOW}, {_TAKEN} per position"
+    yield _Method("low rank (SVD-softmax)", setting, low.tokens, size * (_WINDOW + 4), low.nbytes)

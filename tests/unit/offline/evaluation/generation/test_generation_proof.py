@@ -6,7 +6,7 @@ import pytest
 from services.algorithms.generation.generator import Generator
 from services.offline.evaluation.generation import proof as generation_proof
 from services.offline.evaluation.generation.proof import Proof, prove_catalogue, query
-from services.offline.evaluation.generation.rows import FULL, SHORTLIST, growth, page
+from services.offline.evaluation.generation.rows import FULL, SHORTLIST, page
 
 
 def test_five_hundred_queries_with_changes_between_answer_only_with_the_catalogue() -> None:
@@ -37,7 +37,7 @@ def test_a_proof_without_answers_does_not_hold() -> None:
 
 
 def test_the_page_has_every_count_of_a_proof() -> None:
-    report = {"command": "c", "machine": "m", "seed": 7, "rows": [], "growth": None, "rates": {"bytes_read": 1e10}}
+    report = {"command": "c", "machine": "m", "seed": 7, "rows": [], "rates": {"bytes_read": 1e10}}
     text = page(report | {"proof": Proof(queries=100_000).plain()})
     assert "100,000 random and adversarial queries" in text
     assert "–" not in text
@@ -50,10 +50,10 @@ def test_every_kind_of_hostile_query_is_finite() -> None:
 
 def test_growth_is_of_the_shortlist_and_one_size_has_none() -> None:
     rows = [
-        {"phrases": phrases, "method": method, "cpu ms": cpu}
+        {"phrases": phrases, "method": method, "cpu ms": cpu, "scores cpu ms": cpu}
         for phrases, method, cpu in ((10, FULL, 40.0), (10, SHORTLIST, 2.0), (30, FULL, 90.0), (30, SHORTLIST, 2.5))
     ]
-    found = growth(rows)
-    assert found is not None
-    assert (found["from"], found["to"], found["ratio"]) == (10, 30, 1.25)
-    assert growth(rows[:2]) is None
+    report = {"command": "c", "machine": "m", "seed": 7, "rates": {"bytes_read": 1e10}, "proof": Proof().plain()}
+    grown = "The shortlist from 10 to 30 phrases: 2.00 to 2.50 ms of processor time, 1.25 times."
+    assert grown in page(report | {"rows": rows})
+    assert "The shortlist from" not in page(report | {"rows": rows[:2]})
