@@ -7,21 +7,16 @@ Letters: N predicted events (of all seeds together), X items.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from services.offline.evaluation.engine import intervals
 from services.offline.evaluation.engine.intervals import Estimate
-from services.offline.evaluation.engine.metrics import summary
 from services.offline.evaluation.stream.walk import BoolArray, IntArray, StreamSetting
 
 _NO_END = 10**9
-# Age ranges of a new item. By number of interactions, including the predicted one: (first, last). By days since its
-# first interaction: (from, below).
-_INTERACTION_AGES = ((1, 2), (3, 5), (6, 10), (11, 30), (31, _NO_END))
-_DAY_AGES = ((0, 1), (1, 7), (7, 30), (30, _NO_END))
-_SECONDS_PER_DAY = 86_400
+# A new item's age: its number of interactions, including the predicted one.
+_AGES = ((1, 2), (3, 5), (6, 10), (11, 30), (31, _NO_END))
 
 METRICS = ("hr@10", "hr@50", "mrr")
 
@@ -30,15 +25,14 @@ METRICS = ("hr@10", "hr@50", "mrr")
 class EventColumns:
     """Properties of each predicted event that use no later event; arrays are (N,).
 
-    places: positions in the stream. nth: the item's streamed interactions, this one included. age_seconds: since the
-    item's first interaction. past_events, past_of_user: the item's and the user's events before the split. predictable:
-    the user has a state; other events are not counted.
+    places: positions in the stream. nth: the item's streamed interactions, this one included. past_events and
+    past_of_user: the item's and the user's events before the split. predictable: the user has a state; other events are
+    not counted.
     """
 
     items: IntArray
     places: IntArray
     nth: IntArray
-    age_seconds: IntArray
     past_events: IntArray
     past_of_user: IntArray
     predictable: BoolArray
@@ -49,14 +43,10 @@ def columns(setting: StreamSetting, places: IntArray, predictable: BoolArray) ->
     events, split = setting.interactions, setting.split
     streamed = events.items[split:].astype(np.int64)
     items, users = streamed[places], events.users[split:][places]
-    _, first_rows = np.unique(events.items, return_index=True)
-    first_times = np.zeros(events.num_items, dtype=np.int64)
-    first_times[events.items[first_rows]] = events.timestamps[first_rows]
     return EventColumns(
         items=items,
         places=places,
         nth=_running_count(streamed)[places] + 1,
-        age_seconds=events.timestamps[split:][places].astype(np.int64) - first_times[items],
         past_events=np.bincount(events.items[:split], minlength=events.num_items)[items].astype(np.int64),
         past_of_user=np.bincount(events.users[:split], minlength=events.num_users)[users].astype(np.int64),
         predictable=predictable,
@@ -70,7 +60,7 @@ def joined(parts: list[EventColumns]) -> EventColumns:
 
 
 def kinds(table: EventColumns) -> dict[str, BoolArray]:
-    """Return a mask (N,) by kind of event: all, by item age and popularity, and by item or user in training."""
+    """Return a mask (N,) by kind of event: all, by a new item's age, and by item or user in training."""
     every = table.predictable
     known = every & (table.past_events > 0)
     new = every & (table.past_events == 0)
@@ -83,19 +73,9 @@ def kinds(table: EventColumns) -> dict[str, BoolArray]:
         "users new in the stream": every & (table.past_of_user == 0),
         "new items and new users, from the 3rd": new & (table.nth >= 3) & (table.past_of_user == 0),
     }
-    for low, high in _INTERACTION_AGES:
+    for low, high in _AGES:
         label = f"{low}-{high}" if high < _NO_END else f"{low} and later"
         found[f"new item's interaction {label}"] = new & (table.nth >= low) & (table.nth <= high)
-    for low, high in _DAY_AGES:
-        label = f"{low}-{high}" if high < _NO_END else f"{low} and more"
-        days = table.age_seconds / _SECONDS_PER_DAY
-        found[f"new item, {label} days after its first"] = new & (days >= low) & (days < high)
-    edges = np.quantile(table.past_events[known], [0, 0.25, 0.5, 0.75, 1]) if known.any() else np.zeros(5)
-    for number, (low, high) in enumerate(pairwise(edges.tolist())):
-        above = table.past_events >= low if number == 0 else table.past_events > low
-        found[f"popularity quarter {number + 1} ({low:.0f} to {high:.0f} past events)"] = (
-            known & above & (table.past_events <= high)
-        )
     return found
 
 
@@ -105,11 +85,6 @@ def estimates(
     """Return estimates by ranker and metric, or differences from `minus`; empty without an event."""
     kept = {name: found[mask] for name, found in ranks.items()}
     return intervals.estimates(kept, table.items[mask], METRICS, minus=minus, seed=seed)
-
-
-def own_rates(ranks: IntArray, mask: BoolArray) -> dict[str, float]:
-    """Return the mean of each metric; empty without an event."""
-    return {name: round(mean, 5) for name, mean in summary(ranks[mask], METRICS).items()} if mask.any() else {}
 
 
 def _running_count(items: IntArray) -> IntArray:

@@ -18,11 +18,8 @@ from services.algorithms.pefa.policy import NEW_ITEM_SHARE, FeedbackPolicy, Shar
 from services.algorithms.pefa.refresh import refreshed
 from services.algorithms.pefa.sums import ItemSums
 from services.algorithms.pefa.votes import VotingIndex
-from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.stream.models import StreamModel
 from services.offline.evaluation.stream.walk import Event, Ranker, Scores, StreamSetting
-
-_ENOUGH_INTERACTIONS = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,33 +99,6 @@ class RefreshedItems:
         self._now.components[code] = moved.components[0]
         self._scorer = None
 
-    def behind(self, queries: QueryStates) -> dict[str, float]:
-        """Return facts that explain XS's changes, as means over items with enough interactions; empty without such
-        items.
-
-        An average of queries is nearer to any query than a trained item is, so a new item's state must be shorter.
-        """
-        sums = self._sums.of([str(code) for code in range(len(self._known))])
-        enough = sums.counts >= _ENOUGH_INTERACTIONS
-        known, new = np.flatnonzero(enough & self._known), np.flatnonzero(enough & ~self._known)
-        if not len(known) or not len(new) or not len(queries):
-            return {}
-        directions = refreshed(self._base.take(known), sums.sums[known], np.zeros(len(known)))
-        cosines = np.einsum("npd,npd->np", directions.components, self._base.components[known])
-        arrived = refreshed(self._base.take(new), sums.sums[new], np.zeros(len(new)))
-        gate = self._model.pair_gate
-        return {
-            "cosine of a known item's model state and what its interactions say": float(cosines.mean()),
-            "coherence of a known item's interactions": float(sums.coherence[known].mean()),
-            "similarity of a query and a known item, model alone": _mean_score(self._base.take(known), gate, queries),
-            "the same items, interactions alone": _mean_score(directions, gate, queries),
-            "a new item, interactions alone": _mean_score(arrived, gate, queries),
-        }
-
-
-def _mean_score(items: ItemStates, pair_gate: PairGate | None, queries: QueryStates) -> float:
-    return float(MolScorer(items, pair_gate).scores(queries).mean())
-
 
 class WithVotes:
     """Scores of other rankers, each also with the votes of remembered interactions (PEFA-XL, equation 6).
@@ -157,7 +127,6 @@ class WithVotes:
             num_components=num_components, width=width, model_version="stream", leave_out=model.user_component
         )
         self._nearest = max(one.k for one in votes.values())
-        self._num_voters = self._num_on_seen = 0
         self._users: dict[int, set[int]] = {}
         self._num_users = np.zeros(setting.interactions.num_items, dtype=np.int64)
 
@@ -201,19 +170,12 @@ class WithVotes:
                 index.merge_wanted.clear()
                 index.tidy()
 
-    @property
-    def share_on_seen(self) -> float:
-        """The share of voters whose item the user has seen: such votes change no answer."""
-        return self._num_on_seen / max(1, self._num_voters)
-
     def _cast(self, event: Event) -> dict[str, npt.NDArray[np.float32]]:
         """Return each variant's votes (X,) of the k nearest remembered interactions."""
         query = self._model.query(event.place)
         voters = [] if query is None else self._index.neighbours(query, self._nearest)[0]
         codes = np.array([int(voter.item_id) for voter in voters], dtype=np.int64)
         given = np.array([voter.weight * voter.similarity for voter in voters])
-        self._num_voters += len(voters)
-        self._num_on_seen += int(np.isin(codes, event.had).sum())
         return {
             name: np.bincount(codes[: one.k], given[: one.k] / one.k, minlength=len(self._num_users)).astype(np.float32)
             for name, one in self._votes.items()

@@ -15,9 +15,9 @@ from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.evaluation.common.report import Report, Request, report_of, written
 from services.offline.evaluation.stream.baselines import NeighbourSettings, StreamingItemNeighbours, StreamingPopularity
-from services.offline.evaluation.stream.measures import EventColumns, columns, estimates, joined, kinds, own_rates
+from services.offline.evaluation.stream.measures import EventColumns, columns, estimates, joined, kinds
 from services.offline.evaluation.stream.models import Fit, TrainedModels, stream_model
-from services.offline.evaluation.stream.page import ALL, NEW, WalkedSet, page, plot_new_items, plot_stream
+from services.offline.evaluation.stream.page import WalkedSet, page, plot_new_items, plot_stream
 from services.offline.evaluation.stream.pefa import RefreshedItems, VoteSettings, WithVotes
 from services.offline.evaluation.stream.walk import IntArray, StreamSetting, stream_setting, walk
 
@@ -27,7 +27,6 @@ DATASETS = ("ml-1m", "ml-latest-small")
 # A stream with many new items needs no withheld ones.
 _WITHHELD_SHARES = {"ml-latest-small": 0.0}
 _WITHHELD_SHARE = 0.1
-_SAMPLED_QUERIES = 1000
 _FEEDBACK = FeedbackPolicy()
 _CAPACITY, _MIN_USERS = 50_000, 3
 XS, ALONE, FROZEN, RETRAINED = "XS", "XS, m = 1", "frozen", "retrained"
@@ -96,7 +95,6 @@ class _Seed:
     setting: StreamSetting
     table: EventColumns
     ranks: dict[str, IntArray]
-    behind: dict[str, float]
     trainings: list[int]
 
 
@@ -143,7 +141,7 @@ def run(
         ranks = {key: np.concatenate([one.ranks[key] for one in walked]) for key in walked[0].ranks}
         sets.append(WalkedSet(name=name, table=table, ranks=ranks, trainings=walked[0].trainings))
         settings.append(_setting_row(plan, walked) | policies.as_plain() | {"chosen on": chosen_on})
-        rows += [{"dataset": name, **row} for row in _rows(table, ranks, walked)]
+        rows += [{"dataset": name, **row} for row in _rows(table, ranks)]
     request.out.mkdir(parents=True, exist_ok=True)
     plot_stream(sets, request.out / "freshness.png")
     plot_new_items(sets, request.out / "new_items.png")
@@ -183,21 +181,17 @@ def _walk_seed(plan: _Plan, policies: Policies, seed: int) -> _Seed:
         predicted=np.arange(setting.num_streamed) % plan.predict_every == 0,
         progress=lambda done: plan.say(f"seed {seed}: {done:,} of {setting.num_streamed:,} events"),
     )
-    sample = walked.places[:: max(1, len(walked.places) // _SAMPLED_QUERIES)]
-    behind = items.behind(model.queries(sample)[1])
     return _Seed(
         seed=seed,
         setting=setting,
         table=columns(setting, walked.places, model.predictable(walked.places)),
         ranks={name: found for name, found in walked.ranks.items() if name != f"{ALONE} + XL"},
-        behind=behind | {"share of XL's voters on what the user had": voting.share_on_seen},
         trainings=starts,
     )
 
 
-def _rows(table: EventColumns, ranks: dict[str, IntArray], walked: Sequence[_Seed]) -> list[Row]:
+def _rows(table: EventColumns, ranks: dict[str, IntArray]) -> list[Row]:
     rows: list[Row] = []
-    by_seed = [(one, kinds(one.table)) for one in walked]
     for kind, mask in kinds(table).items():
         against = {other: estimates(table, ranks, mask, minus=other) for other in (FROZEN, "popularity", "item-kNN")}
         for ranker, estimate in estimates(table, ranks, mask).items():
@@ -209,10 +203,6 @@ def _rows(table: EventColumns, ranks: dict[str, IntArray], walked: Sequence[_See
                 **estimate,
             }
             row |= {f"minus {other}": gaps[ranker] for other, gaps in against.items() if ranker in gaps}
-            if kind in (ALL, NEW):
-                row["by seed"] = {
-                    str(one.seed): own_rates(one.ranks[ranker], masks[kind]) for one, masks in by_seed if kind in masks
-                }
             rows.append(row)
     return rows
 
@@ -233,8 +223,4 @@ def _setting_row(plan: _Plan, walked: Sequence[_Seed]) -> Row:
         "events on new items": int(setting.new_items[setting.interactions.items[setting.split :]].sum()),
         "trained again after": walked[0].trainings,
         "predicted every": plan.predict_every,
-        "behind": {
-            label: round(float(np.mean([one.behind[label] for one in walked if label in one.behind])), 4)
-            for label in dict.fromkeys(label for one in walked for label in one.behind)
-        },
     }

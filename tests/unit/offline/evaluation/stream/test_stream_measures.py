@@ -15,7 +15,6 @@ def _table(items: list[int]) -> EventColumns:
         items=np.array(items),
         places=np.arange(count),
         nth=np.ones(count, dtype=np.int64),
-        age_seconds=np.zeros(count, dtype=np.int64),
         past_events=np.ones(count, dtype=np.int64),
         past_of_user=np.ones(count, dtype=np.int64),
         predictable=np.ones(count, dtype=bool),
@@ -36,7 +35,6 @@ def test_columns_count_what_was_there_before_each_event() -> None:
     assert table.nth.tolist() == [1, 1, 2, 3, 1, 4, 2, 5, 2, 6]
     assert table.past_events.tolist() == [0, 6, 0, 0, 4, 0, 6, 0, 4, 0]
     assert table.past_of_user.tolist() == [2, 0, 2, 0, 1, 0, 0, 2, 0, 0]
-    assert table.age_seconds[[0, 2, 9]].tolist() == [0, 80_000, 360_000]
 
 
 def test_kinds_divide_the_predictable_events() -> None:
@@ -48,10 +46,7 @@ def test_kinds_divide_the_predictable_events() -> None:
     for parts in (("new items", "items of the training"), ("users of the training", "users new in the stream")):
         assert sum(found[part].astype(int) for part in parts).tolist() == predictable.astype(int).tolist()
     ages = sum(mask.astype(int) for kind, mask in found.items() if kind.startswith("new item's interaction"))
-    days = sum(mask.astype(int) for kind, mask in found.items() if kind.startswith("new item, "))
-    quarters = sum(mask.astype(int) for kind, mask in found.items() if kind.startswith("popularity quarter"))
-    assert ages.tolist() == days.tolist() == found["new items"].astype(int).tolist()
-    assert quarters.tolist() == found["items of the training"].astype(int).tolist()
+    assert ages.tolist() == found["new items"].astype(int).tolist()
     assert found["new items, from their 3rd interaction"].sum() == 4
 
 

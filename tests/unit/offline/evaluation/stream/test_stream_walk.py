@@ -33,13 +33,6 @@ def setting() -> StreamSetting:
 
 
 @pytest.fixture(scope="module")
-def busy() -> tuple[StreamSetting, StreamModel]:
-    """A stream in which every item has many interactions."""
-    setting = stream_setting(ordered_events(num_users=60, events=1200), seed=1, withheld_share=0.2, stream_share=0.5)
-    return setting, stream_model(setting, untrained, seed=0)
-
-
-@pytest.fixture(scope="module")
 def model(setting: StreamSetting) -> StreamModel:
     return stream_model(setting, untrained, seed=0)
 
@@ -150,17 +143,6 @@ def test_an_item_the_model_never_saw_is_found_from_its_users_alone(setting: Stre
                 answered[name] += 1
                 assert walked.ranks[name][place] < missed
     assert answered["XS alone"] > answered["XS"] > 0
-
-
-def test_what_stands_behind_new_items_needs_interactions(busy: tuple[StreamSetting, StreamModel]) -> None:
-    setting, model = busy
-    items = RefreshedItems(setting, model, FeedbackPolicy(), {}, share=SharePolicy.parse("frozen"))
-    queries = model.queries(np.arange(20))[1]
-    assert items.behind(queries) == {}
-    walk(setting, [items])
-    found = items.behind(queries)
-    assert len(found) == 5
-    assert all(-1 <= value <= 1 for value in found.values())
 
 
 def test_a_retrained_model_knows_what_came_before_its_training(setting: StreamSetting, model: StreamModel) -> None:
