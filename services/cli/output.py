@@ -94,7 +94,7 @@ def _sentence(
         case FreshetError():
             return CommandError(str(error))
         case MemoryError():
-            return CommandError("there is not enough memory", advice=no_memory)
+            return CommandError(str(error) or "there is not enough memory", advice=no_memory)
         case _ if isinstance(error, failures):
             return CommandError(str(error))
         case ValueError():

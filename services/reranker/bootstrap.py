@@ -41,15 +41,16 @@ _add_servicer: Any = reranker_pb2_grpc.add_RerankerServiceServicer_to_server
 def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, CatalogueSnapshots | None]:
     """Load the newest snapshot's items if the settings name a folder, else the bundle's.
 
-    Raises: BundleError, MemoryError.
+    Without a memory limit a bundle of any size starts, because its files are mapped. Raises: BundleError, MemoryError.
     """
     bundle = load_bundle(settings.bundle)
-    require_memory(
-        f"the model {bundle.model_version} with {bundle.num_items} items",
-        required_bytes(bundle.manifest),
-        limit_mb=settings.max_memory_mb,
-        variable=MEMORY_VARIABLE,
-    )
+    if settings.max_memory_mb:
+        require_memory(
+            f"the model {bundle.model_version} with {bundle.num_items} items",
+            required_bytes(bundle.manifest),
+            limit_mb=settings.max_memory_mb,
+            variable=MEMORY_VARIABLE,
+        )
     base = catalogue_from_bundle(bundle)
     make = partial(make_live, base, settings.max_memory_mb)
     if not settings.snapshots:

@@ -169,3 +169,12 @@ def test_a_model_beyond_the_memory_limit_is_refused_naming_both_values(tmp_path:
     settings = RerankerSettings(port=0, metrics_port=0, bundle=bundle.path, max_memory_mb=1)
     with pytest.raises(MemoryError, match=r"12000 items needs .* allowed: 1.0 MiB \(FRESHET_RERANKER_MAX"):
         load_catalogue(settings)
+
+
+def test_without_a_limit_a_model_larger_than_the_free_memory_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = make_bundle(tmp_path / "bundle", count=12000)
+    monkeypatch.setattr("services.platform.memory.available_bytes", lambda: 1 << 20)
+    catalogue, _ = load_catalogue(RerankerSettings(port=0, metrics_port=0, bundle=bundle.path))
+    assert catalogue.base.num_items == 12000
