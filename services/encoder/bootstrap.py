@@ -278,12 +278,13 @@ async def run(settings: EncoderSettings) -> None:
     stream = make_stream(settings, store, own, metrics, health=health, tracing=tracing)
     consumer = stream.consumer
     health.watch("interactions", consumer.turns)
-    served = ServedModels(own, health)
+    served = ServedModels(health)
+    await served.serve([own])
 
     def changed(others: tuple[Model, ...]) -> None:
         # The stream uses a model before `Encode` serves it. A removed model is closed after its last batch.
         stream.records.encode_batch.set_others(others)
-        asyncio.run_coroutine_threadsafe(served.take(others), loop).result()
+        asyncio.run_coroutine_threadsafe(served.serve([own, *others]), loop).result()
 
     models = Models(own, open_model=partial(open_model, settings), changed=changed, close=close_model)
     stream.forgets.encoder = models

@@ -26,32 +26,25 @@ SERVICE = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name
 
 
 class ServedModels:
-    """On-demand encoding by model version."""
+    """On-demand encoding by model version, and the models' names in gRPC health."""
 
-    def __init__(self, own: Model, health: HealthState) -> None:
-        self._health, self._own_version = health, own.vocabulary.model_version
+    def __init__(self, health: HealthState) -> None:
+        self._health = health
         self.handlers: dict[str, EncodeHistory] = {}
-        self._add(own)
 
-    async def take(self, others: tuple[Model, ...]) -> None:
-        versions = {one.vocabulary.model_version: one for one in others}
+    async def serve(self, models: Sequence[Model]) -> None:
+        """Serve these models and no others."""
+        versions = {one.vocabulary.model_version: one for one in models}
         for version in versions.keys() - self.handlers.keys():
-            self._add(versions[version])
-        self._report_health([self._own_version, *versions])
-        for version in self.handlers.keys() - versions.keys() - {self._own_version}:
+            one = versions[version]
+            self.handlers[version] = EncodeHistory(encoder=one.encoder, vocabulary=one.vocabulary)
+        self._health.serve_as([PROCESSES["encoder"].health_of(version) for version in versions])
+        for version in self.handlers.keys() - versions.keys():
             await self.handlers.pop(version).close()
 
     async def close(self) -> None:
         for handler in self.handlers.values():
             await handler.close()
-
-    def _add(self, model: Model) -> None:
-        handler = EncodeHistory(encoder=model.encoder, vocabulary=model.vocabulary)
-        self.handlers[model.vocabulary.model_version] = handler
-        self._report_health(list(self.handlers))
-
-    def _report_health(self, versions: Sequence[str]) -> None:
-        self._health.serve_as([PROCESSES["encoder"].health_of(version) for version in versions])
 
 
 @dataclass(kw_only=True, eq=False)

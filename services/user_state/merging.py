@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from services.algorithms.bundles.event_schema import EventSchema, EventType
 from services.algorithms.encoding.history import trim
@@ -87,8 +87,7 @@ def read_arrival(record: SourceRecord) -> Arrival | DeadLetter:
     return Arrival(record.partition, record.offset, record.written_ms, interaction)
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(NamedTuple):
     """The first `num_events` events of the merge's sequence `sequence`."""
 
     sequence: int

@@ -42,18 +42,8 @@ from services.user_state.values import StoredState, UserHistory, now_ms
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class _Encoded:
-    """A model's answer. found: by user and sequence number, the states, and each prefix length's row."""
-
-    vocabulary: Vocabulary
-    found: Mapping[tuple[str, int], tuple[EncodedStates, Mapping[int, int]]]
-
-    def after(self, user_id: str, prefix: Prefix) -> tuple[EncodedStates, int] | None:
-        """The job's states and the row of the state after a prefix, if there is one."""
-        states, rows = self.found.get((user_id, prefix.sequence), (None, {}))
-        row = rows.get(prefix.num_events)
-        return None if states is None or row is None else (states, row)
+# A model's answer: by user and prefix, a job's states and the row of the state after the prefix.
+_Encoded = Mapping[tuple[str, Prefix], tuple[EncodedStates, int]]
 
 
 @dataclass(slots=True)
@@ -125,42 +115,50 @@ class EncodeBatch:
         with self.tracing.stage("encode"):
             answers = model.encoder.encode(jobs)
         made.encode_seconds = time.perf_counter() - started
-        found = {place: (states, rows) for (place, rows), states in zip(rows_of.items(), answers, strict=True)}
-        encoded, applied_ms = _Encoded(model.vocabulary, found), self.clock_ms()
+        encoded = {
+            (user_id, Prefix(sequence, length)): (states, row)
+            for ((user_id, sequence), rows), states in zip(rows_of.items(), answers, strict=True)
+            for length, row in rows.items()
+        }
+        applied_ms = self.clock_ms()
         for user_id, user in work.items():
-            made.attributions += self._attributions(user_id, user, encoded)
-            state = _state(user_id, user, encoded, applied_ms, span if user.is_traced else "")
+            made.attributions += self._attributions(user_id, user, model.vocabulary, encoded)
+            state = _state(user_id, user, model.vocabulary, encoded, applied_ms, span if user.is_traced else "")
             if state is not None:
                 made.states[user_id] = state
         return made
 
-    def _attributions(self, user_id: str, user: UserWork, encoded: _Encoded) -> Iterator[Attribution]:
+    def _attributions(
+        self, user_id: str, user: UserWork, vocabulary: Vocabulary, encoded: _Encoded
+    ) -> Iterator[Attribution]:
         if not user.attributed:
             return
         pseudonym = pseudonym_of(user_id, self.pseudonym_key)
         for number, prefix in user.merged.preceding.items():
-            arrival, after = user.arrivals[number], encoded.after(user_id, prefix)
+            arrival, after = user.arrivals[number], encoded.get((user_id, prefix))
             if after is not None and number in user.attributed:
                 last = user.merged.sequences[prefix.sequence][prefix.num_events - 1]
                 asked_ms = arrival.interaction.event_time_ms
                 yield Attribution(
-                    state=attributed_state(encoded.vocabulary, *after, last.event_time_ms, asked_ms),
+                    state=attributed_state(vocabulary, *after, last.event_time_ms, asked_ms),
                     type=arrival.interaction.type,
                     value=arrival.interaction.value,
                     **arrival.fields(pseudonym),
                 )
 
 
-def _state(user_id: str, user: UserWork, encoded: _Encoded, applied_ms: int, traceparent: str) -> StoredState | None:
+def _state(
+    user_id: str, user: UserWork, vocabulary: Vocabulary, encoded: _Encoded, applied_ms: int, traceparent: str
+) -> StoredState | None:
     merged = user.merged
     if merged.changed_by is None:
         return None
-    after = encoded.after(user_id, Prefix(len(merged.sequences) - 1, len(merged.events)))
+    after = encoded.get((user_id, Prefix(len(merged.sequences) - 1, len(merged.events))))
     if after is None:
         return None
     newest = user.arrivals[merged.changed_by]
     return StoredState(
-        query_state=user_state(encoded.vocabulary, *after, merged.events),
+        query_state=user_state(vocabulary, *after, merged.events),
         partition=newest.partition,
         offset=newest.offset,
         event_time_ms=merged.events[-1].event_time_ms,
