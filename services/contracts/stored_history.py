@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from operator import sub
 from typing import Any, NamedTuple, TypeVar
@@ -34,6 +35,10 @@ class RecentId(NamedTuple):
     offset: int
     outcome: int
     item_id: str = ""
+
+
+# As `_make`, without a Python call for each event.
+_EVENT, _RECENT_ID = partial(tuple.__new__, StoredEvent), partial(tuple.__new__, RecentId)
 
 
 class PackedHistory(NamedTuple):
@@ -140,7 +145,7 @@ def events_of(message: Any) -> list[StoredEvent]:
         _all(message.value, count, 0.0),
         message.exposure_ids.split("\0") if message.exposure_ids else [""] * count,
     )
-    return list(map(StoredEvent._make, zip(*columns, strict=True)))
+    return list(map(_EVENT, zip(*columns, strict=True)))
 
 
 def pack_recent(recent: Sequence[RecentId]) -> bytes:
@@ -177,7 +182,7 @@ def recent_of(message: Any) -> list[RecentId]:
         _all(message.outcome, count, 0),
         message.item_ids.split("\0") if message.item_ids else [""] * count,
     )
-    return list(map(RecentId._make, zip(*columns, strict=True)))
+    return list(map(_RECENT_ID, zip(*columns, strict=True)))
 
 
 def _differences(numbers: Sequence[int]) -> list[int]:

@@ -112,7 +112,10 @@ def whole_update(
 
 def turned_down(schema: EventSchema, events: Sequence[StoredEvent]) -> list[str]:
     """Return the recently rejected items of a history. events: oldest first."""
-    return schema.turned_down([(one.item_id, (one.type, one.value)) for one in events[-TURNED_DOWN_EVENTS:]])
+    recent = events[-TURNED_DOWN_EVENTS:]
+    if schema.can_speak_against.isdisjoint(one.type for one in recent):
+        return []  # the usual case, without a list of all events
+    return schema.turned_down([(one.item_id, (one.type, one.value)) for one in recent])
 
 
 def seen_in(events: Iterable[StoredEvent]) -> dict[str, int]:
