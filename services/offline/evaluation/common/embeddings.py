@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from services.algorithms.models.sentence_encoder import WIDTH, MiniLM, model_folder
@@ -84,21 +83,11 @@ def sentence_vectors(source: EmbeddingSource, texts: Sequence[str]) -> FloatArra
     return vectors
 
 
-def mnist(source: EmbeddingSource, *, seed: int, num_items: int | None = None) -> EmbeddingSet:
-    """Return MNIST pixels in [0, 1] (d = 784), not normalised: 60,000 training images, queries from the test images."""
-    column = pq.read_table(source.file("mnist-784/images.parquet"), columns=["pixels"])["pixels"]
-    vectors = _bytes_column(column, 784) / np.float32(255)
-    order = np.random.default_rng(seed).permutation(np.arange(60_000, len(vectors)))
-    items = vectors[:60_000]
-    if num_items is not None:
-        items = items[np.sort(np.random.default_rng(seed).choice(len(items), num_items, replace=False))]
-    return EmbeddingSet(name="mnist-784", items=items, queries=vectors[order[:1_000]])
-
-
 def sift(source: EmbeddingSource, *, seed: int) -> EmbeddingSet:
     """Return 5,000 SIFT descriptors (d = 128), scaled by 1 / 512 to about unit norm: 500 queries, 4,000 items."""
     column = pq.read_table(source.file("sift-5k/vectors.parquet"), columns=["vector"])["vector"]
-    return _split("sift-5k", _bytes_column(column, 128) / np.float32(512), 500, 1_000, None, seed)
+    vectors = np.frombuffer(b"".join(column.to_pylist()), dtype=np.uint8).reshape(-1, 128).astype(np.float32)
+    return _split("sift-5k", vectors / np.float32(512), 500, 1_000, None, seed)
 
 
 def _split(
@@ -110,11 +99,6 @@ def _split(
     order = np.random.default_rng(seed).permutation(len(vectors))
     items = np.sort(order[apart:][:num_items])
     return EmbeddingSet(name=name, items=vectors[items], queries=vectors[order[:num_queries]])
-
-
-def _bytes_column(column: object, width: int) -> npt.NDArray[np.float32]:
-    rows = b"".join(column.to_pylist())  # type: ignore[attr-defined]
-    return np.frombuffer(rows, dtype=np.uint8).reshape(-1, width).astype(np.float32)
 
 
 def _keep(vectors: FloatArray, path: Path) -> None:

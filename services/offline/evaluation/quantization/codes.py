@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.scoring.states import FloatArray
-from services.offline.evaluation.common.embeddings import EmbeddingSet, EmbeddingSource, minilm_queries, mnist, sift
+from services.offline.evaluation.common.embeddings import EmbeddingSet, EmbeddingSource, minilm_queries, sift
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.quantization import search
 from services.offline.training.codebooks.product_quantizer import DEFAULT_THRESHOLD, train_product_quantizer
@@ -31,8 +31,6 @@ OURS, UNROTATED = "freshet", "freshet without rotation"
 FAISS_PQ, FAISS_OPQ, FAISS_LSQ = "faiss pq", "faiss opq", "faiss lsq"
 METHODS = (OURS, UNROTATED, FAISS_PQ, FAISS_OPQ, FAISS_LSQ)
 _SWEEP = (0.0, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6)
-# LSQ takes about m^2 as many steps per point as product quantization.
-_LSQ_ITEMS = 10_000
 _OPQ_TRAINING_ITEMS = 8_192
 
 
@@ -45,6 +43,9 @@ class Rate(NamedTuple):
     @property
     def bits(self) -> int:
         return self.num_subspaces * self.code_bits
+
+
+_SIFT_RATE = Rate(32, 4)
 
 
 def run(request: Request) -> Report:
@@ -108,31 +109,30 @@ def compare(
 def rows(
     quick: bool, seed: int, *, source: EmbeddingSource | None = None, progress: Callable[[str], None] | None = None
 ) -> list[Row]:
-    """Return rows of `kind` "rate" (several bit rates), "lsq" and "threshold" (a sweep of T).
+    """Return rows of `kind` "rate" (one bit rate a set), "lsq" and "threshold" (a sweep of T), the last two on sift-5k.
 
-    quick: one seed and 4,000 to 10,000 items; else three seeds and up to 20,000 items. LSQ is slow: one seed, at most
-    10,000 items, two other methods.
+    quick: one seed and at most 10,000 items; else three seeds and up to 20,000 items. LSQ takes about m^2 as many steps
+    per point as product quantization: 64 bits, one seed.
     Raises: ValueError if a set's file or the embedding model is missing.
     """
     source = source or EmbeddingSource()
     say = progress or (lambda name: None)
     found: list[Row] = []
+    # FAISS's own rotation needs 50 iterations, longer than the rest.
+    methods = (OURS, UNROTATED, FAISS_PQ) if quick else (OURS, UNROTATED, FAISS_PQ, FAISS_OPQ)
     for run in range(seed, seed + (1 if quick else 3)):
-        for embeddings, rates in _sets(source, quick, run):
-            for rate in rates:
-                say(f"{embeddings.name}, {rate.bits} bits, seed {run}")
-                # FAISS's own rotation needs 50 iterations, longer than the rest.
-                methods = (OURS, UNROTATED, FAISS_PQ) if quick else (OURS, UNROTATED, FAISS_PQ, FAISS_OPQ)
-                found += [{"kind": "rate", **row} for row in compare(embeddings, rate, methods=methods, seed=run)]
-    for embeddings, rate in _lsq_sets(source, quick, seed):
-        say(f"{embeddings.name}, LSQ at {rate.bits} bits")
-        methods = (OURS, FAISS_PQ, FAISS_LSQ)
-        found += [{"kind": "lsq", **row} for row in compare(embeddings, rate, methods=methods, seed=seed)]
-    for embeddings, rates in _sets(source, quick, seed):
-        for threshold in _SWEEP[:: 3 if quick else 1]:
-            say(f"{embeddings.name}, T = {threshold}")
-            swept = compare(embeddings, rates[0], methods=(OURS,), threshold=threshold, seed=seed)
-            found += [{"kind": "threshold", **row} for row in swept]
+        questions = minilm_queries(source, seed=run, num_items=10_000 if quick else 20_000)
+        for embeddings, rate in ((sift(source, seed=run), _SIFT_RATE), (questions, Rate(48, 4))):
+            say(f"{embeddings.name}, {rate.bits} bits, seed {run}")
+            found += [{"kind": "rate", **row} for row in compare(embeddings, rate, methods=methods, seed=run)]
+    descriptors, rate = sift(source, seed=seed), Rate(8, 8)
+    say(f"{descriptors.name}, LSQ at {rate.bits} bits")
+    methods = (OURS, FAISS_PQ, FAISS_LSQ)
+    found += [{"kind": "lsq", **row} for row in compare(descriptors, rate, methods=methods, seed=seed)]
+    for threshold in _SWEEP[:: 3 if quick else 1]:
+        say(f"{descriptors.name}, T = {threshold}")
+        swept = compare(descriptors, _SIFT_RATE, methods=(OURS,), threshold=threshold, seed=seed)
+        found += [{"kind": "threshold", **row} for row in swept]
     return found
 
 
@@ -207,26 +207,3 @@ def _trained(method: str, items: FloatArray, rate: Rate, threshold: float, seed:
     turn.train(sample)
     product.train(turn.apply(items))
     return lambda vectors: turn.reverse_transform(product.decode(product.compute_codes(turn.apply(vectors))))
-
-
-def _sets(source: EmbeddingSource, quick: bool, seed: int) -> list[tuple[EmbeddingSet, list[Rate]]]:
-    if quick:
-        return [
-            (sift(source, seed=seed), [Rate(32, 4)]),
-            (minilm_queries(source, seed=seed, num_items=10_000), [Rate(48, 4)]),
-        ]
-    return [
-        (sift(source, seed=seed), [Rate(32, 4), Rate(64, 4), Rate(16, 8)]),
-        (
-            minilm_queries(source, seed=seed, num_items=20_000),
-            [Rate(48, 4), Rate(96, 4), Rate(192, 4), Rate(24, 8)],
-        ),
-        (mnist(source, seed=seed, num_items=20_000), [Rate(49, 4), Rate(98, 4)]),
-    ]
-
-
-def _lsq_sets(source: EmbeddingSource, quick: bool, seed: int) -> list[tuple[EmbeddingSet, Rate]]:
-    found = [(sift(source, seed=seed), Rate(8, 8))]
-    if not quick:
-        found += [(found[0][0], Rate(16, 8)), (minilm_queries(source, seed=seed, num_items=_LSQ_ITEMS), Rate(16, 8))]
-    return found

@@ -23,7 +23,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStat
 from services.offline.evaluation.catalogues.fitted import QUICK
 from services.offline.evaluation.catalogues.generator import World, average_items, make_queries
 from services.offline.evaluation.catalogues.scene import SHAPES
-from services.offline.evaluation.common.embeddings import EmbeddingSource, minilm_queries, mnist
+from services.offline.evaluation.common.embeddings import EmbeddingSource, minilm_queries
 from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.timing import Times, use_threads
 from services.offline.training.codebooks.inverted_file import train_inverted_file
@@ -154,10 +154,7 @@ def _sets(quick: bool, seed: int, source: EmbeddingSource) -> Iterator[VectorSet
     world = World.drawn(shape, QUICK, seed, num_items=count)
     queries = make_queries(world, 1_000).components.mean(axis=1)
     yield _with_answers("books-average", average_items(shape, count, seed=seed), queries)
-    try:
-        real = minilm_queries(source, seed=seed, num_items=_QUICK_ITEMS if quick else None)
-    except ValueError:  # MiniLM's weights are an extra download; MNIST is not
-        real = mnist(source, seed=seed)
+    real = minilm_queries(source, seed=seed, num_items=_QUICK_ITEMS if quick else None)
     yield _with_answers(real.name, real.items, real.queries)
 
 
