@@ -149,7 +149,7 @@ class _Run:
         self._plain_ms = {batch: self._timed_plain(plain, batch) for batch in batches}
         del plain
         torch.cuda.empty_cache()
-        self._scorers = {"float16": DeviceScorer(self._scene.items, self._scene.pair_gate, device=device)}
+        self._scorer: DeviceScorer | None = DeviceScorer(self._scene.items, self._scene.pair_gate, device=device)
 
     def rows(self) -> Iterator[Row]:
         for batch in self._batches:
@@ -160,28 +160,21 @@ class _Run:
                 "exact": 0.0,
             }
         for one in algorithms(self._shape.num_items):
-            yield from self._measured(one, "float16")
-        # bfloat16 has 8 times float16's rounding error at the same speed: measure its effect once.
-        self._scorers.clear()
-        torch.cuda.empty_cache()
-        self._scorers["bfloat16"] = DeviceScorer(
-            self._scene.items, self._scene.pair_gate, device=self._card.device, precision="bfloat16"
-        )
-        yield from self._measured(Algorithm(kind=BruteForce), "bfloat16")
+            yield from self._measured(one)
+        self._scorer = None
         yield from self._compiled()
 
-    def _measured(self, algorithm: Algorithm, precision: str) -> Iterator[Row]:
-        scorer = self._scorers[precision]
-        name = algorithm.name if precision == "float16" else f"{algorithm.name} in {precision}"
+    def _measured(self, algorithm: Algorithm) -> Iterator[Row]:
+        assert self._scorer is not None
+        name = algorithm.name
         for graphs in (8, 0):
             self._say(f"{self._shape.name}: {name}{'' if graphs else ' without CUDA graphs'}")
             try:
-                passes = CardPasses(scorer, max_graphs=graphs)
+                passes = CardPasses(self._scorer, max_graphs=graphs)
                 index = algorithm.kind(passes, **algorithm.sizes)
                 answers = _in_groups(index, self._scene, max(self._batches))
                 for batch in self._batches:
                     yield self._row(algorithm, index, passes, answers, batch) | {
-                        "algorithm": name,
                         "paper_ms": PAPER_MS.get(self._shape.name, {}).get(name) if batch == 32 else None,
                         "cuda_graphs": bool(graphs),
                     }
@@ -251,7 +244,6 @@ class _Run:
             name = f"plain PyTorch, {str(dtype)[6:]}, torch.compile"
             self._say(f"{self._shape.name}: {name}")
             try:
-                self._scorers.clear()
                 torch.cuda.empty_cache()
                 best = _compiled_best(self._scene, group, device=device, dtype=dtype, backend=backend)
                 row = self._frame(name, batch, statistics.median(self._card.clock(best, 3)))
