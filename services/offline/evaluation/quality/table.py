@@ -21,8 +21,6 @@ from services.offline.evaluation.common.report import machine
 from services.offline.evaluation.engine.baselines import GRIDS
 from services.offline.evaluation.engine.intervals import Difference, holm, paired_difference, spread
 from services.offline.evaluation.engine.metrics import METRICS, gains
-from services.offline.evaluation.engine.ranked_events import RankedEvents
-from services.offline.evaluation.engine.strata import strata
 from services.offline.evaluation.quality.arms import ARMS, Arm, Trial, tune
 from services.offline.evaluation.quality.runs import Finished, Plan, Row, Store, run_arm, run_baseline
 from services.offline.training.choice import microseconds_per_position
@@ -407,7 +405,6 @@ def _section(comparison: _Comparison) -> dict[str, Any]:
         "trials": [one.row for runs in trials.values() for one in runs],
         "curves": {name: [one.row["curve"] for one in runs] for name, runs in finals.items() if name in ARMS},
         "verdicts": list(_verdicts(store, finals)),
-        "strata": _strata(split, finals),
     }
 
 
@@ -504,24 +501,3 @@ def correct(sections: Sequence[dict[str, Any]]) -> None:
         adjusted = holm({str(number): verdict["p_value"] for number, verdict in enumerate(verdicts)})
         for number, verdict in enumerate(verdicts):
             verdict["holm"] = round(adjusted[str(number)], 5)
-
-
-def _strata(split: MeasuredSplit, finals: Mapping[str, Sequence[Finished]]) -> list[Row]:
-    """HR@10 of the best mixture, dot product and baseline."""
-    names = {
-        "mixture": best_arm(finals, mixtures=True),
-        "dot": best_arm(finals, mixtures=False),
-        "baseline": best_baseline(finals),
-    }
-    shown = {kind: name for kind, name in names.items() if name is not None}
-    if not shown:
-        return []
-    ranked: RankedEvents | None = finals[next(iter(shown.values()))][0].ranked
-    assert ranked is not None
-    rows = []
-    for question, name, mask in strata(split, ranked):
-        row: Row = {"question": question, "stratum": name, "events": int(mask.sum())}
-        for kind, arm in shown.items():
-            row[kind] = round(float(values_of(finals[arm], "hr@10")[:, mask].mean()), 4)
-        rows.append(row)
-    return rows
