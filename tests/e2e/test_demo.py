@@ -125,36 +125,6 @@ def test_hits_are_also_counted_by_sitting_and_the_kinds_add_up(summary: dict) ->
     assert rates[best["baseline"]] == max(rates[name] for name in ("item_knn", "recent_popularity", "popularity"))
 
 
-def test_a_search_found_titles_without_a_text_model_and_a_choice_changed_the_next_answer(summary: dict) -> None:
-    found = summary["search"]
-    assert found["found"] >= 5
-    assert found["sources"] == ["lexical", "mol"]
-    assert found["chosen"]
-    assert found["seconds_to_the_changed_answer"] < 10
-    assert found["rescored"] > 0
-
-
-def test_what_is_like_a_disliked_item_fell(summary: dict) -> None:
-    disliked = summary["dislike"]
-    assert disliked["seconds_to_the_changed_answer"] < 10
-    assert disliked["near_in_the_first_answer"] > 0
-    assert disliked["mean_places"] > 0
-
-
-def test_a_new_item_was_found_and_explained_and_a_user_forgotten_without_a_trace(summary: dict) -> None:
-    new, forgotten = summary["new_item"], summary["forgotten"]
-    assert new["found_after_seconds"] < 15
-    assert 1 <= new["rank"] <= 50
-    assert sum(new["shares"].values()) == pytest.approx(1)
-    assert forgotten["is_applied"]
-    assert forgotten["found"]["history_events"] > 0
-    assert forgotten["found"]["summed_interactions"] > 0
-    assert set(forgotten["left"].values()) == {0}
-    assert forgotten["state_source_afterwards"] == "none"
-    # It rested on three people; on two it is not served.
-    assert forgotten["new_item_without_interactions"]
-
-
 def test_it_says_what_really_ran(summary: dict) -> None:
     versions = summary["components"]
     assert versions["Apache Kafka"].startswith("4.")

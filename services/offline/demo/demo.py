@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from services.algorithms.bundles.model_bundle import Bundle
-from services.algorithms.pefa.refresh import unit
 from services.algorithms.scoring.states import QueryStates
 from services.contracts.processes import HTTP_STEP
 from services.contracts.topics.interactions import INTERACTIONS
@@ -18,12 +17,9 @@ from services.offline.demo import plots, sittings, steps
 from services.offline.demo.baselines import baseline_ranks
 from services.offline.demo.display import Display, Stopwatch, figures
 from services.offline.demo.plan import HELD_OUT_SHARE, ReplayPlan, ReplayResult, answered_ranks
-from services.offline.demo.schedule import NUM_ACTIVE_USERS, replay_schedule
+from services.offline.demo.schedule import NUM_ACTIVE_USERS, planned_events, scheduled_rows
 from services.offline.demo.steps import DEFAULT_STATE_DIR, DemoOptions
-from services.offline.demo.story import Story, choose_person, choose_scene
 from services.offline.demo.stream import (
-    past_items,
-    planned_events,
     run_replay,
     stored_query_states,
     stream_progress,
@@ -31,7 +27,6 @@ from services.offline.demo.stream import (
     wait_until_applied,
 )
 from services.offline.demo.summary import NOTES, event_counts, hit_rates, in_order, over_best_baseline, stream_figures
-from services.platform.rpc.client import gateway_client
 from services.stack.lag import Buckets, quantile_ms, read_histogram
 
 if TYPE_CHECKING:
@@ -47,10 +42,8 @@ class Streamed:
     plan: ReplayPlan
     result: ReplayResult
     counts: dict[str, Any]
-    past: dict[str, list[str]]
     frozen: dict[str, QueryStates]
     stream_encode_ms: dict[str, float | None]
-    run_id: str
 
 
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
@@ -88,7 +81,6 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
         )
         with clock.part("stream"):
             streamed = _stream(options, split, bundle, stack, display)
-        story = _story(bundle, streamed, display, clock)
         finished = True
     finally:
         if not (options.keep and finished):
@@ -97,7 +89,7 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     display.step("evaluation", "the same moments, answered by item-kNN, by popularity and by frozen states")
     with clock.part("evaluation"):
         summary = _evaluate(options, split, bundle, streamed, components)
-    summary |= story | {"seconds": clock.total, "seconds_by_part": clock.parts}
+    summary |= {"seconds": clock.total, "seconds_by_part": clock.parts}
     path = options.folder / "summary.json"
     path.write_text(json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     _show(options, bundle, streamed, summary, display)
@@ -116,11 +108,10 @@ def _load(options: DemoOptions, display: Display) -> tuple[Interactions, GlobalT
 
 
 def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack: "Stack", display: Display) -> Streamed:
-    schedule = replay_schedule(split.held_out.users, num_events=options.events)
+    rows = scheduled_rows(split.held_out.users, num_events=options.events)
     run_id = f"demo-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
-    events = planned_events(split.held_out, schedule, known=set(bundle.item_ids), run_id=run_id)
+    events = planned_events(split.held_out, rows, known=set(bundle.item_ids), run_id=run_id)
     users = {event.user_id for event in events}
-    past = past_items(split.train, users)
     gateway = stack.address("gateway")
     epoch, before = stream_progress(stack.redis_url)
     states = stored_query_states(stack.redis_url, sorted(users), bundle.model_version)
@@ -133,7 +124,7 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
         rate_per_s=options.rate_per_s,
         malformed_prefix=f"{run_id}-malformed",
     )
-    display.fact(f"{len(users)} users take part, {int(schedule.num_active.max())} of {NUM_ACTIVE_USERS} at once")
+    display.fact(f"{len(users)} users take part, at most {NUM_ACTIVE_USERS} at once")
     with display.progress() as bar:
         task = bar.add_task("connecting", total=len(events))
 
@@ -151,41 +142,11 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
         plan=plan,
         result=result,
         counts=event_counts(result, total_counts(before), total_counts(after)),
-        past=past,
         frozen=states,
         stream_encode_ms={
             name: quantile_ms(encodes, encodes_after, share) for name, share in (("p50", 0.5), ("p99", 0.99))
         },
-        run_id=run_id,
     )
-
-
-def _story(bundle: Bundle, streamed: Streamed, display: Display, clock: Stopwatch) -> dict[str, Any]:
-    found: dict[str, Any] = {"search": None, "dislike": None, "new_item": None, "forgotten": None}
-    person = choose_person(streamed.plan.events, streamed.past)
-    liked = {user: list(items) for user, items in streamed.past.items()}
-    for event in streamed.plan.events:
-        liked.setdefault(event.user_id, []).append(event.item_id)
-    components = bundle.item_states.components
-    vectors = unit(components.mean(axis=1)).astype(np.float32)
-    scene = choose_scene(bundle.item_ids, vectors, liked)
-    with gateway_client(streamed.plan.gateway) as client:
-        story = Story(client, bundle, streamed.run_id, display.fact)
-        if person is not None:
-            display.step("search", "one person looks for a word, chooses an item, and asks again")
-            with clock.part("search"):
-                found["search"] = story.search(person)
-            display.step("dislike", "the same person turns the best recommendation down; then page two")
-            with clock.part("dislike"):
-                found["dislike"] = story.dislike(person)
-        if scene is not None:
-            display.step("new item", "nobody has seen it; who finds it by its title, who when three people like it?")
-            with clock.part("new item"):
-                found["new_item"] = story.new_item(scene)
-            display.step("forget", "one of the three who made it known: history, states and contributions, exactly")
-            with clock.part("forget"):
-                found["forgotten"] = story.forget(scene, found["new_item"]["item_id"])
-    return found
 
 
 def _stream_encodes(stack: "Stack") -> Buckets:
@@ -232,7 +193,7 @@ def _evaluate(
             "held_out_events": len(split.held_out),
             "split_time": split.split_time,
             "replayed_users": len({event.user_id for event in plan.events}),
-            "replayed_users_with_a_past": len(streamed.past),
+            "replayed_users_with_a_past": len(streamed.frozen),
         },
         "components": components,
         "model": {"version": bundle.model_version, "metrics": bundle.manifest.metrics},
@@ -259,8 +220,8 @@ def _show(
     display.fact(f"{summary['seconds']:.0f} s in all: {parts}")
     display.fact(f"{options.folder / 'summary.json'}, hit_rate.png and latency.png beside it")
     if options.keep:
-        person = choose_person(streamed.plan.events, streamed.past)
-        shown = streamed.plan.events[0].user_id if person is None else person.user_id
+        users = [event.user_id for event in streamed.plan.events]
+        shown = next((user for user in users if user in streamed.frozen), users[0])
         state = "" if options.state_dir == DEFAULT_STATE_DIR else f" --state {options.state_dir}"
         where = f" --bundle {options.bundle} --gateway {streamed.plan.gateway}" if state or options.port_offset else ""
         display.fact("the stack keeps running:")

@@ -30,10 +30,7 @@ _STAGES = {
     "first_stage": "of Recommend: search",
     "transport": "of Recommend: network, state reads, the rest",
 }
-STEPS = (
-    "components", "interactions", "training", "export", "stack", "past", "stream", "search", "dislike", "new item",
-    "forget", "evaluation",
-)  # fmt: skip
+STEPS = ("components", "interactions", "training", "export", "stack", "past", "stream", "evaluation")
 
 # Expected seconds with MovieLens-1M on two cores; all other steps together take some seconds.
 _SECONDS = {"components": 1.0, "training": 185.0, "export": 12.0, "stack": 10.0, "past": 30.0, "evaluation": 5.0}

@@ -3,13 +3,14 @@
 Values are Protobuf, keyed by the user id; the producer is idempotent, with acks=all.
 """
 
-import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from kafka import KafkaProducer
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, KafkaTimeoutError
 
 from services.platform.stream.kafka import Brokers, kafka_options
 
@@ -25,12 +26,10 @@ class OutsideProducer:
     def __init__(self, *, bootstrap: Brokers, topic: str, on_acknowledged: OnAcknowledged) -> None:
         self._topic = topic
         self._on_acknowledged = on_acknowledged
-        self._lock = threading.Lock()
-        self._pending = 0
         self.positions: dict[str, tuple[int, int]] = {}
         self.last_offsets: dict[int, int] = {}
         self.acknowledge_ms: list[float] = []
-        self.errors: dict[str, int] = {}
+        self.errors: Counter[str] = Counter()
         self._producer = KafkaProducer(
             **kafka_options(bootstrap),
             acks="all",
@@ -45,8 +44,6 @@ class OutsideProducer:
     def send(self, event_id: str, key: bytes, value: bytes, headers: Sequence[tuple[str, bytes]] = ()) -> None:
         """Pass one record to the client without waiting."""
         sent = time.monotonic()
-        with self._lock:
-            self._pending += 1
         try:
             future: Any = self._producer.send(self._topic, key=key, value=value, headers=list(headers))
         except KafkaError as error:
@@ -55,31 +52,22 @@ class OutsideProducer:
         future.add_callback(self._acknowledged, event_id, sent)
         future.add_errback(self._failed)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until every record is acknowledged or has failed; False if some are pending."""
-        deadline = time.monotonic() + timeout_s
-        while self._pending and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return self._pending == 0
+    def wait(self, timeout_s: float) -> None:
+        """Wait until every record is acknowledged or has failed."""
+        with suppress(KafkaTimeoutError):
+            self._producer.flush(timeout_s)
 
     def close(self) -> None:
         self._producer.close(timeout=5)
 
     def _acknowledged(self, event_id: str, sent: float, metadata: Any) -> None:
         now = time.monotonic()
-        with self._lock:
-            self._pending -= 1
-            newest = max(self.last_offsets.get(metadata.partition, -1), metadata.offset)
-            self.last_offsets[metadata.partition] = newest
-            first = event_id not in self.positions
-            if first:
-                self.positions[event_id] = (metadata.partition, metadata.offset)
-                self.acknowledge_ms.append((now - sent) * 1000)
-        if first:
+        newest = max(self.last_offsets.get(metadata.partition, -1), metadata.offset)
+        self.last_offsets[metadata.partition] = newest
+        if event_id not in self.positions:
+            self.positions[event_id] = (metadata.partition, metadata.offset)
+            self.acknowledge_ms.append((now - sent) * 1000)
             self._on_acknowledged(event_id, metadata.partition, metadata.offset, now)
 
     def _failed(self, error: BaseException) -> None:
-        with self._lock:
-            self._pending -= 1
-            name = type(error).__name__
-            self.errors[name] = self.errors.get(name, 0) + 1
+        self.errors[type(error).__name__] += 1

@@ -13,9 +13,7 @@ from typing import Any, TypeVar
 
 from services.algorithms.scoring.packed_state import unpack_query_state
 from services.algorithms.scoring.states import QueryStates
-from services.offline.datasets import Interactions
-from services.offline.demo.plan import ReplayEvent, ReplayPlan, ReplayResult, read, write
-from services.offline.demo.schedule import Schedule
+from services.offline.demo.plan import ReplayPlan, ReplayResult, read, write
 from services.user_state.reader import StateReader
 from services.user_state.values import Progress
 
@@ -24,39 +22,6 @@ OnProgress = Callable[[Mapping[str, Any]], None]
 
 class ReplayFailedError(RuntimeError):
     """The replay process ended without a result; the message has its last line."""
-
-
-def planned_events(held_out: Interactions, schedule: Schedule, *, known: set[str], run_id: str) -> list[ReplayEvent]:
-    """Return the schedule as events; `known`: the model's item ids; `run_id` makes event ids unique."""
-    users, items, types, values, times = (
-        column[schedule.rows].tolist()
-        for column in (held_out.users, held_out.items, held_out.types, held_out.values, held_out.timestamps)
-    )
-    return [
-        ReplayEvent(
-            event_id=f"{run_id}-{position}",
-            user_id=held_out.user_ids[users[position]],
-            item_id=held_out.item_ids[items[position]],
-            type=held_out.type_names[types[position]],
-            value=values[position],
-            time_s=times[position],
-            predicted=bool(schedule.predicted[position]),
-            previous=int(schedule.previous[position]),
-            known=held_out.item_ids[items[position]] in known,
-        )
-        for position in range(len(schedule))
-    ]
-
-
-def past_items(past: Interactions, user_ids: set[str]) -> dict[str, list[str]]:
-    """Return the users' past item ids, oldest first, without users that have none."""
-    rows, offsets = past.by_user()
-    found: dict[str, list[str]] = {}
-    for code, user_id in enumerate(past.user_ids):
-        if user_id in user_ids and offsets[code] < offsets[code + 1]:
-            own = past.items[rows[offsets[code] : offsets[code + 1]]]
-            found[user_id] = [past.item_ids[item] for item in own.tolist()]
-    return found
 
 
 def run_replay(plan: ReplayPlan, folder: Path, on_progress: OnProgress) -> ReplayResult:

@@ -20,16 +20,12 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.recorded: list[gateway_pb2.RecordInteractionsRequest] = []
         self.asked: list[gateway_pb2.RecommendRequest] = []
         self.searched: list[gateway_pb2.GatewayServiceSearchRequest] = []
-        self.searches_to_refuse = 0
         self.explained: list[gateway_pb2.ExplainRequest] = []
         self.similar: list[gateway_pb2.GatewayServiceSimilarRequest] = []
         self.forgotten: list[gateway_pb2.ForgetUserRequest] = []
         self.items: list[events_pb2.Item] = []
         self.put_requests = 0
         self.degradations: list[gateway_pb2.Degradation] = []
-        # Items that were put are recommended first once so many users who are not forgotten had them; 0: never.
-        self.newcomers_need = 0
-        self.newcomers_by_title = False
 
     def RecordInteractions(self, request, context):
         self.recorded.append(request)
@@ -60,10 +56,7 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
             request_id="r-1",
             absence_bucket=5 if request.HasField("as_of") else 0,
         )
-        known = list(self._newcomers())
-        titled = [item.item_id for item in self.items if self.newcomers_by_title and item.item_id not in known]
-        answer.next_page_token = "page-2" if request.page_depth else ""
-        for rank, item_id in enumerate([*known, "1193", "661", "914", *titled][: request.k]):
+        for rank, item_id in enumerate(["1193", "661", "914"][: request.k]):
             answer.items.add(item_id=item_id, score=0.9 - rank / 10, source="mol")
         answer.certificate.kind = common_pb2.Certificate.KIND_BOUNDED
         answer.certificate.gap = 0.0125
@@ -85,8 +78,7 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.searched.append(request)
         if not request.query:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "query='text of 0 bytes' allowed: 1-1024 bytes of UTF-8")
-        self.searches_to_refuse -= 1
-        if request.query == "no generator" or self.searches_to_refuse >= 0:
+        if request.query == "no generator":
             context.set_trailing_metadata((("x-request-id", "r-2"),))
             context.abort(grpc.StatusCode.UNAVAILABLE, "no source of items by words answered: generator: refused")
         answer = gateway_pb2.GatewayServiceSearchResponse(text_version="text-1", total_ms=12.5, request_id="r-1")
@@ -95,8 +87,7 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
             answer.results[0].found_by.add(source="phrases", rank=1, score=-2.5)
             answer.results[0].found_by.add(source="lexical", rank=4, score=7.5)
             if request.user_id:
-                # What a user chose shows in the next answer.
-                answer.results[0].found_by.add(source="mol", rank=1, score=0.5 + 0.1 * len(self.recorded))
+                answer.results[0].found_by.add(source="mol", rank=1, score=0.5)
             answer.results.add(item_id="new", score=0.0164)
             answer.results[1].found_by.add(source="lexical", rank=1, score=9.5)
         answer.sources.add(source="phrases", milliseconds=8.25)
@@ -116,14 +107,6 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
         answer.certificate.kind = common_pb2.Certificate.KIND_EXACT
         return answer
 
-    def _newcomers(self):
-        forgotten = {request.user_id for request in self.forgotten}
-        had = [interaction for request in self.recorded for interaction in request.interactions]
-        for item in self.items if self.newcomers_need else []:
-            users = {interaction.user_id for interaction in had if interaction.item_id == item.item_id}
-            if len(users - forgotten) >= self.newcomers_need:
-                yield item.item_id
-
     def Explain(self, request, context):
         self.explained.append(request)
         if request.item_id == "unknown":
@@ -133,7 +116,7 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
         pair = reranker_pb2.PairContribution(weight=0.75, cosine=0.5, contribution=0.375, from_model=0.25)
         similarity = reranker_pb2.ExplainScoreResponse(
             score=0.4, from_model=0.3, from_interactions=0.1, model_share=0.8, pairs=[pair],
-            num_interactions=124 if not self.items or request.item_id in self._newcomers() else 0,
+            num_interactions=124,
             title="Casablanca", index_version="i1+7",
         )  # fmt: skip
         voters = candidates_pb2.VotingInteractions(

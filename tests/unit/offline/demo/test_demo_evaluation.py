@@ -13,9 +13,8 @@ from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.offline.demo.demo import Streamed, _evaluate
 from services.offline.demo.display import figures
 from services.offline.demo.plan import Prediction, ReplayPlan, ReplayResult
-from services.offline.demo.schedule import replay_schedule
+from services.offline.demo.schedule import planned_events, scheduled_rows
 from services.offline.demo.steps import DemoOptions
-from services.offline.demo.stream import past_items, planned_events
 
 CONTENDERS = {"model", "model_with_token", "frozen_state", "popularity", "recent_popularity", "item_knn"}
 
@@ -40,8 +39,8 @@ def test_every_contender_is_compared_on_the_same_events(tmp_path: Path) -> None:
         )
     )
     split = global_time_split(people, 0.8)
-    schedule = replay_schedule(split.held_out.users, num_events=200, num_active=20)
-    events = planned_events(split.held_out, schedule, known=set(people.item_ids), run_id="r")
+    rows = scheduled_rows(split.held_out.users, num_events=200, num_active=20)
+    events = planned_events(split.held_out, rows, known=set(people.item_ids), run_id="r")
     asked = [position for position, event in enumerate(events) if event.predicted]
     # A model that is always right, and one with a token that never is.
     result = ReplayResult(
@@ -55,10 +54,8 @@ def test_every_contender_is_compared_on_the_same_events(tmp_path: Path) -> None:
         plan=ReplayPlan(gateway="g", bootstrap="b", topic="t", epoch="e", events=events, rate_per_s=100.0),
         result=result,
         counts={"sent": 200, "applied": 200, "dead_lettered": 0, "duplicates": 0, "adds_up": True},
-        past=past_items(split.train, {event.user_id for event in events}),
         frozen={},
         stream_encode_ms={"p50": 1.0, "p99": 2.0},
-        run_id="r",
     )
     bundle: Any = SimpleNamespace(
         item_ids=people.item_ids,

@@ -1,11 +1,11 @@
 """The replay protocol's invariants, on real-looking and on any generated streams."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.offline.demo.schedule import Schedule, replay_schedule
+from services.offline.datasets import Interactions, from_columns
+from services.offline.demo.schedule import planned_events, scheduled_rows
 
 
 def some_stream(num_users: int = 500, num_events: int = 20_000, seed: int = 0) -> np.ndarray:
@@ -15,73 +15,74 @@ def some_stream(num_users: int = 500, num_events: int = 20_000, seed: int = 0) -
     return rng.choice(num_users, size=num_events, p=weights / weights.sum())
 
 
-def check_order(users: np.ndarray, schedule: Schedule) -> None:
+def held_out_of(users: np.ndarray) -> Interactions:
+    """Events of these users, each of another item, 10 s apart."""
+    events = np.arange(len(users))
+    return from_columns(
+        users=(users, [f"u{user}" for user in range(int(users.max()) + 1)]),
+        items=(events, [f"i{event}" for event in events]),
+        timestamps=1_000 + 10 * events,
+        values=events % 5,
+        name="held-out",
+        source="",
+    )
+
+
+def check_order(users: np.ndarray, rows: np.ndarray) -> None:
     """Each user's rows are sent in their own order, from the first one on, none twice."""
-    for user in np.unique(users[schedule.rows]):
-        sent = schedule.rows[users[schedule.rows] == user]
+    for user in np.unique(users[rows]):
+        sent = rows[users[rows] == user]
         assert sent.tolist() == np.flatnonzero(users == user)[: len(sent)].tolist()
 
 
 def test_each_users_order_is_exact() -> None:
     users = some_stream()
-    check_order(users, replay_schedule(users, num_events=10_000))
+    check_order(users, np.array(scheduled_rows(users, num_events=10_000)))
 
 
 def test_about_200_users_are_active_and_take_turns() -> None:
     users = np.random.default_rng(1).integers(0, 500, size=20_000)
-    schedule = replay_schedule(users, num_events=8_000)
-    assert (schedule.num_active == 200).all()
+    rows = scheduled_rows(users, num_events=8_000)
     for turn in range(0, 8_000, 200):
-        assert len(set(users[schedule.rows[turn : turn + 200]].tolist())) == 200
+        assert len(set(users[rows[turn : turn + 200]].tolist())) == 200
 
 
 def test_users_enter_in_the_order_of_their_first_event() -> None:
     users = some_stream()
-    schedule = replay_schedule(users, num_events=10_000)
+    rows = scheduled_rows(users, num_events=10_000)
     _, first = np.unique(users, return_index=True)
     wanted = users[np.sort(first)].tolist()
-    entered = list(dict.fromkeys(users[schedule.rows].tolist()))
+    entered = list(dict.fromkeys(users[rows].tolist()))
     assert entered == wanted[: len(entered)]
 
 
 def test_one_event_in_five_is_predicted_and_everybody_gets_predicted() -> None:
     users = some_stream()
-    schedule = replay_schedule(users, num_events=12_000)
-    assert schedule.predicted.reshape(-1, 5).sum(axis=1).tolist() == [1] * 2400
-    long_enough = [u for u in np.unique(users[schedule.rows]) if (users[schedule.rows] == u).sum() >= 10]
-    for user in long_enough:
-        assert schedule.predicted[users[schedule.rows] == user].any()
+    events = planned_events(held_out_of(users), scheduled_rows(users, num_events=12_000), known=set(), run_id="r")
+    predicted = np.array([event.predicted for event in events])
+    assert predicted.reshape(-1, 5).sum(axis=1).tolist() == [1] * 2400
+    owners = np.array([event.user_id for event in events])
+    for user, count in zip(*np.unique(owners, return_counts=True), strict=True):
+        assert count < 10 or predicted[owners == user].any()
 
 
-def test_previous_is_the_same_users_event_before() -> None:
+def test_an_event_is_its_row_and_names_the_same_users_event_before() -> None:
     users = some_stream(num_users=40, num_events=500)
-    schedule = replay_schedule(users, num_events=500, num_active=10)
-    last: dict[int, int] = {}
-    for position, user in enumerate(users[schedule.rows].tolist()):
-        assert schedule.previous[position] == last.get(user, -1)
-        last[user] = position
+    held_out = held_out_of(users)
+    rows = scheduled_rows(users, num_events=500, num_active=10)
+    last: dict[str, int] = {}
+    for position, event in enumerate(planned_events(held_out, rows, known={"i7"}, run_id="r")):
+        row = rows[position]
+        assert (event.event_id, event.item_id, event.user_id) == (f"r-{position}", f"i{row}", f"u{users[row]}")
+        assert (event.time_s, event.value, event.type) == (1_000 + 10 * row, row % 5, "interaction")
+        assert event.known == (row == 7)
+        assert event.previous == last.get(event.user_id, -1)
+        last[event.user_id] = position
 
 
-@given(
-    users=st.lists(st.integers(0, 12), max_size=120),
-    num_events=st.integers(1, 150),
-    num_active=st.integers(1, 15),
-    every=st.integers(1, 7),
-)
-def test_any_stream_is_sent_completely_and_in_order(
-    users: list[int], num_events: int, num_active: int, every: int
-) -> None:
+@given(users=st.lists(st.integers(0, 12), max_size=120), num_events=st.integers(1, 150), num_active=st.integers(1, 15))
+def test_any_stream_is_sent_completely_and_in_order(users: list[int], num_events: int, num_active: int) -> None:
     stream = np.array(users, dtype=np.int64)
-    schedule = replay_schedule(stream, num_events=num_events, num_active=num_active, predict_every=every)
-    assert len(schedule) == min(len(users), num_events)
-    assert len(set(schedule.rows.tolist())) == len(schedule)
-    assert (schedule.num_active <= num_active).all()
-    assert abs(int(schedule.predicted.sum()) - len(schedule) / every) <= 1
-    check_order(stream, schedule)
-
-
-@pytest.mark.parametrize("wrong", ["num_events", "num_active", "predict_every"])
-def test_a_number_that_is_not_positive_is_named(wrong: str) -> None:
-    numbers = {"num_events": 5, "num_active": 5, "predict_every": 5} | {wrong: 0}
-    with pytest.raises(ValueError, match=f"{wrong}=0"):
-        replay_schedule(np.array([1, 2, 3]), **numbers)
+    rows = scheduled_rows(stream, num_events=num_events, num_active=num_active)
+    assert len(rows) == len(set(rows)) == min(len(users), num_events)
+    check_order(stream, np.array(rows, dtype=np.int64))

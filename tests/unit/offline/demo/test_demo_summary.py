@@ -9,7 +9,6 @@ from rich.console import Console
 from services.offline.demo.display import Display
 from services.offline.demo.plan import Prediction, ReplayEvent, ReplayPlan, ReplayResult, answered_ranks
 from services.offline.demo.replay import timeline
-from services.offline.demo.story import Person, choose_person
 from services.offline.demo.summary import event_counts, hit_rates, in_order, stream_figures
 from services.stack.lag import quantile_ms
 
@@ -94,15 +93,6 @@ def test_predictions_come_before_their_event_and_on_the_clock() -> None:
     np.testing.assert_allclose(np.diff(asked), 0.025)
     for position in range(0, 50, 5):
         assert due[position, "ask"] < due[position, "ask_with_token"] < due[position, "send"]
-
-
-def test_the_person_shown_has_a_past_and_about_ten_events() -> None:
-    events = [event(n, user=user) for user, many in (("short", 2), ("right", 11), ("long", 80)) for n in range(many)]
-    past = {"short": ["x"] * 30, "right": ["x"] * 30, "long": ["x"] * 30}
-    items = [*past["right"], *(one.item_id for one in events if one.user_id == "right")]
-    assert choose_person(events, past) == Person(user_id="right", items=items, last_s=events[12].time_s)
-    assert getattr(choose_person(events, {"long": ["x"]}), "user_id", None) == "long"
-    assert choose_person(events, {}) is None
 
 
 def test_a_histograms_quantile_is_that_of_what_came_between_two_reads() -> None:
