@@ -1,26 +1,21 @@
-"""A loss over sampled negatives' mixture-of-logits scores, with its gradients, in one pass over groups of positions.
+"""A loss over sampled negatives' mixture-of-logits scores.
 
-A position's loss needs only its own K + 1 logits, so nothing of size N * K * G is stored. On a CPU, in float32, a
-kernel computes it (`mol_gradients`). Elsewhere PyTorch does, over tiles, with component pairs along the slow axis: the
-softmax over these is a few long vector operations. Gradients are those of a sum of losses with equal weight.
+On a CPU, in float32, a kernel computes loss and gradients without storing anything of size N * K * G (`mol_gradients`).
+Elsewhere autograd does, with about 2 G + 5 P floats of each of the N K pairs in memory: 5.5 GB for a batch of preset
+ml-1m.
 
-Letters: N positions, R positions per group, g groups of one tile, K negatives, M items, n = g * R * K pairs, P_q, P_x
-components, P = P_q * P_x, d component width, G gate hidden width.
+Letters: N positions, R positions per group, g groups, K negatives, M items, P_q, P_x components, P = P_q * P_x, d
+component width, G gate hidden width.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from services.offline.training.mol_gradients import INPUTS, SampledSoftmax
-
-# Groups per pass on a GPU, where launches are slow. One group per pass needs some 6,000 launches for a batch of ML-1M;
-# with 32 per pass the host still took 4 times the GPU's time (H200). At R K = 16,384 and G = 128 a tile takes 6 GB.
-_GROUPS_PER_GPU_PASS = 128
 
 
 class States(NamedTuple):
@@ -75,7 +70,7 @@ def mol_sampled_softmax(
     backward_negatives: about how many negatives of a position get a gradient; 0: all. A gradient v is used with
     probability q = min(1, backward_negatives |v| / sum |v|) and divided by q, so the estimate is unbiased. Only the
     CPU's kernel does so.
-    Cost: O(N K P (d + G)) time; memory one tile, n * G floats a few times over.
+    Cost: O(N K P (d + G)) time.
     Raises: ValueError if the groups don't cover the positions.
     """
     groups = -(-len(positive) // negatives.group_size)
@@ -84,249 +79,73 @@ def mol_sampled_softmax(
             f"{len(negatives.rows)} groups and {len(negatives.target_rows)} targets; expected {groups} and "
             f"{len(positive)} for {len(positive)} positions in groups of {negatives.group_size}"
         )
-    loss: Tensor = _MolSampledSoftmax.apply(
-        positive,
-        *queries,
-        *items,
-        *gate,
-        negatives.rows,
-        negatives.target_rows,
-        negatives.group_size,
-        tau,
-        gate_dropout,
-        pair_dropout,
-        correction,
-        backward_negatives,
-    )
-    return loss
+    if positive.device.type == "cpu" and positive.dtype == torch.float32:
+        tensors = (positive, *queries, *items, *gate)
+        options = (negatives, tau, gate_dropout, pair_dropout, correction, backward_negatives)
+        summed: Tensor = _ByKernel.apply(*tensors, *options)
+        return summed
+    logits = _logits(queries, items, gate, negatives, tau, gate_dropout, pair_dropout)[: len(positive)] + correction
+    shared = negatives.rows.repeat_interleave(negatives.group_size, dim=0)[: len(positive)]
+    logits = logits.masked_fill(shared == negatives.target_rows.unsqueeze(1), float("-inf"))
+    own = positive / tau
+    return (torch.cat([own.unsqueeze(1), logits], dim=1).logsumexp(dim=1) - own).sum()
 
 
-class _MolSampledSoftmax(torch.autograd.Function):
+class _ByKernel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
-        positive, components, query_gate, item_components, item_gate, w1, b1, w2, b2 = args[:9]
-        rows, target_rows, group_size, tau, gate_dropout, pair_dropout, correction, _ = args[9:]
-        if positive.device.type == "cpu" and positive.dtype == torch.float32:
-            summed, found = _by_kernel(*args)
-            ctx.save_for_backward(*found)
-            return summed
-        gradients = _Gradients.zeros(args[:9])
-        network = _PairNetwork.of(w1, b1, w2, b2)
-        loss: Tensor = positive.new_zeros(())
-        tile: _Tile | None = None
-        together = _GROUPS_PER_GPU_PASS if positive.device.type == "cuda" else 1
-        for first, groups, num_rows in _tiles(len(positive), group_size, together):
-            if tile is None or (tile.num_groups, tile.num_rows) != (groups, num_rows):
-                tile = _Tile.empty(network, groups, num_rows, rows.shape[1])
-            begin, end = first * group_size, first * group_size + groups * num_rows
-            chosen = rows[first : first + groups]
-            of_target = target_rows[begin:end].view(groups, num_rows, 1)
-            inputs = _TileInputs(
-                positive=positive[begin:end],
-                query=components[begin:end].transpose(0, 1),
-                query_gate=query_gate[begin:end].t().contiguous(),
-                item=item_components.index_select(0, chosen.flatten()).transpose(0, 1),
-                item_gate=item_gate.index_select(0, chosen.flatten()).t().contiguous(),
-                collision=(chosen.unsqueeze(1) == of_target).flatten(0, 1),
-            )
-            loss += _score_and_differentiate(
-                inputs,
-                network,
-                tile,
-                gradients,
-                slice(begin, end),
-                chosen.flatten(),
-                tau=tau,
-                gate_dropout=gate_dropout,
-                pair_dropout=pair_dropout,
-                correction=correction,
-            )
-        ctx.save_for_backward(*gradients.finish())
-        return loss
+        negatives, tau, gate_dropout, pair_dropout, correction, backward_negatives = args[len(INPUTS) :]
+        loss, gradients = SampledSoftmax(
+            **{name: tensor.contiguous().numpy() for name, tensor in zip(INPUTS, args, strict=False)},
+            rows=negatives.rows.contiguous().numpy(),
+            targets=negatives.target_rows.contiguous().numpy(),
+            uniforms=torch.rand(len(negatives.target_rows)).numpy(),
+            group_size=negatives.group_size,
+            tau=tau,
+            correction=correction,
+            backward_negatives=backward_negatives if backward_negatives < negatives.rows.shape[1] else 0,
+            gate_dropout=gate_dropout,
+            pair_dropout=pair_dropout,
+            seed=int(torch.randint(2**62, ())) if gate_dropout or pair_dropout else 0,
+            threads=torch.get_num_threads(),
+        ).loss_and_gradients()
+        ctx.save_for_backward(*(torch.from_numpy(gradients[name]) for name in INPUTS))
+        summed: Tensor = args[0].new_tensor(loss)
+        return summed
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = [gradient * grads[0] for gradient in ctx.saved_tensors]
-        return (*scaled, *([None] * 8))
+        return (*(gradient * grads[0] for gradient in ctx.saved_tensors), *([None] * 6))
 
 
-def _tiles(num_positions: int, group_size: int, together: int) -> Iterator[tuple[int, int, int]]:
-    """Yield first group, groups and positions per group; a smaller last group is its own tile."""
-    whole = num_positions // group_size
-    for first in range(0, whole, together):
-        yield first, min(together, whole - first), group_size
-    if rest := num_positions - whole * group_size:
-        yield whole, 1, rest
-
-
-def _by_kernel(*args: Any) -> tuple[Tensor, list[Tensor]]:
-    rows, target_rows, group_size, tau, gate_dropout, pair_dropout, correction, backward_negatives = args[9:]
-    loss, gradients = SampledSoftmax(
-        **{name: tensor.contiguous().numpy() for name, tensor in zip(INPUTS, args, strict=False)},
-        rows=rows.contiguous().numpy(),
-        targets=target_rows.contiguous().numpy(),
-        uniforms=torch.rand(len(target_rows)).numpy(),
-        group_size=group_size,
-        tau=tau,
-        correction=correction,
-        backward_negatives=backward_negatives if backward_negatives < rows.shape[1] else 0,
-        gate_dropout=gate_dropout,
-        pair_dropout=pair_dropout,
-        seed=int(torch.randint(2**62, ())) if gate_dropout or pair_dropout else 0,
-        threads=torch.get_num_threads(),
-    ).loss_and_gradients()
-    return args[0].new_tensor(loss), [torch.from_numpy(gradients[name]) for name in INPUTS]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _PairNetwork:
-    """The gate's network, with biases as a last column, for inputs with a last row of ones."""
-
-    hidden: Tensor  # (G, P + 1)
-    out: Tensor  # (P, G + 1)
-
-    @classmethod
-    def of(cls, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> "_PairNetwork":
-        return cls(hidden=torch.cat([w1, b1.unsqueeze(1)], 1), out=torch.cat([w2, b2.unsqueeze(1)], 1))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Tile:
-    """Memory of a tile, allocated once."""
-
-    num_groups: int
-    num_rows: int
-    num_negatives: int
-    cosines: Tensor  # (P + 1, n), last row ones
-    hidden: Tensor  # (G, n)
-    activated: Tensor  # (G + 1, n), last row ones
-    gate_input: Tensor  # (P, n)
-
-    @classmethod
-    def empty(cls, network: _PairNetwork, num_groups: int, num_rows: int, num_negatives: int) -> "_Tile":
-        pairs, hidden, n = len(network.out), len(network.hidden), num_groups * num_rows * num_negatives
-        new = network.out.new_ones
-        return cls(
-            num_groups=num_groups,
-            num_rows=num_rows,
-            num_negatives=num_negatives,
-            cosines=new(pairs + 1, n),
-            hidden=new(hidden, n),
-            activated=new(hidden + 1, n),
-            gate_input=new(pairs, n),
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _TileInputs:
-    """A tile's inputs. Shapes: query (P_q, g R, d), query_gate (P, g R), item (P_x, g K, d), item_gate (P, g K),
-    positive (g R,), collision (g R, K).
-    """
-
-    positive: Tensor
-    query: Tensor
-    query_gate: Tensor
-    item: Tensor
-    item_gate: Tensor
-    collision: Tensor
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Gradients:
-    """Gradients summed over tiles, in the inputs' shapes; those of the network's weights include the bias column."""
-
-    positive: Tensor
-    components: Tensor
-    query_gate: Tensor
-    item_components: Tensor
-    item_gate: Tensor
-    hidden: Tensor
-    out: Tensor
-
-    @classmethod
-    def zeros(cls, inputs: tuple[Tensor, ...]) -> "_Gradients":
-        w1, w2 = inputs[5], inputs[7]
-        names = ("positive", "components", "query_gate", "item_components", "item_gate")
-        like = {name: torch.zeros_like(tensor) for name, tensor in zip(names, inputs[:5], strict=True)}
-        return cls(**like, hidden=w1.new_zeros(len(w1), w1.shape[1] + 1), out=w2.new_zeros(len(w2), w2.shape[1] + 1))
-
-    def finish(self) -> tuple[Tensor, ...]:
-        by_input = (self.positive, self.components, self.query_gate, self.item_components, self.item_gate)
-        return (*by_input, self.hidden[:, :-1], self.hidden[:, -1], self.out[:, :-1], self.out[:, -1])
-
-
-def _score_and_differentiate(
-    inputs: _TileInputs,
-    network: _PairNetwork,
-    tile: _Tile,
-    gradients: _Gradients,
-    positions: slice,
-    chosen: Tensor,
-    *,
+def _logits(
+    queries: States,
+    items: States,
+    gate: GateWeights,
+    negatives: Negatives,
     tau: float,
     gate_dropout: float,
     pair_dropout: float,
-    correction: float,
 ) -> Tensor:
-    num_groups, num_rows, num_negatives = tile.num_groups, tile.num_rows, tile.num_negatives
-    shape = (-1, num_rows, num_negatives)  # P g matrices
-    query_PRd, item_PKd = _pair_up(inputs.query, inputs.item, num_groups)
-    query_gate = inputs.query_gate.view(-1, num_rows, 1)
-    item_gate = inputs.item_gate.view(-1, 1, num_negatives)
-    cosines = tile.cosines[:-1]
-    torch.bmm(query_PRd, item_PKd.transpose(1, 2), out=cosines.view(shape))
-    read, kept = tile.cosines, None
-    if pair_dropout:
-        kept = (torch.rand_like(cosines) >= pair_dropout).to(cosines.dtype).div_(1 - pair_dropout)
-        read = torch.cat([cosines * kept, tile.cosines[-1:]])
-    torch.mm(network.hidden, read, out=tile.hidden)
-    torch.ops.aten.silu.out(tile.hidden, out=tile.activated[:-1])
-    torch.mm(network.out, tile.activated, out=tile.gate_input)
-    tile.gate_input.view(shape).addcmul_(query_gate, item_gate)
-    weights = torch.softmax(torch.nn.functional.silu(tile.gate_input), 0)
-    if gate_dropout:
-        weights *= torch.rand_like(weights) >= gate_dropout
-        weights /= weights.sum(0).clamp_(min=1e-6)
-    scores = (weights * cosines).sum(0)
-
-    logits = (scores / tau).view(-1, num_negatives).masked_fill_(inputs.collision, float("-inf"))
-    loss, d_positive, d_logits = sampled_softmax(inputs.positive / tau, logits, correction)
-    d_scores = d_logits.div_(tau).view(-1)
-    gradients.positive[positions] = d_positive / tau
-
-    # The weights w are a softmax of y = SiLU(z): d s / d y_p = w_p (c_p - s), d s / d c_p = w_p + the network's path.
-    weights *= d_scores
-    d_gate = torch.ops.aten.silu_backward(cosines.sub(scores).mul_(weights), tile.gate_input)
-    gradients.out.addmm_(d_gate, tile.activated.t())
-    d_hidden = torch.mm(network.out[:, :-1].t(), d_gate, out=tile.activated[:-1])
-    torch.ops.aten.silu_backward.grad_input(d_hidden, tile.hidden, grad_input=tile.hidden)
-    gradients.hidden.addmm_(tile.hidden, read.t())
-    w1 = network.hidden[:, :-1].t()
-    d_cosines = (weights.addmm_(w1, tile.hidden) if kept is None else weights.add_((w1 @ tile.hidden).mul_(kept))).view(
-        shape
+    """Logits (g R, K) of the positions, padded to whole groups, with their group's negatives."""
+    groups, size = len(negatives.rows), negatives.group_size
+    missing = groups * size - len(queries.gate)
+    query = functional.pad(queries.components, (0, 0, 0, 0, 0, missing))
+    query_gate = functional.pad(queries.gate, (0, 0, 0, missing)).view(groups, size, 1, -1)
+    item, item_gate = (each.index_select(0, negatives.rows.flatten()) for each in items)
+    cosines = torch.einsum(
+        "grqd,gkxd->grkqx", query.view(groups, size, *query.shape[1:]), item.view(groups, -1, *item.shape[1:])
+    ).flatten(-2)
+    read = functional.dropout(cosines, pair_dropout)
+    hidden = functional.silu(functional.linear(read, gate.hidden_weight, gate.hidden_bias))
+    network = functional.linear(hidden, gate.out_weight, gate.out_bias)
+    weights = functional.silu(query_gate * item_gate.view(groups, 1, -1, query_gate.shape[-1]) + network).softmax(
+        dim=-1
     )
-
-    d_gate = d_gate.view(shape)
-    num_query, num_item = len(inputs.query), len(inputs.item)
-    pairs = num_query * num_item
-    gradients.query_gate[positions] = torch.bmm(d_gate, item_gate.transpose(1, 2)).view(pairs, -1).t()
-    d_item_gate = torch.bmm(query_gate.transpose(1, 2), d_gate).view(pairs, -1).t()
-    gradients.item_gate.index_add_(0, chosen, d_item_gate)
-    width = inputs.query.shape[2]
-    d_query = torch.bmm(d_cosines, item_PKd).view(num_query, num_item, -1, width).sum(1)
-    d_item = torch.bmm(d_cosines.transpose(1, 2), query_PRd).view(num_query, num_item, -1, width).sum(0)
-    gradients.components[positions] = d_query.transpose(0, 1)
-    gradients.item_components.index_add_(0, chosen, d_item.transpose(0, 1))
-    return loss
-
-
-def _pair_up(query: Tensor, item: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    """(P_q, g R, d) and (P_x, g K, d) -> (P g, R, d) and (P g, K, d), pair p = p_q * P_x + p_x."""
-    num_query, num_item, width = len(query), len(item), query.shape[2]
-    queries = query.unsqueeze(1).expand(-1, num_item, -1, -1)
-    items = item.unsqueeze(0).expand(num_query, -1, -1, -1)
-    batches = num_query * num_item * num_groups
-    return queries.reshape(batches, -1, width), items.reshape(batches, -1, width)
+    if gate_dropout:
+        weights = weights * (torch.rand_like(weights) >= gate_dropout)
+        weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=1e-6)
+    return (weights * cosines).sum(dim=-1).flatten(0, 1) / tau
 
 
 def sampled_softmax(positive: Tensor, negatives: Tensor, correction: float) -> tuple[Tensor, Tensor, Tensor]:
