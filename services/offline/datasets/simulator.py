@@ -22,6 +22,12 @@ BoolArray = npt.NDArray[np.bool_]
 _START_S = 1_704_067_200
 _DAY_S = 86_400
 _ATTEMPTS = 6
+# Chance per session that one of the user's interests is replaced.
+_DRIFT = 0.15
+# Chances that an event's item is one of the shelf's next, and that it is one of the newest.
+_FOLLOW_SHARE, _NOVELTY_SHARE = 0.4, 0.08
+_ZIPF_EXPONENT = 0.9
+_MEAN_SESSION_EVENTS = 10.0
 _INTEREST_SHARES = np.array([0.55, 0.30, 0.15])
 _TOPICS = (
     "Harbour Tales", "Night Trains", "Deep Space", "Quiet Comedy", "Mountain Climbs", "Old Detectives", "Heists",
@@ -56,13 +62,6 @@ class SimulatorConfig:
     days: int = 180
     # Share of items released during the simulated time.
     new_item_share: float = 0.3
-    # Chance per session that one of the user's interests is replaced.
-    drift: float = 0.15
-    # Chances that an event's item is one of the shelf's next, and that it is one of the newest.
-    follow_share: float = 0.4
-    novelty_share: float = 0.08
-    zipf_exponent: float = 0.9
-    mean_session_events: float = 10.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -74,11 +73,6 @@ class SimulatorConfig:
             ("mean_events_per_user", 3, self.max_events_per_user),
             ("days", 1, 36_500),
             ("new_item_share", 0, 0.9),
-            ("drift", 0, 1),
-            ("follow_share", 0, 1),
-            ("novelty_share", 0, 1 - self.follow_share),
-            ("zipf_exponent", 0, 10),
-            ("mean_session_events", 1, 1_000),
         ):
             value = getattr(self, name)
             if not low <= value <= high:
@@ -133,7 +127,7 @@ def _build_catalogue(config: SimulatorConfig, rng: np.random.Generator) -> _Cata
     release_s = np.where(is_new, rng.random((topics, size)) * horizon_s, -1.0)
     # Every topic has items from the first second on.
     release_s[:, :2] = -1.0
-    weights = np.arange(1, size + 1, dtype=np.float64) ** -config.zipf_exponent
+    weights = np.arange(1, size + 1, dtype=np.float64) ** -_ZIPF_EXPONENT
     topic_weights = np.arange(1, topics + 1, dtype=np.float64) ** -0.7
     return _Catalogue(
         size=size,
@@ -152,11 +146,11 @@ def _event_times(config: SimulatorConfig, rng: np.random.Generator) -> tuple[Flo
     activity = rng.lognormal(np.log(config.mean_events_per_user) - 0.32, 0.8, config.num_users)
     lengths = np.clip(np.rint(activity), 3, config.max_events_per_user).astype(np.int64)
     shape = (config.num_users, int(lengths.max()))
-    session_starts = rng.random(shape) < 1.0 / config.mean_session_events
+    session_starts = rng.random(shape) < 1.0 / _MEAN_SESSION_EVENTS
     session_starts[:, 0] = True
     in_session_s = 20.0 + rng.exponential(90.0, shape)
     # Active users have more sessions, not longer ones.
-    expected_sessions = np.maximum(lengths / config.mean_session_events, 1.0)
+    expected_sessions = np.maximum(lengths / _MEAN_SESSION_EVENTS, 1.0)
     pause_s = rng.exponential(1.0, shape) * (0.45 * horizon_s / expected_sessions)[:, None]
     gaps_s = np.where(session_starts, pause_s, in_session_s)
     gaps_s[:, 0] = rng.random(config.num_users) * 0.7 * horizon_s
@@ -184,7 +178,7 @@ def _choose_items(
     for step in range(max_length):
         active = np.flatnonzero(lengths > step)
         starting = active[session_starts[active, step]]
-        drifting = starting[rng.random(len(starting)) < config.drift]
+        drifting = starting[rng.random(len(starting)) < _DRIFT]
         interests[drifting, rng.integers(0, interests.shape[1], len(drifting))] = _draw(
             catalogue.topic_cdf, (len(drifting),), rng
         )
@@ -217,8 +211,8 @@ def _choose_positions(
     """
     released = np.count_nonzero(catalogue.release_s[topic] <= now_s[:, None], axis=1)
     habit = rng.random(len(topic))
-    follows = (habit < config.follow_share) & (previous >= 0)
-    newest = (habit >= config.follow_share) & (habit < config.follow_share + config.novelty_share)
+    follows = (habit < _FOLLOW_SHARE) & (previous >= 0)
+    newest = (habit >= _FOLLOW_SHARE) & (habit < _FOLLOW_SHARE + _NOVELTY_SHARE)
     position = np.full(len(topic), -1, dtype=np.int64)
     for attempt in range(_ATTEMPTS):
         open_rows = np.flatnonzero(position < 0)

@@ -8,14 +8,12 @@ Letters: N events.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from .interactions import Interactions, RowArray
 
-TieOrder = Literal["file", "reversed"]
 MAX_PREDICTED_EVENTS = 6_000
 
 
@@ -48,18 +46,8 @@ class MeasuredSplit:
         return self.interactions.select(self.train_rows)
 
 
-def leave_one_out_split(interactions: Interactions, *, tie_order: TieOrder = "file") -> MeasuredSplit:
-    """Test on each user's last event, validate on the one before; users with fewer than three events only train.
-
-    `tie_order`: order of a user's events of the same second, "file" or "reversed"; published ML-1M tables use either.
-    "reversed" reorders the result's `interactions`, to which the rows refer.
-    Raises: ValueError for "reversed" without times.
-    """
-    name = "leave-one-out"
-    if tie_order == "reversed":
-        interactions, name = reverse_ties(interactions), "leave-one-out, reversed ties"
-    elif tie_order != "file":
-        raise ValueError(f"tie_order={tie_order!r}; allowed: file, reversed")
+def leave_one_out_split(interactions: Interactions, name: str = "leave-one-out") -> MeasuredSplit:
+    """Test on each user's last event, validate on the one before; users with fewer than three events only train."""
     rows, offsets = interactions.by_user()
     ends = offsets[1:][np.diff(offsets) >= 3]
     test_rows, valid_rows = np.sort(rows[ends - 1]), np.sort(rows[ends - 2])
@@ -98,37 +86,25 @@ def global_time_split(interactions: Interactions, fraction: float = 0.8) -> Glob
     )
 
 
-def time_split(
-    interactions: Interactions,
-    *,
-    train_share: float = 0.8,
-    valid_share: float = 0.1,
-    max_events: int = MAX_PREDICTED_EVENTS,
-) -> MeasuredSplit:
-    """Train before t1, validate in [t1, t2), test from t2 on; t1 and t2 cut the events 80 : 10 : 10 by default.
+def time_split(interactions: Interactions, *, max_events: int = MAX_PREDICTED_EVENTS) -> MeasuredSplit:
+    """Train before t1, validate in [t1, t2), test from t2 on; t1 and t2 cut the events 80 : 10 : 10.
 
     Events of one second stay together. Validation and test each predict up to `max_events` evenly spread events whose
     users have an earlier event.
-    Raises: ValueError if a share or `max_events` is out of range, if there are no timestamps, or if a part has no event
-    to predict.
+    Raises: ValueError if `max_events` is below 1, if there are no timestamps, or if a part has no event to predict.
     """
     _require_times(interactions)
-    if not (0.0 < train_share < 1.0 and 0.0 < valid_share < 1.0 and train_share + valid_share < 1.0):
-        raise ValueError(
-            f"train_share={train_share}, valid_share={valid_share}; allowed: both above 0, their sum below 1"
-        )
     if max_events < 1:
         raise ValueError(f"max_events={max_events}; allowed: 1 and more")
-    valid_start = _first_of_second(interactions, train_share)
-    test_start = _first_of_second(interactions, train_share + valid_share)
+    valid_start = _first_of_second(interactions, 0.8)
+    test_start = _first_of_second(interactions, 0.9)
     predictable = ~_first_events(interactions)
     parts = {}
     for part, begin, end in (("validation", valid_start, test_start), ("test", test_start, len(interactions))):
         candidates = (begin + np.flatnonzero(predictable[begin:end])).astype(np.int64)
         if valid_start == 0 or not len(candidates):
             raise ValueError(
-                f"{interactions.name} ({len(interactions)} events) leaves no training or no {part} event to predict at "
-                f"train_share={train_share}, valid_share={valid_share}"
+                f"{interactions.name} ({len(interactions)} events) leaves no training or no {part} event to predict"
             )
         parts[part] = _evenly(candidates, max_events)
     return MeasuredSplit(
@@ -143,7 +119,9 @@ def time_split(
 
 SPLITS: dict[str, Callable[[Interactions], MeasuredSplit]] = {
     "leave-one-out": leave_one_out_split,
-    "leave-one-out, reversed ties": lambda interactions: leave_one_out_split(interactions, tie_order="reversed"),
+    "leave-one-out, reversed ties": lambda interactions: leave_one_out_split(
+        reverse_ties(interactions), "leave-one-out, reversed ties"
+    ),
     "global time": time_split,
 }
 
@@ -151,7 +129,7 @@ SPLITS: dict[str, Callable[[Interactions], MeasuredSplit]] = {
 def reverse_ties(interactions: Interactions) -> Interactions:
     """Return the events with the order inside each second reversed. Raises: ValueError without times."""
     if not interactions.has_times:
-        raise ValueError(f"{interactions.name} has no timestamps, so no ties; allowed: tie_order='file'")
+        raise ValueError(f"{interactions.name} has no timestamps, so no ties")
     latest_first = -np.arange(len(interactions))
     return interactions.select(np.lexsort((latest_first, interactions.timestamps)))
 

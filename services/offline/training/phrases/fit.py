@@ -28,7 +28,7 @@ from services.algorithms.models.text_model_folder import load_body
 from services.algorithms.text.word_pieces import WordPieces
 from services.offline.training.models.phrase_nar import PhraseEncoder
 from services.offline.training.phrases.identifiers import Identifiers, identifiers_of
-from services.offline.training.phrases.losses import PAD, LossSettings, phrase_losses
+from services.offline.training.phrases.losses import PAD, phrase_losses
 from services.offline.training.phrases.questions import EncodedQuestions, Questions, drawn_targets, training_questions
 from services.offline.training.phrases.shortlist_fit import ShortlistSize, covered, fit_shortlist
 from services.offline.training.progress import Progress, unreported
@@ -39,6 +39,7 @@ FloatArray = npt.NDArray[np.float32]
 # Too few held-out questions would end training by chance.
 _HELD_OUT_SHARE, _FEWEST_HELD_OUT, _MOST_HELD_OUT = 0.05, 50, 256
 _WAITED_EPOCHS = 2
+_WARMUP = 0.1  # share of the training
 _SMALL_NOISE = 0.02  # BERT's own for fresh weights
 
 
@@ -56,9 +57,6 @@ class PhraseSettings:
     batch: int = 256
     encoder_rate: float = 2e-4
     output_rate: float = 5e-3
-    warmup_share: float = 0.1
-    shortlist_weight: float = 0.25
-    normalisation_weight: float = 1.0
     shortlist: ShortlistSize | None = None
     seconds: float | None = None
     device: str = "cpu"
@@ -69,8 +67,6 @@ class PhraseSettings:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: above 0")
         if self.least_steps < 0:
             raise ValueError(f"least_steps={self.least_steps}; allowed: at least 0")
-        if not 0 <= self.warmup_share < 1:
-            raise ValueError(f"warmup_share={self.warmup_share}; allowed: 0 to below 1")
         if self.seconds is not None and not self.seconds > 0:
             raise ValueError(f"seconds={self.seconds}; allowed: above 0")
 
@@ -186,11 +182,6 @@ class _Training:
             {"params": [self.weights], "lr": settings.output_rate, "first": settings.output_rate},
         ]
         self.optimizer = torch.optim.Adam(groups)
-        self.losses = LossSettings(
-            shortlist_weight=settings.shortlist_weight,
-            normalisation_weight=settings.normalisation_weight,
-            half=self.half,
-        )
 
     def run(self) -> TrainedPhrases:
         settings = self.settings
@@ -281,12 +272,11 @@ class _Training:
             return inputs.outputs(self.encoder, rows, self.device).float()
 
     def _step(self, rows: npt.NDArray[np.int64], targets: Tensor, share: float, done: int) -> float:
-        warmup = self.settings.warmup_share
-        factor = (share / warmup if share < warmup else (1.0 - share) / (1.0 - warmup)) if done else 0.0
+        factor = (share / _WARMUP if share < _WARMUP else (1.0 - share) / (1.0 - _WARMUP)) if done else 0.0
         for group in self.optimizer.param_groups:
             group["lr"] = group["first"] * factor
         x = self._outputs(self.inputs, rows)
-        losses = phrase_losses(x, self.weights, targets.to(self.device), self.losses)
+        losses = phrase_losses(x, self.weights, targets.to(self.device), half=self.half)
         self.optimizer.zero_grad()
         torch.autograd.backward(losses.total)
         self.optimizer.step()
@@ -298,7 +288,7 @@ class _Training:
         total = 0.0
         for rows in self.aside_inputs.batches(self.settings.batch, np.random.default_rng(0)):
             wanted = torch.from_numpy(targets[rows]).to(self.device)
-            losses = phrase_losses(self._outputs(self.aside_inputs, rows), self.weights, wanted, self.losses)
+            losses = phrase_losses(self._outputs(self.aside_inputs, rows), self.weights, wanted, half=self.half)
             total += float(losses.positions) * len(rows)
         return total / len(self.aside)
 

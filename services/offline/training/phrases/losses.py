@@ -61,16 +61,8 @@ class _LogPartition(torch.autograd.Function):
 
 
 PAD = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossSettings:
-    """The paper's lambda2 and lambda3, and how the exact partition sum is computed."""
-
-    shortlist_weight: float = 0.25
-    normalisation_weight: float = 1.0
-    chunk: int = CHUNK
-    half: bool = False
+# The paper's lambda2 and lambda3.
+_SHORTLIST_WEIGHT, _NORMALISATION_WEIGHT = 0.25, 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,10 +75,10 @@ class Losses:
     normalisation: Tensor
 
 
-def phrase_losses(x: Tensor, weights: Tensor, targets: Tensor, settings: LossSettings) -> Losses:
+def phrase_losses(x: Tensor, weights: Tensor, targets: Tensor, *, half: bool = False) -> Losses:
     """Return the losses of x (B, 1+s, D), weights (V, D), targets (B, s), [PAD] after the identifier's end.
 
-    Raises: ValueError if the shapes do not fit.
+    half: as in `log_partition`. Raises: ValueError if the shapes do not fit.
     """
     batch, positions = targets.shape
     if x.shape[:2] != (batch, positions + 1):
@@ -95,11 +87,11 @@ def phrase_losses(x: Tensor, weights: Tensor, targets: Tensor, settings: LossSet
     at_positions = (x[:, 1:] * wanted).sum(dim=2)
     at_shortlist = (x[:, :1] * wanted).sum(dim=2)
     real = (targets != PAD).to(x.dtype)
-    every = log_partition(x.flatten(0, 1), weights, chunk=settings.chunk, half=settings.half)
+    every = log_partition(x.flatten(0, 1), weights, half=half)
     every = every.view(batch, positions + 1)
     log_sums, log_shortlist_sum = every[:, 1:], every[:, :1].expand(-1, positions)
     l1 = (log_sums - at_positions).mean()
     l2 = ((log_shortlist_sum - at_shortlist) * real).mean()
     l3 = log_sums.flatten().square().mean()
-    total = l1 + settings.shortlist_weight * l2 + settings.normalisation_weight * l3
+    total = l1 + _SHORTLIST_WEIGHT * l2 + _NORMALISATION_WEIGHT * l3
     return Losses(total=total, positions=l1.detach(), shortlist=l2.detach(), normalisation=l3.detach())

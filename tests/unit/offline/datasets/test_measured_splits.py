@@ -47,7 +47,7 @@ def test_leave_one_out_takes_the_last_in_the_order_of_the_file() -> None:
 
 
 def test_reversed_ties_turn_round_only_what_shares_a_second() -> None:
-    split = leave_one_out_split(build(TIES), tie_order="reversed")
+    split = SPLITS["leave-one-out, reversed ties"](build(TIES))
     assert split.name == "leave-one-out, reversed ties"
     assert sorted(ids(split.interactions, split.test_rows)) == ["a:y", "b:z"]
     assert sorted(ids(split.interactions, split.valid_rows)) == ["a:z", "b:x"]
@@ -115,21 +115,13 @@ def test_data_without_times_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"^small has no timestamps; allowed: leave-one-out$"):
         time_split(data)
     with pytest.raises(ValueError, match=r"^small has no timestamps, so no ties"):
-        leave_one_out_split(data, tie_order="reversed")
+        reverse_ties(data)
     assert leave_one_out_split(data).test_rows.tolist() == [2]
 
 
-@pytest.mark.parametrize(("train_share", "valid_share"), [(0.9, 0.1), (0.0, 0.5), (0.5, 0.0), (1.2, 0.1)])
-def test_shares_that_leave_no_part_are_refused(train_share: float, valid_share: float) -> None:
-    with pytest.raises(ValueError, match=r"train_share=.* allowed: both above 0"):
-        time_split(random_events(), train_share=train_share, valid_share=valid_share)
-
-
-def test_other_settings_out_of_range_are_refused() -> None:
+def test_a_number_of_events_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match=r"max_events=0; allowed: 1 and more"):
         time_split(random_events(), max_events=0)
-    with pytest.raises(ValueError, match=r"tie_order='random'; allowed: file, reversed"):
-        leave_one_out_split(random_events(), tie_order="random")  # type: ignore[arg-type]
 
 
 def test_too_few_events_are_refused() -> None:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.offline.training.phrases.losses import LossSettings, log_partition, phrase_losses
+from services.offline.training.phrases.losses import log_partition, phrase_losses
 
 
 def drawn(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
@@ -45,7 +45,7 @@ def test_shapes_that_do_not_fit_are_refused(x, weights):
 def test_the_losses_are_those_of_the_paper_written_out():
     x, weights = drawn(3, 5, 6, seed=3), drawn(9, 6, seed=4)
     targets = torch.tensor([[1, 2, 0, 0], [3, 0, 0, 0], [8, 7, 6, 5]])
-    found = phrase_losses(x, weights, targets, LossSettings(chunk=2))
+    found = phrase_losses(x, weights, targets)
     l1 = l2 = l3 = 0.0
     for query in range(3):
         for place in range(4):
@@ -63,4 +63,4 @@ def test_the_losses_are_those_of_the_paper_written_out():
 
 def test_targets_of_another_number_of_positions_are_refused():
     with pytest.raises(ValueError, match=r"expected \(2, 4, D\)"):
-        phrase_losses(torch.zeros(2, 3, 4), torch.zeros(5, 4), torch.zeros(2, 3, dtype=torch.int64), LossSettings())
+        phrase_losses(torch.zeros(2, 3, 4), torch.zeros(5, 4), torch.zeros(2, 3, dtype=torch.int64))

@@ -163,7 +163,7 @@ def test_few_questions_are_gone_through_more_often_until_there_were_enough_steps
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("epochs", 0), ("least_steps", -1), ("batch", -1), ("warmup_share", 1.0), ("seconds", 0.0)],
+    [("epochs", 0), ("least_steps", -1), ("batch", -1), ("seconds", 0.0)],
 )
 def test_settings_out_of_range_are_refused_by_name(name, value):
     with pytest.raises(ValueError, match=f"{name}={value}"):
