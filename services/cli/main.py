@@ -8,22 +8,23 @@ from importlib import import_module
 from typing import Annotated
 
 import typer
+from typer import Option
 
 # The panels of `freshet --help`, in this order: daily commands first, those that take minutes to hours last. A
 # module of `services/cli/commands` has a command of its name or a group of commands; `module.command` is another one.
 _PANELS = {
     "Start here": "quickstart demo",
-    "Local stack": "stack.up stack.down stack.status logs stack.doctor plan stack.serve watch",
+    "Local stack": "stack.up stack.down stack.status stack.logs stack.doctor plan stack.serve watch",
     "Recommendations, search, items and users": (
-        "recommend record record.undo search search_vectors similar explain forget items"
+        "recommend users.record users.undo search vectors.search_vectors search.similar explain users.forget items"
     ),
     "Data and models": (
-        "train train_text retrain model experiments results off_policy evaluate evaluate.compare evaluate.inspect "
-        "train.export index import_past data score"
+        "train train.train_text train.retrain model experiments results off_policy evaluate evaluate.compare "
+        "evaluate.inspect train.export vectors.index data.import_past data score"
     ),
     "Maintenance": (
-        "archive backup backup.restore rebuild shard_snapshots repartition certs backfill_attributions dead_letters "
-        "keys"
+        "stream_jobs.archive backup backup.restore stream_jobs.rebuild stream_jobs.shard_snapshots "
+        "stream_jobs.repartition certs stream_jobs.backfill_attributions dead_letters keys"
     ),
     "Measuring (benchmarks and load tests)": "bench loadtest",
 }
@@ -51,7 +52,7 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
     """Prepare every command: local addresses are never called through a proxy."""
@@ -63,9 +64,9 @@ def _options(
 
 
 def _add(place: str, panel: str) -> None:
-    module, _, name = place.partition(".")
+    module, dot, name = place.partition(".")
     found, name = import_module(f"services.cli.commands.{module}"), name or module
-    if hasattr(found, "app"):
+    if hasattr(found, "app") and not dot:
         app.add_typer(found.app, rich_help_panel=panel)
     else:
         register = app.command(_NAMES.get(name), rich_help_panel=panel, context_settings=_SETTINGS.get(name))

@@ -6,11 +6,12 @@ Every `freshet bench <subject>` passes a `Request` to services/offline/evaluatio
 import functools
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from services.cli.options import with_options
 from services.cli.output import CommandError, answer, console, group_command, sentences
@@ -21,39 +22,45 @@ if TYPE_CHECKING:
 
 _DOCS, _SCRATCH = Path("docs/benchmarks"), Path(".freshet/bench")
 
-Quick = Annotated[bool, typer.Option("--quick", help="Minutes instead of an hour: fewer queries and settings.")]
+Quick = Annotated[bool, Option("--quick", help="Minutes instead of an hour: fewer queries and settings.")]
 Out = Annotated[
     Path | None,
-    typer.Option(help="Where tables and plots go. Default: .freshet/bench; in a checkout, without --quick, its pages."),
+    Option(help="Where tables and plots go. Default: .freshet/bench; in a checkout, without --quick, its pages."),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Equal seeds make equal catalogues and queries.")]
+Seed = Annotated[int, Option(min=0, help="Equal seeds make equal catalogues and queries.")]
 
 _SHARED: dict[str, tuple[Any, Any]] = {"quick": (Quick, False), "out": (Out, None), "seed": (Seed, 0)}
 
 
 def benchmark(
-    app: typer.Typer, name: str, *, less_memory: str = "--quick", wrong: Callable[[dict[str, Any]], str] | None = None
+    app: typer.Typer,
+    name: str,
+    *,
+    less_memory: str = "--quick",
+    wrong: Callable[[dict[str, Any]], str] | None = None,
+    shared: Collection[str] = tuple(_SHARED),
 ) -> Callable[[Callable[..., dict[str, Any]]], Callable[..., None]]:
-    """Register `measure(request, **options) -> report` as the command `name` with --quick, --out, --seed and --json.
+    """Register `measure(request, **options) -> report` as the command `name`, with the options `shared` and --json.
 
     `less_memory`: advice if memory is short. `wrong` returns a sentence about the invariant that a shown report
     violates, or "".
     """
 
     def register(measure: Callable[..., dict[str, Any]]) -> Callable[..., None]:
-        def call(*, quick: bool, out: Path | None, seed: int, **options: Any) -> None:
+        def call(*, out: Path | None, quick: bool = False, seed: int = 0, **options: Any) -> None:
             wait_without_spinning()
             with sentences(no_memory=less_memory):
-                report = measured(functools.partial(measure, **options), out=out, quick=quick, seed=seed)
+                report = _measured(functools.partial(measure, **options), out=out, quick=quick, seed=seed)
             if sentence := wrong(report) if wrong else "":
                 raise CommandError(sentence, advice="please report this with the seed")
 
-        return group_command(app, name)(with_options(measure, call, _SHARED, without="request"))
+        own = {option: _SHARED[option] for option in shared}
+        return group_command(app, name)(with_options(measure, call, own, without="request"))
 
     return register
 
 
-def measured(
+def _measured(
     measure: "Callable[[Request], dict[str, Any]]", *, out: Path | None, quick: bool, seed: int
 ) -> dict[str, Any]:
     """Measure with a progress line on the terminal, then print the page, or the report as JSON."""

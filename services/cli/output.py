@@ -8,7 +8,7 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from services.cli.options import with_options
 
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from services.stack.components.component import Say
+
 _options: ContextVar[frozenset[str]] = ContextVar("options of the command that runs", default=frozenset())
 _json: ContextVar[bool] = ContextVar("whether the command that runs has --json", default=False)
-_AS_JSON = (Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")], False)
+_AS_JSON = (Annotated[bool, Option("--json", help="One JSON object on stdout.")], False)
 # Control characters except line feed and tab, and the marks that change the direction of text.
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -129,14 +132,30 @@ def console(*, stderr: bool = False) -> "Console":
     return Literal(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
-def table(*columns: str, right: Collection[str] = (), **style: Any) -> "Table":
-    """Return a plain table with these columns; those in `right` are right-aligned."""
+def echo(*objects: Any, style: str | None = None) -> None:
+    """Print texts or tables on stdout."""
+    console().print(*objects, style=style)
+
+
+def table(*columns: str, rows: Iterable[Iterable[Any]] = (), right: Collection[str] = (), **style: Any) -> "Table":
+    """Return a plain table with these columns, and cells that are texts; columns in `right` are right-aligned."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, title_justify="left", **({"header_style": "dim"} | style))
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for cells in rows:
+        made.add_row(*cells)
     return made
+
+
+@contextmanager
+def stack_progress() -> Iterator["Say"]:
+    """Yield the function that shows the steps of a stack's parts on stderr; without effect under --json."""
+    from services.stack.display import showing
+
+    with showing(None if is_json() else console(stderr=True)) as say:
+        yield say
 
 
 @contextmanager
@@ -159,9 +178,9 @@ def progress() -> Iterator[Callable[..., None]]:
 def print_warnings(facts: Mapping[str, Any]) -> None:
     """Print an answer's warnings and degradations."""
     for warning in facts["warnings"]:
-        console().print(warning, style="yellow")
+        echo(warning, style="yellow")
     if facts["degradations"]:
-        console().print(f"degraded: {', '.join(facts['degradations'])}", style="yellow")
+        echo(f"degraded: {', '.join(facts['degradations'])}", style="yellow")
 
 
 def is_json() -> bool:

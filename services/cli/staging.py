@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from services.cli import client, options
-from services.cli.output import CommandError, ExitStatus, console, is_json, sentences
+from services.cli.output import CommandError, ExitStatus, sentences, stack_progress
 
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
@@ -39,13 +39,11 @@ def stage_bundle(
     from services.contracts.operation_log import NotKnown
     from services.contracts.topics.version_sets import VersionSet, VersionSets
     from services.stack import Stack, StackError
-    from services.stack.display import showing
     from services.stack.version_sets import new_set, remove_set, set_names, set_parts
 
     with sentences():
         main = Stack(state)
-        control = control_of(main)
-        before = sets_of(control) or VersionSets.of_one(_serving_now(serving or main.bundle))
+        before = sets_of(main) or VersionSets.of_one(_serving_now(serving or main.bundle))
         new = VersionSet(
             name=name,
             model_version=_checked(bundle, Path(before.sets[before.serving].bundle)),
@@ -61,7 +59,7 @@ def stage_bundle(
         own: Stack | None = None
         if not any(given):
             try:
-                with showing(None if is_json() else console(stderr=True)) as say:
+                with stack_progress() as say:
                     own = new_set(main, name, bundle, text, say)
                     own.up(set_parts(own), timeout_s=wait_s)
             except StackError:
@@ -71,7 +69,7 @@ def stage_bundle(
             refresher = started.pop("refresher")
             new = replace(new, refreshers=(refresher,), **started)
         try:
-            after = control.write(before.staged(new), f"stage {name}")
+            after = control_of(main).write(before.staged(new), f"stage {name}")
         except NotKnown:
             raise
         except Exception:
@@ -87,7 +85,7 @@ def set_of(model_version: str, state: Path) -> str:
     from services.stack import Stack
 
     with sentences():
-        sets = sets_of(control_of(Stack(state)))
+        sets = sets_of(Stack(state))
     found = (name for name, one in sets.sets.items() if one.model_version == model_version) if sets else ()
     return next(iter(found), "")
 
@@ -110,15 +108,15 @@ def redis_of(main: "Stack") -> str:
     return os.environ.get("FRESHET_REDIS_URL") or main.redis_url
 
 
-def sets_of(control: "Control[VersionSets]") -> "VersionSets | None":
+def sets_of(main: "Stack") -> "VersionSets | None":
     """Return the newest sets; None if none was ever staged."""
-    last = control.read().last
+    last = control_of(main).read().last
     return None if last is None else last.after
 
 
-def required(control: "Control[VersionSets]") -> "VersionSets":
+def required(main: "Stack") -> "VersionSets":
     """Return the newest sets. Raises: CommandError if none was ever staged."""
-    sets = sets_of(control)
+    sets = sets_of(main)
     if sets is None:
         raise CommandError("no set was ever staged", advice="freshet model stage NAME --bundle DIR")
     return sets

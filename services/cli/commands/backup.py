@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from services.cli import options
-from services.cli.output import CommandError, ExitStatus, answer, console, json_command
+from services.cli.output import CommandError, ExitStatus, answer, echo, json_command
 
 if TYPE_CHECKING:
     from services.cli.backup import Backup
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _Checkpoints = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         envvar="FRESHET_REFRESHER_CHECKPOINTS",
         help="Folder of checkpoint files, for partitions without one in the topic [STATE/data/refresher].",
     ),
@@ -25,7 +25,7 @@ _Checkpoints = Annotated[
 
 @json_command
 def backup(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that does not exist yet.")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="A folder that does not exist yet.")],
     *,
     state: options.State = options.DEFAULT_STATE,
     bundle: options.StackBundle = None,
@@ -80,13 +80,13 @@ def backup(
 
 @json_command
 def restore(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `freshet backup` wrote.")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="A folder that `freshet backup` wrote.")],
     *,
     state: options.State = options.DEFAULT_STATE,
     bundle: options.StackBundle = None,
     checkpoints: _Checkpoints = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Rename existing data instead of refusing.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Only verify the backup.")] = False,
+    replace: Annotated[bool, Option("--replace", help="Rename existing data instead of refusing.")] = False,
+    check: Annotated[bool, Option("--check", help="Only verify the backup.")] = False,
 ) -> None:
     """Verify a backup and install it; the refreshers then continue from its positions.
 
@@ -173,11 +173,10 @@ def _log_ends(stack: "Stack") -> Mapping[int, int] | None:
 
 def _show(found: "Backup", notes: list[str], *, done: str) -> None:
     def shown() -> None:
-        out = console()
         positions = ", ".join(f"{number}:{offset}" for number, offset in sorted(found.positions.attributions.items()))
-        out.print(f"{done}: {found.folder}, model {found.model_version}, {found.nbytes / 1e6:,.1f} MB")
-        out.print(f"attributions folded (partition:offset): {positions or 'none'}", style="dim")
+        echo(f"{done}: {found.folder}, model {found.model_version}, {found.nbytes / 1e6:,.1f} MB")
+        echo(f"attributions folded (partition:offset): {positions or 'none'}", style="dim")
         for note in notes:
-            out.print(note, style="yellow")
+            echo(note, style="yellow")
 
     answer(found.describe() | {"notes": notes}, shown)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
-from services.cli.measuring import Out, Quick, Seed, benchmark, measured
-from services.cli.output import CommandError, ExitStatus, group_command, is_json, sentences, usage_error
-from services.offline.openmp import wait_without_spinning
+from services.cli.measuring import Quick, Seed, benchmark
+from services.cli.output import CommandError, ExitStatus, group_command, is_json, usage_error
 
 if TYPE_CHECKING:
     from services.offline.evaluation.common.report import Report, Request
@@ -21,12 +21,10 @@ app = typer.Typer(
 paper = typer.Typer(name="paper", help="A table of the papers, measured on this machine.", no_args_is_help=True)
 app.add_typer(paper)
 
-Bundle = Annotated[Path, typer.Option(envvar="FRESHET_BUNDLE", help="A trained model, exported.")]
+Bundle = Annotated[Path, Option(envvar="FRESHET_BUNDLE", help="A trained model, exported.")]
 DEFAULT_BUNDLE = Path(".freshet/bundle")
-Shapes = Annotated[
-    list[str] | None, typer.Option("--shape", help="ml-1m, ml-20m, books or nq320k; may be repeated. Default: all.")
-]
-Batches = Annotated[list[int] | None, typer.Option("--batch", min=1, help="Queries per call; may be repeated.")]
+Shapes = Annotated[list[str] | None, Option("--shape", help="ml-1m, ml-20m, books, nq320k; may be repeated [all].")]
+Batches = Annotated[list[int] | None, Option("--batch", min=1, help="Queries per call; may be repeated.")]
 
 
 def _not_in_the_catalogue(report: dict[str, Any]) -> str:
@@ -38,11 +36,10 @@ def generation(
     request: "Request",
     *,
     phrases: Annotated[
-        list[int] | None,
-        typer.Option(min=10_000, help="Vocabulary sizes; may be repeated. Default: 128,000 to 5 million."),
+        list[int] | None, Option(min=10_000, help="Vocabulary sizes; may be repeated. Default: 128,000 to 5 million.")
     ] = None,
     queries: Annotated[
-        int | None, typer.Option(min=100, help="Queries whose answers must be in the catalogue. Default: 100,000.")
+        int | None, Option(min=100, help="Queries whose answers must be in the catalogue. Default: 100,000.")
     ] = None,
 ) -> "Report":
     """Generate identifiers from phrases: compare the shortlist with full softmax and its other approximations.
@@ -61,7 +58,7 @@ def generation(
 def pefa(
     request: "Request",
     *,
-    data: Annotated[list[str] | None, typer.Option(help="scifact or medquad; may be repeated. Default: both.")] = None,
+    data: Annotated[list[str] | None, Option(help="scifact or medquad; may be repeated. Default: both.")] = None,
 ) -> "Report":
     """PEFA on text, as in its paper: real queries and documents, and a real sentence encoder.
 
@@ -83,16 +80,14 @@ def stream(
     *,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="A MovieLens name or a table's path; may be repeated. Default: ml-1m and ml-latest-small."),
+        Option(help="A MovieLens name or a table's path; may be repeated. Default: ml-1m and ml-latest-small."),
     ] = None,
-    seeds: Annotated[
-        int, typer.Option(min=1, help="Number of runs, each with its own training and withheld items.")
-    ] = 3,
-    retrainings: Annotated[int, typer.Option(min=0, help="How often the retrained model is trained again.")] = 2,
+    seeds: Annotated[int, Option(min=1, help="Number of runs, each with its own training and withheld items.")] = 3,
+    retrainings: Annotated[int, Option(min=0, help="How often the retrained model is trained again.")] = 2,
     predict_every: Annotated[
-        int, typer.Option(min=1, help="Predict every n-th event, learn from all. With --quick at least 8.")
+        int, Option(min=1, help="Predict every n-th event, learn from all. With --quick at least 8.")
     ] = 1,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training, preset quick.")] = 4,
+    epochs: Annotated[int, Option(min=1, help="Epochs of each training, preset quick.")] = 4,
 ) -> "Report":
     """Replay a stream event by event: the gain by feedback without training, and how soon a new item is found.
 
@@ -116,21 +111,18 @@ def stream(
     )
 
 
-@group_command(paper, "table-3")
+@benchmark(paper, "table-3", less_memory="--data ml-latest-small", shared=("out",))
 def table_3(
+    request: "Request",
     *,
-    data: Annotated[list[str] | None, typer.Option(help="A set of the table; may be repeated. Default: all.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Final runs per arm. Default: 3.")] = None,
+    data: Annotated[list[str] | None, Option(help="A set of the table; may be repeated. Default: all.")] = None,
+    seeds: Annotated[int | None, Option(min=1, help="Final runs per arm. Default: 3.")] = None,
     hours: Annotated[
-        float | None,
-        typer.Option(min=0, help="Stop after this many hours; the next call continues. 0: only write the page."),
+        float | None, Option(min=0, help="Stop after this many hours; the next call continues. 0: only write the page.")
     ] = None,
-    store: Annotated[
-        Path | None, typer.Option(help="Finished runs and checkpoints. Default: quality in the local cache.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
-    out: Out = None,
-) -> None:
+    store: Annotated[Path | None, Option(help="Finished runs and checkpoints [quality in the local cache].")] = None,
+    threads: Annotated[int | None, Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
+) -> "Report":
     """Compare SASRec and HSTU, each with a dot product and a mixture, with tuned baselines: quality, intervals, hours.
 
     Every arm's trials on validation get the same processor time, ten minutes a split; the test split is used once.
@@ -139,7 +131,6 @@ def table_3(
 
     Example:  freshet bench paper table-3 --data ml-latest-small --hours 8
     """
-    wait_without_spinning()
     from services.offline.datasets.locate import Locator
     from services.offline.evaluation.common.timing import use_threads
     from services.offline.evaluation.quality import page
@@ -151,19 +142,13 @@ def table_3(
             raise CommandError(f"data={name!r}; allowed: {', '.join(known)}", status=ExitStatus.USAGE)
     if threads is not None:
         use_threads(threads)
-    with sentences(no_memory="--data ml-latest-small"):
-        measured(
-            lambda request: page.quality(
-                request,
-                data=[one for one in DATA if not data or one.key in data],
-                store=store or Locator().cache_dir().with_name("quality"),
-                seeds=seeds,
-                hours=hours,
-            ),
-            out=out,
-            quick=False,
-            seed=0,
-        )
+    return page.quality(
+        request,
+        data=[one for one in DATA if not data or one.key in data],
+        store=store or Locator().cache_dir().with_name("quality"),
+        seeds=seeds,
+        hours=hours,
+    )
 
 
 @benchmark(paper, "published")
@@ -194,9 +179,9 @@ def retrieval(
     *,
     shape: Shapes = None,
     batch: Batches = None,
-    bundle: Annotated[Path | None, typer.Option(help="A trained model instead of the generated ml-1m.")] = None,
+    bundle: Annotated[Path | None, Option(help="A trained model instead of the generated ml-1m.")] = None,
     prove: Annotated[
-        bool, typer.Option("--prove", help="First compare answers and certificates with float64 on 100,000 queries.")
+        bool, Option("--prove", help="First compare answers and certificates with float64 on 100,000 queries.")
     ] = False,
 ) -> "Report":
     """Top-K over a Mixture of Logits: compare every algorithm with its PyTorch transcription and the roofline.
@@ -227,7 +212,7 @@ def gpu(
     batch: Batches = None,
     quick: Quick = False,
     seed: Seed = 0,
-    device: Annotated[str, typer.Option(hidden=True)] = "cuda",
+    device: Annotated[str, Option(hidden=True)] = "cuda",
 ) -> None:
     """The papers' Table 5 on a GPU: compare every algorithm with its roofline and the paper's times, line by line.
 
@@ -270,15 +255,11 @@ def large(
     request: "Request",
     *,
     bundle: Bundle = DEFAULT_BUNDLE,
-    size: Annotated[list[int] | None, typer.Option(min=1000, help="Items; may be repeated. Default: 1M, 10M.")] = None,
-    algorithm: Annotated[list[str] | None, typer.Option(help="An algorithm; may be repeated. Default: five.")] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the service that is started.")] = 51952,
-    shard: Annotated[
-        str, typer.Option(help="i/n: instead measure start and memory of this shard and of the other processes.")
-    ] = "",
-    width: Annotated[
-        int | None, typer.Option(min=2, help="With --shard: number of coordinates of a component.")
-    ] = None,
+    size: Annotated[list[int] | None, Option(min=1000, help="Items; may be repeated. Default: 1M, 10M.")] = None,
+    algorithm: Annotated[list[str] | None, Option(help="An algorithm; may be repeated. Default: five.")] = None,
+    port: Annotated[int, Option(min=1, max=65535, help="Port of the service that is started.")] = 51952,
+    shard: Annotated[str, Option(help="i/n: instead measure start and memory of it and the other processes.")] = "",
+    width: Annotated[int | None, Option(min=2, help="With --shard: number of coordinates of a component.")] = None,
 ) -> "Report":
     """Search among millions of synthetic items, in the library and through the service's RPC.
 
@@ -312,10 +293,8 @@ def gaps(
     request: "Request",
     *,
     bundle: Bundle = DEFAULT_BUNDLE,
-    size: Annotated[list[int] | None, typer.Option(min=1000, help="Items; may be repeated. Default: 1M.")] = None,
-    requests: Annotated[
-        int, typer.Option(min=1, help="Requests of each kind; beyond 1,000, of those with a gap only.")
-    ] = 1000,
+    size: Annotated[list[int] | None, Option(min=1000, help="Items; may be repeated. Default: 1M.")] = None,
+    requests: Annotated[int, Option(min=1, help="Requests of each kind; beyond 1,000 only those with a gap.")] = 1000,
 ) -> "Report":
     """Compare searches that must prove a gap of 0, .01 or .05 with `exact`, a pool without a guarantee and brute force.
 

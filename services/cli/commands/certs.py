@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from services.cli.output import answer, json_command, usage_error
 
@@ -11,12 +11,10 @@ from services.cli.output import answer, json_command, usage_error
 @json_command
 def certs(
     *,
-    out: Annotated[Path, typer.Option(help="The folder for certificates and keys.")],
-    host: Annotated[
-        list[str] | None, typer.Option(help="Another name or address of the servers; may be repeated.")
-    ] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of a certificate in days.")] = 365,
-    renew: Annotated[bool, typer.Option("--renew", help="New certificates and keys of the existing CA.")] = False,
+    out: Annotated[Path, Option(help="The folder for certificates and keys.")],
+    host: Annotated[list[str] | None, Option(help="Another name or address of the servers; may be repeated.")] = None,
+    days: Annotated[int, Option(min=1, max=3650, help="Validity of a certificate in days.")] = 365,
+    renew: Annotated[bool, Option("--renew", help="New certificates and keys of the existing CA.")] = False,
 ) -> None:
     """Make a CA and a certificate for each process, Kafka, Redis, the inference server and an operator.
 

@@ -1,13 +1,14 @@
-"""`freshet data validate`."""
+"""`freshet data validate` and `freshet import`: look at a table of interactions, and write it to the stream."""
 
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from services.cli.option_groups import reads_a_table
-from services.cli.output import ExitStatus, answer, console, group_command, sentences, usage_error
+from services.cli import options, output
+from services.cli.options import reads_a_table
 
 if TYPE_CHECKING:
     from services.offline.datasets import TableOptions
@@ -22,13 +23,13 @@ def data() -> None:
     """Look at interaction data."""
 
 
-@group_command(app, "validate")
+@output.group_command(app, "validate")
 @reads_a_table
 def validate(
-    path: Annotated[Path, typer.Argument(help="A CSV or Parquet table, or a MovieLens folder or zip.")],
+    path: Annotated[Path, Argument(help="A CSV or Parquet table, or a MovieLens folder or zip.")],
     *,
     table: "TableOptions",
-    events: Annotated[Path | None, typer.Option(help="The YAML file for `freshet train --events`.")] = None,
+    events: Annotated[Path | None, Option(help="The YAML file for `freshet train --events`.")] = None,
 ) -> None:
     """Check a table for duplicates, unsorted times, ids out of range and unknown types, and say what to do.
 
@@ -40,8 +41,8 @@ def validate(
     from services.offline.datasets import account_text, read_data
 
     if not path.exists():
-        raise usage_error(f"{path} does not exist", "freshet data validate ratings.csv")
-    with sentences():
+        raise output.usage_error(f"{path} does not exist", "freshet data validate ratings.csv")
+    with output.sentences():
         schema = default_schema() if events is None else EventSchema.read(events)
         reading = read_data(path, schema=schema, table=table)
     errors = sum(finding.severity == "error" for finding in reading.findings)
@@ -49,16 +50,72 @@ def validate(
     account = reading.account(used)
 
     def shown() -> None:
-        out = console()
         if reading.read_as:
-            out.print(reading.read_as)
+            output.echo(reading.read_as)
         for finding in reading.findings:
-            out.print(finding.text, style=_STYLES[finding.severity])
-        out.print(f"{len(reading.findings)} found, {errors} of them errors" if reading.findings else "nothing found")
-        out.print(account_text(account))
+            output.echo(finding.text, style=_STYLES[finding.severity])
+        output.echo(f"{len(reading.findings)} found, {errors} of them errors" if reading.findings else "nothing found")
+        output.echo(account_text(account))
 
     findings = [asdict(finding) for finding in reading.findings]
     report = {"path": str(path), "read_as": reading.read_as, "errors": errors, "findings": findings, "rows": account}
-    answer(report, shown)
+    output.answer(report, shown)
     if errors:
-        raise typer.Exit(int(ExitStatus.FAILED))
+        raise typer.Exit(int(output.ExitStatus.FAILED))
+
+
+@output.json_command
+@reads_a_table
+def import_past(
+    data: Annotated[str, Argument(help="auto, a MovieLens name, simulator, or a CSV or Parquet file's path.")] = "auto",
+    *,
+    table: "TableOptions",
+    before: Annotated[float, Option(min=0.0, max=1.0, help="Only the first share of events by time; 1: all.")] = 1.0,
+    attributes: Annotated[
+        bool,
+        Option(
+            help="Also update item states (PEFA) from these events. Do not if the model was trained on all of them."
+        ),
+    ] = True,
+    state: options.State = options.DEFAULT_STATE,
+) -> None:
+    """Write past interactions to the stream and compute all users' histories and states, before going live.
+
+    The stack has to run. Its stream has to be empty, or contain the beginning of the same import, which then continues.
+
+    Example:  freshet import ml-1m --before 0.8 --no-attributes
+    """
+    from services.algorithms.bundles.model_bundle import load_bundle
+    from services.offline.backfill.jobs import import_interactions
+    from services.offline.datasets import account_text, global_time_split, read_data
+    from services.stack import Stack
+
+    with output.sentences():
+        stack = Stack(state)
+        schema = load_bundle(stack.bundle).event_schema
+        reading = read_data(data, schema=schema, table=table)
+        terminal = output.console(stderr=output.is_json())
+        for line in reading.summary:
+            terminal.print(line)
+        past = reading.accepted()
+        if before < 1.0:
+            past = global_time_split(past, before).train
+        rows = reading.account(
+            past.select(past.of_types({name for name in past.type_names if schema.of(name).history})), given=past
+        )
+        with output.progress() as update:
+            report = import_interactions(
+                past,
+                bundle=stack.bundle,
+                kafka=stack.kafka_bootstrap,
+                redis_url=stack.redis_url,
+                inference_server=stack.address("inference-server") if "inference-server" in stack.parts else None,
+                attributes=attributes,
+                progress=update,
+            )
+    output.answer(
+        asdict(report) | {"data": past.name, "source": past.source, "rows": rows},
+        f"{account_text(rows)}\nimported {report.interactions:,} interactions of {report.users_filled:,} users "
+        f"in {report.write_seconds + report.fill_seconds:.0f} s, {report.attributions:,} attributions "
+        f"({report.unknown_items:,} interactions on items that the model does not know)",
+    )

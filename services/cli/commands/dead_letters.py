@@ -3,14 +3,14 @@
 import base64
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from services.cli import options
-from services.cli.output import CommandError, answer, console, group_command, is_json, sentences, table, usage_error
+from services.cli import options, output
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="dead-letters", help="Dead letters: list, show, replay and forget them.", no_args_is_help=True)
 
-_Topic = Annotated[str, typer.Option(help="Only dead letters of this topic, like interactions.")]
+_Topic = Annotated[str, Option(help="Only dead letters of this topic, like interactions.")]
 _SHOWN = 20
 
 
-@group_command(app, "list")
+@output.group_command(app, "list")
 def list_letters(
     *,
     topic: _Topic = "",
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = _SHOWN,
+    limit: Annotated[int, Option(min=1, help="At most this many, the newest.")] = _SHOWN,
     state: options.State = options.DEFAULT_STATE,
     kafka: options.Kafka = "",
 ) -> None:
@@ -41,20 +41,16 @@ def list_letters(
     newest = letters[-limit:]
 
     def shown() -> None:
-        found = table("record", "time", "reason", "replayed to")
-        for letter in newest:
-            to = letter.replayed_to
-            replayed = "" if to is None else f"{to.partition}:{to.offset}"
-            found.add_row(letter.name, _time(letter), letter.reason, replayed)
-        console().print(found)
-        console().print(f"{len(newest):,} of {len(letters):,} dead letters", style="dim")
+        rows = ((one.name, _time(one), one.reason, ":".join(map(str, one.replayed_to or ()))) for one in newest)
+        output.echo(output.table("record", "time", "reason", "replayed to", rows=rows))
+        output.echo(f"{len(newest):,} of {len(letters):,} dead letters", style="dim")
 
-    answer({"total": len(letters), "dead_letters": [_facts(letter) for letter in newest]}, shown)
+    output.answer({"total": len(letters), "dead_letters": [_facts(letter) for letter in newest]}, shown)
 
 
-@group_command(app)
+@output.group_command(app)
 def show(
-    record: Annotated[str, typer.Argument(help="topic:partition:offset, as `list` prints it.")],
+    record: Annotated[str, Argument(help="topic:partition:offset, as `list` prints it.")],
     *,
     state: options.State = options.DEFAULT_STATE,
     kafka: options.Kafka = "",
@@ -78,26 +74,24 @@ def show(
     }
 
     def shown() -> None:
-        rows = table("", "")
-        for name, value in facts.items():
-            rows.add_row(name, "it cannot be decoded" if name == "value" and value is None else str(value))
-        console().print(rows)
+        told = facts if facts["value"] is not None else facts | {"value": "it cannot be decoded"}
+        output.echo(output.table("", "", rows=((name, str(value)) for name, value in told.items())))
         if not found.is_whole:
-            console().print("the dead letter is truncated, and its topic no longer has the record", style="yellow")
+            output.echo("the dead letter is truncated, and its topic no longer has the record", style="yellow")
 
-    answer(facts, shown)
+    output.answer(facts, shown)
 
 
-@group_command(app)
+@output.group_command(app)
 def replay(
-    record: Annotated[list[str] | None, typer.Argument(help="topic:partition:offset, as `list` prints it.")] = None,
+    record: Annotated[list[str] | None, Argument(help="topic:partition:offset, as `list` prints it.")] = None,
     *,
-    every: Annotated[bool, typer.Option("--all", help="All dead letters, or all that match the filters.")] = False,
+    every: Annotated[bool, Option("--all", help="All dead letters, or all that match the filters.")] = False,
     topic: _Topic = "",
-    reason: Annotated[str, typer.Option(help="With --all: only those whose reason contains this.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be written.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Also records that were replayed before.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    reason: Annotated[str, Option(help="With --all: only those whose reason contains this.")] = "",
+    dry_run: Annotated[bool, Option("--dry-run", help="Only print what would be written.")] = False,
+    again: Annotated[bool, Option("--again", help="Also records that were replayed before.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
     state: options.State = options.DEFAULT_STATE,
     kafka: options.Kafka = "",
 ) -> None:
@@ -111,7 +105,7 @@ def replay(
     Example:  freshet dead-letters replay --all --reason "internal error" --dry-run
     """
     if bool(record) == every:
-        raise usage_error("give either records or --all", "freshet dead-letters replay interactions:3:17")
+        raise output.usage_error("give either records or --all", "freshet dead-letters replay interactions:3:17")
     with _opened(state, kafka) as opened:
         if record:
             letters = _named(opened, record)
@@ -120,21 +114,21 @@ def replay(
         planned = opened.plan(letters, again=again)
         count = sum(one.record is not None for one in planned)
         if not dry_run and count and not yes:
-            if is_json() or not sys.stdin.isatty():
-                raise usage_error(
+            if output.is_json() or not sys.stdin.isatty():
+                raise output.usage_error(
                     "replaying writes to a live topic, and there is no terminal to ask for confirmation",
                     "the same with --dry-run, then with --yes",
                 )
             _show_plan(planned)
             if not typer.confirm(f"write {count:,} {'record' if count == 1 else 'records'} again?"):
-                raise CommandError("nothing was written")
+                raise output.CommandError("nothing was written")
         written = {} if dry_run else {one.letter.name: place for one, place in opened.replay(planned)}
 
     def shown() -> None:
         if dry_run or yes:
             _show_plan(planned)
         would = f"{count:,} of {len(planned):,} records would be written"
-        console().print(would if dry_run else f"{len(written):,} records written", style="dim" if dry_run else "green")
+        output.echo(would if dry_run else f"{len(written):,} records written", style="dim" if dry_run else "green")
 
     rows = [
         {
@@ -145,10 +139,10 @@ def replay(
         }
         for one in planned
     ]
-    answer({"dry_run": dry_run, "written": len(written), "records": rows}, shown)
+    output.answer({"dry_run": dry_run, "written": len(written), "records": rows}, shown)
 
 
-@group_command(app)
+@output.group_command(app)
 def forget(*, state: options.State = options.DEFAULT_STATE, kafka: options.Kafka = "") -> None:
     """Remove the interactions of forgotten users from the dead letters. Run it as often as you promise your users.
 
@@ -156,7 +150,7 @@ def forget(*, state: options.State = options.DEFAULT_STATE, kafka: options.Kafka
     """
     with _opened(state, kafka) as opened:
         gone = opened.forget()
-    answer({"removed": gone}, f"{gone:,} records of forgotten users removed")
+    output.answer({"removed": gone}, f"{gone:,} records of forgotten users removed")
 
 
 @contextmanager
@@ -165,12 +159,8 @@ def _opened(state: "Path", kafka: str) -> "Iterator[DeadLetters]":
     from services.platform.config import environment_kafka
     from services.stack import Stack
 
-    with sentences():
-        opened = DeadLetters(environment_kafka(kafka or Stack(state).kafka_bootstrap))
-        try:
-            yield opened
-        finally:
-            opened.close()
+    with output.sentences(), closing(DeadLetters(environment_kafka(kafka or Stack(state).kafka_bootstrap))) as opened:
+        yield opened
 
 
 def _topics(topic: str) -> list[str]:
@@ -180,22 +170,22 @@ def _topics(topic: str) -> list[str]:
     if not topic:
         return list(LETTERED)
     if topic.removesuffix(SUFFIX) not in LETTERED:
-        raise usage_error(f"topic {topic!r} has no dead letters", f"one of {', '.join(LETTERED)}")
+        raise output.usage_error(f"topic {topic!r} has no dead letters", f"one of {', '.join(LETTERED)}")
     return [topic.removesuffix(SUFFIX)]
 
 
 def _named(opened: "DeadLetters", names: list[str]) -> "list[StoredLetter]":
-    """Return the letters of these names, in this order. Raises: CommandError."""
+    """Return the letters of these names, in this order. Raises: output.CommandError."""
     for name in names:
         parts = name.split(":")
         if len(parts) != 3 or not all(part.isdigit() for part in parts[1:]):
-            raise usage_error(
+            raise output.usage_error(
                 f"{name!r} names no record", "topic:partition:offset, as `freshet dead-letters list` has it"
             )
     topics = {name.partition(":")[0] for name in names}
     known = {letter.name: letter for topic in sorted(topics) for letter in opened.letters(_topics(topic))}
     if absent := [name for name in names if name not in known]:
-        raise CommandError(f"there is no dead letter {absent[0]}", advice="freshet dead-letters list")
+        raise output.CommandError(f"there is no dead letter {absent[0]}", advice="freshet dead-letters list")
     return [known[name] for name in names]
 
 
@@ -220,7 +210,5 @@ def _text(data: bytes) -> str:
 
 
 def _show_plan(planned: "list[Replay]") -> None:
-    shown = table("record", "event id", "")
-    for one in planned:
-        shown.add_row(one.letter.name, one.event_id, one.why_not or "is written again")
-    console().print(shown)
+    rows = ((one.letter.name, one.event_id, one.why_not or "is written again") for one in planned)
+    output.echo(output.table("record", "event id", "", rows=rows))

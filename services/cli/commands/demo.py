@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from services.cli import options
 from services.cli.output import CommandError, ExitStatus, answer, console, is_json, json_command
@@ -15,22 +15,20 @@ from services.cli.output import CommandError, ExitStatus, answer, console, is_js
 @json_command
 def demo(
     *,
-    events: Annotated[int, typer.Option(min=1, help="How many held-out events to replay.")] = 24_000,
-    rate: Annotated[float, typer.Option(min=1.0, help="Events a second.")] = 100.0,
+    events: Annotated[int, Option(min=1, help="How many held-out events to replay.")] = 24_000,
+    rate: Annotated[float, Option(min=1.0, help="Events a second.")] = 100.0,
     dataset: Annotated[
-        str, typer.Option("--data", help="auto, ml-1m, ml-latest-small, ml-100k, simulator, or the path of a table.")
+        str, Option("--data", help="auto, ml-1m, ml-latest-small, ml-100k, simulator, or the path of a table.")
     ] = "auto",
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="Training epochs; default: by the size of the data.")
-    ] = None,
+    epochs: Annotated[int | None, Option(min=1, help="Training epochs; default: by the size of the data.")] = None,
     seed: options.Seed = 0,
     state: options.State = options.DEFAULT_STATE,
     reuse: Annotated[
-        bool, typer.Option("--reuse", help="Use the bundle of an earlier demo on the same data instead of training.")
+        bool, Option("--reuse", help="Use the bundle of an earlier demo on the same data instead of training.")
     ] = False,
     with_console: options.WithConsole = True,
     port_offset: options.PortOffset = 0,
-    keep: Annotated[bool, typer.Option("--keep", help="Do not stop the stack at the end.")] = False,
+    keep: Annotated[bool, Option("--keep", help="Do not stop the stack at the end.")] = False,
 ) -> None:
     """Train on past events, stream later ones through Kafka, and watch the recommendations follow.
 

@@ -3,17 +3,17 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from services.cli import options, output
-from services.cli.option_groups import reads_a_table
-from services.cli.output import answer, console, json_command, sentences
+from services.cli import options
+from services.cli.options import reads_a_table
+from services.cli.output import answer, console, echo, json_command, sentences, table
 from services.offline.openmp import wait_without_spinning
 
 if TYPE_CHECKING:
     from services.offline.datasets import TableOptions
 
-Bundle = Annotated[Path, typer.Argument(help="A model bundle.")]
+Bundle = Annotated[Path, Argument(help="A model bundle.")]
 _SHOWN = ("hr@1", "hr@10", "hr@50", "ndcg@10", "mrr")
 
 
@@ -24,7 +24,7 @@ def evaluate(
     *,
     data: options.Data,
     table: "TableOptions",
-    out: Annotated[Path, typer.Option(help="The page's file.")] = options.DEFAULT_STATE / "evaluation.html",
+    out: Annotated[Path, Option(help="The page's file.")] = options.DEFAULT_STATE / "evaluation.html",
 ) -> None:
     """Measure how well a bundle, as served, predicts new events, compared with item-kNN, popularity and EASE.
 
@@ -51,26 +51,25 @@ def _print_evaluation(report: dict[str, Any], page: Path) -> None:
     _head(report)
     best = report["best_baseline"]
     columns = ("", *_SHOWN, "coverage", "novelty", "bias")
-    shown = output.table(
-        *columns, right=columns[1:], title="metrics; coverage, novelty (bits) and popularity bias of the first ten"
-    )
-    for row in report["rows"]:
-        bias = row["popularity_bias"]
-        shown.add_row(
+    rows = (
+        (
             row["name"],
             *(f"{row['metrics'][metric][0]:.4f}" for metric in _SHOWN),
             f"{row['coverage']:.3f}",
             f"{row['novelty']:.2f}",
-            "–" if bias is None else f"{bias:.2f}",
+            "–" if row["popularity_bias"] is None else f"{row['popularity_bias']:.2f}",
         )
-    console().print(shown)
+        for row in report["rows"]
+    )
+    title = "metrics; coverage, novelty (bits) and popularity bias of the first ten"
+    echo(table(*columns, rows=rows, right=columns[1:], title=title))
     for row in report["rows"][1:]:
-        typer.echo(f"model minus {row['name']}: HR@10 {_interval(row['model_minus']['hr@10'])}")
+        echo(f"model minus {row['name']}: HR@10 {_interval(row['model_minus']['hr@10'])}")
     if best:
         _segments(report["segments"], "model", best, f"HR@10 of the model and {best}, by kind of event")
     for name, why in report["left_out"].items():
-        typer.echo(f"left out: {name}: {why}")
-    typer.echo(f"page {page}")
+        echo(f"left out: {name}: {why}")
+    echo(f"page {page}")
 
 
 @json_command
@@ -94,20 +93,25 @@ def compare(a: Bundle, b: Bundle, *, data: options.Data, table: "TableOptions") 
 
 def _print_comparison(report: dict[str, Any]) -> None:
     _head(report)
-    shown = output.table("", "A", "B", "B minus A [95 %]", right=("A", "B", "B minus A [95 %]"))
-    for metric in _SHOWN:
-        means = [report["metrics"][name][metric][0] for name in ("a", "b")]
-        shown.add_row(metric, *(f"{mean:.4f}" for mean in means), _interval(report["b_minus_a"][metric]))
-    console().print(shown)
+    columns = ("", "A", "B", "B minus A [95 %]")
+    rows = (
+        (
+            metric,
+            *(f"{report['metrics'][name][metric][0]:.4f}" for name in ("a", "b")),
+            _interval(report["b_minus_a"][metric]),
+        )
+        for metric in _SHOWN
+    )
+    echo(table(*columns, rows=rows, right=columns[1:]))
     _segments(report["segments"], "b", "a", "HR@10 of B and A by kind of event (*: significant)")
-    people = output.table(
+    people = table(
         "user", "history", "next item", "rank A", "rank B", "first of A", "first of B", right=("rank A", "rank B")
     )
     for one in report["people"]:
         ranks = (f"{one[name]['rank']:,}" for name in ("a", "b"))
         answers = ("; ".join(one[name]["first"]) for name in ("a", "b"))
         people.add_row(one["user"], "; ".join(one["had"]), one["took"], *ranks, *answers)
-    console().print(people)
+    echo(people)
 
 
 @json_command
@@ -125,44 +129,40 @@ def inspect(bundle: Bundle) -> None:
 
 def _print_content(report: dict[str, Any], bundle: Path) -> None:
     encoder, head, trained = report["encoder"], report["head"], report["trained_on"]
-    typer.echo(f"bundle {bundle}  model {report['model_version']}  {report['bytes'] / 1e6:.1f} MB")
+    echo(f"bundle {bundle}  model {report['model_version']}  {report['bytes'] / 1e6:.1f} MB")
     read = "brought from elsewhere" if encoder is None else f"{encoder['kind']}, {encoder['num_blocks']} blocks"
     pairs = f"{head['num_query_components']}×{head['num_item_components']}×{head['component_width']}"
-    typer.echo(f"encoder {read}  head {head['kind']} {pairs}  items {report['items']:,}")
+    echo(f"encoder {read}  head {head['kind']} {pairs}  items {report['items']:,}")
     for name in ("neighbours", "absence"):
-        typer.echo(f"{name} {_plain(report[name]) if report[name] else 'none'}")
-    typer.echo(f"trained on {_plain({name: value for name, value in trained.items() if name != 'training'})}")
-    sizes = output.table("file", "bytes", right=("bytes",))
-    for name, size in report["files"].items():
-        sizes.add_row(name, f"{size:,}")
-    console().print(sizes)
+        echo(f"{name} {_plain(report[name]) if report[name] else 'none'}")
+    echo(f"trained on {_plain({name: value for name, value in trained.items() if name != 'training'})}")
+    sizes = ((name, f"{size:,}") for name, size in report["files"].items())
+    echo(table("file", "bytes", rows=sizes, right=("bytes",)))
     for name, shape in report["shapes"].items():
-        typer.echo(f"{name} {' × '.join(f'{one:,}' for one in shape)}")
+        echo(f"{name} {' × '.join(f'{one:,}' for one in shape)}")
     metrics = {name: found for name, found in report["metrics"].items() if isinstance(found, dict) and "hr@10" in found}
     if metrics:
-        shown = output.table("measured in training", *_SHOWN, right=_SHOWN)
-        for name, found in metrics.items():
-            shown.add_row(name, *(f"{found[metric]:.4f}" for metric in _SHOWN))
-        console().print(shown)
+        rows = ((name, *(f"{found[metric]:.4f}" for metric in _SHOWN)) for name, found in metrics.items())
+        echo(table("measured in training", *_SHOWN, rows=rows, right=_SHOWN))
     for row in report["nearest"]:
         near = "; ".join(f"{one['item']} {one['cosine']:.2f}" for one in row["nearest"])
-        console().print(f"near {row['item']} ({row['events']:,} events): {near}")
+        echo(f"near {row['item']} ({row['events']:,} events): {near}")
 
 
 def _head(report: dict[str, Any]) -> None:
-    typer.echo(report["note"])
-    typer.echo(f"{report['bundle']} on {report['data']}: {report['events']:,} events of {report['users']:,} users")
+    echo(report["note"])
+    echo(f"{report['bundle']} on {report['data']}: {report['events']:,} events of {report['users']:,} users")
 
 
 def _segments(rows: list[dict[str, Any]], one: str, other: str, title: str) -> None:
     columns = ("", "", "events", one, other, "difference [95 %]")
-    shown = output.table(*columns, right=columns[2:], title=title)
+    shown = table(*columns, right=columns[2:], title=title)
     for row in rows:
         means = (f"{row['values'][name]['hr@10'][0]:.4f}" for name in (one, other))
         mark = " *" if row.get("differs") else ""
         difference = _interval(row["differences"][one]["hr@10"]) + mark
         shown.add_row(row["question"], row["segment"], f"{row['events']:,}", *means, difference)
-    console().print(shown)
+    echo(shown)
 
 
 def _interval(value: list[float]) -> str:

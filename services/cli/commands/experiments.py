@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument
 
 from services.cli import options
-from services.cli.output import CommandError, answer, console, group_command, sentences, table
+from services.cli.output import CommandError, answer, echo, group_command, sentences, table
 from services.cli.staging import kafka_of
 
 if TYPE_CHECKING:
@@ -23,12 +24,12 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Name = Annotated[str, typer.Argument(help="The experiment's name.")]
+Name = Annotated[str, Argument(help="The experiment's name.")]
 
 
 @group_command(app)
 def create(
-    file: Annotated[Path, typer.Argument(help="The experiment as YAML; `freshet experiments example` prints one.")],
+    file: Annotated[Path, Argument(help="The experiment as YAML; `freshet experiments example` prints one.")],
     *,
     state: options.State = options.DEFAULT_STATE,
 ) -> None:
@@ -42,7 +43,7 @@ def create(
     with sentences():
         new = replace(experiment_of(read_experiment(file)), salt=secrets.token_hex(8))
         _check_sets(new, state)
-        after = operated(lambda held: held.created(new), f"create {new.name}", state)
+    after = operated(lambda held: held.created(new), f"create {new.name}", state)
     _say(after.find(new.name), "created: it starts with `freshet experiments start`")
 
 
@@ -60,8 +61,7 @@ def start(name: Name, *, state: options.State = options.DEFAULT_STATE) -> None:
 
     Example:  freshet experiments start diversity
     """
-    with sentences():
-        after = operated(lambda held: held.started(name, now_ms()), f"start {name}", state)
+    after = operated(lambda held: held.started(name, now_ms()), f"start {name}", state)
     _say(after.find(name), "started: gateways apply it within a second or two")
 
 
@@ -71,8 +71,7 @@ def stop(name: Name, *, state: options.State = options.DEFAULT_STATE) -> None:
 
     Example:  freshet experiments stop diversity
     """
-    with sentences():
-        after = operated(lambda held: held.stopped(name, now_ms()), f"stop {name}", state)
+    after = operated(lambda held: held.stopped(name, now_ms()), f"stop {name}", state)
     _say(after.find(name), "stopped")
 
 
@@ -82,8 +81,7 @@ def remove(name: Name, *, state: options.State = options.DEFAULT_STATE) -> None:
 
     Example:  freshet experiments remove diversity
     """
-    with sentences():
-        operated(lambda held: held.removed(name), f"remove {name}", state)
+    operated(lambda held: held.removed(name), f"remove {name}", state)
     answer({"removed": name}, f"{name} is removed")
 
 
@@ -94,21 +92,34 @@ def list_experiments(*, state: options.State = options.DEFAULT_STATE) -> None:
     Example:  freshet experiments list
     """
     with sentences():
-        current = current_experiments(control_of_experiments(state))
+        current = current_experiments(state)
     found = [_plain(one) for one in current.experiments.values()]
 
     def shown() -> None:
-        rows = table("experiment", "layer", "users", "arms", "state")
-        for one in found:
-            arms = ", ".join(f"{arm['name']} {arm['share']:.0%}" for arm in one["arms"])
-            rows.add_row(one["name"], one["layer"], f"{one['share']:.0%}", arms, one["state"])
-        console().print(rows)
+        rows = (
+            (one.name, one.layer, f"{one.share:.0%}", _arms(one), one.state.name.lower())
+            for one in current.experiments.values()
+        )
+        echo(table("experiment", "layer", "users", "arms", "state", rows=rows))
 
     answer({"revision": current.revision, "experiments": found}, shown)
 
 
-def control_of_experiments(state: Path) -> "Control[Experiments]":
-    """Return the operation topic of this stack's experiments."""
+def current_experiments(state: Path) -> "Experiments":
+    """Return the newest state of all experiments of a stack; empty before the first operation."""
+    from services.contracts.topics.experiments import Experiments
+
+    last = _control(state).read().last
+    return Experiments() if last is None else last.after
+
+
+def operated(operation: "Callable[[Experiments], Experiments]", description: str, state: Path) -> "Experiments":
+    """Apply the operation and return the new state. Raises: CommandError."""
+    with sentences():
+        return _control(state).write(operation(current_experiments(state)), description)
+
+
+def _control(state: Path) -> "Control[Experiments]":
     from services.contracts.operation_log import Control
     from services.contracts.topics.experiments import OPERATIONS
     from services.stack import Stack
@@ -116,27 +127,13 @@ def control_of_experiments(state: Path) -> "Control[Experiments]":
     return Control(kafka_of(Stack(state)), OPERATIONS)
 
 
-def current_experiments(control: "Control[Experiments]") -> "Experiments":
-    """Return the newest state of all experiments; empty before the first operation."""
-    from services.contracts.topics.experiments import Experiments
-
-    last = control.read().last
-    return Experiments() if last is None else last.after
-
-
-def operated(operation: "Callable[[Experiments], Experiments]", description: str, state: Path) -> "Experiments":
-    """Apply the operation and return the new state. Raises: the errors of the operation and of `Control.write`."""
-    control = control_of_experiments(state)
-    return control.write(operation(current_experiments(control)), description)
-
-
 def _check_sets(new: "Experiment", state: Path) -> None:
     """Refuse arms whose version set is not staged. Raises: CommandError."""
-    from services.cli.staging import control_of, sets_of
+    from services.cli.staging import sets_of
     from services.stack import Stack
 
     wanted = {arm.version_set for arm in new.arms if arm.version_set}
-    sets = sets_of(control_of(Stack(state))) if wanted else None
+    sets = sets_of(Stack(state)) if wanted else None
     if wanted and (lacking := wanted - (sets.sets.keys() if sets else set())):
         raise CommandError(
             f"arms name version sets that are not staged: {', '.join(sorted(lacking))}",
@@ -152,8 +149,12 @@ def _plain(one: "Experiment") -> dict[str, Any]:
 
 
 def _say(one: "Experiment", outcome: str) -> None:
-    arms = ", ".join(f"{arm.name} {arm.share:.0%}" for arm in one.arms)
-    answer(_plain(one), f"{one.name} is {outcome}\n  {one.share:.0%} of the users of layer {one.layer}: {arms}")
+    users = f"{one.share:.0%} of the users of layer {one.layer}"
+    answer(_plain(one), f"{one.name} is {outcome}\n  {users}: {_arms(one)}")
+
+
+def _arms(one: "Experiment") -> str:
+    return ", ".join(f"{arm.name} {arm.share:.0%}" for arm in one.arms)
 
 
 def now_ms() -> int:

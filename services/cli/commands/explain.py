@@ -4,10 +4,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from services.cli import client, options
-from services.cli.output import CommandError, answer, console, duration, json_command, table
+from services.cli.output import CommandError, answer, duration, echo, json_command, table
 
 if TYPE_CHECKING:
     from freshet_client import Explanation
@@ -18,11 +18,11 @@ _BAR = 30
 @json_command
 def explain(
     user: options.UserId,
-    item: Annotated[str, typer.Argument(help="Item id.")],
+    item: Annotated[str, Argument(help="Item id.")],
     *,
     items: options.Sequence = "",
-    max_pairs: Annotated[int, typer.Option(min=0, help="Component pairs, largest first; 0: all.")] = 6,
-    rules: Annotated[Path | None, typer.Option(help="Rules of the request: a YAML file (docs/guide/rules.md).")] = None,
+    max_pairs: Annotated[int, Option(min=0, help="Component pairs, largest first; 0: all.")] = 6,
+    rules: Annotated[Path | None, Option(help="Rules of the request: a YAML file (docs/guide/rules.md).")] = None,
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 2000,
 ) -> None:
@@ -85,10 +85,9 @@ def _print(facts: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    out = console()
     title = f"{facts['title']} ({facts['item_id']})" if facts["title"] else facts["item_id"]
     score = (f"{facts['score']:.4f}", "bold")
-    out.print(Text.assemble(score, f"  {title}, for user {facts['user_id']}"))
+    echo(Text.assemble(score, f"  {title}, for user {facts['user_id']}"))
     similarity, votes = facts["similarity"], facts["votes"]
     of_s = votes["model_share"]
     parts = Table.grid(padding=(0, 2))
@@ -112,11 +111,11 @@ def _print(facts: dict[str, Any]) -> None:
         ),
     ):
         parts.add_row(name, f"{value:+.4f}", f"{share:4.0%}", Text("█" * round(_BAR * share), style), Text(says, "dim"))
-    out.print(parts)
+    echo(parts)
     for rule in facts["rules"]:
-        out.print(f"rule {rule['name']}: {_effect(rule)}")
+        echo(f"rule {rule['name']}: {_effect(rule)}")
     if any(rule["adds"] for rule in facts["rules"]):
-        out.print(Text.assemble("with rules ", (f"{facts['score_with_rules']:.4f}", "bold")))
+        echo(Text.assemble("with rules ", (f"{facts['score_with_rules']:.4f}", "bold")))
     if similarity["pairs"]:
         columns = ("user part", "item part", "weight", "cosine", "adds", "of it model")
         pairs = table(*columns, right=columns, title="component pairs, largest first")
@@ -126,9 +125,9 @@ def _print(facts: dict[str, Any]) -> None:
                 str(pair["item_component"]),
                 *(f"{pair[name]:.4f}" for name in ("weight", "cosine", "contribution", "from_model")),
             )
-        out.print(pairs)
+        echo(pairs)
     for voters in votes["voters"]:
-        out.print(
+        echo(
             f"voted: {voters['count']} x {voters['type']}, {duration(voters['newest_age_seconds'])} to "
             f"{duration(voters['oldest_age_seconds'])} old, {voters['vote']:+.4f}"
         )
@@ -136,7 +135,7 @@ def _print(facts: dict[str, Any]) -> None:
         past = ", ".join(
             f"{event['title'] or event['item_id']} ({duration(event['age_seconds'])})" for event in facts["history"]
         )
-        out.print(f"the state is computed from: {past}")
-    out.print(
+        echo(f"the state is computed from: {past}")
+    echo(
         f"model {facts['model_version']} · index {facts['index_version']} · state {facts['state_source']}", style="dim"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from typer import Argument, Option
 
 from services.cli import client, options
 from services.cli.output import CommandError, answer, group_command, usage_error
@@ -26,19 +27,16 @@ _FIELDS = frozenset({"item_id", "title", "categories", "attributes", "available"
 
 @group_command(app)
 def put(
-    item: Annotated[str, typer.Argument(help="Item id, 1-128 bytes; or --file.")] = "",
+    item: Annotated[str, Argument(help="Item id, 1-128 bytes; or --file.")] = "",
     *,
-    title: Annotated[str, typer.Option(help="At most 512 bytes.")] = "",
-    category: Annotated[list[str] | None, typer.Option(help="A category, for filters; may be repeated.")] = None,
+    title: Annotated[str, Option(help="At most 512 bytes.")] = "",
+    category: Annotated[list[str] | None, Option(help="A category, for filters; may be repeated.")] = None,
     attribute: Annotated[
-        list[str] | None, typer.Option(help="name=value, e.g. price=9.5 or released=2026-01-01; may be repeated.")
+        list[str] | None, Option(help="name=value, e.g. price=9.5 or released=2026-01-01; may be repeated.")
     ] = None,
-    unavailable: Annotated[
-        bool, typer.Option("--unavailable", help="Add it as unavailable: answers leave it out for now.")
-    ] = False,
+    unavailable: Annotated[bool, Option("--unavailable", help="As unavailable: answers leave it out for now.")] = False,
     file: Annotated[
-        Path | None,
-        typer.Option(help="JSON lines: item_id, optionally title, categories, attributes, available, withdrawn."),
+        Path | None, Option(help="JSON lines: item_id, optionally title, categories, attributes, available, withdrawn.")
     ] = None,
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 5000,
@@ -71,7 +69,7 @@ def put(
 
 @group_command(app)
 def withdraw(
-    item: Annotated[list[str], typer.Argument(help="One or more item ids.")],
+    item: Annotated[list[str], Argument(help="One or more item ids.")],
     *,
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 5000,

@@ -4,15 +4,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from services.cli import options
-from services.cli.output import CommandError, answer, console, group_command, sentences, table
+from services.cli.output import CommandError, answer, echo, group_command, sentences, table
 from services.gateway.edge.roles import Role
 
 app = typer.Typer(name="keys", help="API keys of the gateway: create, list and revoke them.", no_args_is_help=True)
 
-_Id = Annotated[str, typer.Argument(help="The key's name, as the audit log shows it.")]
-_File = Annotated[Path, typer.Option("--file", envvar="FRESHET_API_KEYS", help="The keys file.")]
+_Id = Annotated[str, Argument(help="The key's name, as the audit log shows it.")]
+_File = Annotated[Path, Option("--file", envvar="FRESHET_API_KEYS", help="The keys file.")]
 _DEFAULT_FILE = options.DEFAULT_STATE / "api-keys.json"
 
 
@@ -20,10 +21,10 @@ _DEFAULT_FILE = options.DEFAULT_STATE / "api-keys.json"
 def create(
     key_id: _Id,
     *,
-    role: Annotated[list[Role], typer.Option(help="May be repeated.")],
-    days: Annotated[float | None, typer.Option(min=0, max=36500, help="Valid for this many days [no expiry].")] = None,
-    rate: Annotated[float | None, typer.Option(help="Calls per second [unlimited].")] = None,
-    burst: Annotated[int | None, typer.Option(help="Burst of calls [one second's].")] = None,
+    role: Annotated[list[Role], Option(help="May be repeated.")],
+    days: Annotated[float | None, Option(min=0, max=36500, help="Valid for this many days [no expiry].")] = None,
+    rate: Annotated[float | None, Option(help="Calls per second [unlimited].")] = None,
+    burst: Annotated[int | None, Option(help="Burst of calls [one second's].")] = None,
     file: _File = _DEFAULT_FILE,
 ) -> None:
     """Make a key and print its secret, which is not stored. A running gateway accepts it within two seconds.
@@ -54,12 +55,12 @@ def list_keys(*, file: _File = _DEFAULT_FILE) -> None:
         rows = [key.model_dump(mode="json", exclude={"sha256"}) for key in read_keys(file)]
 
     def shown() -> None:
-        keys = table("id", "roles", "expires", "calls per second")
-        for row in rows:
-            rate = row["requests_per_second"]
-            calls = "" if rate is None else f"{rate:g}"
-            keys.add_row(row["id"], ", ".join(sorted(row["roles"])), row["expires"] or "", calls)
-        console().print(keys)
+        rates = ["" if rate is None else f"{rate:g}" for rate in (row["requests_per_second"] for row in rows)]
+        cells = (
+            (row["id"], ", ".join(sorted(row["roles"])), row["expires"] or "", rate)
+            for row, rate in zip(rows, rates, strict=True)
+        )
+        echo(table("id", "roles", "expires", "calls per second", rows=cells))
 
     answer({"keys": rows}, shown)
 

@@ -9,13 +9,14 @@ import sys
 from typing import Annotated
 
 import typer
+from typer import Argument
 
 from services.cli.output import reports_errors
 
 
 @reports_errors
 def loadtest(
-    context: typer.Context, scenario: Annotated[str, typer.Argument(help="The scenario, for example steady.")] = ""
+    context: typer.Context, scenario: Annotated[str, Argument(help="The scenario, for example steady.")] = ""
 ) -> None:
     """Put load on a running stack; requests arrive on a clock. Options after the scenario belong to it.
 

@@ -9,20 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from services.cli import options
-from services.cli.commands.experiments import control_of_experiments, current_experiments
-from services.cli.output import (
-    CommandError,
-    answer,
-    console,
-    group_command,
-    is_json,
-    progress,
-    sentences,
-    table,
-    usage_error,
-)
+from services.cli import options, output
+from services.cli.commands.experiments import current_experiments
 from services.cli.staging import (
     ask_gateways,
     control_of,
@@ -51,27 +41,25 @@ _GO_BY_S = 10.0
 # The processes that each version set of a stack has for itself, in the order in which they load another bundle.
 _OF_A_SET = ("refresher", "reranker", "candidates")
 
-Name = Annotated[str, typer.Argument(help="The set's name.")]
-ShareArgument = Annotated[str, typer.Argument(help="5% or 0.05; 0 ends it.")]
+Name = Annotated[str, Argument(help="The set's name.")]
+ShareArgument = Annotated[str, Argument(help="5% or 0.05; 0 ends it.")]
 Gateways = Annotated[
-    str, typer.Option("--gateways", envvar="FRESHET_GATEWAYS", help="host:port of every gateway, comma-separated.")
+    str, Option("--gateways", envvar="FRESHET_GATEWAYS", help="host:port of every gateway, comma-separated.")
 ]
-WaitS = Annotated[float, typer.Option(min=0, help="Timeout in seconds.")]
+WaitS = Annotated[float, Option(min=0, help="Timeout in seconds.")]
 
 
-@group_command(app)
+@output.group_command(app)
 def stage(
     name: Name,
-    bundle: Annotated[Path, typer.Option("--bundle", help="The new model's bundle.")],
+    bundle: Annotated[Path, Option("--bundle", help="The new model's bundle.")],
     *,
-    text: Annotated[Path | None, typer.Option(help="Its own text bundle, if any.")] = None,
-    candidates: Annotated[str, typer.Option(help="host:port, if you started the set's processes yourself.")] = "",
-    reranker: Annotated[str, typer.Option(help="host:port, as --candidates.")] = "",
-    refreshers: Annotated[str, typer.Option(help="host:port, comma-separated, as --candidates.")] = "",
-    generator: Annotated[str, typer.Option(help="host:port; default: the existing one.")] = "",
-    serving: Annotated[
-        Path | None, typer.Option(help="The serving model's bundle, needed to stage the first set [the stack's].")
-    ] = None,
+    text: Annotated[Path | None, Option(help="Its own text bundle, if any.")] = None,
+    candidates: Annotated[str, Option(help="host:port, if you started the set's processes yourself.")] = "",
+    reranker: Annotated[str, Option(help="host:port, as --candidates.")] = "",
+    refreshers: Annotated[str, Option(help="host:port, comma-separated, as --candidates.")] = "",
+    generator: Annotated[str, Option(help="host:port; default: the existing one.")] = "",
+    serving: Annotated[Path | None, Option(help="The serving bundle, to stage the first set [the stack's].")] = None,
     state: options.State = options.DEFAULT_STATE,
     gateways: Gateways = "",
     wait_s: WaitS = 120,
@@ -96,12 +84,12 @@ def stage(
     _say(after, f"set {name} is staged: model {after.sets[name].model_version} answers nobody yet")
 
 
-@group_command(app)
+@output.group_command(app)
 def warm(
     name: Name,
     *,
-    share: Annotated[float, typer.Option(min=0.01, max=1, help="Largest share of one core.")] = 0.1,
-    attributions: Annotated[bool, typer.Option(help="Also encode past interactions for its item states.")] = True,
+    share: Annotated[float, Option(min=0.01, max=1, help="Largest share of one core.")] = 0.1,
+    attributions: Annotated[bool, Option(help="Also encode past interactions for its item states.")] = True,
     state: options.State = options.DEFAULT_STATE,
 ) -> None:
     """Compute the set's states of all users with a history, and its attributions of interactions before it was staged.
@@ -116,9 +104,9 @@ def warm(
     from services.offline.backfill.pace import Pace
     from services.stack import Stack
 
-    with sentences(), progress() as update:
+    with output.sentences(), output.progress() as update:
         main = Stack(state)
-        found = required(control_of(main)).find(name)
+        found = required(main).find(name)
         settings = EncoderSettings(bundle=Path(found.bundle), kafka_bootstrap=kafka_of(main), redis_url=redis_of(main))
         os.nice(19)
         pace = Pace(share)
@@ -129,13 +117,13 @@ def warm(
 
         report = run_warming(settings, partial(slowly, "users"))
         written = run_reattribution(settings, partial(slowly, "interactions")).attributions if attributions else 0
-    answer(
+    output.answer(
         {"set": name, "active": report.active, "warm": report.warm, "made": report.made, "attributions": written},
         f"{report.warm:,} of {report.active:,} people are warm ({report.made:,} made now), {written:,} attributions",
     )
 
 
-@group_command(app)
+@output.group_command(app)
 def shadow(
     name: Name, share: ShareArgument, *, state: options.State = options.DEFAULT_STATE, gateways: Gateways = ""
 ) -> None:
@@ -146,7 +134,7 @@ def shadow(
     _operate(lambda sets: sets.shadowed(name, _share(share)), f"shadow {name} {share}", state, gateways)
 
 
-@group_command(app)
+@output.group_command(app)
 def canary(
     name: Name, share: ShareArgument, *, state: options.State = options.DEFAULT_STATE, gateways: Gateways = ""
 ) -> None:
@@ -158,7 +146,7 @@ def canary(
     _operate(lambda sets: sets.canaried(name, _share(share), salt), f"canary {name} {share}", state, gateways)
 
 
-@group_command(app)
+@output.group_command(app)
 def promote(
     name: Name, *, wait_s: WaitS = 60, state: options.State = options.DEFAULT_STATE, gateways: Gateways = ""
 ) -> None:
@@ -171,15 +159,15 @@ def promote(
     from services.stack import Stack
     from services.user_state.warmth import WARM
 
-    with sentences():
+    with output.sentences():
         main = Stack(state)
-        sets = required(control_of(main))
+        sets = required(main)
         sets.promoted(name)
         settings = EncoderSettings(bundle=Path(sets.find(name).bundle), redis_url=redis_of(main))
         until = time.monotonic() + wait_s
         while (report := measure_warmth(settings)).share < WARM:
             if time.monotonic() > until:
-                raise CommandError(
+                raise output.CommandError(
                     f"{report.warm:,} of {report.active:,} people are warm ({report.share:.1%}); allowed: {WARM:.0%}",
                     advice=f"freshet model warm {name}",
                 )
@@ -188,7 +176,7 @@ def promote(
     _operate(lambda sets: sets.promoted(name), f"promote {name}", state, gateways)
 
 
-@group_command(app)
+@output.group_command(app)
 def rollback(*, state: options.State = options.DEFAULT_STATE, gateways: Gateways = "") -> None:
     """End the canary, or let the set before the last promotion answer again, at once: it is still warm.
 
@@ -197,7 +185,7 @@ def rollback(*, state: options.State = options.DEFAULT_STATE, gateways: Gateways
     _operate(lambda sets: sets.rolled_back(), "rollback", state, gateways)
 
 
-@group_command(app)
+@output.group_command(app)
 def retire(name: Name, *, state: options.State = options.DEFAULT_STATE, gateways: Gateways = "") -> None:
     """Remove a set that answers no user; on a local stack its processes end.
 
@@ -207,23 +195,22 @@ def retire(name: Name, *, state: options.State = options.DEFAULT_STATE, gateways
     Example:  freshet model retire next
     """
     from services.stack import Stack, StackError
-    from services.stack.display import showing
     from services.stack.version_sets import remove_set, set_names
 
-    with sentences():
+    with output.sentences():
         main = Stack(state)
-        after, local, gone = required(control_of(main)), set_names(main), name
+        after, local, gone = required(main), set_names(main), name
         # A set that a gateway retired (ChangeVersionSet) may still have its processes.
         is_left = name in local or (len(after.sets) == 1 and after.serving in local)
         if name in after.sets or not is_left:
             after.retired(name)
-            current_experiments(control_of_experiments(state)).check_no_arm(name)
+            current_experiments(state).check_no_arm(name)
             after = _operated(lambda sets: sets.retired(name), f"retire {name}", main, gateways)
         if after.serving in local and name not in local:
             # Replace the bundle only now: before, a rollback could still need the set that these processes serve.
             parts = _OF_A_SET if main.profile == "split" else ()
             try:
-                with showing(None if is_json() else console(stderr=True)) as say:
+                with output.stack_progress() as say:
                     main = Stack(state, say=say)
                     main.replace_bundle(Path(after.sets[after.serving].bundle), parts)
             except StackError as exc:
@@ -239,12 +226,12 @@ def retire(name: Name, *, state: options.State = options.DEFAULT_STATE, gateways
     _say(after, f"retire {name}")
 
 
-@group_command(app, "list")
+@output.group_command(app, "list")
 def list_(
     *,
     state: options.State = options.DEFAULT_STATE,
     gateways: Gateways = "",
-    history: Annotated[bool, typer.Option("--history", help="All operations so far.")] = False,
+    history: Annotated[bool, Option("--history", help="All operations so far.")] = False,
 ) -> None:
     """Show the sets, their shares, and each gateway's view of them.
 
@@ -254,12 +241,12 @@ def list_(
 
     from services.stack import Stack
 
-    with sentences():
+    with output.sentences():
         main = Stack(state)
         counted = control_of(main).read()
         answers = ask_gateways(gateways_of(gateways, main))
     plain = {target: MessageToDict(found, preserving_proto_field_name=True) for target, found in answers.items()}
-    answer(
+    output.answer(
         {"gateways": plain, "operations": [_as_dict(one) for one in counted.operations]},
         lambda: _print(answers, counted.operations if history else ()),
     )
@@ -268,28 +255,28 @@ def list_(
 def _print(
     answers: "Mapping[str, gateway_pb2.GetVersionSetsResponse]", history: "Sequence[Operation[VersionSets]]"
 ) -> None:
-    out = console()
     for target, found in answers.items():
-        shown = table("set", "model", "", "answered", "problem", right=("answered",), title=f"gateway {target}")
-        for one in found.sets:
-            part = _part_of(one.set.name, found)
-            shown.add_row(one.set.name, one.set.model_version, part, f"{one.answered:,}", one.problem)
-        out.print(shown)
+        rows = (
+            (one.set.name, one.set.model_version, _part_of(one.set.name, found), f"{one.answered:,}", one.problem)
+            for one in found.sets
+        )
+        columns = ("set", "model", "", "answered", "problem")
+        output.echo(output.table(*columns, rows=rows, right=("answered",), title=f"gateway {target}"))
         for one in found.sets:
             if one.HasField("shadow"):
-                out.print(_shadow_text(one.set.name, one.shadow))
+                output.echo(_shadow_text(one.set.name, one.shadow))
     if history:
-        shown = table("", "when", "who", "what", right=("",))
+        shown = output.table("", "when", "who", "what", right=("",))
         for done in history:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(done.time_ms / 1000))
             shown.add_row(str(done.after.revision), when, done.operator, done.operation)
-        out.print(shown)
+        output.echo(shown)
 
 
 def _operate(operation: "Callable[[VersionSets], VersionSets]", description: str, state: Path, gateways: str) -> None:
     from services.stack import Stack
 
-    with sentences():
+    with output.sentences():
         after = _operated(operation, description, Stack(state), gateways)
     _say(after, description)
 
@@ -298,8 +285,7 @@ def _operated(
     operation: "Callable[[VersionSets], VersionSets]", description: str, main: "Stack", gateways: str
 ) -> "VersionSets":
     """Write the operation, and wait until every gateway applies it."""
-    control = control_of(main)
-    after = control.write(operation(required(control)), description)
+    after = control_of(main).write(operation(required(main)), description)
     wait_for_gateways(gateways_of(gateways, main), after.revision, _GO_BY_S)
     return after
 
@@ -308,7 +294,7 @@ def _share(text: str) -> float:
     try:
         return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
     except ValueError as exc:
-        raise usage_error(f"share={text!r} allowed: 0 to 100 %, as 5% or 0.05") from exc
+        raise output.usage_error(f"share={text!r} allowed: 0 to 100 %, as 5% or 0.05") from exc
 
 
 def _part_of(name: str, answer: "gateway_pb2.GetVersionSetsResponse") -> str:
@@ -345,4 +331,4 @@ def _as_dict(one: "Operation[VersionSets]") -> dict[str, Any]:
 
 def _say(after: "VersionSets", description: str) -> None:
     facts = {"revision": after.revision, "serving": after.serving, "sets": sorted(after.sets)}
-    answer(facts, f"{description}  (revision {after.revision}, {after.serving} serves)")
+    output.answer(facts, f"{description}  (revision {after.revision}, {after.serving} serves)")

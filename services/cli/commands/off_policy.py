@@ -4,11 +4,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from services.cli import options
-from services.cli.commands.experiments import Name, control_of_experiments, current_experiments
+from services.cli.commands.experiments import Name, current_experiments
 from services.cli.commands.results import Archive, metric_of, opened
-from services.cli.output import answer, console, group_command, sentences, table, usage_error
+from services.cli.output import answer, echo, group_command, sentences, table, usage_error
 
 if TYPE_CHECKING:
     from services.offline.experiments.policies import Estimates, Given
@@ -18,7 +19,7 @@ app = typer.Typer(
     help="Estimate the reward of another policy, from a log of randomised answers.",
     no_args_is_help=True,
 )
-Metric = Annotated[str, typer.Option(help="The reward: TYPE counts interactions, TYPE:value sums their values.")]
+Metric = Annotated[str, Option(help="The reward: TYPE counts interactions, TYPE:value sums their values.")]
 
 
 @group_command(app)
@@ -26,8 +27,7 @@ def arms(
     name: Name,
     *,
     give: Annotated[
-        list[str],
-        typer.Option(help="CONTEXT=VALUE:ARM: the arm for requests with this context. Last: ARM, for all others."),
+        list[str], Option(help="CONTEXT=VALUE:ARM: the arm for requests with this context. Last: ARM, for all others.")
     ],
     metric: Metric,
     archive: Archive = None,
@@ -42,7 +42,7 @@ def arms(
 
     policy, reward = [_given(text) for text in give], metric_of(metric)
     with sentences(NoSupport), opened(state, archive) as log:
-        found = of_arms(log, current_experiments(control_of_experiments(state)).find(name), policy, reward)
+        found = of_arms(log, current_experiments(state).find(name), policy, reward)
     answer(asdict(found), lambda: _print(found))
 
 
@@ -77,4 +77,4 @@ def _print(found: "Estimates") -> None:
     shown = table(*columns, right=columns[1:], title=f"{found.answers:,} answers of {found.users:,} users{part}")
     for name, one in {"as it ran": found.ran, **{f"the other, {by}": of for by, of in found.other.items()}}.items():
         shown.add_row(name, f"{one.mean:.4f}", f"[{one.low:.4f}, {one.high:.4f}]", f"{one.effective_users:,.0f}")
-    console().print(shown)
+    echo(shown)

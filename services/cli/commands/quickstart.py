@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from services.cli import client, options
-from services.cli.output import CommandError, answer, console, is_json, json_command, sentences, table
+from services.cli.output import CommandError, answer, echo, json_command, sentences, stack_progress, table
 
 if TYPE_CHECKING:
     from freshet_client import Recommendation
@@ -38,9 +38,7 @@ _K = 5
 @json_command
 def quickstart(
     *,
-    state: Annotated[
-        Path, typer.Option("--state", help="Its state folder; no other stack may use it.")
-    ] = DEFAULT_STATE,
+    state: Annotated[Path, Option("--state", help="Its state folder; no other stack may use it.")] = DEFAULT_STATE,
     port_offset: options.PortOffset = 0,
 ) -> None:
     """Start the smallest system that answers, request recommendations, record one event, and request them again.
@@ -51,10 +49,9 @@ def quickstart(
     Example:  freshet quickstart
     """
     from services.stack import Ports, Stack
-    from services.stack.display import showing
 
     began = time.monotonic()
-    with sentences(), showing(None if is_json() else console(stderr=True)) as say:
+    with sentences(), stack_progress() as say:
         ports = Ports.default(offset=port_offset) if port_offset else None
         with _model(state, say) as bundle:
             stack = Stack(state, bundle=bundle, profile="compact", ports=ports, say=say)
@@ -173,30 +170,30 @@ def _curl(stack: "Stack", user_id: str, item_id: str, best: str) -> list[str]:
 
 
 def _print(result: Mapping[str, Any], stack: "Stack", state: Path) -> None:
-    out = console()
-    out.print(f"Model {result['model_version']}, one epoch on {result['data']}.")
-    out.print(f"\n{result['user_id']} likes {'; '.join(result['liked'])}. Recommended:")
-    out.print(_table(result["before"]))
-    out.print(f"\nThen they like {result['liked_next']}. {result['second_answer_ms']:.0f} ms later:")
-    out.print(_table(result["after"], result["before"]))
+    echo(f"Model {result['model_version']}, one epoch on {result['data']}.")
+    echo(f"\n{result['user_id']} likes {'; '.join(result['liked'])}. Recommended:")
+    echo(_table(result["before"]))
+    echo(f"\nThen they like {result['liked_next']}. {result['second_answer_ms']:.0f} ms later:")
+    echo(_table(result["after"], result["before"]))
     if not result["token_honoured"]:
-        out.print("The event is not in this answer yet: ask again in a moment.", style="yellow")
+        echo("The event is not in this answer yet: ask again in a moment.", style="yellow")
     memory = sum(result["memory_mb"].values())
-    out.print(
+    echo(
         f"\nFirst answer {result['seconds_to_first_answer']:.0f} s after the command; {memory:,.0f} MB resident in "
         f"{len(result['memory_mb'])} parts. It keeps running, gRPC at {stack.address('gateway')}. Ask it yourself:\n"
     )
     for line in result["curl"]:
-        out.print(line)
+        echo(line)
     where = f" --state {shlex.quote(str(state))}"
-    out.print(f"\nSearch, and learning from everybody's events:  freshet up{where}")
-    out.print(f"Stop:  freshet down{where}")
+    echo(f"\nSearch, and learning from everybody's events:  freshet up{where}")
+    echo(f"Stop:  freshet down{where}")
 
 
 def _table(rows: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]] | None = None) -> Any:
     earlier = {row["item_id"]: str(rank) for rank, row in enumerate(before or (), start=1)}
-    shown = table("", "title", "score", *(["rank before"] if before else []), right=("", "score", "rank before"))
-    for rank, row in enumerate(rows, start=1):
-        was = [earlier.get(row["item_id"], "new")] if before else []
-        shown.add_row(str(rank), row["title"] or row["item_id"], f"{row['score']:.4f}", *was)
-    return shown
+    columns = ("", "title", "score", "rank before") if before else ("", "title", "score")
+    cells = (
+        (str(rank), row["title"] or row["item_id"], f"{row['score']:.4f}", earlier.get(row["item_id"], "new"))
+        for rank, row in enumerate(rows, start=1)
+    )
+    return table(*columns, rows=(row[: len(columns)] for row in cells), right=("", "score", "rank before"))

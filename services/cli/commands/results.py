@@ -5,25 +5,24 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from services.cli import options
-from services.cli.commands.experiments import Name, control_of_experiments, current_experiments, now_ms, operated
-from services.cli.output import CommandError, answer, console, json_command, report, sentences, table, usage_error
+from services.cli.commands.experiments import Name, current_experiments, now_ms, operated
+from services.cli.output import CommandError, answer, echo, json_command, report, sentences, table, usage_error
 from services.cli.staging import kafka_of
 
 if TYPE_CHECKING:
     from services.contracts.topics.experiments import Experiment
     from services.offline.experiments.results import Metric, Results
 
-Archive = Annotated[
-    Path | None, typer.Option(help="The archive of `freshet archive`; newer records come from the topics.")
-]
+Archive = Annotated[Path | None, Option(help="The archive of `freshet archive`; newer records come from the topics.")]
 # Seconds between two publications of `--follow`, and before the next attempt after a failure.
 FOLLOW_S, RETRY_S = 20.0, 5.0
 
@@ -33,29 +32,20 @@ def results(
     name: Name,
     *,
     metric: Annotated[
-        list[str],
-        typer.Option(help="TYPE counts interactions, TYPE:value sums their values. Interleaving uses the first."),
+        list[str], Option(help="TYPE counts interactions, TYPE:value sums their values. Interleaving uses the first.")
     ],
-    guardrail: Annotated[
-        list[str] | None, typer.Option(help="TYPE>=-2% or TYPE<=+5%: the largest allowed change of an arm.")
-    ] = None,
-    by: Annotated[str, typer.Option(help="Instead print attributed counts by day, surface, model or position.")] = "",
+    guardrail: Annotated[list[str] | None, Option(help="TYPE>=-2% or TYPE<=+5%: an arm's allowed change.")] = None,
+    by: Annotated[str, Option(help="Instead print attributed counts by day, surface, model or position.")] = "",
     archive: Archive = None,
     horizon_hours: Annotated[
-        float, typer.Option(min=0, help="Count a user's actions for this long after the first exposure.")
+        float, Option(min=0, help="Count a user's actions for this long after the first exposure.")
     ] = 24,
-    past_days: Annotated[float, typer.Option(min=0, help="Length of the past that CUPED uses; 0: no CUPED.")] = 14,
-    users: Annotated[int, typer.Option(min=100, help="Expected number of users, at which intervals are narrowest.")] = (
-        10_000
-    ),
-    stop_broken: Annotated[
-        bool, typer.Option("--stop-broken", help="Stop the experiment if a guardrail is broken.")
-    ] = False,
-    publish: Annotated[bool, typer.Option("--publish", help="Also write the results for the console.")] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Publish every 20 s until the experiment is stopped.")
-    ] = False,
-    export: Annotated[Path | None, typer.Option(help="Write the table to this CSV or Parquet file.")] = None,
+    past_days: Annotated[float, Option(min=0, help="Length of the past that CUPED uses; 0: no CUPED.")] = 14,
+    users: Annotated[int, Option(min=100, help="Expected number of users; there intervals are narrowest.")] = 10_000,
+    stop_broken: Annotated[bool, Option("--stop-broken", help="Stop the experiment if a guardrail is broken.")] = False,
+    publish: Annotated[bool, Option("--publish", help="Also write the results for the console.")] = False,
+    follow: Annotated[bool, Option("--follow", help="Publish every 20 s until the experiment is stopped.")] = False,
+    export: Annotated[Path | None, Option(help="Write the table to this CSV or Parquet file.")] = None,
     state: options.State = options.DEFAULT_STATE,
 ) -> None:
     """Show which arm is better, with intervals that stay valid however often you look.
@@ -84,7 +74,7 @@ def results(
 
     def compare() -> "tuple[Experiment, Results]":
         with sentences(), opened(state, archive) as log:
-            found = current_experiments(control_of_experiments(state)).find(name)
+            found = current_experiments(state).find(name)
             now = found.stopped_ms or now_ms()
             one = compared(log, found, metrics, now_ms=now, **asked)
             if publish or follow:
@@ -97,8 +87,7 @@ def results(
         _export(rows, export)
     answer(_result_json(one, rows), lambda: _print_results(one, found, rows))
     if one.broken and stop_broken:
-        with sentences():
-            operated(lambda held: held.stopped(name, now_ms()), f"stop {name}: guardrail {one.broken[0][0]}", state)
+        operated(lambda held: held.stopped(name, now_ms()), f"stop {name}: guardrail {one.broken[0][0]}", state)
         raise CommandError(f"{name} is stopped: {', '.join(f'{arm} breaks {kind}' for kind, arm in one.broken)}")
 
 
@@ -140,7 +129,7 @@ def _show_counts(name: str, by: str, archive: Path | None, export: Path | None, 
     from services.offline.experiments.results import counts_by
 
     with sentences(), opened(state, archive) as log:
-        rows = counts_by(log, current_experiments(control_of_experiments(state)).find(name), by)
+        rows = counts_by(log, current_experiments(state).find(name), by)
     if export is not None:
         _export(rows, export)
     answer({"experiment": name, "by": by, "rows": rows}, lambda: _print_rows(rows))
@@ -158,11 +147,8 @@ def opened(state: Path, archive: Path | None) -> Any:
     from services.stack import Stack
 
     settings = EncoderSettings(kafka_bootstrap=kafka_of(Stack(state)))
-    forgets = forget_log(settings)
-    try:
+    with closing(forget_log(settings)) as forgets:
         records = [one.forget for one in forgets.read() if one.forget is not None]
-    finally:
-        forgets.close()
     shown, taken = (
         TopicReader(settings.kafka, topic, group_id="freshet-results", client_id="freshet-results")
         for topic in (EXPOSURES, INTERACTIONS)
@@ -186,8 +172,7 @@ def _guardrail(text: str) -> "Metric":
         share = float(bound.removesuffix("%")) / (100 if bound.endswith("%") else 1)
     except ValueError as exc:
         raise usage_error(f"guardrail={text!r} allowed: TYPE>=-SHARE or TYPE<=+SHARE, as click>=-2%") from exc
-    margin = -share if sign == ">=-" else share
-    return replace(metric_of(kind), margin=margin)
+    return replace(metric_of(kind), margin=-share if sign == ">=-" else share)
 
 
 def _rows(found: "Results") -> list[dict[str, Any]]:
@@ -224,26 +209,26 @@ def _result_json(found: "Results", rows: list[dict[str, Any]]) -> dict[str, Any]
 
 
 def _print_results(found: "Results", experiment: "Experiment", rows: list[dict[str, Any]]) -> None:
-    out = console()
-    shown = table("arm", "users", "counted", "exposures", "items shown")
-    for name, one in found.arms.items():
-        shown.add_row(name or "interleaved", *(f"{n:,}" for n in (one.users, one.counted, one.exposures, one.shown)))
-    out.print(shown)
+    arms = (
+        (name or "interleaved", *(f"{n:,}" for n in (one.users, one.counted, one.exposures, one.shown)))
+        for name, one in found.arms.items()
+    )
+    echo(table("arm", "users", "counted", "exposures", "items shown", rows=arms))
     if experiment.interleaved and not found.is_ratio_broken:
         _print_preference(found, experiment)
     elif rows and not found.is_ratio_broken:
         _print_differences(rows, experiment)
     for sentence in found.remarks:
-        out.print(sentence)
+        echo(sentence)
 
 
 def _print_preference(found: "Results", experiment: "Experiment") -> None:
     one, (first, second) = found.preferred, experiment.arms
     if one is None:
-        console().print("Too few users chose an item to compare the arms (100 are needed)")
+        echo("Too few users chose an item to compare the arms (100 are needed)")
         return
     better = f"{second.name} is preferred" if one.low > 0 else f"{first.name} is preferred" if one.high < 0 else "open"
-    console().print(f"preference for {second.name} over {first.name}: {one} (p {one.p_value:.2g}): {better}")
+    echo(f"preference for {second.name} over {first.name}: {one} (p {one.p_value:.2g}): {better}")
 
 
 def _print_differences(rows: list[dict[str, Any]], experiment: "Experiment") -> None:
@@ -258,17 +243,15 @@ def _print_differences(rows: list[dict[str, Any]], experiment: "Experiment") -> 
         else:
             cells += ["", "", "", "control" if row["arm"] == experiment.control.name else "too few users yet"]
         shown.add_row(*cells)
-    console().print(shown)
+    echo(shown)
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     if not rows:
-        console().print("nothing was attributed yet")
+        echo("nothing was attributed yet")
         return
-    shown = table(*rows[0])
-    for row in rows:
-        shown.add_row(*(f"{cell:,.6g}" if isinstance(cell, float) else str(cell) for cell in row.values()))
-    console().print(shown)
+    cells = ((f"{cell:,.6g}" if isinstance(cell, float) else str(cell) for cell in row.values()) for row in rows)
+    echo(table(*rows[0], rows=cells))
 
 
 def _publish(document: dict[str, Any], state: Path) -> None:

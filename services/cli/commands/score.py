@@ -4,11 +4,12 @@ import hashlib
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from services.cli import client, options
 from services.cli.output import answer, json_command, progress, sentences
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 @json_command
 def score(
     *,
-    out: Annotated[Path, typer.Option(help="The Parquet table of answers.")],
-    users: Annotated[Path | None, typer.Option(help="A Parquet table with a column user_id: only these users.")] = None,
-    k: Annotated[int, typer.Option(min=1, max=1000, help="How many items.")] = 10,
+    out: Annotated[Path, Option(help="The Parquet table of answers.")],
+    users: Annotated[Path | None, Option(help="A Parquet table with a column user_id: only these users.")] = None,
+    k: Annotated[int, Option(min=1, max=1000, help="How many items.")] = 10,
     bundle: options.BundlePath = options.DEFAULT_BUNDLE,
     archive: options.Archive = None,
     as_of: options.AsOf = "",
@@ -51,8 +52,7 @@ def score(
     Example:  freshet score --out scores.parquet --users users.parquet --on ray://head:10001
     """
     from services.algorithms.bundles.model_bundle import load_bundle
-    from services.cli.batch import read_users
-    from services.cli.row_parts import RowParts
+    from services.cli.batch import RowParts, read_users
     from services.encoder.config import EncoderSettings
     from services.gateway.config import GatewaySettings
     from services.offline.backfill.in_parts import run_parts
@@ -106,11 +106,8 @@ def _by_partition(encoder: "EncoderSettings", users: Sequence[str]) -> dict[int,
     from services.encoder.bootstrap import kafka_stream
     from services.platform.stream.kafka import partition_for
 
-    log = kafka_stream(encoder)
-    try:
+    with closing(kafka_stream(encoder)) as log:
         theirs: dict[int, list[str]] = {partition: [] for partition in log.partitions()}
-    finally:
-        log.close()
     for user_id in users:
         theirs[partition_for(user_id.encode(), len(theirs))].append(user_id)
     return theirs

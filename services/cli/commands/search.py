@@ -1,4 +1,4 @@
-"""`freshet search`: the top K for words, with the sources of each item.
+"""`freshet search` and `freshet similar`: items for words, with the sources of each, and items like one item.
 
 Search learns from chosen results, which `freshet record --query` records.
 """
@@ -6,11 +6,11 @@ Search learns from chosen results, which `freshet record --query` records.
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from services.cli import client, options
-from services.cli.option_groups import filters
-from services.cli.output import answer, console, json_command, print_warnings, table
+from services.cli.options import filters
+from services.cli.output import answer, echo, json_command, print_warnings, table
 
 if TYPE_CHECKING:
     from freshet.v1 import common_pb2
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
 @json_command
 @filters
 def search(
-    words: Annotated[str, typer.Argument(help="What to look for, 1-1,024 bytes; quote it.")],
+    words: Annotated[str, Argument(help="What to look for, 1-1,024 bytes; quote it.")],
     *,
-    user: Annotated[str, typer.Option(help="Rank the answer for this user.")] = "",
-    k: Annotated[int, typer.Option(help="How many items, 1-1000.")] = 10,
-    exclude_seen: Annotated[
-        bool, typer.Option("--exclude-seen", help="Leave out items that the user has seen; needs --user.")
-    ] = False,
+    user: Annotated[str, Option(help="Rank the answer for this user.")] = "",
+    k: Annotated[int, Option(help="How many items, 1-1000.")] = 10,
+    exclude_seen: Annotated[bool, Option("--exclude-seen", help="Leave out what --user has seen.")] = False,
     allowed: "common_pb2.Filter",
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 2000,
@@ -68,18 +66,54 @@ def _print_answer(facts: dict[str, Any], words: str, user: str) -> None:
         shown.add_row(
             str(row["rank"]), Text(row["title"] or "-"), Text(row["item_id"]), f"{row['score']:.4f}", Text(found)
         )
-    out = console()
-    out.print(shown)
+    echo(shown)
     if not facts["items"]:
-        out.print("nothing was found", style="yellow")
+        echo("nothing was found", style="yellow")
     spent = " ".join(
         f"{one['source']} {'-' if one['failure'] else format(one['milliseconds'], '.1f')}" for one in facts["sources"]
     )
     versions = f"text {facts['text_version'] or '-'}"
     if facts["model_version"]:
         versions += f" · model {facts['model_version']}"
-    out.print(f"{versions} · {facts['total_ms']:.1f} ms ({spent})", style="dim")
+    echo(f"{versions} · {facts['total_ms']:.1f} ms ({spent})", style="dim")
     for one in facts["sources"]:
         if one["failure"]:
-            out.print(f"{one['source']}: {one['failure']}", style="dim")
+            echo(f"{one['source']}: {one['failure']}", style="dim")
+    print_warnings(facts)
+
+
+@json_command
+@filters
+def similar(
+    item: Annotated[str, Argument(help="Item id.")],
+    *,
+    user: Annotated[str, Option(help="Leave out what this user has seen.")] = "",
+    k: Annotated[int, Option(help="How many items, 1-1000.")] = 10,
+    allowed: "common_pb2.Filter",
+    gateway: options.Gateway = options.DEFAULT_GATEWAY,
+    timeout_ms: options.TimeoutMs = 2000,
+) -> None:
+    """List the items most similar to one item, by an exact search of the present index, which includes new items.
+
+    Example:  freshet similar 1193 --k 5
+    """
+    client.check_k(k)
+    from freshet.v1 import gateway_pb2
+
+    allowed.exclude_seen = bool(user)
+    request = gateway_pb2.GatewayServiceSimilarRequest(item_id=item, user_id=user, k=k, filter=allowed)
+    facts = {"item_id": item, **asdict(client.ask(gateway, "Similar", request, timeout_ms))}
+    for rank, one in enumerate(facts["items"], start=1):
+        one |= {"rank": rank, "title": one["title"] or None}
+    answer(facts, lambda: _print_similar(facts))
+
+
+def _print_similar(facts: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    shown = table("", "title", "id", "similarity", right=("", "similarity"), title=Text(f"like {facts['item_id']}"))
+    for one in facts["items"]:
+        shown.add_row(str(one["rank"]), Text(one["title"] or ""), Text(one["item_id"]), f"{one['similarity']:.4f}")
+    echo(shown)
+    echo(f"index {facts['index_version']} · exact · {facts['total_ms']:.1f} ms", style="dim")
     print_warnings(facts)

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
-from services.cli import client, options
-from services.cli.output import ExitStatus, answer, console, duration, emit_json, is_json, json_command, table, utc_text
+from services.cli import client, options, output
 
 if TYPE_CHECKING:
     from freshet_client import FreshnessReport
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from services.stack.lag import Lags
 
 
-@json_command
+@output.json_command
 def watch(
     *,
     state: options.State = options.DEFAULT_STATE,
-    gateway: Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port [the stack's].")] = "",
-    interval_s: Annotated[float, typer.Option(min=0.2, help="Seconds between two updates.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print once and end.")] = False,
+    gateway: Annotated[str, Option(envvar="FRESHET_GATEWAY", help="host:port [the stack's].")] = "",
+    interval_s: Annotated[float, Option(min=0.2, help="Seconds between two updates.")] = 1.0,
+    once: Annotated[bool, Option("--once", help="Print once and end.")] = False,
     timeout_ms: options.TimeoutMs = 2000,
 ) -> None:
     """Show live how far every part has read, and how long events take to reach user states and the index.
@@ -52,17 +52,17 @@ def watch(
 
         if once:
             facts = look()
-            answer(facts, lambda: console().print(_view(facts)))
+            output.answer(facts, lambda: output.echo(_view(facts)))
             if facts["degradations"]:
-                raise typer.Exit(int(ExitStatus.UNAVAILABLE))
+                raise typer.Exit(int(output.ExitStatus.UNAVAILABLE))
             return
-        if is_json():
+        if output.is_json():
             while True:
-                emit_json(look())
+                output.emit_json(look())
                 time.sleep(interval_s)
         from rich.live import Live
 
-        with Live(_view(look()), console=console(), auto_refresh=False) as live:
+        with Live(_view(look()), console=output.console(), auto_refresh=False) as live:
             while True:
                 time.sleep(interval_s)
                 live.update(_view(look()), refresh=True)
@@ -86,14 +86,14 @@ def _view(facts: dict[str, Any]) -> "RenderableType":
     if facts["degradations"]:
         head.append(f"\nunavailable: {', '.join(facts['degradations'])}", style="yellow")
     columns = ("from the broker's acknowledgement to", "p50", "p99", "events")
-    lag = table(*columns, right=columns[1:])
+    lag = output.table(*columns, right=columns[1:])
     for name, found in facts["lag_ms"].items():
         if found is None:
             lag.add_row(name, "", "", Text("not served", style="dim"))
             continue
-        shown = (duration(found[q] / 1000) if found[q] is not None else "–" for q in ("p50", "p99"))
+        shown = (output.duration(found[q] / 1000) if found[q] is not None else "–" for q in ("p50", "p99"))
         lag.add_row(name, *shown, f"{found['count']:,}")
-    index = table("index of", "last change", "newest interaction in it", "it took")
+    index = output.table("index of", "last change", "newest interaction in it", "it took")
     for name in ("candidates", "reranker"):
         served = facts[name]
         if served is None:
@@ -101,7 +101,9 @@ def _view(facts: dict[str, Any]) -> "RenderableType":
             continue
         newest, took = served["newest_recorded_time"], served["lag_seconds"]
         changed = str(served["deltas_offset"]) if served["deltas_offset"] >= 0 else "none yet"
-        index.add_row(name, changed, utc_text(newest) if newest else "", "" if took is None else duration(took))
+        index.add_row(
+            name, changed, output.utc_text(newest) if newest else "", "" if took is None else output.duration(took)
+        )
     return Group(head, "", lag, "", index, "", _positions(facts))
 
 
@@ -109,7 +111,7 @@ def _positions(facts: dict[str, Any]) -> "RenderableType":
     from rich.text import Text
 
     topics = ("interactions", "attributions")
-    shown = table(
+    shown = output.table(
         "partition", *(name for topic in topics for name in (topic, "behind")), right=("partition", *topics, "behind")
     )
     by_topic = {topic: {row["partition"]: row for row in facts[topic]} for topic in topics}
