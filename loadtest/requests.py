@@ -1,5 +1,6 @@
-"""Requests as bytes for the compiled sender, and users' first events."""
+"""Interactions, requests as bytes for the compiled sender, and users' first events."""
 
+import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,18 +17,25 @@ HEALTH = "/grpc.health.v1.Health/Check"
 _FIRST_EVENTS, _TOGETHER, _CALLS_PER_S = 3, 50, 6
 
 
+def interaction(
+    user: str, item: str, kind: str = "click", *, value: float = 0.0, query: str = "", at_ns: int | None = None
+) -> events_pb2.Interaction:
+    """Return an interaction with its own event id; it happens at `at_ns` (unix nanoseconds), by default now."""
+    made = events_pb2.Interaction(
+        event_id=uuid.uuid4().hex, user_id=user, item_id=item, type=kind, value=value, query=query
+    )
+    made.event_time.FromNanoseconds(time.time_ns() if at_ns is None else at_ns)
+    return made
+
+
 def recommend(user: str, k: int) -> bytes:
     return gateway_pb2.RecommendRequest(user_id=user, k=k).SerializeToString()
 
 
 def record(events: Sequence[tuple[str, str]]) -> bytes:
     """Return a request with a click now for each user and item."""
-    request = gateway_pb2.RecordInteractionsRequest()
-    for user, item in events:
-        event = events_pb2.Interaction(event_id=uuid.uuid4().hex, user_id=user, item_id=item, type="click")
-        event.event_time.GetCurrentTime()
-        request.interactions.append(event)
-    return request.SerializeToString()
+    interactions = [interaction(user, item) for user, item in events]
+    return gateway_pb2.RecordInteractionsRequest(interactions=interactions).SerializeToString()
 
 
 def search(words: str, user: str, k: int) -> bytes:

@@ -1,8 +1,6 @@
 """The visitors of most scenarios: users who get recommendations and write events, at rates that change over the run."""
 
 import argparse
-import time
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from loadtest.engine import LoadPlan
 from loadtest.open_loop import ARRIVALS, FloatArray, arrivals
 from loadtest.options import Option, add_items, add_options, check_options
 from loadtest.population import Draws, Population, made_up_users, read_items, read_users
+from loadtest.requests import interaction
 from loadtest.results import Outcome
 
 # Parts of a run: (share of its length, factor of the rate).
@@ -60,8 +59,6 @@ class Visitors:
         self.gateway = gateway(channel)
         self._arguments, self._rng = arguments, rng
         self._tokens: dict[str, common_pb2.FreshnessToken] = {}
-        self._run = uuid.uuid4().hex[:12]
-        self._num_written = 0
 
     def plan(self, *, recommend: Parts = STEADY, record: Parts = STEADY, **more: Any) -> LoadPlan:
         """Return both kinds of calls at the options' rates times the run's parts; `more` goes to LoadPlan."""
@@ -107,17 +104,8 @@ class Visitors:
         return Outcome()
 
     def event(self, user_id: str, item_id: str) -> events_pb2.Interaction:
-        """Return an interaction with its own id, that happens now."""
-        self._num_written += 1
-        interaction = events_pb2.Interaction(
-            event_id=f"loadtest-{self._run}-{self._num_written}",
-            user_id=user_id,
-            item_id=item_id,
-            type="rating",
-            value=float(self._num_written % 5 + 1),
-        )
-        interaction.event_time.FromNanoseconds(time.time_ns())
-        return interaction
+        """Return a rating of one to five stars that happens now."""
+        return interaction(user_id, item_id, "rating", value=float(self._rng.integers(1, 6)))
 
     def write(self, interactions: Sequence[events_pb2.Interaction]) -> gateway_pb2.RecordInteractionsResponse:
         """Raises: grpc.RpcError."""

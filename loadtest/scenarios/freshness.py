@@ -17,7 +17,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from loadtest.machine import processes
 from loadtest.open_loop import FloatArray, arrivals
 from loadtest.options import Option, add_items, add_options, add_state, check_options
 from loadtest.population import Draws, Population, neighbourhoods, read_items, read_vectors
+from loadtest.requests import interaction
 from loadtest.results import Conclusion, Outcome, RunResults, SetUpError
 from loadtest.windows import Window, interleaved, percentile_per_window
 
@@ -86,15 +87,14 @@ def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator)
     return _Run(arguments, gateway(channel), rng).plan()
 
 
-@dataclass(kw_only=True, slots=True)
 class _Trial:
     """One new item: its writers, and when the users who should find it did (seconds after its third event)."""
 
-    item_id: str
-    near: list[str]
-    writers: list[str]
-    audience: list[str]
-    found_s: dict[str, float | None] = field(default_factory=dict)
+    def __init__(self, name: str, near: list[str], num_users: int) -> None:
+        self.item_id, self.near = f"{name}-new", near
+        self.writers = [f"{name}-writer-{row}" for row in range(_WRITERS)]
+        self.audience = [f"{name}-audience-{row}" for row in range(num_users)]
+        self.found_s: dict[str, float | None] = {}
 
 
 class _Run:
@@ -104,7 +104,6 @@ class _Run:
         self._gateway = stub
         self._rng = rng
         self._run = uuid.uuid4().hex[:8]
-        self._num_written = 0
         item_ids, weights = read_items(arguments.items)
         vectors_of, vectors = read_vectors(arguments.items)
         if vectors_of != item_ids or len(item_ids) < arguments.probe_items + 4 * _NEAR:
@@ -128,7 +127,9 @@ class _Run:
         self._popular = [item_ids[row] for row in by_count.tolist() if row not in set(probes.tolist())][:50]
         anchors = rng.choice(np.intersect1d(well_known, others), arguments.new_items, replace=False)
         near = neighbourhoods(item_ids, vectors, anchors, size=_NEAR, among=others)
-        self._trials = [self._trial(f"freshness-{self._run}-{number}", ids) for number, ids in enumerate(near)]
+        self._trials = [
+            _Trial(f"freshness-{self._run}-{number}", ids, arguments.audience) for number, ids in enumerate(near)
+        ]
         self._untried = list(self._trials)
         self._told_s: list[float] = []
         self._told_offset = -1
@@ -137,14 +138,6 @@ class _Run:
         self._stopped: set[int] = set()
         self._refreshers: list[int] = []
         self._started = time.perf_counter()
-
-    def _trial(self, name: str, near: list[str]) -> _Trial:
-        return _Trial(
-            item_id=f"{name}-new",
-            near=near,
-            writers=[f"{name}-writer-{row}" for row in range(_WRITERS)],
-            audience=[f"{name}-audience-{row}" for row in range(self._options.audience)],
-        )
 
     # Schedule
 
@@ -204,7 +197,7 @@ class _Run:
         token = None
         for user in warmers:
             for start in range(0, len(self._board.item_ids), 500):
-                token = self._write((user, item_id) for item_id in self._board.item_ids[start : start + 500])
+                token = self._write(_like(user, item_id) for item_id in self._board.item_ids[start : start + 500])
         deadline = time.monotonic() + _SET_UP_S
         while token is not None:
             request = gateway_pb2.RecommendRequest(user_id=warmers[-1], k=1, freshness_token=token)
@@ -236,14 +229,14 @@ class _Run:
     # Calls
 
     def _record(self) -> Outcome:
-        self._write(self._draws.draw() for _ in range(self._options.batch))
+        self._write(_like(*self._draws.draw()) for _ in range(self._options.batch))
         return Outcome()
 
     def _probe(self) -> Outcome:
         item_id = self._board.take()
         if item_id is None:
             return Outcome(counts=["probes_without_a_free_item"])
-        self._write([(self._probers[int(self._rng.integers(len(self._probers)))], item_id)])
+        self._write([_like(self._probers[int(self._rng.integers(len(self._probers)))], item_id)])
         self._board.written(item_id, self._now_s())
         return Outcome()
 
@@ -265,7 +258,7 @@ class _Run:
         item = events_pb2.Item(item_id=trial.item_id, title=f"New beside {trial.near[0]}")
         self._gateway.PutItems(gateway_pb2.PutItemsRequest(items=[item]), timeout=5)
         for writer in trial.writers:
-            self._write([(writer, trial.item_id)])
+            self._write([_like(writer, trial.item_id)])
         third_s = self._now_s()
         trial.found_s = dict.fromkeys(trial.audience)
         while self._now_s() - third_s < self._options.wait_seconds:
@@ -282,7 +275,7 @@ class _Run:
 
     def _check_token(self) -> Outcome:
         user_id, item_id = self._draws.draw()
-        token = self._write([(user_id, item_id)])
+        token = self._write([_like(user_id, item_id)])
         request = gateway_pb2.RecommendRequest(user_id=user_id, k=10, freshness_token=token)
         answer = self._gateway.Recommend(request, timeout=max(self._timeout_s, 2.0))
         verdict = contract.judge_token(token, item_id, answer)
@@ -313,27 +306,18 @@ class _Run:
                 os.kill(pid, signal.SIGCONT)
         self._stopped.clear()
 
-    def _write(self, pairs: Iterable[tuple[str, str]], *, times_ns: Sequence[int] = ()) -> common_pb2.FreshnessToken:
-        """Record a liked item per (user, item) pair; return the last one's token."""
-        request = gateway_pb2.RecordInteractionsRequest()
-        for row, (user_id, item_id) in enumerate(pairs):
-            self._num_written += 1
-            interaction = request.interactions.add(
-                event_id=f"freshness-{self._run}-{self._num_written}",
-                user_id=user_id,
-                item_id=item_id,
-                type="rating",
-                value=5.0,
-            )
-            interaction.event_time.FromNanoseconds(times_ns[row] if times_ns else time.time_ns())
+    def _write(self, liked: Iterable[events_pb2.Interaction]) -> common_pb2.FreshnessToken:
+        """Record interactions; return the last one's token."""
+        request = gateway_pb2.RecordInteractionsRequest(interactions=liked)
         token: common_pb2.FreshnessToken = self._gateway.RecordInteractions(request, timeout=5).receipts[-1].token
         return token
 
     def _write_past(self, user_id: str, item_ids: Sequence[str]) -> None:
         """Write a past: a minute between two events, the newest a minute ago."""
-        now_ns = time.time_ns()
-        times_ns = [now_ns - age * 60_000_000_000 for age in range(len(item_ids), 0, -1)]
-        self._write([(user_id, str(item_id)) for item_id in item_ids], times_ns=times_ns)
+        oldest_ns = time.time_ns() - 60_000_000_000 * len(item_ids)
+        self._write(
+            _like(user_id, str(item_id), at_ns=oldest_ns + 60_000_000_000 * row) for row, item_id in enumerate(item_ids)
+        )
 
     def _scores(self, item_ids: Sequence[str]) -> dict[str, float]:
         """Return the items' scores for the observer, whose own state does not change."""
@@ -377,6 +361,9 @@ class _Run:
             contract.tokens(self._tokens, unanswered=unanswered),
             contract.cost(p99s_ms, self._windows),
         )
+
+
+_like = partial(interaction, kind="rating", value=5.0)
 
 
 def _refreshers_of(state: Path) -> list[int]:

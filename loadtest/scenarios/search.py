@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from freshet.v1 import events_pb2, gateway_pb2
+from freshet.v1 import gateway_pb2
 
 from loadtest.calls import degradations, gateway, streams
 from loadtest.contract import at_most, p99_s
@@ -22,6 +22,7 @@ from loadtest.engine import LoadPlan
 from loadtest.open_loop import ARRIVALS, arrivals
 from loadtest.options import Option, add_items, add_options, check_options
 from loadtest.population import Draws, Population, made_up_users, read_items, title_words
+from loadtest.requests import interaction
 from loadtest.results import OK, Claim, Conclusion, Outcome, RunResults, SetUpError, percentiles_ms
 
 SUMMARY = "items by words at a constant rate; a click has to change the next answer"
@@ -106,8 +107,6 @@ class _Searchers:
         self._words = words
         self._rng = rng
         self._users = made_up_users(arguments.num_users)
-        self._run = uuid.uuid4().hex[:8]
-        self._num_probes = 0
         self._lags_s: list[float] = []
         self._unseen: list[dict[str, Any]] = []
         self._sources: dict[str, str] = {}
@@ -132,16 +131,7 @@ class _Searchers:
         """Write the users' histories, and wait for an answer ordered for the last one."""
         item_ids, weights = read_items(self._options.items)
         draws = Draws(Population(user_ids=["anybody"], item_ids=item_ids, item_weights=weights), self._rng)
-        histories = [
-            events_pb2.Interaction(
-                event_id=f"loadtest-{self._run}-{user_id}-{number}",
-                user_id=user_id,
-                item_id=draws.draw()[1],
-                type="view",
-            )
-            for user_id in self._users
-            for number in range(_HISTORY)
-        ]
+        histories = [interaction(user_id, draws.draw()[1], "view") for user_id in self._users for _ in range(_HISTORY)]
         for start in range(0, len(histories), _AT_ONCE):
             request = gateway_pb2.RecordInteractionsRequest(interactions=histories[start : start + _AT_ONCE])
             self._gateway.RecordInteractions(request, timeout=10)
@@ -172,25 +162,14 @@ class _Searchers:
 
     def click(self) -> Outcome:
         """Run one probe, from the first search to the answer that has changed."""
-        self._num_probes += 1
-        probe = self._num_probes  # other probes begin while this one waits: event ids and users must stay its own
         query = f"{self._query()} {self._query()}"
         ranks = self._ranks(query)
         behind = [item_id for item_id, rank in ranks.items() if rank >= _FROM_RANK]
         if not behind:
             return Outcome(counts=["probes_that_found_too_little"])
         item_id = behind[int(self._rng.integers(len(behind)))]
-        clicks = [
-            events_pb2.Interaction(
-                event_id=f"loadtest-{self._run}-{probe}-{number}",
-                user_id=f"loadtest-{self._run}-clicker-{probe}-{number}",
-                item_id=item_id,
-                type="search_click",
-                value=1.0,
-                query=query,
-            )
-            for number in range(_CLICKERS)
-        ]
+        clickers = [f"loadtest-clicker-{uuid.uuid4().hex}" for _ in range(_CLICKERS)]
+        clicks = [interaction(user_id, item_id, "search_click", value=1.0, query=query) for user_id in clickers]
         self._gateway.RecordInteractions(
             gateway_pb2.RecordInteractionsRequest(interactions=clicks), timeout=max(self._timeout_s, 2.0)
         )
