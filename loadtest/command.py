@@ -127,7 +127,9 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
         sub.set_defaults(build=scenario.build)
-        _add_common_arguments(sub, name)
+        add_options(sub, _OPTIONS)
+        add_target(sub, name)
+        sub.add_argument("--json", action="store_true", help="print the summary alone")
         scenario.add_arguments(sub)
     return parser
 
@@ -140,12 +142,6 @@ _OPTIONS = (
     Option("max-error-share", 0.01, 0, 1, "more failures than this: exit status 1"),
     Option("seed", 0, 0, 2**63 - 1, "equal seeds schedule equal arrivals"),
 )
-
-
-def _add_common_arguments(parser: argparse.ArgumentParser, scenario: str) -> None:
-    add_options(parser, _OPTIONS)
-    add_target(parser, scenario)
-    parser.add_argument("--json", action="store_true", help="print the summary alone")
 
 
 def add_target(parser: argparse.ArgumentParser, scenario: str) -> None:

@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,10 +109,11 @@ class _Calls:
         """Return calls for (rate per second, seconds), one part after the other."""
         calls, began = [], 0.0
         for rate, seconds in parts:
-            for method, per_s, request in (
-                (RECOMMEND, rate, self._recommend),
-                (RECORD, rate * self._events, self._record),
-            ):
+            kinds: Sequence[tuple[str, float, Callable[[], bytes]]] = (
+                (RECOMMEND, rate, lambda: requests.recommend(self._draws.draw()[0], self._k)),
+                (RECORD, rate * self._events, lambda: requests.record([self._draws.draw()])),
+            )
+            for method, per_s, request in kinds:
                 due = arrivals("poisson", rate_per_s=per_s, seconds=seconds, rng=self.rng)
                 calls += [PlannedCall(due_s=began + at, method=method, request=request()) for at in due.tolist()]
             began += seconds
@@ -149,13 +150,6 @@ class _Calls:
             status != OK or not gateway_pb2.RecommendResponse.FromString(raw).token_honoured
             for status, raw in zip(answers.status, answers.answer, strict=True)
         )
-
-    def _recommend(self) -> bytes:
-        user, _ = self._draws.draw()
-        return requests.recommend(user, self._k)
-
-    def _record(self) -> bytes:
-        return requests.record([self._draws.draw()])
 
 
 def main(arguments: Sequence[str]) -> int:

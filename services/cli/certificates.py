@@ -6,7 +6,7 @@ CA's key; store it where no process runs.
 
 import ipaddress
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -95,9 +95,9 @@ def make_certificates(folder: Path, *, hosts: Collection[str] = (), days: int = 
     renew: make new certificates and keys under the existing CA, for the previous and the given hosts.
     Raises: CertificatesError if the folder has certificates and renew is not set, or if it has no CA to renew from.
     """
-    there = [path for path in _files(folder) if path.exists()]
-    if there and not renew:
-        raise CertificatesError(f"{there[0]} is there already")
+    files = (folder / f"{name}.{kind}" for name in ("ca", *NAMES) for kind in ("crt", "key"))
+    if not renew and (there := next((path for path in files if path.exists()), None)):
+        raise CertificatesError(f"{there} is there already")
     known = {name: [*hosts, *(_hosts(folder / f"{name}.crt") if renew else ())] for name in NAMES}
     authority = Authority.read(folder) if renew else Authority.make()
     issued = {name: authority.issue(name, known[name], days=days) for name in NAMES}
@@ -109,10 +109,6 @@ def make_certificates(folder: Path, *, hosts: Collection[str] = (), days: int = 
         _write(folder / f"{name}.key", key, 0o600)
         _write(folder / f"{name}.crt", certificate, 0o644)
     return min(x509.load_pem_x509_certificate(certificate).not_valid_after_utc for certificate, _ in issued.values())
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (folder / f"{name}.{kind}" for name in ("ca", *NAMES) for kind in ("crt", "key"))
 
 
 def _hosts(path: Path) -> list[str]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from freshet_client import Client, FreshetError
     from google.protobuf.message import Message
 
+    from services.stack import Stack
+
 Given = TypeVar("Given")
 Response = TypeVar("Response")
 
@@ -62,6 +64,13 @@ def timed(target: str, method: str, request: "Message", timeout_ms: int, *, fiel
         found = client.call(method, request, timeout_s=timeout_ms / 1000)
         elapsed_ms = round((time.perf_counter() - started) * 1000, 3)
         return Call(method, request, field).read(found), elapsed_ms
+
+
+def stack_of(state: Path, **options: Any) -> "Stack":
+    """Return the local stack of a state folder, with further parameters of `Stack`."""
+    from services.stack import Stack
+
+    return Stack(state, **options)
 
 
 @contextmanager
@@ -223,6 +232,13 @@ def check_k(k: int, most: str = "1000") -> None:
     """
     if not 0 <= k < 2**32:
         raise usage_error(f"k={k} allowed: 1 to {most}", "--k 10")
+
+
+def model_version(bundle: Path) -> str:
+    """Return the version of a bundle's model. Raises: BundleError."""
+    from services.algorithms.bundles.model_bundle import load_bundle
+
+    return load_bundle(bundle, verify=False).model_version
 
 
 def read_titles(bundle: Path) -> dict[str, str]:

@@ -146,10 +146,7 @@ def plan(asked: Asked) -> dict[str, Any]:
         "shards": shards,
         "items_per_shard": math.ceil(a_shard),
         "search_ms": round(search_ms, 2),
-        "processes": [
-            asdict(need) | ({} if need.obstacle or need.memory_gib <= most else {"obstacle": _too_large(need, most)})
-            for need in needs
-        ],
+        "processes": [asdict(need) | {"obstacle": need.obstacle or _too_large(need, most)} for need in needs],
         "partitions": max(NUM_PARTITIONS, 2 ** math.ceil(math.log2(max(by_name["encoder"], by_name["refresher"])))),
         "network_mb_per_s": _network(asked, shards, by_name["candidates"] + by_name["reranker"]),
         "growth_gib_per_day": _growth(asked),
@@ -200,8 +197,8 @@ def _redis(asked: Asked, busy: float) -> Need:
     return _whole("redis", nodes, busy, total_gib / nodes)
 
 
-def _too_large(need: Need, most_gib: float) -> str:
-    return f"one takes {need.memory_gib:,.0f} GiB, a machine holds {most_gib:,.0f}"
+def _too_large(need: Need, most: float) -> str:
+    return "" if need.memory_gib <= most else f"one takes {need.memory_gib:,.0f} GiB, a machine holds {most:,.0f}"
 
 
 def _network(asked: Asked, shards: int, scoring: int) -> dict[str, float]:

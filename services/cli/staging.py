@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
 
     from services.contracts.operation_log import Control
-    from services.contracts.topics.version_sets import VersionSet, VersionSets
+    from services.contracts.topics.version_sets import VersionSets
     from services.stack import Stack
 
 _ENOUGH_IN_COMMON = 0.5
@@ -43,7 +43,11 @@ def stage_bundle(
 
     with sentences():
         main = Stack(state)
-        before = sets_of(main) or VersionSets.of_one(_serving_now(serving or main.bundle))
+        before = sets_of(main)
+        if before is None:
+            now = serving or main.bundle
+            first = VersionSet(name="first", model_version=client.model_version(now), bundle=str(now.resolve()))
+            before = VersionSets.of_one(first)
         new = VersionSet(
             name=name,
             model_version=_checked(bundle, Path(before.sets[before.serving].bundle)),
@@ -82,10 +86,8 @@ def stage_bundle(
 
 def set_of(model_version: str, state: Path) -> str:
     """Return the name of the set with this model, "" without one."""
-    from services.stack import Stack
-
     with sentences():
-        sets = sets_of(Stack(state))
+        sets = sets_of(client.stack_of(state))
     found = (name for name, one in sets.sets.items() if one.model_version == model_version) if sets else ()
     return next(iter(found), "")
 
@@ -163,15 +165,6 @@ def _problem(answer: "gateway_pb2.GetVersionSetsResponse", revision: int, ready:
     if found is None:
         return f"it knows no set {ready!r}"
     return "" if found.ready else f"set {ready!r}: {found.problem}"
-
-
-def _serving_now(bundle: Path) -> "VersionSet":
-    """Return the set of the serving bundle, for a stack without any set."""
-    from services.algorithms.bundles.model_bundle import load_bundle
-    from services.contracts.topics.version_sets import VersionSet
-
-    version = load_bundle(bundle, verify=False).model_version
-    return VersionSet(name="first", model_version=version, bundle=str(bundle.resolve()))
 
 
 def _checked(bundle: Path, serving: Path) -> str:

@@ -67,7 +67,8 @@ class Children:
         self._started[name] = child
         _handles.append(child)
         process = psutil.Process(child.pid)
-        self._write(name, _PidFile(pid=child.pid, created=process.create_time(), argv=argv))
+        noted = _PidFile(pid=child.pid, created=process.create_time(), argv=argv)
+        self._path(name).write_text(json.dumps(asdict(noted)), encoding="utf-8")
         return process
 
     def lower_priority(self, name: str, cpu_shares: int) -> None:
@@ -125,9 +126,6 @@ class Children:
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.json"
-
-    def _write(self, name: str, noted: "_PidFile") -> None:
-        self._path(name).write_text(json.dumps(asdict(noted)), encoding="utf-8")
 
     def _read(self, name: str) -> "_PidFile | None":
         try:

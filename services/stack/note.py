@@ -1,7 +1,7 @@
 """A stack's record in its state folder."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from services.contracts.processes import PROCESSES, TEXT
 from services.stack.compose import Profile
 from services.stack.errors import StackError
 from services.stack.folders import StateFolder
-from services.stack.ports import LOOPBACK, PARTS, Ports, owner
+from services.stack.ports import LOOPBACK, PARTS, Ports
 
 # Per shard and replica: the ports by name.
 Shards = list[list[dict[str, int]]]
@@ -101,7 +101,7 @@ def taken_over(folder: StateFolder) -> str:
 
 def new_shards(shards: int, replicas: int) -> Shards:
     """Return shards and replicas on free ports; none for one shard."""
-    return [[_free_candidates() for _ in range(replicas)] for _ in range(shards)] if shards > 1 else []
+    return [[Ports.free().of("candidates") for _ in range(replicas)] for _ in range(shards)] if shards > 1 else []
 
 
 def counts(shards: Shards) -> tuple[int, int]:
@@ -111,12 +111,4 @@ def counts(shards: Shards) -> tuple[int, int]:
 
 def shard_addresses(shards: Shards) -> str:
     """Return the addresses in the gateway's format."""
-    return ";".join(",".join(map(_candidates_address, one)) for one in shards)
-
-
-def _free_candidates() -> dict[str, int]:
-    return {port: number for port, number in Ports.free().numbers.items() if owner(port) == "candidates"}
-
-
-def _candidates_address(ports: Mapping[str, int]) -> str:
-    return f"{LOOPBACK}:{ports['candidates']}"
+    return ";".join(",".join(f"{LOOPBACK}:{ports['candidates']}" for ports in one) for one in shards)

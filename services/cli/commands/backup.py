@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from services.cli import options
+from services.cli import client, options
 from services.cli.output import CommandError, ExitStatus, answer, echo, json_command
 
 if TYPE_CHECKING:
@@ -38,15 +39,14 @@ def backup(
 
     Example:  freshet backup backups/monday
     """
-    from services.algorithms.bundles.model_bundle import BundleError, load_bundle
+    from services.algorithms.bundles.model_manifest import BundleError
     from services.cli.backup import BackupError, make_backup
     from services.platform.stream.topic import NUM_PARTITIONS
     from services.refresher.adapters.checkpoint_topic import CheckpointFiles
     from services.refresher.bootstrap import checkpoint_topic
     from services.refresher.config import RefresherSettings
-    from services.stack import Stack
 
-    stack = Stack(state, bundle=bundle)
+    stack = client.stack_of(state, bundle=bundle)
     settings = RefresherSettings(
         bundle=stack.bundle,
         kafka_bootstrap=stack.kafka_bootstrap,
@@ -55,9 +55,8 @@ def backup(
     epoch, interactions = _applied(stack)
     ends = _log_ends(stack)
     try:
-        version = load_bundle(stack.bundle, verify=False).model_version
-        topic = checkpoint_topic(settings, version)
-        try:
+        version = client.model_version(stack.bundle)
+        with closing(checkpoint_topic(settings, version)) as topic:
             made = make_backup(
                 folder,
                 bundle=stack.bundle,
@@ -66,8 +65,6 @@ def backup(
                 interactions=interactions,
                 epoch=epoch,
             )
-        finally:
-            topic.close()
     except (BackupError, BundleError) as error:
         raise CommandError(str(error)) from error
     notes = [] if epoch is not None else ["Redis did not answer: the set has no positions of `interactions`"]
@@ -98,10 +95,9 @@ def restore(
     Example:  freshet restore backups/monday --check
     """
     from services.cli.backup import BackupError, read_backup, restore_backup
-    from services.stack import Stack
     from services.stack.ports import PARTS
 
-    stack = Stack(state, bundle=bundle)
+    stack = client.stack_of(state, bundle=bundle)
     notes: list[str] = []
     try:
         found = read_backup(folder)
@@ -149,26 +145,17 @@ def _applied(stack: "Stack") -> tuple[str | None, Mapping[int, int]]:
 
 def _log_ends(stack: "Stack") -> Mapping[int, int] | None:
     """Return the end of each partition of `attributions`; None if Kafka is unavailable."""
-    from kafka.errors import KafkaError
-
+    from services.contracts.topic_reader import TopicReader
     from services.contracts.topics.attributions import ATTRIBUTIONS
     from services.platform.config import environment_kafka
     from services.platform.errors import DependencyUnavailable
-    from services.platform.stream.kafka import build_consumer
 
-    try:
-        consumer = build_consumer(environment_kafka(stack.kafka_bootstrap), ATTRIBUTIONS, group_id="freshet-restore")
-    except DependencyUnavailable:
-        return None
-    try:
-        found: Mapping[int, int] = {
-            place.partition: end for place, end in consumer.end_offsets(sorted(consumer.assignment())).items()
-        }
-        return found
-    except (KafkaError, OSError):
-        return None
-    finally:
-        consumer.close(autocommit=False)
+    brokers = environment_kafka(stack.kafka_bootstrap)
+    with closing(TopicReader(brokers, ATTRIBUTIONS, group_id="freshet-restore")) as log:
+        try:
+            return log.end_offsets()
+        except DependencyUnavailable:
+            return None
 
 
 def _show(found: "Backup", notes: list[str], *, done: str) -> None:

@@ -27,11 +27,12 @@ Shapes = Annotated[list[str] | None, Option("--shape", help="ml-1m, ml-20m, book
 Batches = Annotated[list[int] | None, Option("--batch", min=1, help="Queries per call; may be repeated.")]
 
 
-def _not_in_the_catalogue(report: dict[str, Any]) -> str:
-    return "" if report["proof"]["holds"] else f"not in the catalogue: {report['proof']}"
-
-
-@benchmark(app, "generation", less_memory="--phrases 1000000", wrong=_not_in_the_catalogue)
+@benchmark(
+    app,
+    "generation",
+    less_memory="--phrases 1000000",
+    wrong=lambda report: "" if report["proof"]["holds"] else f"not in the catalogue: {report['proof']}",
+)
 def generation(
     request: "Request",
     *,

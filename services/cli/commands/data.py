@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from services.cli import options, output
+from services.cli import client, options, output
 from services.cli.options import reads_a_table
 
 if TYPE_CHECKING:
@@ -88,10 +88,9 @@ def import_past(
     from services.algorithms.bundles.model_bundle import load_bundle
     from services.offline.backfill.jobs import import_interactions
     from services.offline.datasets import account_text, global_time_split, read_data
-    from services.stack import Stack
 
     with output.sentences():
-        stack = Stack(state)
+        stack = client.stack_of(state)
         schema = load_bundle(stack.bundle).event_schema
         reading = read_data(data, schema=schema, table=table)
         terminal = output.console(stderr=output.is_json())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from services.cli import options, output
+from services.cli import client, options, output
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,9 +157,11 @@ def forget(*, state: options.State = options.DEFAULT_STATE, kafka: options.Kafka
 def _opened(state: "Path", kafka: str) -> "Iterator[DeadLetters]":
     from services.contracts.dead_letters import DeadLetters
     from services.platform.config import environment_kafka
-    from services.stack import Stack
 
-    with output.sentences(), closing(DeadLetters(environment_kafka(kafka or Stack(state).kafka_bootstrap))) as opened:
+    with (
+        output.sentences(),
+        closing(DeadLetters(environment_kafka(kafka or client.stack_of(state).kafka_bootstrap))) as opened,
+    ):
         yield opened
 
 

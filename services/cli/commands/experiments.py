@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument
 
-from services.cli import options
+from services.cli import client, options
 from services.cli.output import CommandError, answer, echo, group_command, sentences, table
 from services.cli.staging import kafka_of
 
@@ -122,18 +122,16 @@ def operated(operation: "Callable[[Experiments], Experiments]", description: str
 def _control(state: Path) -> "Control[Experiments]":
     from services.contracts.operation_log import Control
     from services.contracts.topics.experiments import OPERATIONS
-    from services.stack import Stack
 
-    return Control(kafka_of(Stack(state)), OPERATIONS)
+    return Control(kafka_of(client.stack_of(state)), OPERATIONS)
 
 
 def _check_sets(new: "Experiment", state: Path) -> None:
     """Refuse arms whose version set is not staged. Raises: CommandError."""
     from services.cli.staging import sets_of
-    from services.stack import Stack
 
     wanted = {arm.version_set for arm in new.arms if arm.version_set}
-    sets = sets_of(Stack(state)) if wanted else None
+    sets = sets_of(client.stack_of(state)) if wanted else None
     if wanted and (lacking := wanted - (sets.sets.keys() if sets else set())):
         raise CommandError(
             f"arms name version sets that are not staged: {', '.join(sorted(lacking))}",

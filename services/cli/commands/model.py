@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
-from services.cli import options, output
+from services.cli import client, options, output
 from services.cli.commands.experiments import current_experiments
 from services.cli.staging import (
     ask_gateways,
@@ -102,10 +102,9 @@ def warm(
     from services.encoder.config import EncoderSettings
     from services.offline.backfill.jobs import run_reattribution, run_warming
     from services.offline.backfill.pace import Pace
-    from services.stack import Stack
 
     with output.sentences(), output.progress() as update:
-        main = Stack(state)
+        main = client.stack_of(state)
         found = required(main).find(name)
         settings = EncoderSettings(bundle=Path(found.bundle), kafka_bootstrap=kafka_of(main), redis_url=redis_of(main))
         os.nice(19)
@@ -156,11 +155,10 @@ def promote(
     """
     from services.encoder.config import EncoderSettings
     from services.offline.backfill.jobs import measure_warmth
-    from services.stack import Stack
     from services.user_state.warmth import WARM
 
     with output.sentences():
-        main = Stack(state)
+        main = client.stack_of(state)
         sets = required(main)
         sets.promoted(name)
         settings = EncoderSettings(bundle=Path(sets.find(name).bundle), redis_url=redis_of(main))
@@ -194,11 +192,11 @@ def retire(name: Name, *, state: options.State = options.DEFAULT_STATE, gateways
 
     Example:  freshet model retire next
     """
-    from services.stack import Stack, StackError
+    from services.stack import StackError
     from services.stack.version_sets import remove_set, set_names
 
     with output.sentences():
-        main = Stack(state)
+        main = client.stack_of(state)
         after, local, gone = required(main), set_names(main), name
         # A set that a gateway retired (ChangeVersionSet) may still have its processes.
         is_left = name in local or (len(after.sets) == 1 and after.serving in local)
@@ -211,7 +209,7 @@ def retire(name: Name, *, state: options.State = options.DEFAULT_STATE, gateways
             parts = _OF_A_SET if main.profile == "split" else ()
             try:
                 with output.stack_progress() as say:
-                    main = Stack(state, say=say)
+                    main = client.stack_of(state, say=say)
                     main.replace_bundle(Path(after.sets[after.serving].bundle), parts)
             except StackError as exc:
                 exc.advice = "freshet down, then freshet up: the stack is noted with the remaining model"
@@ -239,15 +237,23 @@ def list_(
     """
     from google.protobuf.json_format import MessageToDict
 
-    from services.stack import Stack
-
     with output.sentences():
-        main = Stack(state)
+        main = client.stack_of(state)
         counted = control_of(main).read()
         answers = ask_gateways(gateways_of(gateways, main))
     plain = {target: MessageToDict(found, preserving_proto_field_name=True) for target, found in answers.items()}
+    operations = [
+        {
+            "revision": one.after.revision,
+            "operation": one.operation,
+            "operator": one.operator,
+            "time_ms": one.time_ms,
+            "serving": one.after.serving,
+        }
+        for one in counted.operations
+    ]
     output.answer(
-        {"gateways": plain, "operations": [_as_dict(one) for one in counted.operations]},
+        {"gateways": plain, "operations": operations},
         lambda: _print(answers, counted.operations if history else ()),
     )
 
@@ -274,10 +280,8 @@ def _print(
 
 
 def _operate(operation: "Callable[[VersionSets], VersionSets]", description: str, state: Path, gateways: str) -> None:
-    from services.stack import Stack
-
     with output.sentences():
-        after = _operated(operation, description, Stack(state), gateways)
+        after = _operated(operation, description, client.stack_of(state), gateways)
     _say(after, description)
 
 
@@ -317,16 +321,6 @@ def _shadow_text(name: str, shadow: "gateway_pb2.ShadowReport") -> str:
         f"{shadow.median_ms:.0f} ms (p99 {shadow.p99_ms:.0f}); of {shadow.taken:,} items taken next the answer had "
         f"{shadow.taken_from_answer:,}, the shadow {shadow.taken_from_shadow:,}"
     )
-
-
-def _as_dict(one: "Operation[VersionSets]") -> dict[str, Any]:
-    return {
-        "revision": one.after.revision,
-        "operation": one.operation,
-        "operator": one.operator,
-        "time_ms": one.time_ms,
-        "serving": one.after.serving,
-    }
 
 
 def _say(after: "VersionSets", description: str) -> None:

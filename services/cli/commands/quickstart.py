@@ -88,7 +88,8 @@ def _model(state: Path, say: "Say") -> Iterator[Path]:
     try:
         yield folder
         if trained.wait():
-            raise CommandError(f"the model could not be trained: {_last_line(log)}", advice=f"{log} has all of it")
+            *_, last = ("its log is empty", *log.read_text(errors="replace").split("\n")[:-1])
+            raise CommandError(f"the model could not be trained: {last}", advice=f"{log} has all of it")
         if not folder.exists():
             aside.rename(folder)
         say("model", f"ready after {time.monotonic() - began:.1f} s")
@@ -96,10 +97,6 @@ def _model(state: Path, say: "Say") -> Iterator[Path]:
         trained.kill()
         trained.wait()
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _last_line(log: Path) -> str:
-    return next(reversed(log.read_text(errors="replace").split("\n")[:-1]), "its log is empty")
 
 
 def _ask(stack: "Stack", began: float) -> dict[str, Any]:

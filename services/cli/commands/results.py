@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from services.cli import options
+from services.cli import client, options
 from services.cli.commands.experiments import Name, current_experiments, now_ms, operated
 from services.cli.output import CommandError, answer, echo, json_command, report, sentences, table, usage_error
 from services.cli.staging import kafka_of
@@ -144,9 +144,8 @@ def opened(state: Path, archive: Path | None) -> Any:
     from services.encoder.bootstrap import forget_log
     from services.encoder.config import EncoderSettings
     from services.offline.experiments.log import opened_log
-    from services.stack import Stack
 
-    settings = EncoderSettings(kafka_bootstrap=kafka_of(Stack(state)))
+    settings = EncoderSettings(kafka_bootstrap=kafka_of(client.stack_of(state)))
     with closing(forget_log(settings)) as forgets:
         records = [one.forget for one in forgets.read() if one.forget is not None]
     shown, taken = (
@@ -256,9 +255,7 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 
 def _publish(document: dict[str, Any], state: Path) -> None:
     """Write the console's file of this experiment."""
-    from services.stack import Stack
-
-    folder = Stack(state).place.state.results
+    folder = client.stack_of(state).place.state.results
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f"{document['experiment']}.writing"
     aside.write_text(json.dumps(document), encoding="utf-8")

@@ -51,20 +51,18 @@ def score(
 
     Example:  freshet score --out scores.parquet --users users.parquet --on ray://head:10001
     """
-    from services.algorithms.bundles.model_bundle import load_bundle
     from services.cli.batch import RowParts, read_users
     from services.encoder.config import EncoderSettings
     from services.gateway.config import GatewaySettings
     from services.offline.backfill.in_parts import run_parts
     from services.offline.backfill.scoring import Scoring, ScoringCandidates, score_partition
     from services.platform.config import load_settings
-    from services.stack import Stack
 
     with sentences(), progress() as update:
         moment_ns = client.parse_time_ns("as-of", as_of) if as_of else time.time_ns()
         wanted = None if users is None else read_users(users, out)
-        model_version = load_bundle(bundle, verify=False).model_version
-        overrides = {"bundle": bundle.resolve(), "kafka_bootstrap": kafka or Stack(state).kafka_bootstrap}
+        model_version = client.model_version(bundle)
+        overrides = {"bundle": bundle.resolve(), "kafka_bootstrap": kafka or client.stack_of(state).kafka_bootstrap}
         encoder = load_settings(EncoderSettings, **overrides)
         job = Scoring(
             run=secrets.token_hex(8),

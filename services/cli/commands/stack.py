@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from services.cli import options, output
+from services.cli import client, options, output
 from services.contracts.processes import PROCESSES
 
 if TYPE_CHECKING:
@@ -85,11 +85,10 @@ def down(*, state: options.State = options.DEFAULT_STATE) -> None:
 
     Example:  freshet down
     """
-    from services.stack import Stack
     from services.stack.version_sets import find_set, set_names
 
     with output.stack_progress() as say:
-        stack = Stack(state, say=say)
+        stack = client.stack_of(state, say=say)
         stopped = [f"{part} of set {name}" for name in set_names(stack) for part in find_set(stack, name, say).down()]
         stopped += [f"{part} {name}" for name, one in stack.shard_stacks() for part in one.down()]
         stopped += stack.down()
@@ -104,10 +103,9 @@ def status(*, state: options.State = options.DEFAULT_STATE) -> None:
 
     Example:  freshet status --json
     """
-    from services.stack import Stack
     from services.stack.version_sets import find_set, set_names, set_parts
 
-    stack = Stack(state)
+    stack = client.stack_of(state)
     statuses = [*stack.status(), *_shard_status(stack)]
     for name in set_names(stack):
         own = find_set(stack, name)
@@ -127,9 +125,8 @@ def doctor(*, state: options.State = options.DEFAULT_STATE, bundle: options.Stac
     Example:  freshet doctor
     """
     from services.cli.doctor.examine import examine
-    from services.stack import Stack
 
-    findings = examine(Stack(state, bundle=bundle))
+    findings = examine(client.stack_of(state, bundle=bundle))
     errors = sum(finding.severity == "error" for finding in findings)
 
     def shown() -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -46,7 +47,6 @@ def archive(
     from services.encoder.config import EncoderSettings
     from services.offline.archive.files import open_whole
     from services.offline.backfill.jobs import run_archive
-    from services.stack import Stack
 
     if before is not None and older_than is not None:
         raise output.usage_error("--before and --older-than exclude each other", "give one of them")
@@ -58,7 +58,7 @@ def archive(
             whole = open_whole(folder, update)
             report = {"files": len(whole.files), "records": sum(file.records for file in whole.files)}
         else:
-            settings = EncoderSettings(kafka_bootstrap=kafka or Stack(state).kafka_bootstrap)
+            settings = EncoderSettings(kafka_bootstrap=kafka or client.stack_of(state).kafka_bootstrap)
             report = asdict(run_archive(settings, folder, before_ms=before_ms, progress=update))
     if check:
         output.answer(report, f"{folder} is whole: {report['records']:,} records in {report['files']:,} files")
@@ -104,9 +104,8 @@ def backfill_attributions(
         raise output.usage_error("--rekey works here, not --on", "leave --on out")
     from services.encoder.config import EncoderSettings
     from services.offline.backfill.jobs import run_reattribution, run_reattribution_on
-    from services.stack import Stack
 
-    stack = Stack(state)
+    stack = client.stack_of(state)
     with output.sentences(), output.progress() as update:
         settings = EncoderSettings(bundle=bundle or stack.bundle, kafka_bootstrap=stack.kafka_bootstrap)
         if on is None:
@@ -143,9 +142,8 @@ def rebuild(
     """
     from services.offline.backfill.jobs import run_rebuild
     from services.refresher.config import RefresherSettings
-    from services.stack import Stack
 
-    stack = Stack(state)
+    stack = client.stack_of(state)
     live = _live(stack)
     with output.sentences(), output.progress() as update:
         settings = RefresherSettings(
@@ -154,7 +152,7 @@ def rebuild(
             redis_url=stack.redis_url,
             checkpoints=stack.place.state.data("refresher"),
         )
-        is_live = live is not None and live.model_version == _version(settings.bundle)
+        is_live = live is not None and live.model_version == client.model_version(settings.bundle)
         report = run_rebuild(settings, keep=not is_live, progress=partial(update, "folding"))
     rows = _compared(report, live if is_live else None)
     facts = {
@@ -174,22 +172,14 @@ def rebuild(
         )
 
 
-def _version(bundle: Path) -> str:
-    from services.algorithms.bundles.model_bundle import load_bundle
-
-    return load_bundle(bundle, verify=False).model_version
-
-
 def _live(stack: "Stack") -> Any:
     """Return the running refresher's status; None if none answers."""
     import grpc
     from freshet.v1 import refresher_pb2
 
-    with client.process("refresher", stack.address("refresher")) as stub:
-        try:
-            return stub.GetStatus(refresher_pb2.GetStatusRequest(), timeout=_STATUS_TIMEOUT_S)
-        except grpc.RpcError:
-            return None
+    with client.process("refresher", stack.address("refresher")) as stub, suppress(grpc.RpcError):
+        return stub.GetStatus(refresher_pb2.GetStatusRequest(), timeout=_STATUS_TIMEOUT_S)
+    return None
 
 
 def _compared(report: "RebuildReport", live: Any) -> list[dict[str, Any]]:
@@ -246,9 +236,8 @@ def repartition(
     """
     from services.offline.backfill.repartition import repartition as run
     from services.platform.config import ProcessSettings, environment_kafka
-    from services.stack import Stack
 
-    stack = Stack(state)
+    stack = client.stack_of(state)
     running = [part.name for part in stack.status() if part.running and part.name not in ("kafka", "redis")]
     if running:
         raise output.CommandError(
@@ -294,13 +283,12 @@ def shard_snapshots(
     from services.offline.backfill.in_parts import run_parts
     from services.offline.backfill.shard_snapshots import write_shard_snapshot
     from services.platform.config import load_settings
-    from services.stack import Stack
 
     made: dict[int, ShardSnapshot] = {}
     with output.sentences(), output.progress() as update:
         update("shards", 0, shards)
         settings = load_settings(
-            CandidatesSettings, bundle=bundle.resolve(), kafka_bootstrap=kafka or Stack(state).kafka_bootstrap
+            CandidatesSettings, bundle=bundle.resolve(), kafka_bootstrap=kafka or client.stack_of(state).kafka_bootstrap
         )
 
         def call(number: int) -> "partial[ShardSnapshot]":

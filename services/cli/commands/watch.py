@@ -38,10 +38,9 @@ def watch(
 
     Example:  freshet watch --once --json
     """
-    from services.stack import Stack
     from services.stack.lag import Lags
 
-    stack = Stack(state)
+    stack = client.stack_of(state)
     target = gateway or stack.address("gateway")
     lags = Lags.of(stack.ports, since_start=once)
 

@@ -5,6 +5,7 @@ A part counts as running if it answers at the stack's address: containers publis
 
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -128,12 +129,10 @@ def _version(running: Running, name: str) -> str | None:
     """Return the model's version; None if the call fails, for example without permission."""
     target, rpc = running.stack.address(name), _TELLS[name]
     request = getattr(import_module(f"freshet.v1.{name}_pb2"), f"{rpc}Request")()
-    with client.process(name, target) as stub:
-        try:
-            answer = client.call(getattr(stub, rpc), request, target=target, timeout_s=2, process=name)
-        except CommandError:
-            return None
-    return str(answer.model_version)
+    with client.process(name, target) as stub, suppress(CommandError):
+        answer = client.call(getattr(stub, rpc), request, target=target, timeout_s=2, process=name)
+        return str(answer.model_version)
+    return None
 
 
 def _served_version(address: str) -> str:
@@ -152,10 +151,9 @@ def _served_version(address: str) -> str:
 def _bundle_version(stack: Stack) -> str | None:
     from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 
-    try:
+    with suppress(BundleError, OSError):
         return load_bundle(stack.bundle).model_version
-    except (BundleError, OSError):
-        return None
+    return None
 
 
 def _topics(running: Running) -> Iterator[Finding]:
