@@ -91,25 +91,14 @@ def _print(facts: dict[str, Any]) -> None:
     similarity, votes = facts["similarity"], facts["votes"]
     of_s = votes["model_share"]
     parts = Table.grid(padding=(0, 2))
-    for name, value, share, style, says in (
-        ("model", of_s * similarity["from_model"], facts["shares"]["model"], "cyan", "the trained score"),
-        (
-            "refreshed",
-            of_s * similarity["from_interactions"],
-            facts["shares"]["refreshed"],
-            "green",
-            f"{similarity['num_interactions']} interactions changed the item state; λ {similarity['model_share']:.2f}",
-        ),
-        (
-            "votes",
-            (1 - of_s) * votes["vote"],
-            facts["shares"]["votes"],
-            "magenta",
-            f"of {votes['num_neighbours']} nearest remembered and of item neighbours; λ {of_s:.2f}"
-            if of_s < 1 or votes["num_neighbours"]
-            else "no votes",
-        ),
+    changed = f"{similarity['num_interactions']} interactions changed the item state; λ {similarity['model_share']:.2f}"
+    voted = f"of {votes['num_neighbours']} nearest remembered and of item neighbours; λ {of_s:.2f}"
+    for name, value, style, says in (
+        ("model", of_s * similarity["from_model"], "cyan", "the trained score"),
+        ("refreshed", of_s * similarity["from_interactions"], "green", changed),
+        ("votes", (1 - of_s) * votes["vote"], "magenta", voted if of_s < 1 or votes["num_neighbours"] else "no votes"),
     ):
+        share = facts["shares"][name]
         parts.add_row(name, f"{value:+.4f}", f"{share:4.0%}", Text("█" * round(_BAR * share), style), Text(says, "dim"))
     echo(parts)
     for rule in facts["rules"]:
@@ -118,14 +107,12 @@ def _print(facts: dict[str, Any]) -> None:
         echo(Text.assemble("with rules ", (f"{facts['score_with_rules']:.4f}", "bold")))
     if similarity["pairs"]:
         columns = ("user part", "item part", "weight", "cosine", "adds", "of it model")
-        pairs = table(*columns, right=columns, title="component pairs, largest first")
-        for pair in similarity["pairs"]:
-            pairs.add_row(
-                str(pair["query_component"]),
-                str(pair["item_component"]),
-                *(f"{pair[name]:.4f}" for name in ("weight", "cosine", "contribution", "from_model")),
-            )
-        echo(pairs)
+        numbers = ("weight", "cosine", "contribution", "from_model")
+        rows = (
+            (str(pair["query_component"]), str(pair["item_component"]), *(f"{pair[name]:.4f}" for name in numbers))
+            for pair in similarity["pairs"]
+        )
+        echo(table(*columns, rows=rows, right=columns, title="component pairs, largest first"))
     for voters in votes["voters"]:
         echo(
             f"voted: {voters['count']} x {voters['type']}, {duration(voters['newest_age_seconds'])} to "
@@ -136,6 +123,5 @@ def _print(facts: dict[str, Any]) -> None:
             f"{event['title'] or event['item_id']} ({duration(event['age_seconds'])})" for event in facts["history"]
         )
         echo(f"the state is computed from: {past}")
-    echo(
-        f"model {facts['model_version']} · index {facts['index_version']} · state {facts['state_source']}", style="dim"
-    )
+    versions = f"model {facts['model_version']} · index {facts['index_version']}"
+    echo(f"{versions} · state {facts['state_source']}", style="dim")

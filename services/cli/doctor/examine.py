@@ -51,13 +51,9 @@ def examine(stack: Stack) -> list[Finding]:
 def _ports(running: Running) -> Iterator[Finding]:
     taken = [problem for name in running.absent for problem in running.stack.ports.taken(name)]
     for problem in taken:
-        owner = problem.owner or "a process that this user cannot see"
-        yield error(
-            f"port {problem.port}",
-            f"taken by {owner}",
-            "the part that needs this port cannot start",
-            "freshet up --port-offset 1000, or stop the process that uses it",
-        )
+        found = f"taken by {problem.owner or 'a process that this user cannot see'}"
+        advice = "freshet up --port-offset 1000, or stop the process that uses it"
+        yield error(f"port {problem.port}", found, "the part that needs this port cannot start", advice)
     if not taken:
         yield fine("ports", "free, or held by the stack")
 
@@ -80,12 +76,8 @@ def _disk(about: str, folder: Path) -> Finding:
     found = f"{free / _GIB:.1f} GiB free at {folder}"
     if free >= _MIN_DISK_BYTES:
         return fine(about, found)
-    return error(
-        about,
-        found,
-        "Kafka stops on a full disk",
-        f"df -h {_existing(folder)}, and free {_MIN_DISK_BYTES / _GIB:.0f} GiB, or set XDG_CACHE_HOME",
-    )
+    advice = f"df -h {_existing(folder)}, and free {_MIN_DISK_BYTES / _GIB:.0f} GiB, or set XDG_CACHE_HOME"
+    return error(about, found, "Kafka stops on a full disk", advice)
 
 
 def _memory(running: Running) -> Iterator[Finding]:
@@ -142,12 +134,8 @@ def _data(_: Running) -> Iterator[Finding]:
         if located is not None:
             yield fine("data", f"{name} {located.where}")
             return
-    yield warning(
-        "data",
-        "no MovieLens set found here",
-        "training downloads one, or uses the simulator if it cannot",
-        "export FRESHET_DATA=/the/folder/that/has/one",
-    )
+    why = "training downloads one, or uses the simulator if it cannot"
+    yield warning("data", "no MovieLens set found here", why, "export FRESHET_DATA=/the/folder/that/has/one")
 
 
 def _existing(folder: Path) -> Path:

@@ -54,21 +54,14 @@ def look_at_settings() -> Iterator[Finding]:
             refused.setdefault(str(exc), []).append(name)
     for problem, names in refused.items():
         variable = problem.partition("=")[0]
-        yield error(
-            "settings",
-            problem,
-            f"{', '.join(names)} would end at once",
-            f"unset {variable}" if variable in os.environ else "env | grep FRESHET_",
-        )
+        advice = f"unset {variable}" if variable in os.environ else "env | grep FRESHET_"
+        yield error("settings", problem, f"{', '.join(names)} would end at once", advice)
     unread = sorted(name for name in os.environ if name.startswith("FRESHET_") and name not in known | OF_COMMANDS)
     meant = {name: difflib.get_close_matches(name, known, 1, 0.85) for name in unread}
-    for name, (close, *_) in ((name, found) for name, found in meant.items() if found):
-        yield warning(
-            "settings",
-            f"no process reads {name}; did you mean {close}?",
-            f"the default of {close} is used instead",
-            f'export {close}="${name}"; unset {name}',
-        )
+    for name, (close, *_) in ((name, matches) for name, matches in meant.items() if matches):
+        found = f"no process reads {name}; did you mean {close}?"
+        advice = f'export {close}="${name}"; unset {name}'
+        yield warning("settings", found, f"the default of {close} is used instead", advice)
     if not refused and not any(meant.values()):
         yield fine("settings", "every process accepts them")
 
