@@ -177,7 +177,7 @@ def _topics(topic: str) -> list[str]:
 
 
 def _named(opened: "DeadLetters", names: list[str]) -> "list[StoredLetter]":
-    """Return the letters of these names, in this order. Raises: output.CommandError."""
+    """Return the letters of these names, in this order. Raises: CommandError."""
     for name in names:
         parts = name.split(":")
         if len(parts) != 3 or not all(part.isdigit() for part in parts[1:]):
