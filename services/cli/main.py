@@ -24,7 +24,7 @@ _PANELS = {
     ),
     "Maintenance": (
         "stream_jobs.archive backup backup.restore stream_jobs.rebuild stream_jobs.shard_snapshots "
-        "stream_jobs.repartition certs stream_jobs.backfill_attributions dead_letters keys"
+        "stream_jobs.repartition keys.certs stream_jobs.backfill_attributions dead_letters keys"
     ),
     "Measuring (benchmarks and load tests)": "bench loadtest",
 }

@@ -11,7 +11,7 @@ import yaml
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from services.cli.doctor.settings_check import settings_of, variables_of
+from services.cli.doctor.examine import settings_of, variables_of
 from services.contracts.processes import BUNDLE, CHECKPOINTS, KEYS, PROCESSES, SECRETS, TEXT, Process
 from services.contracts.pseudonyms import pseudonym_key
 from services.encoder.config import EncoderSettings

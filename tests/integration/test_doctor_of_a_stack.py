@@ -8,8 +8,8 @@ import redis
 from kafka.admin import KafkaAdminClient
 from outside import until
 
+from services.cli.doctor import Finding
 from services.cli.doctor.examine import examine
-from services.cli.doctor.findings import Finding
 from services.contracts.topics import ensure_topics
 from services.contracts.topics.exposures import EXPOSURES
 from services.stack import Ports, Stack

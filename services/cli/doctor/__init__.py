@@ -1,1 +1,32 @@
-"""The checks of `freshet doctor`: settings, the machine, the stack, and its running parts."""
+"""The checks of `freshet doctor`: settings, the machine, the stack, and its running parts. Each yields findings."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The result of one check; for a problem also its effect and the next command."""
+
+    severity: Severity
+    about: str
+    found: str
+    why: str = ""
+    advice: str = ""
+
+
+def fine(about: str, found: str) -> Finding:
+    """Return a finding without a problem."""
+    return Finding(severity="ok", about=about, found=found)
+
+
+def error(about: str, found: str, why: str, advice: str) -> Finding:
+    """Return a problem that prevents the stack from running, or answers from being right."""
+    return Finding(severity="error", about=about, found=found, why=why, advice=advice)
+
+
+def warning(about: str, found: str, why: str, advice: str) -> Finding:
+    """Return a problem that does not prevent the stack from running."""
+    return Finding(severity="warning", about=about, found=found, why=why, advice=advice)

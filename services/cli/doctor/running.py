@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from services.cli import client
-from services.cli.doctor.findings import Finding, error, fine, warning
+from services.cli.doctor import Finding, error, fine, warning
 from services.cli.output import CommandError, duration
 from services.contracts.processes import EFFECTS, PROCESSES
 from services.platform.stream.follower import STUCK_S

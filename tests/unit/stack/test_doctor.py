@@ -17,9 +17,8 @@ from freshet.v1 import candidates_pb2, candidates_pb2_grpc, reranker_pb2, rerank
 from prometheus_client import CollectorRegistry
 
 from services.algorithms.bundles.model_bundle import BundleError
-from services.cli.doctor.examine import examine
-from services.cli.doctor.findings import Finding
-from services.cli.doctor.settings_check import OF_COMMANDS, settings_of, variables_of
+from services.cli.doctor import Finding
+from services.cli.doctor.examine import OF_COMMANDS, examine, settings_of, variables_of
 from services.cli.main import app
 from services.contracts.processes import EFFECTS, PROCESSES
 from services.encoder.metrics import EncoderMetrics
