@@ -32,7 +32,6 @@ OBJECTS = {
     "offline/backfill/memory_store.py MemoryStore": "all that Redis holds of users",
     "offline/demo/replay.py Replay": "a run's parts",
     "offline/evaluation/stream/pefa.py RefreshedItems": "an arm's settings",
-    "offline/evaluation/stream/pefa.py WithVotes": "an arm's settings",
     "offline/training/loop.py _Run": "a training's parts",
     "offline/training/phrases/fit.py _Training": "a training's parts",
     "platform/stream/follower.py Follower": "a thread and what it says of itself",
