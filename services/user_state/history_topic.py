@@ -29,7 +29,6 @@ log = structlog.get_logger()
 # A round ends with a mark. Without a mark in these last records, the whole partition is read.
 _TAIL_RECORDS = 500
 _POLL_RECORDS = 2_000
-_POLL_MS = 50
 # Above this number of new entries, plus a quarter of the number in the arrays, the new ones are merged into the arrays.
 # A dictionary entry takes some hundred bytes.
 _FEW = 65_536
@@ -194,7 +193,7 @@ class HistoryTopic:
         """
         bounds = self._topic.bounds(list(self.marks if partitions is None else partitions))
         ranges = {partition: (first, end - 1) for partition, (first, end) in bounds.items()}
-        yield from read_ranges(self._topic, ranges, poll_ms=_POLL_MS, max_records=_POLL_RECORDS)
+        yield from read_ranges(self._topic, ranges, max_records=_POLL_RECORDS)
 
     def close(self) -> None:
         self._topic.close()

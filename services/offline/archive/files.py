@@ -28,7 +28,7 @@ MANIFEST = "archive.json"
 # The folder of services.offline.archive.exposures, next to the interactions.
 EXPOSURE_FOLDER = "exposures"
 FORMAT = 2
-_BATCH, _POLL_MS, _RECORD_BYTES = 20_000, 500, 256
+_BATCH, _RECORD_BYTES = 20_000, 256
 _OURS = re.compile(rf"{INTERACTIONS}-\d+-\d+-\d+-[0-9a-f]{{12}}\.parquet(\.writing)?")
 _TIME = pa.timestamp("ms", "UTC")
 
@@ -249,7 +249,7 @@ def read_chunks(
     Raises: DependencyUnavailable.
     """
     chunk, size, reached = list[SourceRecord](), 0, start
-    for records in read_ranges(log, {partition: (start, end - 1)}, poll_ms=_POLL_MS, max_records=_BATCH):
+    for records in read_ranges(log, {partition: (start, end - 1)}, max_records=_BATCH):
         for record in records:
             if before_ms is not None and record.written_ms >= before_ms:
                 if record.offset > reached:

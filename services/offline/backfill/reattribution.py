@@ -24,7 +24,6 @@ from services.user_state.ports import Store
 # Records of a user per step: many, because one pass of the model gives all states of a user.
 RECORDS_PER_USER = 4_096
 POLL_RECORDS = 20_000
-POLL_MS = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,4 +161,4 @@ def read_partition(
         yield from archive.records(partition)
         stream.seek({partition: archive.partitions[partition].end})
     first = stream.positions()[partition]
-    yield from read_ranges(stream, {partition: (first, end - 1)}, poll_ms=POLL_MS, max_records=POLL_RECORDS)
+    yield from read_ranges(stream, {partition: (first, end - 1)}, max_records=POLL_RECORDS)

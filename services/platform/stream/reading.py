@@ -15,10 +15,12 @@ SILENCE_S = 10.0
 # Records per poll in `read_offsets`, and per block in `Backwards`.
 _TOGETHER, _BLOCK = 64, 500
 _POLL_MS = 200
+# Short: a poll that finds only the markers of transactions takes all of it.
+_RANGE_POLL_MS = 50
 
 
 def read_ranges(
-    reader: Reader, ranges: Mapping[int, tuple[int, int]], *, poll_ms: int, max_records: int
+    reader: Reader, ranges: Mapping[int, tuple[int, int]], *, max_records: int
 ) -> Iterator[Sequence[SourceRecord]]:
     """Yield the first topic's records, poll by poll; a poll without records yields an empty list.
 
@@ -31,7 +33,7 @@ def read_ranges(
     at: dict[int, int] = {}
     deadline = time.monotonic() + SILENCE_S
     while missing:
-        records = [one for one in reader.poll(poll_ms, max_records) if one.partition in missing]
+        records = [one for one in reader.poll(_RANGE_POLL_MS, max_records) if one.partition in missing]
         # Transaction markers have offsets, but are not records.
         before, at = at, {record.partition: record.offset + 1 for record in records} or dict(reader.positions())
         if at == before and time.monotonic() > deadline:
@@ -46,7 +48,7 @@ def read_between(reader: Reader, ranges: Mapping[int, tuple[int, int]]) -> Itera
     """Yield the existing records. ranges: first and last offset per partition. Raises: DependencyUnavailable."""
     begins = {partition: first for partition, (first, _) in reader.bounds(ranges.keys()).items()}
     there = {p: (max(first, begins[p]), last) for p, (first, last) in ranges.items()}
-    for records in read_ranges(reader, there, poll_ms=_POLL_MS, max_records=10_000):
+    for records in read_ranges(reader, there, max_records=10_000):
         yield from records
 
 

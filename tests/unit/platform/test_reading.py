@@ -33,13 +33,13 @@ def test_neither_a_slow_caller_nor_a_gap_is_the_brokers_silence(clock: Clock) ->
         topics.write("topic", key, b"")
     topics.compact("topic")  # offsets 1, 2 and 4 have no record
     found = []
-    for records in read_ranges(topics, {0: (0, 4)}, poll_ms=0, max_records=10):
+    for records in read_ranges(topics, {0: (0, 4)}, max_records=10):
         found += [record.offset for record in records]
         clock.wait(1.5 * SILENCE_S)
     assert found == [0, 3]
 
 
 def test_a_silent_broker_fails_the_reading(clock: Clock) -> None:
-    reads = read_ranges(MemoryTopics({"topic": 1}), {0: (0, 4)}, poll_ms=0, max_records=10)
+    reads = read_ranges(MemoryTopics({"topic": 1}), {0: (0, 4)}, max_records=10)
     with pytest.raises(DependencyUnavailable, match=r"Kafka gave \{0: 0\} of \{0: 4\} only"):
         any(clock.wait(1) for _ in reads)
