@@ -1,8 +1,6 @@
 """`freshet archive` beside a real broker: what retention took is read from it, and a forget takes users out of it."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from services.offline.backfill.jobs import run_reattribution
 from services.offline.datasets import load_dataset
 from services.platform.stream.kafka import BulkProducer, Record, build_consumer, partition_for
 from services.stack import Ports, Stack
+from tests.unit.cli.shell import run
 
 pytestmark = pytest.mark.integration
 
@@ -88,13 +87,8 @@ def write(stack: Stack, items: list[str], rounds: range) -> None:
 
 def archive(stack: Stack, folder: Path, *options: str) -> tuple[int, dict[str, Any]]:
     """The command's exit status, and what it says."""
-    arguments = ["archive", str(folder), "--state", str(stack.place.state.root), "--json", *options]
-    done = subprocess.run(
-        [sys.executable, "-m", "services.cli", *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.stdout, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return done.returncode, found
+    result = run("archive", folder, "--state", stack.place.state.root, "--json", *options)
+    return result.exit_code, json.loads(result.stdout)
 
 
 def archived(folder: Path) -> dict[tuple[int, int], tuple[Any, ...]]:

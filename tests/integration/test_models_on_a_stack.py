@@ -1,12 +1,8 @@
 """A second model beside the first on a real stack: the operator's walk under load, and what is refused on the way."""
 
-import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +18,7 @@ from services.stack.version_sets import remove_set, set_names
 from tests.integration.model_traffic import Load
 from tests.integration.model_walk import canary_of, judge, walk
 from tests.unit.bundle.bundle_scene import content
+from tests.unit.cli.shell import run
 
 # The walk is a dozen commands and a second model's processes: 50 s on two idle cores, five minutes on busy ones.
 pytestmark = pytest.mark.timeout(900)
@@ -54,18 +51,10 @@ def stack(tmp_path_factory: pytest.TempPathFactory, small_bundle: Path) -> Itera
         stack.down()
 
 
-def freshet(stack: Stack, *arguments: str) -> tuple[int, Any, str]:
-    """Exit status, the JSON said, and what was said beside it."""
-    argv = [sys.executable, "-m", "services.cli", "model", *arguments, "--state", str(stack.place.state.root), "--json"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=200, check=False)
-    last = done.stdout.strip().splitlines()
-    return done.returncode, json.loads(last[-1]) if last else None, done.stdout + done.stderr
-
-
 def refused(stack: Stack, *arguments: str) -> str:
-    status, _, said = freshet(stack, *arguments)
-    assert status, said
-    return said
+    result = run("model", *arguments, "--state", stack.place.state.root, "--json")
+    assert result.exit_code, result.output
+    return result.output
 
 
 def test_what_cannot_be_is_refused_and_serving_goes_on(stack: Stack, next_bundle: Path, tmp_path: Path) -> None:
