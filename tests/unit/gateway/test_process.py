@@ -21,6 +21,7 @@ from services.algorithms.scoring.states import ItemStates
 from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
 from services.offline.bundles.model import BundleContent, write_bundle
+from services.platform.rpc.client import PEER_OPTIONS
 from services.stack import Ports
 
 
@@ -44,6 +45,11 @@ def bundle(tmp_path: Path) -> Path:
 def _free_port() -> int:
     """One that no outgoing connection gets."""
     return Ports.free()["gateway"]
+
+
+def channel_to(port: int) -> grpc.Channel:
+    """It connects soon after the process listens."""
+    return grpc.insecure_channel(f"127.0.0.1:{port}", options=PEER_OPTIONS)
 
 
 @contextmanager
@@ -76,7 +82,7 @@ def gateway(bundle: Path, port: int, **changes: str) -> Iterator[subprocess.Pope
 
 def test_with_everything_away_it_answers_popular_items_refuses_writes_and_drains(bundle: Path) -> None:
     port = _free_port()
-    with gateway(bundle, port) as process, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+    with gateway(bundle, port) as process, channel_to(port) as channel:
         stub = gateway_pb2_grpc.GatewayServiceStub(channel)
         request = gateway_pb2.RecommendRequest(user_id="ann", k=2)
         answer = stub.Recommend(request, timeout=30, wait_for_ready=True)
@@ -101,7 +107,7 @@ def test_while_it_cannot_follow_items_its_metrics_say_since_when(bundle: Path) -
     port, metrics_port = _free_port(), _free_port()
     with (
         gateway(bundle, port, FRESHET_METRICS_PORT=str(metrics_port)),
-        grpc.insecure_channel(f"127.0.0.1:{port}") as to,
+        channel_to(port) as to,
     ):
         grpc.channel_ready_future(to).result(timeout=30)
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as answer:
@@ -115,7 +121,7 @@ def test_outside_loopback_with_keys_it_serves_who_shows_one_and_audits_to_stderr
     shown = (("authorization", f"Bearer {secret}"),)
     with (
         gateway(bundle, port, FRESHET_HOST="0.0.0.0", FRESHET_API_KEYS=str(keys), FRESHET_PSEUDONYM_KEY="p") as process,
-        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+        channel_to(port) as channel,
     ):
         stub = gateway_pb2_grpc.GatewayServiceStub(channel)
         request = gateway_pb2.RecommendRequest(user_id="ann", k=2)
