@@ -12,34 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 from freshet.v1 import gateway_pb2_grpc
 
-from freshet_client import calls
-from freshet_client.answers import (
-    Explanation,
-    ForgetReport,
-    FreshnessReport,
-    Receipt,
-    Recommendation,
-    SearchAnswer,
-    SimilarAnswer,
-    StreamPosition,
-)
+from freshet_client import answers, calls, described
 from freshet_client.channel import Endpoint, Tls
 from freshet_client.client import RECONNECT_S, TIMEOUT_S
-from freshet_client.described import (
-    CatalogueDescription,
-    Changed,
-    DeadLetterList,
-    HealthReport,
-    ItemPage,
-    ItemReport,
-    ReplayedLetter,
-    ShownAnswer,
-    ShownAnswers,
-    StandingRules,
-    TailedInteractions,
-    UserReport,
-    VersionSets,
-)
 from freshet_client.errors import FreshetError, Unreachable, of_call
 from freshet_client.requests import (
     Filter,
@@ -164,7 +139,7 @@ class AsyncClient:
 
     async def recommend(
         self, user_id: str = "", k: int = 10, *, timeout_s: float | None = None, **options: Unpack[RecommendOptions]
-    ) -> Recommendation:
+    ) -> answers.Recommendation:
         return await self._run(calls.recommend(user_id, k, options), timeout_s)
 
     async def search(
@@ -176,7 +151,7 @@ class AsyncClient:
         filter: Filter | None = None,
         context: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
-    ) -> SearchAnswer:
+    ) -> answers.SearchAnswer:
         return await self._run(calls.search(query, k, user_id, filter, context), timeout_s)
 
     async def similar(
@@ -188,7 +163,7 @@ class AsyncClient:
         filter: Filter | None = None,
         context: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
-    ) -> SimilarAnswer:
+    ) -> answers.SimilarAnswer:
         return await self._run(calls.similar(item_id, k, user_id, filter, context), timeout_s)
 
     async def explain(
@@ -200,18 +175,18 @@ class AsyncClient:
         max_pairs: int = 0,
         rules: Sequence[Rule] = (),
         timeout_s: float | None = None,
-    ) -> Explanation:
+    ) -> answers.Explanation:
         return await self._run(calls.explain(user_id, item_id, history, max_pairs, rules), timeout_s)
 
-    async def record(self, *interactions: Interaction, timeout_s: float | None = None) -> list[Receipt]:
+    async def record(self, *interactions: Interaction, timeout_s: float | None = None) -> list[answers.Receipt]:
         return await self._run_all(calls.record(interactions), timeout_s)
 
     async def record_impressions(
         self, user_id: str, exposure_id: str, impressions: Sequence[Impression], *, timeout_s: float | None = None
-    ) -> list[Receipt]:
+    ) -> list[answers.Receipt]:
         return await self._run_all(calls.record_impressions(user_id, exposure_id, impressions), timeout_s)
 
-    async def undo(self, user_id: str, event_id: str, *, timeout_s: float | None = None) -> Receipt:
+    async def undo(self, user_id: str, event_id: str, *, timeout_s: float | None = None) -> answers.Receipt:
         return await self._run(calls.undo(user_id, event_id), timeout_s)
 
     async def put_items(
@@ -222,35 +197,43 @@ class AsyncClient:
             written += await self._run(one, timeout_s)
         return written
 
-    async def forget_user(self, user_id: str, *, preview: bool = False, timeout_s: float | None = None) -> ForgetReport:
+    async def forget_user(
+        self, user_id: str, *, preview: bool = False, timeout_s: float | None = None
+    ) -> answers.ForgetReport:
         return await self._run(calls.forget_user(user_id, preview), timeout_s)
 
-    async def freshness(self, *, timeout_s: float | None = None) -> FreshnessReport:
+    async def freshness(self, *, timeout_s: float | None = None) -> answers.FreshnessReport:
         return await self._run(calls.freshness(), timeout_s)
 
-    async def catalogue(self, *, max_categories: int = 0, timeout_s: float | None = None) -> CatalogueDescription:
+    async def catalogue(
+        self, *, max_categories: int = 0, timeout_s: float | None = None
+    ) -> described.CatalogueDescription:
         return await self._run(calls.catalogue(max_categories), timeout_s)
 
-    async def exposures(self, user_id: str, *, max_answers: int = 0, timeout_s: float | None = None) -> ShownAnswers:
+    async def exposures(
+        self, user_id: str, *, max_answers: int = 0, timeout_s: float | None = None
+    ) -> described.ShownAnswers:
         return await self._run(calls.exposures(user_id, max_answers), timeout_s)
 
-    async def exposure(self, user_id: str, exposure_id: str, *, timeout_s: float | None = None) -> ShownAnswer:
+    async def exposure(
+        self, user_id: str, exposure_id: str, *, timeout_s: float | None = None
+    ) -> described.ShownAnswer:
         return await self._run(calls.exposure(user_id, exposure_id), timeout_s)
 
-    async def health(self, *, minutes: int = 0, timeout_s: float | None = None) -> HealthReport:
+    async def health(self, *, minutes: int = 0, timeout_s: float | None = None) -> described.HealthReport:
         return await self._run(calls.health(minutes), timeout_s)
 
     async def dead_letters(
         self, topic: str = "", *, max_letters: int = 0, timeout_s: float | None = None
-    ) -> DeadLetterList:
+    ) -> described.DeadLetterList:
         return await self._run(calls.dead_letters(topic, max_letters), timeout_s)
 
     async def replay_dead_letter(
-        self, topic: str, position: StreamPosition, *, preview: bool = False, timeout_s: float | None = None
-    ) -> ReplayedLetter:
+        self, topic: str, position: answers.StreamPosition, *, preview: bool = False, timeout_s: float | None = None
+    ) -> described.ReplayedLetter:
         return await self._run(calls.replay_dead_letter(topic, position, preview), timeout_s)
 
-    async def get_item(self, item_id: str, *, timeout_s: float | None = None) -> ItemReport:
+    async def get_item(self, item_id: str, *, timeout_s: float | None = None) -> described.ItemReport:
         return await self._run(calls.get_item(item_id), timeout_s)
 
     async def list_items(
@@ -262,21 +245,21 @@ class AsyncClient:
         page_size: int = 0,
         page_token: str = "",
         timeout_s: float | None = None,
-    ) -> ItemPage:
+    ) -> described.ItemPage:
         return await self._run(calls.list_items(prefix, category, newest_first, page_size, page_token), timeout_s)
 
     async def user(
         self, user_id: str, *, max_events: int = 0, skip_events: int = 0, timeout_s: float | None = None
-    ) -> UserReport:
+    ) -> described.UserReport:
         return await self._run(calls.user(user_id, max_events, skip_events), timeout_s)
 
-    async def tail(self) -> AsyncGenerator[TailedInteractions, None]:
+    async def tail(self) -> AsyncGenerator[described.TailedInteractions, None]:
         one = calls.tail()
         async with aclosing(self._transport.stream(one.method, one.request)) as messages:
             async for message in messages:
                 yield one.read(message)
 
-    async def version_sets(self, *, timeout_s: float | None = None) -> VersionSets:
+    async def version_sets(self, *, timeout_s: float | None = None) -> described.VersionSets:
         return await self._run(calls.version_sets(), timeout_s)
 
     async def change_version_set(
@@ -287,15 +270,15 @@ class AsyncClient:
         expected_revision: int,
         share: float = 0.0,
         timeout_s: float | None = None,
-    ) -> Changed:
+    ) -> described.Changed:
         return await self._run(calls.change_version_set(change, name, share, expected_revision), timeout_s)
 
-    async def rules(self, *, timeout_s: float | None = None) -> StandingRules:
+    async def rules(self, *, timeout_s: float | None = None) -> described.StandingRules:
         return await self._run(calls.rules(), timeout_s)
 
     async def put_rules(
         self, rules: Sequence[Rule], *, expected_revision: int, timeout_s: float | None = None
-    ) -> Changed:
+    ) -> described.Changed:
         return await self._run(calls.put_rules(rules, expected_revision), timeout_s)
 
     async def call(self, method: str, request: Any, *, timeout_s: float | None = None) -> Any:
@@ -304,8 +287,10 @@ class AsyncClient:
     async def _run(self, one: calls.Call[T], timeout_s: float | None) -> T:
         return one.read(await self.call(one.method, one.request, timeout_s=timeout_s))
 
-    async def _run_all(self, parts: Iterable[calls.Call[list[Receipt]]], timeout_s: float | None) -> list[Receipt]:
-        receipts: list[Receipt] = []
+    async def _run_all(
+        self, parts: Iterable[calls.Call[list[answers.Receipt]]], timeout_s: float | None
+    ) -> list[answers.Receipt]:
+        receipts: list[answers.Receipt] = []
         try:
             for one in parts:
                 acknowledged = await self._run(one, timeout_s)

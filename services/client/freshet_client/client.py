@@ -10,33 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 from freshet.v1 import gateway_pb2_grpc
 
-from freshet_client import calls
-from freshet_client.answers import (
-    Explanation,
-    ForgetReport,
-    FreshnessReport,
-    Receipt,
-    Recommendation,
-    SearchAnswer,
-    SimilarAnswer,
-    StreamPosition,
-)
+from freshet_client import answers, calls, described
 from freshet_client.channel import Endpoint, Tls
-from freshet_client.described import (
-    CatalogueDescription,
-    Changed,
-    DeadLetterList,
-    HealthReport,
-    ItemPage,
-    ItemReport,
-    ReplayedLetter,
-    ShownAnswer,
-    ShownAnswers,
-    StandingRules,
-    TailedInteractions,
-    UserReport,
-    VersionSets,
-)
 from freshet_client.errors import FreshetError, Unreachable, of_call
 from freshet_client.requests import (
     Filter,
@@ -177,7 +152,7 @@ class Client:
 
     def recommend(
         self, user_id: str = "", k: int = 10, *, timeout_s: float | None = None, **options: Unpack[RecommendOptions]
-    ) -> Recommendation:
+    ) -> answers.Recommendation:
         """The top k items (1-1,000) for a user or the `history` in RecommendOptions."""
         return self._run(calls.recommend(user_id, k, options), timeout_s)
 
@@ -190,7 +165,7 @@ class Client:
         filter: Filter | None = None,
         context: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
-    ) -> SearchAnswer:
+    ) -> answers.SearchAnswer:
         """The top k items for a query; `user_id` orders them for that user. `context`: as in `recommend`."""
         return self._run(calls.search(query, k, user_id, filter, context), timeout_s)
 
@@ -203,7 +178,7 @@ class Client:
         filter: Filter | None = None,
         context: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
-    ) -> SimilarAnswer:
+    ) -> answers.SimilarAnswer:
         """The top k items most like one item; `user_id` leaves out this user's seen items. `context`: as in
         `recommend`.
         """
@@ -218,11 +193,11 @@ class Client:
         max_pairs: int = 0,
         rules: Sequence[Rule] = (),
         timeout_s: float | None = None,
-    ) -> Explanation:
+    ) -> answers.Explanation:
         """Why an item has its score for a user. `max_pairs`: component pairs, largest first; 0 is all."""
         return self._run(calls.explain(user_id, item_id, history, max_pairs, rules), timeout_s)
 
-    def record(self, *interactions: Interaction, timeout_s: float | None = None) -> list[Receipt]:
+    def record(self, *interactions: Interaction, timeout_s: float | None = None) -> list[answers.Receipt]:
         """Write interactions; each is durable when its receipt, in the same order, is returned.
 
         Interactions beyond one request are sent in several, one after the other, each with the deadline. A failure has
@@ -232,11 +207,11 @@ class Client:
 
     def record_impressions(
         self, user_id: str, exposure_id: str, impressions: Sequence[Impression], *, timeout_s: float | None = None
-    ) -> list[Receipt]:
+    ) -> list[answers.Receipt]:
         """Record which slots of an answer were seen; each counts once."""
         return self._run_all(calls.record_impressions(user_id, exposure_id, impressions), timeout_s)
 
-    def undo(self, user_id: str, event_id: str, *, timeout_s: float | None = None) -> Receipt:
+    def undo(self, user_id: str, event_id: str, *, timeout_s: float | None = None) -> answers.Receipt:
         """Undo one event of a user; an unknown event id changes nothing."""
         return self._run(calls.undo(user_id, event_id), timeout_s)
 
@@ -248,41 +223,47 @@ class Client:
         """
         return sum(self._run(one, timeout_s) for one in calls.put_items(list(items), fields))
 
-    def forget_user(self, user_id: str, *, preview: bool = False, timeout_s: float | None = None) -> ForgetReport:
+    def forget_user(
+        self, user_id: str, *, preview: bool = False, timeout_s: float | None = None
+    ) -> answers.ForgetReport:
         """Remove a user's history, states and contributions, exactly; `preview` only reports."""
         return self._run(calls.forget_user(user_id, preview), timeout_s)
 
-    def freshness(self, *, timeout_s: float | None = None) -> FreshnessReport:
+    def freshness(self, *, timeout_s: float | None = None) -> answers.FreshnessReport:
         """How far each part has read."""
         return self._run(calls.freshness(), timeout_s)
 
-    def catalogue(self, *, max_categories: int = 0, timeout_s: float | None = None) -> CatalogueDescription:
+    def catalogue(self, *, max_categories: int = 0, timeout_s: float | None = None) -> described.CatalogueDescription:
         """Categories with counts (0-10,000, largest first; 0 is 1,000), attributes, event types."""
         return self._run(calls.catalogue(max_categories), timeout_s)
 
-    def exposures(self, user_id: str, *, max_answers: int = 0, timeout_s: float | None = None) -> ShownAnswers:
+    def exposures(
+        self, user_id: str, *, max_answers: int = 0, timeout_s: float | None = None
+    ) -> described.ShownAnswers:
         """A user's newest answers (role support). `max_answers`: 1-100, 0 is 20."""
         return self._run(calls.exposures(user_id, max_answers), timeout_s)
 
-    def exposure(self, user_id: str, exposure_id: str, *, timeout_s: float | None = None) -> ShownAnswer:
+    def exposure(self, user_id: str, exposure_id: str, *, timeout_s: float | None = None) -> described.ShownAnswer:
         """One answer of a user (role support)."""
         return self._run(calls.exposure(user_id, exposure_id), timeout_s)
 
-    def health(self, *, minutes: int = 0, timeout_s: float | None = None) -> HealthReport:
+    def health(self, *, minutes: int = 0, timeout_s: float | None = None) -> described.HealthReport:
         """The state of each part, and by the minute for the newest `minutes` (0-1,440)."""
         return self._run(calls.health(minutes), timeout_s)
 
-    def dead_letters(self, topic: str = "", *, max_letters: int = 0, timeout_s: float | None = None) -> DeadLetterList:
+    def dead_letters(
+        self, topic: str = "", *, max_letters: int = 0, timeout_s: float | None = None
+    ) -> described.DeadLetterList:
         """The newest dead letters of a topic, "" for all (role operator). `max_letters` of each: 1-200, 0 is 50."""
         return self._run(calls.dead_letters(topic, max_letters), timeout_s)
 
     def replay_dead_letter(
-        self, topic: str, position: StreamPosition, *, preview: bool = False, timeout_s: float | None = None
-    ) -> ReplayedLetter:
+        self, topic: str, position: answers.StreamPosition, *, preview: bool = False, timeout_s: float | None = None
+    ) -> described.ReplayedLetter:
         """Write a dead letter's record again, once (role operator). `preview`: write nothing."""
         return self._run(calls.replay_dead_letter(topic, position, preview), timeout_s)
 
-    def get_item(self, item_id: str, *, timeout_s: float | None = None) -> ItemReport:
+    def get_item(self, item_id: str, *, timeout_s: float | None = None) -> described.ItemReport:
         """An item's catalogue entry and its interactions since training. Raises: NotFound."""
         return self._run(calls.get_item(item_id), timeout_s)
 
@@ -295,7 +276,7 @@ class Client:
         page_size: int = 0,
         page_token: str = "",
         timeout_s: float | None = None,
-    ) -> ItemPage:
+    ) -> described.ItemPage:
         """A page of the catalogue: 1-1,000 items (0 is 50) whose id or title begins with `prefix`, of one category.
 
         Most popular first, or new items with `newest_first`. A page may be short or empty: continue until
@@ -305,11 +286,11 @@ class Client:
 
     def user(
         self, user_id: str, *, max_events: int = 0, skip_events: int = 0, timeout_s: float | None = None
-    ) -> UserReport:
+    ) -> described.UserReport:
         """What is stored of a user (role support): 1-1,000 events (0 is 100), newest first."""
         return self._run(calls.user(user_id, max_events, skip_events), timeout_s)
 
-    def tail(self) -> Generator[TailedInteractions, None, None]:
+    def tail(self) -> Generator[described.TailedInteractions, None, None]:
         """Yield live samples of the stream: an empty one at once, then one in each second with new interactions.
 
         It needs the role operator or support; without support, user ids are pseudonyms. It ends after five minutes, or
@@ -320,7 +301,7 @@ class Client:
         for message in self._transport.stream(one.method, one.request):
             yield one.read(message)
 
-    def version_sets(self, *, timeout_s: float | None = None) -> VersionSets:
+    def version_sets(self, *, timeout_s: float | None = None) -> described.VersionSets:
         """The gateway's models and what each answers (role operator)."""
         return self._run(calls.version_sets(), timeout_s)
 
@@ -332,18 +313,20 @@ class Client:
         expected_revision: int,
         share: float = 0.0,
         timeout_s: float | None = None,
-    ) -> Changed:
+    ) -> described.Changed:
         """Take a step with a staged set (role operator); `roll_back` takes no name, `shadow` and `canary` a share.
 
         Raises: Conflict if `expected_revision` is not current, PreconditionFailed if another step must come first.
         """
         return self._run(calls.change_version_set(change, name, share, expected_revision), timeout_s)
 
-    def rules(self, *, timeout_s: float | None = None) -> StandingRules:
+    def rules(self, *, timeout_s: float | None = None) -> described.StandingRules:
         """The standing rules."""
         return self._run(calls.rules(), timeout_s)
 
-    def put_rules(self, rules: Sequence[Rule], *, expected_revision: int, timeout_s: float | None = None) -> Changed:
+    def put_rules(
+        self, rules: Sequence[Rule], *, expected_revision: int, timeout_s: float | None = None
+    ) -> described.Changed:
         """Replace all standing rules (role operator); Conflict if `expected_revision` is not current."""
         return self._run(calls.put_rules(rules, expected_revision), timeout_s)
 
@@ -354,8 +337,10 @@ class Client:
     def _run(self, one: calls.Call[T], timeout_s: float | None) -> T:
         return one.read(self.call(one.method, one.request, timeout_s=timeout_s))
 
-    def _run_all(self, parts: Iterable[calls.Call[list[Receipt]]], timeout_s: float | None) -> list[Receipt]:
-        receipts: list[Receipt] = []
+    def _run_all(
+        self, parts: Iterable[calls.Call[list[answers.Receipt]]], timeout_s: float | None
+    ) -> list[answers.Receipt]:
+        receipts: list[answers.Receipt] = []
         try:
             for one in parts:
                 acknowledged = self._run(one, timeout_s)
