@@ -46,21 +46,14 @@ class Positions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Stated:
+class Backup:
+    """A verified set. files: relative path -> (bytes, SHA-256)."""
+
+    folder: Path
     model_version: str
     created: str
     positions: Positions
     files: Mapping[str, tuple[int, str]]
-
-
-_STATED = TypeAdapter(_Stated)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Backup(_Stated):
-    """A verified set. files: relative path -> (bytes, SHA-256)."""
-
-    folder: Path
 
     @property
     def nbytes(self) -> int:
@@ -122,21 +115,21 @@ def read_backup(folder: Path) -> Backup:
     """Open and verify a set: manifest, files, bundle and checkpoints. Raises: BackupError naming the defect."""
     manifest = _read_manifest(folder)
     try:
-        stated = _STATED.validate_json(json.dumps(manifest), strict=True)
+        found = TypeAdapter(Backup).validate_json(json.dumps(manifest | {"folder": str(folder)}), strict=True)
     except ValidationError as exc:
         problem = exc.errors()[0]
         where = ".".join(map(str, problem["loc"]))
         raise BackupError(
             f"{folder / MANIFEST} is not what `freshet backup` writes: {where}: {problem['msg']}"
         ) from exc
-    named, version, positions = stated.files, stated.model_version, stated.positions
-    found = {str(path.relative_to(folder)): path for path in _files(folder)}
-    if missing := sorted(named.keys() - found.keys()):
+    named, version, positions = found.files, found.model_version, found.positions
+    paths = {str(path.relative_to(folder)): path for path in _files(folder)}
+    if missing := sorted(named.keys() - paths.keys()):
         raise BackupError(f"{folder} is torn: {missing[0]} is missing ({len(missing)} of {len(named)} files)")
-    if unknown := sorted(found.keys() - named.keys()):
+    if unknown := sorted(paths.keys() - named.keys()):
         raise BackupError(f"{folder} holds {unknown[0]}, which its manifest does not name")
     for name, (size, digest) in named.items():
-        actual = _sha256(found[name])
+        actual = _sha256(paths[name])
         if actual != (size, digest):
             raise BackupError(
                 f"{folder / name} has {actual[0]} bytes and sha256 {actual[1]}; its manifest says {size} and {digest}"
@@ -150,7 +143,7 @@ def read_backup(folder: Path) -> Backup:
     if checkpointed != positions.attributions:
         ends = dict(positions.attributions)
         raise BackupError(f"{folder} mixes moments: its checkpoints end at {checkpointed}, its manifest says {ends}")
-    return Backup(folder=folder, **vars(stated))
+    return found
 
 
 def restore_backup(

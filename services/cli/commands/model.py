@@ -11,18 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from services.cli import client, options, output
+from services.cli import client, options, output, staging
 from services.cli.commands.experiments import current_experiments
-from services.cli.staging import (
-    ask_gateways,
-    control_of,
-    gateways_of,
-    kafka_of,
-    redis_of,
-    required,
-    stage_bundle,
-    wait_for_gateways,
-)
 
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
@@ -78,7 +68,7 @@ def stage(
         "refreshers": tuple(one.strip() for one in refreshers.split(",") if one.strip()),
         "generator": generator,
     }
-    after = stage_bundle(
+    after = staging.stage_bundle(
         name, bundle, text=text, addresses=addresses, serving=serving, state=state, gateways=gateways, wait_s=wait_s
     )
     _say(after, f"set {name} is staged: model {after.sets[name].model_version} answers nobody yet")
@@ -105,8 +95,10 @@ def warm(
 
     with output.sentences(), output.progress() as update:
         main = client.stack_of(state)
-        found = required(main).find(name)
-        settings = EncoderSettings(bundle=Path(found.bundle), kafka_bootstrap=kafka_of(main), redis_url=redis_of(main))
+        found = staging.required(main).find(name)
+        settings = EncoderSettings(
+            bundle=Path(found.bundle), kafka_bootstrap=staging.kafka_of(main), redis_url=staging.redis_of(main)
+        )
         os.nice(19)
         pace = Pace(share)
 
@@ -159,9 +151,9 @@ def promote(
 
     with output.sentences():
         main = client.stack_of(state)
-        sets = required(main)
+        sets = staging.required(main)
         sets.promoted(name)
-        settings = EncoderSettings(bundle=Path(sets.find(name).bundle), redis_url=redis_of(main))
+        settings = EncoderSettings(bundle=Path(sets.find(name).bundle), redis_url=staging.redis_of(main))
         until = time.monotonic() + wait_s
         while (report := measure_warmth(settings)).share < WARM:
             if time.monotonic() > until:
@@ -170,7 +162,7 @@ def promote(
                     advice=f"freshet model warm {name}",
                 )
             time.sleep(0.5)
-        wait_for_gateways(gateways_of(gateways, main), sets.revision, wait_s, ready=name)
+        staging.wait_for_gateways(staging.gateways_of(gateways, main), sets.revision, wait_s, ready=name)
     _operate(lambda sets: sets.promoted(name), f"promote {name}", state, gateways)
 
 
@@ -197,7 +189,7 @@ def retire(name: Name, *, state: options.State = options.DEFAULT_STATE, gateways
 
     with output.sentences():
         main = client.stack_of(state)
-        after, local, gone = required(main), set_names(main), name
+        after, local, gone = staging.required(main), set_names(main), name
         # A set that a gateway retired (ChangeVersionSet) may still have its processes.
         is_left = name in local or (len(after.sets) == 1 and after.serving in local)
         if name in after.sets or not is_left:
@@ -239,8 +231,8 @@ def list_(
 
     with output.sentences():
         main = client.stack_of(state)
-        counted = control_of(main).read()
-        answers = ask_gateways(gateways_of(gateways, main))
+        counted = staging.control_of(main).read()
+        answers = staging.ask_gateways(staging.gateways_of(gateways, main))
     plain = {target: MessageToDict(found, preserving_proto_field_name=True) for target, found in answers.items()}
     operations = [
         {
@@ -289,8 +281,8 @@ def _operated(
     operation: "Callable[[VersionSets], VersionSets]", description: str, main: "Stack", gateways: str
 ) -> "VersionSets":
     """Write the operation, and wait until every gateway applies it."""
-    after = control_of(main).write(operation(required(main)), description)
-    wait_for_gateways(gateways_of(gateways, main), after.revision, _GO_BY_S)
+    after = staging.control_of(main).write(operation(staging.required(main)), description)
+    staging.wait_for_gateways(staging.gateways_of(gateways, main), after.revision, _GO_BY_S)
     return after
 
 

@@ -46,8 +46,10 @@ class Component(ABC):
         """Return what the machine lacks and a command that helps, if anything."""
         return None
 
-    def prepare(self, say: Say) -> None:  # noqa: B027 - most have nothing to fetch
-        """Fetch and build requirements, once. Raises: StackError."""
+    def prepare(self, say: Say) -> None:
+        """Fetch and build requirements, once. Raises: StackError if the machine lacks something."""
+        if (lacks := self.missing()) is not None:
+            raise StackError(self.name, lacks[0], advice=lacks[1])
 
     @abstractmethod
     def launch(self, place: Place) -> Launch:
@@ -104,9 +106,10 @@ def venv_command(folder: Path) -> list[str]:
     return [sys.executable, "-m", "venv", str(folder)]
 
 
-def install_command(python: str) -> list[str]:
-    """Return the command that installs packages for `python`; the caller appends the packages."""
+def install_command(python: str, requirements: Path, target: Path | None = None) -> list[str]:
+    """Return the command that installs these packages alone for `python`, into its environment or `target`."""
     program = uv()
-    if program is not None:
-        return [program, "pip", "install", "--quiet", "--python", python]
-    return [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    where = [] if target is None else ["--target", str(target)]
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    start = pip if program is None else [program, "pip", "install", "--quiet", "--python", python]
+    return [*start, "--no-deps", *where, "-r", str(requirements)]

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from services.platform.config import environment_tls
 from services.stack.children import Launch
-from services.stack.components.component import Place, Say
+from services.stack.components.component import Place
 from services.stack.components.process import Process
-from services.stack.errors import StackError
 from services.stack.ports import CONSOLE
 
 _PROBE_S = 2.0
@@ -22,11 +21,6 @@ class Console(Process):
         if importlib.util.find_spec("nicegui") is not None:
             return None
         return "NiceGUI is not installed", "pip install 'freshet-recsys[console]', or freshet up --no-console"
-
-    def prepare(self, say: Say) -> None:
-        found = self.missing()
-        if found is not None:
-            raise StackError(self.name, found[0], advice=found[1])
 
     def launch(self, place: Place) -> Launch:
         made = super().launch(place)

