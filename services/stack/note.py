@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from services.contracts.processes import PROCESSES, TEXT
 from services.stack.compose import Profile
 from services.stack.errors import StackError
@@ -32,18 +34,7 @@ class Note:
         """Read the record; an empty one if absent or unreadable."""
         try:
             noted = json.loads(note_file(folder).read_text(encoding="utf-8"))
-            return cls(
-                ports=Ports(noted["ports"]),
-                bundle=str(noted["bundle"]),
-                text=noted.get("text"),
-                profile=noted.get("profile", "split"),
-                workers=int(noted.get("workers", 1)),
-                shards=[
-                    [{name: int(port) for name, port in ports.items()} for ports in one]
-                    for one in noted.get("shards", [])
-                ],
-                console=bool(noted.get("console", False)),
-            )
+            return TypeAdapter(cls).validate_python(noted | {"ports": {"numbers": noted["ports"]}})
         except (OSError, ValueError, KeyError, TypeError):
             return cls()
 
