@@ -69,8 +69,7 @@ def pack_events(events: Sequence[StoredEvent]) -> bytes:
     """Return the format's number, then the serialised `HistoryEvents`; b"" for none."""
     if not events:
         return b""
-    data: bytes = events_message(events).SerializeToString()
-    return _FORMAT_BYTE + data
+    return _FORMAT_BYTE + events_message(events).SerializeToString()
 
 
 def unpack_events(blob: bytes | None) -> list[StoredEvent]:
@@ -100,7 +99,7 @@ def pack_history(
     seen: Mapping[str, int],
 ) -> PackedHistory:
     """Return a history as the state store's `dump` does."""
-    columns: bytes = events_message(events).SerializeToString()
+    columns = events_message(events).SerializeToString()
     return PackedHistory(positions, forgotten, columns, pack_recent(recent), *pack_seen(seen))
 
 
@@ -109,7 +108,7 @@ def seen_of(item_ids: str, times_ms: Iterable[int]) -> dict[str, int]:
     return dict(zip(item_ids.split("\0") if item_ids else (), accumulate(times_ms), strict=True))
 
 
-def events_message(events: Sequence[StoredEvent]) -> Any:
+def events_message(events: Sequence[StoredEvent]) -> events_pb2.HistoryEvents:
     """Return a history's columns, a `HistoryEvents`."""
     if not events:
         return events_pb2.HistoryEvents()
@@ -149,20 +148,11 @@ def events_of(message: Any) -> list[StoredEvent]:
 
 
 def pack_recent(recent: Sequence[RecentId]) -> bytes:
-    data: bytes = recent_message(recent).SerializeToString()
-    return data
-
-
-def unpack_recent(ids: bytes | None) -> list[RecentId]:
-    return recent_of(events_pb2.RecentIds.FromString(ids or b""))
-
-
-def recent_message(recent: Sequence[RecentId]) -> Any:
-    """Return the columns of recent ids, a `RecentIds`."""
+    """Return the columns of recent ids, a serialised `RecentIds`."""
     if not recent:
-        return events_pb2.RecentIds()
+        return b""
     hashes, partitions, offsets, outcomes, items = zip(*recent, strict=True)
-    return events_pb2.RecentIds(
+    message = events_pb2.RecentIds(
         count=len(recent),
         id_hash=hashes,
         partition=_one_or_all(partitions),
@@ -170,10 +160,16 @@ def recent_message(recent: Sequence[RecentId]) -> Any:
         outcome=_one_or_all(outcomes) if any(outcomes) else (),
         item_ids="\0".join(items) if any(items) else "",
     )
+    return message.SerializeToString()
+
+
+def unpack_recent(ids: bytes | None) -> list[RecentId]:
+    """The inverse of `pack_recent`."""
+    return recent_of(events_pb2.RecentIds.FromString(ids or b""))
 
 
 def recent_of(message: Any) -> list[RecentId]:
-    """The inverse of `recent_message`. Raises: ValueError if columns differ in length."""
+    """Return the recent ids of a `RecentIds`. Raises: ValueError if columns differ in length."""
     count = message.count
     columns = (
         message.id_hash,

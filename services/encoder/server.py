@@ -7,7 +7,7 @@ import grpc
 from freshet.v1 import encoder_pb2, encoder_pb2_grpc
 
 from services.contracts.processes import PROCESSES
-from services.contracts.pseudonyms import PSEUDONYMS_BETWEEN
+from services.contracts.pseudonyms import PSEUDONYMS_BETWEEN, pseudonym_of
 from services.contracts.stored_history import StoredEvent
 from services.contracts.topics.interactions import DEFAULT_TYPE
 from services.contracts.wire import query_state_message
@@ -20,7 +20,6 @@ from services.platform.errors import InvalidRequest, PreconditionFailed
 from services.platform.rpc.server import HealthState
 from services.platform.stream.records import read_ms, write_up_to
 from services.platform.validation import validate_id
-from services.user_state.forgetting import pseudonyms_of
 
 SERVICE = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name
 
@@ -66,7 +65,7 @@ class DescribeUser:
         forgotten = self.applied_up_to(user_id)
         stored = await self.reader.read_keys(user_id)
         response = encoder_pb2.DescribeUserResponse(
-            user_pseudonym=PSEUDONYMS_BETWEEN.join(pseudonyms_of(user_id, self.pseudonym_keys)),
+            user_pseudonym=PSEUDONYMS_BETWEEN.join(pseudonym_of(user_id, key) for key in self.pseudonym_keys),
             history_events=stored.history_events,
             seen_items=stored.seen_items,
             state_model_versions=stored.state_model_versions,

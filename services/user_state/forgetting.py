@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from services.algorithms.bundles.event_schema import TURNED_DOWN_EVENTS, EventSchema
-from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.stored_history import PackedHistory, StoredEvent, pack_history
 from services.contracts.topics.forgets import FORGETS, Forget, decode_forget
 from services.platform.errors import DependencyUnavailable, InvalidRequest, PreconditionFailed
@@ -63,10 +62,6 @@ def check_same_log(named: Mapping[int, int], ends: Mapping[int, int]) -> None:
                 f"partition {partition} of `interactions` ends before offset {ends[partition]}, but {FORGETS!r} voids "
                 f"a user up to {offset}: `interactions` was recreated. Empty {FORGETS!r} too, or restore `interactions`"
             )
-
-
-def pseudonyms_of(user_id: str, keys: Sequence[bytes]) -> list[str]:
-    return [pseudonym_of(user_id, key) for key in keys]
 
 
 def erase(history: UserHistory, up_to: Mapping[int, int]) -> UserHistory:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from services.platform.errors import PreconditionFailed
 from services.platform.stream.kafka import partition_for
+from services.platform.stream.records import covers
 
 # `random-N`, set when the store is first filled. N is the number of partitions.
 EPOCH_KEY = "stream:epoch"
@@ -206,10 +207,6 @@ def reaches(state_position: bytes | None, history_position: bytes | None) -> boo
     state = unpack_positions(epoch, state_position)
     return (
         state is not None
-        and _covers(state[0], _unpack_offsets(newest))
-        and _covers(state[1], _unpack_offsets("".join(forgotten)))
+        and covers(state[0], _unpack_offsets(newest))
+        and covers(state[1], _unpack_offsets("".join(forgotten)))
     )
-
-
-def _covers(reached: Mapping[int, int], wanted: Mapping[int, int]) -> bool:
-    return all(reached.get(partition, -1) >= offset for partition, offset in wanted.items())

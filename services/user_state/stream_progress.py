@@ -3,7 +3,7 @@
 Kafka's committed offsets serve lag monitoring, and show which attributions were published before the store was lost.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 import structlog
@@ -128,36 +128,28 @@ class StreamProgress:
 
         Raises: Conflict if one differs, or users written since the last move are missing; DependencyUnavailable.
         """
-        self._move(
-            [
-                AdvanceStep(
-                    partition=partition,
-                    from_watermark=self.watermarks[partition],
-                    to_watermark=offset,
-                    counts=counts[partition],
-                    anchors=self.identity.text(partition),
-                    unfinished=self._unfinished[partition],
-                    popular=popular.get(partition),
-                )
-                for partition, offset in offsets.items()
-            ]
-        )
-
-    def pass_over(self, positions: Offsets) -> None:
-        """Move watermarks over offsets without records, such as aborted transactions. Raises: as `advance`."""
         steps = [
             AdvanceStep(
                 partition=partition,
-                from_watermark=watermark,
-                to_watermark=positions[partition] - 1,
-                counts={},
+                from_watermark=self.watermarks[partition],
+                to_watermark=offset,
+                counts=counts[partition],
+                anchors=self.identity.text(partition),
                 unfinished=self._unfinished[partition],
+                popular=popular.get(partition),
             )
-            for partition, watermark in self.watermarks.items()
-            if positions.get(partition, 0) - 1 > watermark
+            for partition, offset in offsets.items()
         ]
-        if steps:
-            self._move(steps)
+        self._store.advance(steps, self.epoch)
+        self.watermarks.update(offsets)
+        self._unfinished.update(dict.fromkeys(offsets, 0))
+
+    def pass_over(self, positions: Offsets) -> None:
+        """Move watermarks over offsets without records, such as aborted transactions. Raises: as `advance`."""
+        last = {partition: position - 1 for partition, position in positions.items()}
+        passed = {p: last[p] for p, watermark in self.watermarks.items() if last.get(p, -1) > watermark}
+        if passed:
+            self.advance(passed, {partition: {} for partition in passed})
 
     def committable(self) -> dict[int, int]:
         """Return the offsets to commit: one past the watermark, if `resync` found a lower committed offset."""
@@ -166,11 +158,6 @@ class StreamProgress:
             for partition, watermark in self.watermarks.items()
             if watermark + 1 > self._committed.get(partition, 0)
         }
-
-    def _move(self, steps: Sequence[AdvanceStep]) -> None:
-        self._store.advance(steps, self.epoch)
-        self.watermarks.update({step.partition: step.to_watermark for step in steps})
-        self._unfinished.update({step.partition: 0 for step in steps})
 
     def _replace_epoch(self, stream: Reader, epoch: str, lost: LostTail) -> None:
         """Raise DependencyUnavailable the first time, because a newly elected leader may not know its end yet."""

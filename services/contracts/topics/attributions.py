@@ -92,5 +92,4 @@ def encode_attribution(record: Attributed) -> bytes:
         message.type = record.type
         message.value = record.value
         message.query_state.CopyFrom(query_state_message(record.state))
-    data: bytes = message.SerializeToString()
-    return data
+    return message.SerializeToString()

@@ -357,8 +357,7 @@ def experiment_of(message: events_pb2.Experiment) -> Experiment:
 def encode_operation(made: Operation[Experiments]) -> bytes:
     message = events_pb2.Experiments(experiments=map(experiment_message, made.after.experiments.values()))
     set_operation(message, made)
-    value: bytes = message.SerializeToString()
-    return value
+    return message.SerializeToString()
 
 
 def decode_operation(value: bytes | None) -> Operation[Experiments]:

@@ -74,8 +74,7 @@ def encode_exposure(exposure: Exposure) -> bytes:
         rules_revision=exposure.rules_revision,
     )
     set_ms(message.shown_time, exposure.shown_ms)
-    data: bytes = message.SerializeToString()
-    return data
+    return message.SerializeToString()
 
 
 def decode_exposure(value: bytes | None) -> Exposure:

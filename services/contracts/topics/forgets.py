@@ -35,8 +35,7 @@ def encode_forget(forget: Forget) -> bytes:
     message = events_pb2.Forget(forget_id=forget.forget_id, user_id=forget.user_id)
     write_up_to(message.up_to, forget.up_to)
     set_ms(message.requested_time, forget.requested_ms)
-    value: bytes = message.SerializeToString()
-    return value
+    return message.SerializeToString()
 
 
 def decode_forget(key: bytes | None, value: bytes | None) -> Forget:

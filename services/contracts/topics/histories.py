@@ -127,8 +127,8 @@ def decode_mark(value: bytes | None) -> Mark:
     )
 
 
-def _sealed(key: bytes, message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
+def _sealed(key: bytes, message: Message) -> bytes:
+    data = message.SerializeToString()
     return data + _CHECKSUM_TAG + _checksum(key, data)
 
 

@@ -166,8 +166,7 @@ def encode(delta: IndexDelta) -> bytes:
         message.memory.weight, message.memory.type = change.weight, change.type
         set_ms(message.memory.event_time, change.event_time_ms)
         message.memory.dropped = change.dropped
-    value: bytes = message.SerializeToString()
-    return value
+    return message.SerializeToString()
 
 
 def decode(key: bytes | None, value: bytes | None, holds: Callable[[str], bool] = lambda item_id: True) -> IndexDelta:

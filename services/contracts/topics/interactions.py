@@ -134,8 +134,7 @@ def encode_interaction(interaction: Interaction) -> bytes:
         exposure_id=interaction.exposure_id,
     )
     set_ms(message.event_time, interaction.event_time_ms)
-    data: bytes = message.SerializeToString()
-    return data
+    return message.SerializeToString()
 
 
 def decode_interaction(

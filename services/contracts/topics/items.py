@@ -96,8 +96,7 @@ def encode_item(item: CatalogueItem) -> bytes:
         message.available = False
     for name, one in ({**item.undeclared, **item.attributes}).items():
         set_value(message.attributes[name], one)
-    value: bytes = message.SerializeToString()
-    return value
+    return message.SerializeToString()
 
 
 def decode_item(

@@ -32,8 +32,7 @@ class StandingRules(Revised):
 def encode_operation(made: Operation[StandingRules]) -> bytes:
     message = events_pb2.StandingRules(rules=map(rule_message, made.after.rules))
     set_operation(message, made)
-    value: bytes = message.SerializeToString()
-    return value
+    return message.SerializeToString()
 
 
 def decode_operation(value: bytes | None) -> Operation[StandingRules]:

@@ -41,8 +41,7 @@ def encode_click(record: ClickRecord) -> bytes:
     write_about(message, record)
     if isinstance(record, SearchClick):
         message.query, message.value = record.query, record.value
-    data: bytes = message.SerializeToString()
-    return data
+    return message.SerializeToString()
 
 
 def decode_click(value: bytes | None) -> ClickRecord:

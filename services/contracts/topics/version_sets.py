@@ -175,8 +175,7 @@ def encode_operation(made: Operation[VersionSets]) -> bytes:
         salt=after.salt,
     )
     set_operation(message, made)
-    value: bytes = message.SerializeToString()
-    return value
+    return message.SerializeToString()
 
 
 def decode_operation(value: bytes | None) -> Operation[VersionSets]:

@@ -32,7 +32,6 @@ from services.user_state.forgetting import (
     check_same_log,
     erase,
     packed,
-    pseudonyms_of,
     seen_in,
     whole_update,
 )
@@ -156,10 +155,10 @@ class ForgetUsers:
             ForgetUpTo(
                 forget_id=forget.forget_id,
                 up_to=forget.up_to,
-                user_pseudonym=pseudonym,
+                user_pseudonym=pseudonym_of(forget.user_id, key),
                 recorded_ms=forget.requested_ms,
             )
-            for pseudonym in pseudonyms_of(forget.user_id, self.pseudonym_keys)
+            for key in self.pseudonym_keys
         ]
 
     def _tainted(self, forget: Forget, history: UserHistory, rest: UserHistory) -> list[Undo]:

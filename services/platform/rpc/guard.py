@@ -83,8 +83,9 @@ class RpcMetrics:
         self._seconds = figures.histogram(
             f"freshet_{process}_rpc_seconds", "Seconds per RPC, by method and gRPC status.", "method", "code"
         )
-        self._in_flight = figures.gauge(f"freshet_{process}_rpc_in_flight", "RPCs being served.")
-        self._refused = figures.counter(f"freshet_{process}_rpc_refused", "RPCs rejected before any work.", "reason")
+        self.in_flight = figures.gauge(f"freshet_{process}_rpc_in_flight", "RPCs being served.")
+        # By reason: "overloaded" or "deadline".
+        self.refused = figures.counter(f"freshet_{process}_rpc_refused", "RPCs rejected before any work.", "reason")
         self._limit = figures.gauge(
             f"freshet_{process}_rpc_limit", "RPCs of a class that may run at once, as last measured.", "calls"
         )
@@ -101,13 +102,6 @@ class RpcMetrics:
 
     def watch_limit(self, admission: Admission) -> None:
         self._limit.labels(admission.name).set_function(lambda: admission.limit)
-
-    def in_flight(self, calls: int) -> None:
-        self._in_flight.set(calls)
-
-    def refused(self, reason: str) -> None:
-        """Count a rejected RPC: "overloaded" or "deadline"."""
-        self._refused.labels(reason).inc()
 
 
 class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -242,17 +236,17 @@ class _Guard:
         else:
             request_context.deadline.set(time.monotonic() + remaining)
             if remaining <= 0:
-                guards.metrics.refused("deadline")
+                guards.metrics.refused.labels("deadline").inc()
                 await self._abort(DeadlineExceeded("the deadline had passed before work began"))
         try:
             of_class = guards.admissions.get(self._method, guards.others)
             self._slot = await of_class.admit(_caller(self._context), is_background=is_background)
         except FreshetError as exc:
-            guards.metrics.refused("overloaded")
+            guards.metrics.refused.labels("overloaded").inc()
             await self._abort(exc)
         admission.current.set(self._slot)
         guards.in_flight += 1
-        guards.metrics.in_flight(guards.in_flight)
+        guards.metrics.in_flight.set(guards.in_flight)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -260,7 +254,7 @@ class _Guard:
         del traceback
         guards = self._guards
         guards.in_flight -= 1
-        guards.metrics.in_flight(guards.in_flight)
+        guards.metrics.in_flight.set(guards.in_flight)
         self._slot.leave(worked=exc is None)
         if exc is None:
             self._observe("OK")

@@ -49,10 +49,6 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 _STARTING = "starting, or a part that it needs does not answer"
 
 
-def _connection_age(seconds: float) -> list[tuple[str, int]]:
-    return [("grpc.max_connection_age_ms", round(seconds * 1000))] if seconds else []
-
-
 class HealthState:
     """Whether this process accepts work. Thread-safe; may be set before the server starts.
 
@@ -222,17 +218,16 @@ class RpcServer:
             door=door,
             limits=limits,
         )
+        options = [
+            *_SERVER_OPTIONS,
+            ("grpc.max_receive_message_length", max_request_bytes),
+            # Otherwise two servers could share a port and each get half of the calls.
+            ("grpc.so_reuseport", int(settings.shares_port)),
+        ]
+        if settings.connection_seconds:
+            options.append(("grpc.max_connection_age_ms", round(settings.connection_seconds * 1000)))
         interceptors = [*(tracing.server_interceptors if tracing else ()), self.guards]
-        self._server = grpc.aio.server(
-            interceptors=interceptors,
-            options=[
-                *_SERVER_OPTIONS,
-                ("grpc.max_receive_message_length", max_request_bytes),
-                # Otherwise two servers could share a port and each get half of the calls.
-                ("grpc.so_reuseport", int(settings.shares_port)),
-                *_connection_age(settings.connection_seconds),
-            ],
-        )
+        self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._add_services = add_services
         self.health_servicer = _Health(self._health)
         self.port = 0
