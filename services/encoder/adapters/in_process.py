@@ -15,8 +15,7 @@ import numpy as np
 
 from services.algorithms.encoding.incremental_encoding import CacheCounts, IncrementalEncoder
 from services.algorithms.scoring.states import check_sizes
-from services.encoder.adapters.batches import calls, length_buckets, pad_jobs
-from services.encoder.domain import EncodedStates, EncodeJob
+from services.encoder.domain import EncodedStates, EncodeJob, calls, length_buckets, pad_jobs
 from services.platform.errors import PreconditionFailed
 
 

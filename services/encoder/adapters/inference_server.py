@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
 from services.algorithms.encoding.incremental_encoding import CacheCounts
 from services.algorithms.scoring.states import check_sizes
-from services.encoder.adapters.batches import PADDING_ITEM, IntArray, calls, length_buckets, pad_jobs
-from services.encoder.domain import EncodedStates, EncodeJob
+from services.encoder.domain import PADDING_ITEM, EncodedStates, EncodeJob, calls, length_buckets, pad_jobs
 from services.platform.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
@@ -180,7 +180,7 @@ class InferenceServerEncoder:
         # gRPC raises ValueError for a closed channel.
         return DependencyUnavailable(f"the connection to {self._address} is closed") if self._closed else exc
 
-    def _count(self, jobs: Sequence[EncodeJob], cached: IntArray | None) -> None:
+    def _count(self, jobs: Sequence[EncodeJob], cached: npt.NDArray[np.int64] | None) -> None:
         """Add to the cache counts. cached (B, 2): reused events, and bytes in the model's cache after the job."""
         if cached is None:
             return

@@ -10,9 +10,16 @@ from tritonclient.utils import InferenceServerException
 from services.algorithms.bundles.event_schema import default_schema
 from services.algorithms.encoding.actions import STRIDE, Actions
 from services.contracts.stored_history import StoredEvent
-from services.encoder.adapters.batches import length_buckets, pad_jobs
 from services.encoder.adapters.inference_server import InferenceServerEncoder
-from services.encoder.domain import EncodedStates, EncodeJob, cache_key, encode_job, pack_state
+from services.encoder.domain import (
+    EncodedStates,
+    EncodeJob,
+    cache_key,
+    encode_job,
+    length_buckets,
+    pack_state,
+    pad_jobs,
+)
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
 
 
