@@ -12,10 +12,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from freshet_client import Client, Filter, Interaction, Item, NotFound
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect, sync_playwright
-from typer.testing import CliRunner
 
 from services.algorithms.bundles.model_bundle import load_bundle
-from services.cli.main import app
 from services.contracts.operation_log import Control
 from services.contracts.topics.dead_letters import dead_letter
 from services.contracts.topics.experiments import CONSOLE
@@ -31,6 +29,7 @@ from services.platform.stream.records import DeadLetter, SourceRecord
 from services.stack import Ports, Stack
 from services.stack.version_sets import remove_set
 from services.user_state.values import now_ms
+from tests.unit.cli.shell import shown
 
 pytestmark = pytest.mark.integration
 
@@ -379,11 +378,6 @@ def test_a_dead_letter_is_replayed_once_after_a_second_look(
     producer.close()
 
 
-def cli(running: Stack, *arguments: str) -> None:
-    result = CliRunner().invoke(app, [*arguments, "--state", str(running.place.state.root)])
-    assert result.exit_code == 0, result.output
-
-
 def test_an_experiment_is_created_compared_stopped_and_its_results_are_the_commands(
     open_page: OpenPage, client: Client, running: Stack
 ) -> None:
@@ -434,7 +428,7 @@ def test_an_experiment_is_created_compared_stopped_and_its_results_are_the_comma
         f"freshet results {name} --metric click --follow --state {running.place.state.root}"
     )
     counted = (name, "--metric", "like", "--horizon-hours", f"{HORIZON_S / 3600:.6f}", "--publish")
-    cli(running, "results", *counted)
+    shown("results", *counted, "--state", running.place.state.root)
     table = page.get_by_label("By arm")
     # The page asks again by itself.
     expect(table).to_be_visible(timeout=WAIT_MS)
@@ -504,7 +498,7 @@ def staged(running: Stack, client: Client, next_bundle: Path) -> Iterator[Path]:
     session = client.session("of the first model")
     session.record(client.recommend("anybody", 1).item_ids[0], "like")
     assert session.recommend(k=1).token_honoured
-    cli(running, "model", "stage", "next", "--bundle", str(next_bundle))
+    shown("model", "stage", "next", "--bundle", next_bundle, "--state", running.place.state.root)
     yield next_bundle
     remove_set(running, "next")
 

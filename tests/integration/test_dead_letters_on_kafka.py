@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 from freshet.v1 import events_pb2
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from services.cli.main import app
 from services.contracts.dead_letters import Replayed
 from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.topic_reader import TopicReader
@@ -27,6 +26,7 @@ from services.platform.stream.reading import Backwards
 from services.platform.stream.records import DeadLetter, Position, SourceRecord
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.stack import Stack
+from tests.unit.cli.shell import facts, run
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -53,14 +53,10 @@ class Letters:
         return f"{topic}:{partition}:{offset}"
 
     def run(self, *arguments: str) -> Result:
-        return CliRunner().invoke(
-            app, ["dead-letters", *arguments, "--kafka", self.kafka], env={"TERM": "dumb", "COLUMNS": "200"}
-        )
+        return run("dead-letters", *arguments, "--kafka", self.kafka)
 
     def json(self, *arguments: str) -> Any:
-        result = self.run(*arguments, "--json")
-        assert result.exit_code == 0, result.output
-        return json.loads(result.stdout)
+        return facts("dead-letters", *arguments, "--kafka", self.kafka)
 
     def read(self, topic: str, partition: int, offset: int) -> SourceRecord:
         reader = TopicReader(self.kafka, topic, group_id="test")

@@ -20,9 +20,7 @@ from typing import Any
 import grpc
 import pytest
 from outside import Outside, event, until
-from typer.testing import CliRunner
 
-from services.cli.main import app
 from services.cli.output import ExitStatus
 from services.contracts.operation_log import Control
 from services.contracts.pseudonyms import pseudonym_key, pseudonym_of
@@ -37,6 +35,7 @@ from services.offline.experiments.sample_ratio import p_value
 from services.platform.stream.records import SourceRecord
 from services.stack import Stack
 from services.user_state.merging import read_arrival
+from tests.unit.cli.shell import facts, refused
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -116,9 +115,7 @@ class People:
 
 
 def run(stack: Stack, *arguments: str) -> dict[str, Any]:
-    result = CliRunner().invoke(app, [*arguments, "--state", str(stack.place.state.root), "--json"])
-    assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.stdout)
+    found: dict[str, Any] = facts(*arguments, "--state", stack.place.state.root)
     return found
 
 
@@ -323,12 +320,10 @@ def _check_off_policy(stack: Stack, name: str, replay: Replay, attributed: Count
     assert (found["answers"], found["users"]) == (len(replay.exposures), PEOPLE)
     assert found["other"]["IPS"]["mean"] == pytest.approx(gained / 0.5 / len(replay.exposures))
     state = ("--state", str(stack.place.state.root))
-    refused = CliRunner().invoke(app, ["off-policy", "new-items", "--metric", "click", *state])
-    assert refused.exit_code == ExitStatus.FAILED
-    assert "every logged propensity is 1" in refused.stderr
-    wrong = CliRunner().invoke(app, [*wanted, "--give", "tv:limited", *state])
-    assert wrong.exit_code == ExitStatus.USAGE
-    assert "give='tv:limited' allowed: ARM, or CONTEXT=VALUE:ARM" in wrong.stderr
+    alike = refused(ExitStatus.FAILED, "off-policy", "new-items", "--metric", "click", *state)
+    assert "every logged propensity is 1" in alike
+    wrong = refused(ExitStatus.USAGE, *wanted, "--give", "tv:limited", *state)
+    assert "give='tv:limited' allowed: ARM, or CONTEXT=VALUE:ARM" in wrong
 
 
 def _last_is_written(stack: Stack, living: People) -> bool:

@@ -1,8 +1,5 @@
 """`freshet rebuild` beside a running stack: the digests of a fold from zero are the live ones."""
 
-import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,20 +10,13 @@ from freshet.v1 import gateway_pb2, gateway_pb2_grpc, refresher_pb2, refresher_p
 
 from services.algorithms.bundles.model_bundle import load_bundle
 from services.stack import Stack
+from tests.unit.cli.shell import facts
 
 pytestmark = pytest.mark.integration
 
 
-def rebuild(stack: Stack, *options: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "services.cli", "rebuild", "--state", str(stack.place.state.root), "--json", *options],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout)
+def rebuild(stack: Stack) -> dict[str, Any]:
+    found: dict[str, Any] = facts("rebuild", "--state", stack.place.state.root)
     return found
 
 

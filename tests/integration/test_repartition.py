@@ -1,12 +1,8 @@
 """`interactions` gets another width: every record is there again, with its time, in its user's partition, in order."""
 
-import json
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +20,7 @@ from services.platform.errors import InvalidRequest, PreconditionFailed
 from services.platform.stream.kafka import BulkProducer, Record, build_consumer, partition_for
 from services.platform.stream.topic import Replicas
 from services.stack import Ports, Stack
+from tests.unit.cli.shell import facts, refused
 
 pytestmark = pytest.mark.integration
 
@@ -219,22 +216,13 @@ def test_what_was_written_since_it_broke_off_is_not_thrown_away(stack: Stack, mo
     assert len([record for record in records(stack, INTERACTIONS) if b"item-90" in (record.value or b"")]) == len(USERS)
 
 
-def command(stack: Stack, partitions: int) -> subprocess.CompletedProcess[str]:
-    arguments = ["repartition", "--partitions", str(partitions), "--state", str(stack.place.state.root), "--json"]
-    return subprocess.run(
-        [sys.executable, "-m", "services.cli", *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
-
-
-def test_the_command_says_what_it_did_and_what_it_needs(stack: Stack, tmp_path: Path) -> None:
+def test_the_command_says_what_it_did_and_what_it_needs(stack: Stack) -> None:
     expected, forgotten = filled(stack)
     checkpoints = stack.place.state.data("refresher")
     (checkpoints / "model").mkdir(parents=True)
-    done = command(stack, 4)
-    assert done.returncode == 0, done.stderr
+    asked = ("repartition", "--partitions", 4, "--state")
     wanted = {"partitions": 4, "records": sum(map(len, expected.values())), "forgotten": forgotten}
-    assert json.loads(done.stdout) == wanted
+    assert facts(*asked, stack.place.state.root) == wanted
     assert not (checkpoints / "model").exists()
-    away = command(Stack(tmp_path, ports=Ports.free()), 4)
-    assert away.returncode == 3
-    assert json.loads(away.stdout)["error"].startswith("Kafka at 127.0.0.1:")
+    stack.stop("kafka")
+    assert "Kafka at 127.0.0.1:" in refused(3, *asked, stack.place.state.root)

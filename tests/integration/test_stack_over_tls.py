@@ -1,6 +1,5 @@
 """The local stack with certificates: answers are whole, so each process reaches its peers; the command line, too."""
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +8,11 @@ import grpc
 import pytest
 from fakes import certificates
 from freshet.v1 import gateway_pb2, gateway_pb2_grpc
-from typer.testing import CliRunner
 
 from services.algorithms.bundles.model_bundle import load_bundle
-from services.cli.main import app
 from services.stack import Ports, Stack
 from services.stack.lag import Lags
+from tests.unit.cli.shell import facts, refused
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 
@@ -37,22 +35,16 @@ def stack(folder: Path, small_bundle: Path, tmp_path: Path) -> Iterator[Stack]:
     stack.down()
 
 
-def run(*arguments: str) -> dict[str, object]:
-    result = CliRunner().invoke(app, [*arguments, "--json"])
-    assert result.exit_code == 0, result.output
-    return dict(json.loads(result.output.splitlines()[-1]))
-
-
 def test_a_stack_with_certificates_answers_as_one_without(
     stack: Stack, folder: Path, small_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack.up(PARTS, timeout_s=200)
     gateway = stack.address("gateway")
     item = load_bundle(small_bundle).item_ids[0]
-    run("record", "--user", "ann", "--item", item, "--gateway", gateway)
+    facts("record", "--user", "ann", "--item", item, "--gateway", gateway)
     deadline = time.monotonic() + 60
     while True:
-        answer = run("recommend", "--user", "ann", "--gateway", gateway, "--timeout-ms", "10000")
+        answer = facts("recommend", "--user", "ann", "--gateway", gateway, "--timeout-ms", "10000")
         if answer["items"] and not answer["degradations"]:
             break
         # The state is on its way.
@@ -72,5 +64,4 @@ def test_a_stack_with_certificates_answers_as_one_without(
 
     for variable in ("CERT", "KEY", "CA"):
         monkeypatch.delenv(f"FRESHET_TLS_{variable}")
-    refused = CliRunner().invoke(app, ["recommend", "--user", "ann", "--gateway", gateway])
-    assert refused.exit_code == 3, refused.output
+    refused(3, "recommend", "--user", "ann", "--gateway", gateway)
