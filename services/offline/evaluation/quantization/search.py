@@ -50,11 +50,10 @@ class VectorSet:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to search a built index: `one` takes a query (1, d), `many` (B, d); both return rows (B, 100)."""
+    """One way to search a built index: `search` takes queries (B, d) and returns rows (B, 100)."""
 
     text: str
-    one: Search
-    many: Search
+    search: Search
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +63,6 @@ class Built:
     algorithm: str
     ladders: Sequence[Sequence[Setting]]
     bytes_per_item: float
-    exact: bool = False
 
 
 def rows(quick: bool, seed: int, *, source: EmbeddingSource | None = None) -> list[dict[str, Any]]:
@@ -92,7 +90,6 @@ def rows(quick: bool, seed: int, *, source: EmbeddingSource | None = None) -> li
                         "algorithm": built.algorithm,
                         "setting": setting.text,
                         "recall_100": share,
-                        "exact": built.exact,
                         "bytes_per_item": built.bytes_per_item,
                         "build_seconds": seconds,
                     }
@@ -107,15 +104,13 @@ def _time(table: list[dict[str, Any]], settings: Sequence[Setting], data: Vector
     for _ in range(rounds):
         for row, setting, taken in zip(table, settings, samples, strict=True):
             # Half a second gives enough samples, also at milliseconds per query.
-            queries = data.queries[rng.permutation(len(data.queries))]
-            if row["batch"] == 1:
-                stop = time.perf_counter() + 0.5
-                for query in queries:
-                    taken.call(setting.one, query[None])
-                    if time.perf_counter() > stop:
-                        break
-            else:
-                taken.call(setting.many, queries)
+            stop = time.perf_counter() + 0.5
+            for queries in np.split(
+                data.queries[rng.permutation(len(data.queries))], len(data.queries) // row["batch"]
+            ):
+                taken.call(setting.search, queries)
+                if time.perf_counter() > stop:
+                    break
     for row, taken in zip(table, samples, strict=True):
         per_query = taken.median_ms / row["batch"]
         row |= {"milliseconds": per_query, "queries_per_second": 1e3 / per_query}
@@ -129,9 +124,9 @@ def _candidates(built: Built, data: VectorSet) -> list[tuple[Setting, float]]:
     found, short = [], []
     for ladder in built.ladders:
         for setting in ladder:
-            share = recall(setting.many(data.queries[:_SWEEP_QUERIES]), data.exact[:_SWEEP_QUERIES])
+            share = recall(setting.search(data.queries[:_SWEEP_QUERIES]), data.exact[:_SWEEP_QUERIES])
             if share >= RECALL - 0.002:  # near enough on a sample to run all queries
-                share = recall(setting.many(data.queries), data.exact)
+                share = recall(setting.search(data.queries), data.exact)
             if share >= RECALL:
                 found.append((setting, share))
                 break
@@ -140,10 +135,10 @@ def _candidates(built: Built, data: VectorSet) -> list[tuple[Setting, float]]:
 
 
 def _cheapest(candidates: Sequence[tuple[Setting, float]], data: VectorSet, batch: int) -> tuple[Setting, float]:
+    asked = [query[None] for query in data.queries[:100]] if batch == 1 else [data.queries] * 3
+
     def median_ms(trial: tuple[Setting, float]) -> float:
-        if batch == 1:
-            return Times.of(trial[0].one, [query[None] for query in data.queries[:100]]).median_ms
-        return Times.of(trial[0].many, [data.queries] * 3).median_ms
+        return Times.of(trial[0].search, asked).median_ms
 
     return candidates[0] if len(candidates) == 1 else min(candidates, key=median_ms)
 
@@ -205,7 +200,6 @@ def _quantized_exact(items: FloatArray, seed: int) -> Built:
         algorithm="quantized, proven exact",
         ladders=[[_of_index("8 bits, all cells", index)]],
         bytes_per_item=index.nbytes / len(items),
-        exact=True,
     )
 
 
@@ -213,7 +207,7 @@ def _of_index(text: str, index: Quantized) -> Setting:
     def search(queries: FloatArray) -> Found:
         return index.search(QueryStates(components=queries[:, None]), K).item_indices
 
-    return Setting(text, search, search)
+    return Setting(text, search)
 
 
 def _scann(items: FloatArray, seed: int) -> Built:
@@ -229,11 +223,13 @@ def _scann(items: FloatArray, seed: int) -> Built:
 
     def setting(leaves: int, reorder: int) -> Setting:
         options = {"leaves_to_search": leaves, "pre_reorder_num_neighbors": reorder, "final_num_neighbors": K}
-        return Setting(
-            f"leaves={leaves}/{num_leaves} reorder={reorder}",
-            lambda queries: searcher.search(queries[0], **options)[0][None],
-            lambda queries: searcher.search_batched(queries, **options)[0],
-        )
+
+        def search(queries: FloatArray) -> Found:
+            if len(queries) == 1:
+                return np.asarray(searcher.search(queries[0], **options)[0][None])
+            return np.asarray(searcher.search_batched(queries, **options)[0])
+
+        return Setting(f"leaves={leaves}/{num_leaves} reorder={reorder}", search)
 
     shares = (0.04, 0.06, 0.08, 0.1, 0.115, 0.13, 0.15, 0.17, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0)
     depths = (150, 200, 300, 500, 700, 1_000, 1_400, 2_000)
@@ -283,7 +279,7 @@ def _faiss_refined(algorithm: str, index: Any, items: FloatArray, num_cells: int
             step = max(1, (64 << 20) // (4 * pool * items.shape[1]))
             return np.concatenate([search(queries[start : start + step]) for start in range(0, len(queries), step)])
 
-        return Setting(f"probes={probes}/{num_cells} pool={pool}", search, many)
+        return Setting(f"probes={probes}/{num_cells} pool={pool}", many)
 
     shares = (0.06, 0.1, 0.14, 0.2, 0.3, 0.5, 0.7, 1.0)
     ladders = [
@@ -303,12 +299,7 @@ def _faiss_flat(items: FloatArray, seed: int) -> Built:
     def search(queries: FloatArray) -> Found:
         return np.asarray(index.search(queries, K)[1])
 
-    return Built(
-        algorithm="faiss flat",
-        ladders=[[Setting("", search, search)]],
-        bytes_per_item=4.0 * items.shape[1],
-        exact=True,
-    )
+    return Built(algorithm="faiss flat", ladders=[[Setting("", search)]], bytes_per_item=4.0 * items.shape[1])
 
 
 def _hnswlib(items: FloatArray, seed: int) -> Built:
@@ -324,7 +315,7 @@ def _hnswlib(items: FloatArray, seed: int) -> Built:
             index.set_ef(breadth)
             return np.asarray(index.knn_query(queries, k=K)[0]).astype(np.int64)
 
-        return Setting(f"ef={breadth}", search, search)
+        return Setting(f"ef={breadth}", search)
 
     breadths = (150, 200, 300, 400, 600, 1_000, 1_500)
     return Built(
