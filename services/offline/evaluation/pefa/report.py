@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from services.offline.evaluation.common.embeddings import EmbeddingSource
-from services.offline.evaluation.common.plots import panels, titled
 from services.offline.evaluation.common.recall import PAIR_CUTS
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.pefa import serving, sweep
@@ -27,7 +26,6 @@ _NOTES = {
     "questions, so both readings of equation 8 rank alike.",
 }
 _METHODS = {"encoder": "encoder alone", "xs": "+ PEFA-XS", "xl": "+ PEFA-XL"}
-_COLOURS = {"encoder": "#4d4d4d", "xs": "#1f77b4", "xl": "#d95f02"}
 _CUT_NAMES = tuple(f"recall@{cut}" for cut in PAIR_CUTS)
 
 
@@ -44,50 +42,6 @@ def page(report: dict[str, Any]) -> str:
     return filled(template, **{"note": ""} | report, sets=sets, of=of, methods=_METHODS)
 
 
-def plot(report: dict[str, Any], out: Path) -> None:
-    """Plot pefa.png and pefa_shares.png."""
-    plot_sweep(report["rows"], out / "pefa.png")
-    plot_shares(report["rows"], out / "pefa_shares.png")
-
-
-def plot_sweep(rows: Sequence[Row], path: Path) -> None:
-    """Plot recall over lambda, by set and deciding recall: XS, and XL at the paper's three k."""
-    wanted = [(data, name) for data in _sets(rows) for name in DECIDED_BY[data]]
-    with panels(path, 1, len(wanted), size=(4.2, 3.6)) as drawn:
-        for panel, (data, name) in zip(drawn[0], wanted, strict=True):
-            titled(panel, f"{TITLES[data]}: {name}", xlabel="λ (1 = encoder alone)")
-            part = [row for row in rows if (row["table"], row["data"]) == ("sweep", data) and not row["printed"]]
-            for k, style in zip(sorted({row["k"] or 0 for row in part}), ("o-", "s-", "s--", "s:"), strict=False):
-                line = [row for row in part if (row["k"] or 0) == k and row["method"] != "encoder"]
-                colour, label = (_COLOURS["xl"], f"XL, k={k}") if k else (_COLOURS["xs"], "XS")
-                values = [row[name] for row in line]
-                panel.plot([row["lambda"] for row in line], values, style, color=colour, label=label)
-            _alone(panel, part, name)
-
-
-def plot_shares(rows: Sequence[Row], path: Path) -> None:
-    """Plot the paper's Figure 3: recall above, megabytes below, over the share of training pairs."""
-    with panels(path, 2, len(_sets(rows)), size=(5.5, 3)) as drawn:
-        for column, data in enumerate(_sets(rows)):
-            name = next(iter(DECIDED_BY[data]))
-            recall = titled(drawn[0][column], f"{TITLES[data]}: {name}")
-            megabytes = titled(drawn[1][column], "index, MB", xlabel="share of the training pairs")
-            own = [row for row in rows if row["data"] == data]
-            _alone(recall, own, name)
-            for method in ("xs", "xl"):
-                part = [row for row in own if (row["table"], row["method"]) == ("share", method)]
-                shares, style = [row["share"] for row in part], {"color": _COLOURS[method], "label": method.upper()}
-                spread = [row[f"{name}_sd"] or 0.0 for row in part]
-                recall.errorbar(shares, [row[name] for row in part], yerr=spread, marker="o", **style)
-                megabytes.plot(shares, [row["index_bytes"] / 1e6 for row in part], "o-", **style)
-            megabytes.set_ylim(bottom=0)
-
-
-def _alone(panel: Any, rows: Sequence[Row], name: str) -> None:
-    alone = next(row for row in rows if row["method"] == "encoder")
-    panel.axhline(alone[name], color=_COLOURS["encoder"], linewidth=1, linestyle=":", label="encoder alone")
-
-
 def _sets(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["data"] for row in rows if row["table"] == "chosen"))
 
@@ -97,7 +51,7 @@ _SAMPLES = 3  # seeds per share
 
 
 def run(request: Request, *, names: Sequence[str], source: EmbeddingSource | None = None) -> Report:
-    """Measure each named set; write pefa.{md,json,png} and pefa_shares.png.
+    """Measure each named set; write pefa.{md,json}.
 
     Raises: ValueError for an unknown set, a missing file, or weights that are not installed.
     """
@@ -106,7 +60,7 @@ def run(request: Request, *, names: Sequence[str], source: EmbeddingSource | Non
     rows: list[Row] = []
     for name in names:
         rows += _rows_of(load(name, source), request)
-    return written(request, report_of("pefa", request, rows, began), page, plot)
+    return written(request, report_of("pefa", request, rows, began), page)
 
 
 def _rows_of(data: TextSet, request: Request) -> list[Row]:
