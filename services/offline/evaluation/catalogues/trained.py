@@ -6,7 +6,6 @@ Letters: B queries, L history length.
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.algorithms.scoring.states import QueryStates
@@ -16,8 +15,6 @@ from services.offline.training.bundling import load_model
 from services.offline.training.evaluation import states_before
 from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.sequences import Histories
-
-_QUERIES_PER_BATCH = 128
 
 
 def trained_scene(path: Path, *, num_queries: int, seed: int) -> Scene:
@@ -55,12 +52,7 @@ def query_states(
         raise ValueError(f"no user of {interactions.name} has two events; a query needs one and a label")
     chosen = np.sort(np.random.default_rng(seed).permutation(able)[:num_queries])
     last = histories.offsets[chosen + 1] - 1
-    parts = []
-    for start in range(0, len(chosen), _QUERIES_PER_BATCH):
-        part = slice(start, start + _QUERIES_PER_BATCH)
-        index = None
-        if model.encoder_shape.uses_user_index:
-            known = [bundle.user_index.get(interactions.user_ids[user], -1) for user in chosen[part]]
-            index = torch.tensor(known, dtype=torch.int64)
-        parts.append(states_before(model, histories, last[part], chosen[part], index))
-    return QueryStates.joined(parts), histories.items[last].astype(np.int64)
+    index = None
+    if model.encoder_shape.uses_user_index:
+        index = np.array([bundle.user_index.get(user_id, -1) for user_id in interactions.user_ids], dtype=np.int64)
+    return states_before(model, histories, last, chosen, index), histories.items[last].astype(np.int64)

@@ -46,11 +46,6 @@ class NeighbourSettings:
     damping: float
     shrink: float
 
-    @property
-    def text(self) -> str:
-        """The settings in words, for a table."""
-        return f"window {self.window}, recency {self.recency:g}, damping {self.damping:g}, shrink {self.shrink:g}"
-
 
 class StreamingItemNeighbours:
     """Item-kNN by co-occurrence: counts c_xy of pairs within a user's window, n_x of events. Memory: 4 X^2 bytes."""

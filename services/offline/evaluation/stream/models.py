@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from services.algorithms.encoding.absence import AbsenceRows, buckets_of
 from services.algorithms.ops.mol_scores import MolScorer
@@ -28,8 +27,6 @@ from services.offline.evaluation.stream.walk import (
 from services.offline.training.evaluation import states_before
 from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.sequences import Histories
-
-_STATES_PER_BATCH = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,16 +70,11 @@ def states_of_stream(
     # Equal lengths together, so that little of a batch is padding.
     known = known[np.argsort(places[known] - histories.offsets[users[first:][known]], kind="stable")]
     index = part.user_rows if model.encoder_shape.uses_user_index else None
-    parts = []
-    for begin in range(0, len(known), _STATES_PER_BATCH):
-        chosen = known[begin : begin + _STATES_PER_BATCH]
-        owners = users[first:][chosen]
-        indices = None if index is None else torch.from_numpy(index[owners])
-        parts.append(states_before(model, histories, places[chosen], owners, indices))
+    states = states_before(model, histories, places[known], users[first:][known], index)
     rows, gaps = np.full(end - first, -1, dtype=np.int64), np.zeros(end - first, dtype=np.int64)
     rows[known] = np.arange(len(known))
     gaps[known] = interactions.timestamps[first:end][known] - histories.times[places[known] - 1]
-    return EventStates(states=QueryStates.joined(parts), rows=rows, gaps=gaps, absence=model.absence_rows())
+    return EventStates(states=states, rows=rows, gaps=gaps, absence=model.absence_rows())
 
 
 class Fit(Protocol):
