@@ -1,4 +1,4 @@
-"""docs/benchmarks/freshness.md and its plots, from a report and the walked sets."""
+"""docs/benchmarks/freshness.md and its plot, from a report and the walked sets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,6 @@ _COLOURS = {
     "popularity": "#b8860b",
     "item-kNN": "#c51b7d",
 }
-_FURTHEST_INTERACTION = 60
 _FEWEST_EVENTS = 30  # for a point of a curve
 
 
@@ -61,18 +60,6 @@ def plot_stream(sets: Sequence[WalkedSet], path: Path) -> None:
             _sliding(drawn[line][1], walked, new, 50, "new items from their 3rd interaction")
 
 
-def plot_new_items(sets: Sequence[WalkedSet], path: Path) -> None:
-    """Plot hit rate@50 of new items by their number of interactions; a point joins three numbers."""
-    with panels(path, 1, len(sets), size=(6.5, 4.2)) as drawn:
-        for panel, walked in zip(drawn[0], sets, strict=True):
-            mask = walked.table.predictable & (walked.table.past_events == 0)
-            mask &= walked.table.nth <= _FURTHEST_INTERACTION
-            centres = np.arange(_FURTHEST_INTERACTION + 1)
-            _curves(panel, walked, walked.table.nth, mask, 50, centres, 2.0)
-            titled(panel, f"{walked.name}: items new to the model", ylabel="hit rate@50", ylim=(0, None),
-                   xlabel="the item's interaction in the stream, predicted")  # fmt: skip
-
-
 def sliding_rate(
     places: IntArray, hits: BoolArray, *, centres: npt.NDArray[np.number[Any]], width: float
 ) -> npt.NDArray[np.float64]:
@@ -86,24 +73,14 @@ def sliding_rate(
 
 
 def _sliding(panel: Any, walked: WalkedSet, mask: BoolArray, k: int, what: str) -> None:
-    length = float(walked.table.places.max()) + 1
+    places = walked.table.places
+    length = float(places.max()) + 1
     width = length / 20
-    _curves(panel, walked, walked.table.places, mask, k, np.linspace(width / 2, length - width / 2, 120), width)
+    centres = np.linspace(width / 2, length - width / 2, 120)
+    for name, ranks in walked.ranks.items():
+        rates = sliding_rate(places[mask], ranks[mask] < k, centres=centres, width=width)
+        panel.plot(centres, rates, color=_COLOURS.get(name), label=name, linewidth=1.4)
     for place in walked.trainings:
         panel.axvline(place, color=_COLOURS["retrained"], linewidth=0.8, linestyle=":")
     titled(panel, f"{walked.name}: hit rate@{k}, {what}", xlim=(0, length), ylim=(0, None),
            xlabel=f"events streamed (each point: {width:,.0f} events)", ylabel=f"hit rate@{k}")  # fmt: skip
-
-
-def _curves(
-    panel: Any,
-    walked: WalkedSet,
-    across: IntArray,
-    mask: BoolArray,
-    k: int,
-    centres: npt.NDArray[np.number[Any]],
-    width: float,
-) -> None:
-    for name, ranks in walked.ranks.items():
-        rates = sliding_rate(across[mask], ranks[mask] < k, centres=centres, width=width)
-        panel.plot(centres, rates, color=_COLOURS.get(name), label=name, linewidth=1.4)

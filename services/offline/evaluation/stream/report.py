@@ -17,7 +17,7 @@ from services.offline.evaluation.common.report import Report, Request, report_of
 from services.offline.evaluation.stream.baselines import NeighbourSettings, StreamingItemNeighbours, StreamingPopularity
 from services.offline.evaluation.stream.measures import EventColumns, columns, estimates, joined, kinds
 from services.offline.evaluation.stream.models import Fit, TrainedModels, stream_model
-from services.offline.evaluation.stream.page import WalkedSet, page, plot_new_items, plot_stream
+from services.offline.evaluation.stream.page import WalkedSet, page, plot_stream
 from services.offline.evaluation.stream.pefa import RefreshedItems, VoteSettings, WithVotes
 from services.offline.evaluation.stream.walk import IntArray, StreamSetting, stream_setting, walk
 
@@ -107,7 +107,7 @@ def run(
     retrainings: int,
     predict_every: int = 1,
 ) -> Report:
-    """Walk each data set once per seed; write freshness.{md,json}, freshness.png and new_items.png to `request.out`.
+    """Walk each data set once per seed; write freshness.{md,json,png} to `request.out`.
 
     retrainings: how many, evenly over the stream. predict_every: every n-th event is predicted; all are learnt.
     Raises: ValueError for no data set, no seed, negative retrainings, predict_every below 1 or unavailable data.
@@ -142,11 +142,8 @@ def run(
         sets.append(WalkedSet(name=name, table=table, ranks=ranks, trainings=walked[0].trainings))
         settings.append(_setting_row(plan, walked) | policies.as_plain() | {"chosen on": chosen_on})
         rows += [{"dataset": name, **row} for row in _rows(table, ranks)]
-    request.out.mkdir(parents=True, exist_ok=True)
-    plot_stream(sets, request.out / "freshness.png")
-    plot_new_items(sets, request.out / "new_items.png")
     report = report_of("freshness", request, rows, began) | {"settings": settings}
-    return written(request, report, page)
+    return written(request, report, page, lambda _, out: plot_stream(sets, out / "freshness.png"))
 
 
 def _walk_seed(plan: _Plan, policies: Policies, seed: int) -> _Seed:

@@ -57,7 +57,7 @@ def test_every_contender_is_measured_on_the_same_events(report: dict[str, Any]) 
 
 def test_page_json_and_plots_are_written_and_say_the_same(report: dict[str, Any], folder: Path) -> None:
     out = folder / "out"
-    assert {path.name for path in out.iterdir()} == {"freshness.md", "freshness.json", "freshness.png", "new_items.png"}
+    assert {path.name for path in out.iterdir()} == {"freshness.md", "freshness.json", "freshness.png"}
     stored = json.loads((out / "freshness.json").read_text(encoding="utf-8"))
     assert stored["rows"] == json.loads(json.dumps(report["rows"]))
     text = (out / "freshness.md").read_text(encoding="utf-8")
