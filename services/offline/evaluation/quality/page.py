@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,11 @@ def quality(
         earlier=[{"machine": earlier["machine"], **section} for section in earlier["sections"]],
         commit=commit(),
     )
-    table.measure(work, data, seeds=seeds)
+    if seeds is not None:
+        data = [replace(one, seeds=seeds) for one in data]
+    table.measure(work, data)
     request.say("intervals")
-    found = table.report(work, data, seeds=seeds)
+    found = table.report(work, data)
     rows = [row for section in found["sections"] for row in section["rows"]]
     report = report_of("quality", request, rows, began) | found
     return written(request, report, page, lambda report, out: plot_curves(report, out / "quality.png"))

@@ -69,9 +69,9 @@ class MeasuredData:
         """Return the split's arms. Reversed ties only check one verdict, so they have its two arms."""
         return ("hstu-dot", "hstu-mol") if split == LAST_REVERSED else self.arms
 
-    def expected(self, split: str, seeds: int | None = None) -> int:
+    def expected(self, split: str) -> int:
         """Return a complete split's number of final runs."""
-        return len(self.baselines) + (seeds or self.seeds) * len(self.arms_of(split))
+        return len(self.baselines) + self.seeds * len(self.arms_of(split))
 
     def load(self) -> Interactions:
         """Return the events; ml-1m without rare items, as in published tables."""
@@ -166,26 +166,21 @@ class Work:
             raise OutOfTime
 
 
-def measure(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = None) -> bool:
-    """Do the missing runs; return whether all are done. `seeds`: instead of each set's own number."""
+def measure(work: Work, data: Sequence[MeasuredData]) -> bool:
+    """Do the missing runs; return whether all are done."""
     try:
         for one in data:
-            open_splits = [split for split in one.splits if not _is_whole(work, one, split, seeds)]
+            open_splits = [split for split in one.splits if _num_done(work, one, split) < one.expected(split)]
             # A split that another machine began starts again here, so splits without any result come first.
             open_splits.sort(key=partial(_num_done, work, one))
             if not open_splits:
                 continue
             interactions = one.load()
             for split_name in open_splits:
-                split = SPLITS[split_name](interactions)
-                _Comparison(work, one, split, seeds or one.seeds).measure()
+                _Comparison(work, one, SPLITS[split_name](interactions)).measure()
     except OutOfTime:
         return False
     return True
-
-
-def _is_whole(work: Work, data: MeasuredData, split: str, seeds: int | None) -> bool:
-    return _num_done(work, data, split) >= data.expected(split, seeds)
 
 
 def _num_done(work: Work, data: MeasuredData, split: str) -> int:
@@ -194,8 +189,8 @@ def _num_done(work: Work, data: MeasuredData, split: str) -> int:
 
 
 class _Comparison:
-    def __init__(self, work: Work, data: MeasuredData, split: MeasuredSplit, seeds: int) -> None:
-        self.work, self.data, self.split, self.seeds = work, data, split, seeds
+    def __init__(self, work: Work, data: MeasuredData, split: MeasuredSplit) -> None:
+        self.work, self.data, self.split, self.seeds = work, data, split, data.seeds
         self.folder = work.store / data.key / _folder(split.name)
         self.store = Store(self.folder)
         tuned_data, tuned_split = data.tuned_on(split.name)
@@ -359,7 +354,7 @@ def values_of(runs: Sequence[Finished], metric: str) -> np.ndarray[tuple[int, in
     return gains(np.stack([one.ranked.ranks for one in runs if one.ranked is not None]), metric)
 
 
-def report(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = None) -> dict[str, Any]:
+def report(work: Work, data: Sequence[MeasuredData]) -> dict[str, Any]:
     """Return a section of results per split. An earlier section is used if it has at least as many runs, or if its data
     was not requested.
     """
@@ -367,8 +362,8 @@ def report(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = None
     for one in data:
         interactions = one.load()
         for split_name in one.splits:
-            comparison = _Comparison(work, one, SPLITS[split_name](interactions), seeds or one.seeds)
-            found, earlier = _section(comparison), work.earlier_of(one.key, split_name)
+            found = _section(_Comparison(work, one, SPLITS[split_name](interactions)))
+            earlier = work.earlier_of(one.key, split_name)
             if earlier is not None and _num_runs(earlier) >= _num_runs(found):
                 found = earlier
             measured[one.key, split_name] = found
@@ -386,7 +381,7 @@ def _section(comparison: _Comparison) -> dict[str, Any]:
     split, store = comparison.split, comparison.store
     finals = finals_of(store)
     train = split.train
-    expected = comparison.data.expected(split.name, comparison.seeds)
+    expected = comparison.data.expected(split.name)
     trials = {arm.name: list(_stored(store, arm.name, "trial")) for arm in comparison.arms}
     return {
         "data": comparison.data.key,
