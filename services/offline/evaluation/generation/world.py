@@ -166,40 +166,18 @@ def _identifiers(rng: np.random.Generator, shape: WorldShape) -> tuple[Tokens, n
 
 
 def _sets(centers: Floats, rows: CodedRows, shape: WorldShape) -> Tokens:
-    """Return the r best tokens of each vector, best first: (m, r), in one pass over the weights.
-
-    A threshold per vector, from a sample, selects somewhat more than r. Products are in bfloat16.
-    """
-    count, wanted = len(rows.weights), min(shape.set_tokens, len(rows.weights))
+    """Return the r best tokens of each vector, best first: (m, r). Products are in bfloat16."""
     vectors = torch.from_numpy(centers).to(torch.bfloat16)
-    step = max(1, count // (1 << 16))
-    sample = _product(vectors, rows, np.arange(0, count, step))
-    rank = min(sample.shape[1], round(1.25 * wanted / step) + 8)
-    thresholds = sample.topk(rank, dim=1).values[:, -1:]
-    who: list[torch.Tensor] = []
-    which: list[torch.Tensor] = []
-    values: list[torch.Tensor] = []
-    for begin in range(0, count, _CHUNK):
-        scores = _product(vectors, rows, np.arange(begin, min(begin + _CHUNK, count)))
-        vector, token = torch.nonzero(scores >= thresholds, as_tuple=True)
-        who.append(vector.to(torch.int32))
-        which.append((token + begin).to(torch.int32))
-        values.append(scores[vector, token])
-    owners, tokens, found = (torch.cat(parts).numpy() for parts in (who, which, values))
-    order = np.lexsort((-found, owners))
-    bounds = np.searchsorted(owners[order], np.arange(len(centers) + 1))
-    sets = np.empty((len(centers), wanted), dtype=np.int32)
-    for number in range(len(centers)):
-        best = tokens[order[bounds[number] : bounds[number + 1]]][:wanted]
-        sets[number] = np.resize(best, wanted)  # repeats some if the threshold selected too few
-    return sets
-
-
-def _product(vectors: torch.Tensor, rows: CodedRows, which: npt.NDArray[np.int64]) -> torch.Tensor:
-    part = slice(int(which[0]), int(which[-1]) + 1, int(which[1] - which[0]) if len(which) > 1 else 1)
-    codes = torch.from_numpy(rows.weights[part]).to(torch.bfloat16) - 128
-    products = (vectors @ codes.T).float()
-    return products * torch.from_numpy(np.ascontiguousarray(rows.scales[part]))
+    values = torch.empty((len(centers), 0))
+    tokens = torch.empty((len(centers), 0), dtype=torch.int32)
+    for begin in range(0, len(rows.weights), _CHUNK):
+        codes = torch.from_numpy(rows.weights[begin : begin + _CHUNK]).to(torch.bfloat16) - 128
+        scores = (vectors @ codes.T).float() * torch.from_numpy(rows.scales[begin : begin + _CHUNK])
+        numbers = torch.arange(begin, begin + scores.shape[1], dtype=torch.int32).expand_as(scores)
+        joined = torch.cat([values, scores], dim=1)
+        values, kept = joined.topk(min(shape.set_tokens, joined.shape[1]), dim=1)
+        tokens = torch.cat([tokens, numbers], dim=1).gather(1, kept)
+    return tokens.numpy()
 
 
 def _move(rows: CodedRows, places: Tokens) -> None:
