@@ -6,12 +6,15 @@ byte read once). Selection and gathering count as 0.
 Letters: X items, B queries, P_q, P_x components, P = P_q * P_x, d width, G gate hidden width, N pool size.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
+from services.algorithms.indexes.combined_top_k import CombinedTopK
+from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.offline.evaluation.catalogues.scene import Shape
 from services.offline.evaluation.common.timing import Times
 
@@ -123,6 +126,18 @@ class Algorithm:
         for scan in self.scans:
             work = work + scan(shape, num_queries=num_queries, num_items=num_items)
         return work
+
+
+def heuristics(
+    pair_pools: Iterable[int], average_pools: Iterable[int], combined_pools: Iterable[tuple[int, int]]
+) -> list[Algorithm]:
+    """Return TopKPerEmbedding, TopKAvg and the combined top K with these pool sizes (combined: per pair, average)."""
+    found = [Algorithm(kind=TopKPerEmbedding, sizes={"pool_size": size}, scans=(pair_scan,)) for size in pair_pools]
+    found += [Algorithm(kind=TopKAvg, sizes={"pool_size": size}, scans=(average_scan,)) for size in average_pools]
+    for pairs, average in combined_pools:
+        sizes = {"pair_pool_size": pairs, "average_pool_size": average}
+        found.append(Algorithm(kind=CombinedTopK, sizes=sizes, scans=(pair_scan, average_scan)))
+    return found
 
 
 def _fastest_seconds(call: Callable[[], object], *, repeats: int = 40) -> float:

@@ -23,17 +23,14 @@ import torch
 
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.card_passes import CardPasses
-from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.pools import PooledIndex
 from services.algorithms.indexes.protocol import TopK, take_queries
-from services.algorithms.indexes.top_k_avg import TopKAvg
-from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores.device import DeviceScorer, gate_weights, mixture
 from services.algorithms.scoring.states import QueryStates
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import Scene, Shape, shape_named
 from services.offline.evaluation.common.recall import recall
-from services.offline.evaluation.common.roofline import Algorithm, average_scan, pair_scan
+from services.offline.evaluation.common.roofline import Algorithm, heuristics
 from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.gpu.rates import STAND_IN, CardRates, Clock, cuda_events, measure_card, wall_clock
 
@@ -77,14 +74,7 @@ def algorithms(num_items: int) -> list[Algorithm]:
     averages = [size for size in _AVERAGES if 2 * size < num_items]
     return [
         Algorithm(kind=BruteForce),
-        *(Algorithm(kind=TopKPerEmbedding, sizes={"pool_size": size}, scans=(pair_scan,)) for size in (5, 100)),
-        *(Algorithm(kind=TopKAvg, sizes={"pool_size": size}, scans=(average_scan,)) for size in averages),
-        *(
-            Algorithm(
-                kind=CombinedTopK, sizes={"pair_pool_size": pairs, "average_pool_size": average}, scans=(pair_scan,)
-            )
-            for pairs, average in ((5, 200), (100, 1000))
-        ),
+        *heuristics((5, 100), averages, ((5, 200), (100, 1000))),
     ]
 
 

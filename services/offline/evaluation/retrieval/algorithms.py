@@ -7,15 +7,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.exact.cheapest import Exact
 from services.algorithms.indexes.exact.two_pass import ExactAlgorithm1, ExactLowPrecision
 from services.algorithms.indexes.quantized.anisotropic import Anisotropic
 from services.algorithms.indexes.quantized.tangents import QuantizedTangents
-from services.algorithms.indexes.top_k_avg import TopKAvg
-from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.offline.evaluation.catalogues.scene import Shape
-from services.offline.evaluation.common.roofline import Algorithm, average_scan, pair_scan
+from services.offline.evaluation.common.roofline import Algorithm, heuristics
 
 RESULTS = 100
 TRANSCRIPTION = "transcription of "
@@ -34,17 +31,8 @@ def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:
     of_tangents: list[Any] = [QuantizedTangents, *([Anisotropic] if find_spec("faiss") else [])]
     found = [
         *(Algorithm(kind=kind) for kind in (BruteForce, *EXACT)),
-        *(Algorithm(kind=TopKPerEmbedding, sizes={"pool_size": size}, scans=(pair_scan,)) for size in _PAIR_POOLS),
-        *(Algorithm(kind=TopKAvg, sizes={"pool_size": size}, scans=(average_scan,)) for size in _AVERAGE_POOLS),
+        *heuristics(_PAIR_POOLS, _AVERAGE_POOLS, _COMBINED_POOLS),
         *(Algorithm(kind=kind, sizes={"pool_size": size}) for kind in of_tangents for size in _TANGENT_POOLS),
-        *(
-            Algorithm(
-                kind=CombinedTopK,
-                sizes={"pair_pool_size": pairs, "average_pool_size": average},
-                scans=(pair_scan, average_scan),
-            )
-            for pairs, average in _COMBINED_POOLS
-        ),
     ]
     if quick:
         # Wide vectors take minutes to encode.
