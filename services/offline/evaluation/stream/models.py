@@ -29,54 +29,6 @@ from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.sequences import Histories
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EventStates:
-    """States before events.
-
-    rows (n,): row of an event's state, -1 if the user had no history. gaps (n,): seconds since that history's last
-    event.
-    """
-
-    states: QueryStates
-    rows: IntArray
-    gaps: IntArray
-    absence: AbsenceRows | None
-
-    def of(self, events: IntArray) -> QueryStates:
-        """Return states before these events, as of the events' times. Every event must have a state."""
-        states = self.states.take(self.rows[events])
-        if self.absence is None:
-            return states
-        return self.absence.apply(states, buckets_of(self.gaps[events], self.absence.shape))
-
-
-def states_of_stream(
-    model: SequentialModel, part: TrainingPart, interactions: Interactions, *, first: int, end: int | None = None
-) -> EventStates:
-    """Return states before the events in rows [first, end), from all earlier events of their users.
-
-    `part` is the model's training data; place 0 is row `first`.
-    """
-    end = len(interactions) if end is None else end
-    item_rows = part.item_rows[interactions.items[:end]]
-    read = np.flatnonzero(item_rows >= 0)
-    known_events = replace(interactions.select(read), items=item_rows[read].astype(np.int32))
-    histories, order = Histories.of(known_events), read[known_events.by_user()[0]]
-    # `order` sorts by user and row, so these keys increase.
-    users = interactions.users[:end].astype(np.int64)
-    keys = users * end + np.arange(end)
-    places = np.searchsorted(keys[order], keys[first:])
-    known = np.flatnonzero(places > histories.offsets[users[first:]])
-    # Equal lengths together, so that little of a batch is padding.
-    known = known[np.argsort(places[known] - histories.offsets[users[first:][known]], kind="stable")]
-    index = part.user_rows if model.encoder_shape.uses_user_index else None
-    states = states_before(model, histories, places[known], users[first:][known], index)
-    rows, gaps = np.full(end - first, -1, dtype=np.int64), np.zeros(end - first, dtype=np.int64)
-    rows[known] = np.arange(len(known))
-    gaps[known] = interactions.timestamps[first:end][known] - histories.times[places[known] - 1]
-    return EventStates(states=states, rows=rows, gaps=gaps, absence=model.absence_rows())
-
-
 class Fit(Protocol):
     """Trains a model; equal seeds give equal models."""
 
@@ -98,14 +50,21 @@ def quick_fit(epochs: int) -> Fit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamModel:
-    """A model on a section of the stream: items (K), and states before the events from position `first` on."""
+    """A model on a section of the stream: items (K), and states before the events from position `first` on.
+
+    rows (n,): row of an event's state, -1 if the user had no history. gaps (n,): seconds since that history's last
+    event.
+    """
 
     part: TrainingPart
     items: ItemStates
     pair_gate: PairGate | None
     user_component: int | None
+    absence: AbsenceRows | None
     first: int
-    before: EventStates
+    states: QueryStates
+    rows: IntArray
+    gaps: IntArray
 
     @property
     def codes(self) -> IntArray:
@@ -114,13 +73,16 @@ class StreamModel:
 
     def predictable(self, places: IntArray) -> BoolArray:
         """Return which events at these stream places have a state (N,)."""
-        return self.before.rows[places - self.first] >= 0
+        return self.rows[places - self.first] >= 0
 
     def queries(self, places: IntArray) -> tuple[IntArray, QueryStates]:
-        """Return which events at these stream places have a state, and those states."""
-        rows = places - self.first
-        able = np.flatnonzero(self.before.rows[rows] >= 0)
-        return able, self.before.of(rows[able])
+        """Return which events at these stream places have a state, and those states, as of the events' times."""
+        able = np.flatnonzero(self.predictable(places))
+        events = places[able] - self.first
+        states = self.states.take(self.rows[events])
+        if self.absence is not None:
+            states = self.absence.apply(states, buckets_of(self.gaps[events], self.absence.shape))
+        return able, states
 
     def query(self, place: int) -> QueryStates | None:
         """Return the state before the event at this stream place, if any."""
@@ -132,18 +94,43 @@ def stream_model(setting: StreamSetting, fit: Fit, *, seed: int, first: int = 0,
     """Train on everything before stream place `first`, and encode the stream from there to `end`."""
     part = training_part(setting.interactions, setting.split + first)
     model = fit(part.interactions, seed=seed)
-    begin = setting.split + first
     stop = len(setting.interactions) if end is None else setting.split + end
-    before = states_of_stream(model, part, setting.interactions, first=begin, end=stop)
+    states, rows, gaps = _states_before_events(model, part, setting.interactions, setting.split + first, stop)
     shape = model.head_shape
     return StreamModel(
         part=part,
         items=model.all_item_states(),
         pair_gate=model.pair_gate(),
         user_component=shape.num_query_components - 1 if model.encoder_shape.uses_user_index else None,
-        first=begin - setting.split,
-        before=before,
+        absence=model.absence_rows(),
+        first=first,
+        states=states,
+        rows=rows,
+        gaps=gaps,
     )
+
+
+def _states_before_events(
+    model: SequentialModel, part: TrainingPart, interactions: Interactions, first: int, end: int
+) -> tuple[QueryStates, IntArray, IntArray]:
+    """Return states before the events in rows [first, end), from all earlier events of their users; rows, gaps."""
+    item_rows = part.item_rows[interactions.items[:end]]
+    read = np.flatnonzero(item_rows >= 0)
+    known_events = replace(interactions.select(read), items=item_rows[read].astype(np.int32))
+    histories, order = Histories.of(known_events), read[known_events.by_user()[0]]
+    # `order` sorts by user and row, so these keys increase.
+    users = interactions.users[:end].astype(np.int64)
+    keys = users * end + np.arange(end)
+    places = np.searchsorted(keys[order], keys[first:])
+    known = np.flatnonzero(places > histories.offsets[users[first:]])
+    # Equal lengths together, so that little of a batch is padding.
+    known = known[np.argsort(places[known] - histories.offsets[users[first:][known]], kind="stable")]
+    index = part.user_rows if model.encoder_shape.uses_user_index else None
+    states = states_before(model, histories, places[known], users[first:][known], index)
+    rows, gaps = np.full(end - first, -1, dtype=np.int64), np.zeros(end - first, dtype=np.int64)
+    rows[known] = np.arange(len(known))
+    gaps[known] = interactions.timestamps[first:end][known] - histories.times[places[known] - 1]
+    return states, rows, gaps
 
 
 class TrainedModels:

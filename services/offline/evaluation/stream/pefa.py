@@ -121,7 +121,7 @@ class WithVotes:
         self._setting, self._model, self._votes = setting, model, dict(votes)
         self._inner, self._min_users = list(inner), min_users
         self._weights = _weights(feedback, setting)
-        _, num_components, width = model.before.states.components.shape
+        _, num_components, width = model.states.components.shape
         self._memory = QueryMemory(capacity=capacity, num_components=num_components, width=width)
         self._index = VotingIndex(
             num_components=num_components, width=width, model_version="stream", leave_out=model.user_component
