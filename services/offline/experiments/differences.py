@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from services.offline.evaluation.engine.intervals import holm
-from services.offline.experiments.sequential import ALPHA, MIN_USERS, TUNED_FOR_USERS, Estimate, estimate
+from services.offline.evaluation.engine.intervals import Estimate, holm
+from services.offline.experiments.sequential import ALPHA, MIN_USERS, TUNED_FOR_USERS, estimate
 
 # Values above this quantile of all users count as the quantile: a script's 10,000 clicks must not decide.
 CAPPED_ABOVE = 0.999

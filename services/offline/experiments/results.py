@@ -16,10 +16,10 @@ import duckdb
 
 from services.algorithms.rules.team_draft import BOTH
 from services.contracts.topics.experiments import CONSOLE, Experiment
+from services.offline.evaluation.engine.intervals import Estimate
 from services.offline.experiments.differences import CAPPED_ABOVE, ArmSums, Difference, differences, preference
 from services.offline.experiments.log import quoted
 from services.offline.experiments.sample_ratio import ALARM, p_value
-from services.offline.experiments.sequential import Estimate
 from services.platform.errors import InvalidRequest, PreconditionFailed
 
 SPLITS = {

@@ -7,7 +7,8 @@ sequences", Annals of Statistics 52(6), 2024 (arXiv:2103.06476), Theorem 2.2 and
 """
 
 import math
-from dataclasses import dataclass
+
+from services.offline.evaluation.engine.intervals import Estimate
 
 ALPHA = 0.05
 MIN_USERS = 100
@@ -16,24 +17,12 @@ MIN_USERS = 100
 TUNED_FOR_USERS = 10_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """A mean; its interval and the p-value of "the mean is zero" are valid at every look."""
-
-    mean: float
-    low: float
-    high: float
-    p_value: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
-
-
 def estimate(
     mean: float, standard_error: float, users: int, *, alpha: float = ALPHA, tuned_for: int = TUNED_FOR_USERS
 ) -> Estimate:
     """Return the interval around a mean, or a difference of means, of `users` independent users, at level 1 - alpha.
 
+    Interval and p-value are valid at every look.
     Raises: ValueError for a negative or undefined standard error, fewer than one user, or an alpha outside (0, 1).
     """
     if not 0 <= standard_error < math.inf or users < 1 or not 0 < alpha < 1:

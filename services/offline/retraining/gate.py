@@ -16,7 +16,7 @@ from services.algorithms.bundles.model_bundle import Bundle
 from services.offline.datasets import Interactions, MeasuredSplit
 from services.offline.evaluation.engine.intervals import holm, paired_difference
 from services.offline.evaluation.engine.metrics import gains
-from services.offline.evaluation.engine.ranked_events import counting, rank_events
+from services.offline.evaluation.engine.ranked_events import counting, evenly, rank_events
 from services.offline.evaluation.engine.served_scorer import ServedScorer
 from services.offline.evaluation.engine.strata import strata
 from services.offline.training.sequences import Histories
@@ -70,8 +70,7 @@ def judge(
     """
     seen = data.seen(new.event_schema)
     data, first = data.select(seen), int(np.searchsorted(seen, first))
-    rows = counting(data, np.arange(first, len(data), dtype=np.int64), new.event_schema)
-    rows = rows[np.linspace(0, len(rows) - 1, min(_MAX_EVENTS, len(rows))).astype(np.int64)] if len(rows) else rows
+    rows = evenly(counting(data, np.arange(first, len(data), dtype=np.int64), new.event_schema), _MAX_EVENTS)
     if len(rows) < MIN_EVENTS:
         raise ValueError(f"{len(rows)} events to judge by; allowed: {MIN_EVENTS} and more, so judge by more hours")
     before = np.arange(first, dtype=np.int64)

@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from services.offline.archive.files import Archive, is_archive
 from services.offline.bundles.folders import require_target
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.datasets.catalogue_file import Catalogue, attribute_columns
+from services.offline.evaluation.bundles.judged import utc
 from services.offline.retraining.gate import Verdict, judge
 from services.offline.training.fit import NONE
 from services.offline.training.run import run_training
@@ -78,7 +78,7 @@ def retrain(
         train(out=aside, interactions=known, split=NONE, resume=True, console=console, **options)
         _note(aside, lineage=lineage)
     new = load_bundle(aside)
-    say(f"Judging by what people took of {len(events) - first:,} events from {_text(events.timestamps[first])} on")
+    say(f"Judging by what people took of {len(events) - first:,} events from {utc(events.timestamps[first])} on")
     verdict = judge(old, new, events, first, clock=clock)
     report = {"lineage": lineage, "gate": _plain(verdict), "model_version": new.model_version}
     _note(aside, **report)
@@ -106,8 +106,8 @@ def _check_unseen(serving: Bundle, events: Interactions, first: int) -> None:
     learnt, begin = serving.manifest.data.get("newest_time"), int(events.timestamps[first])
     if learnt is not None and learnt >= begin:
         raise ValueError(
-            f"the serving model {serving.model_version} has learnt events up to {_text(learnt)} and would be judged "
-            f"by those from {_text(begin)} on; allowed: newer data, or fewer hours"
+            f"the serving model {serving.model_version} has learnt events up to {utc(learnt)} and would be judged "
+            f"by those from {utc(begin)} on; allowed: newer data, or fewer hours"
         )
 
 
@@ -159,7 +159,3 @@ def _note(path: Path, **said: Any) -> None:
 
 def _plain(verdict: Verdict) -> dict[str, Any]:
     return {**json.loads(json.dumps(asdict(verdict))), "passes": verdict.passes}
-
-
-def _text(seconds: Any) -> str:
-    return f"{datetime.fromtimestamp(int(seconds), UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from services.algorithms.bundles.event_schema import EventSchema
 from services.offline.datasets import Interactions, leave_one_out_split
-from services.offline.evaluation.engine.intervals import Difference, paired_difference
+from services.offline.evaluation.engine.intervals import Estimate, paired_difference
 from services.offline.evaluation.engine.metrics import Ranks, gains
-from services.offline.evaluation.engine.ranked_events import counting, rank_events
+from services.offline.evaluation.engine.ranked_events import counting, evenly, rank_events
 from services.offline.training.evaluation import ModelScorer
 from services.offline.training.loop import train
 from services.offline.training.neighbours import choosing_rows, learn_neighbours, ranks_by_share
@@ -46,7 +46,7 @@ class Choice:
     config: TrainConfig
     ndcg_at_10: Mapping[str, float]
     reason: str
-    lead: Difference
+    lead: Estimate
     cpu_seconds: float
 
 
@@ -100,7 +100,7 @@ def choose(
             "a head needs one to be predicted"
         )
     known = interactions.select(parts.refit_rows)
-    rows = last[np.linspace(0, len(last) - 1, min(_EVENTS, len(last))).astype(int)]
+    rows = evenly(last, _EVENTS)
     taken = known if known.outcomes is None else known.select(known.outcomes == 0)
     neighbours = learn_neighbours(taken) if len(choosing_rows(interactions, schema)) else None
     began = time.process_time()
@@ -157,7 +157,7 @@ def _cheapest_of_the_best(
     ] else "beyond doubt better than all cheaper"
 
 
-def _difference(found: Mapping[str, npt.NDArray[np.float64]], one: str, other: str) -> Difference:
+def _difference(found: Mapping[str, npt.NDArray[np.float64]], one: str, other: str) -> Estimate:
     return paired_difference(found[one][None], found[other][None])
 
 

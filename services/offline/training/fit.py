@@ -17,7 +17,7 @@ from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.offline.datasets import Interactions, global_time_split, leave_one_out_split
 from services.offline.evaluation.engine.baselines import Popularity, ServedNeighbours
 from services.offline.evaluation.engine.metrics import summary
-from services.offline.evaluation.engine.ranked_events import EventScorer, counting, rank_events
+from services.offline.evaluation.engine.ranked_events import EventScorer, counting, evenly, rank_events
 from services.offline.training.evaluation import ModelScorer
 from services.offline.training.loop import ProgressListener, Step, TrainReport, train
 from services.offline.training.neighbours import (
@@ -93,9 +93,11 @@ def fit_split(interactions: Interactions, split: str, schema: EventSchema, *, ma
     if split == TIME:
         divided = global_time_split(interactions, 0.8)
         held_out = counting(interactions, np.arange(len(divided.train), len(interactions), dtype=np.int64), schema)
-        chosen = np.linspace(0, len(held_out) - 1, min(max_events, len(held_out))).astype(np.int64)
         return FitSplit(
-            train=divided.train, whole=interactions, test_rows=held_out[chosen], split_time=divided.split_time
+            train=divided.train,
+            whole=interactions,
+            test_rows=evenly(held_out, max_events),
+            split_time=divided.split_time,
         )
     return FitSplit(train=interactions, whole=interactions, test_rows=np.zeros(0, dtype=np.int64))
 

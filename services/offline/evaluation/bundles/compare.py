@@ -15,7 +15,7 @@ from services.offline.evaluation.bundles.evaluate import beyond_accuracy, segmen
 from services.offline.evaluation.bundles.judged import Data, judged_by
 from services.offline.evaluation.engine.intervals import estimates, holm, paired_difference
 from services.offline.evaluation.engine.metrics import METRICS, gains
-from services.offline.evaluation.engine.ranked_events import RankedEvents, rank_events
+from services.offline.evaluation.engine.ranked_events import RankedEvents, evenly, rank_events
 from services.offline.evaluation.engine.served_scorer import ServedScorer
 from services.offline.evaluation.engine.strata import strata
 from services.offline.training.sequences import Histories
@@ -94,10 +94,9 @@ def _require_one_catalogue(a: Bundle, b: Bundle) -> None:
 def _people(bundle: Bundle, data: Any, ranked: dict[str, RankedEvents]) -> list[dict[str, Any]]:
     histories, users = Histories.of(data), ranked["a"].users
     last = np.flatnonzero(np.append(np.diff(users) != 0, True))
-    chosen = last[np.linspace(0, len(last) - 1, min(PEOPLE, len(last))).astype(np.int64)]
     names = [title or item_id for title, item_id in zip(data.titles, data.item_ids, strict=True)]
     found = []
-    for row in chosen.tolist():
+    for row in evenly(last, PEOPLE).tolist():
         event, user = int(ranked["a"].events[row]), int(users[row])
         begin = max(int(histories.offsets[user]), event - _HISTORY)
         person: dict[str, Any] = {

@@ -23,7 +23,7 @@ from services.offline.datasets import (
     leave_one_out_split,
     read_data,
 )
-from services.offline.evaluation.engine.ranked_events import counting
+from services.offline.evaluation.engine.ranked_events import counting, evenly
 from services.offline.training.fit import LEAVE_ONE_OUT, TIME
 from services.offline.training.sequences import IntArray
 
@@ -86,7 +86,7 @@ def judged_by(
             interactions=events,
             train_rows=learnt,
             valid_rows=rows[:0],
-            test_rows=counted[np.linspace(0, len(counted) - 1, min(MAX_EVENTS, len(counted))).astype(np.int64)],
+            test_rows=evenly(counted, MAX_EVENTS),
             refit_rows=learnt,
         ),
         note=note,
@@ -112,16 +112,16 @@ def _part(bundle: Bundle, given: Interactions) -> tuple[IntArray, IntArray, str]
     learnt, rest = read[: np.searchsorted(read, first)], np.arange(first, len(given), dtype=np.int64)
     if not len(rest):
         raise ValueError(
-            f"all {len(given):,} events of {given.name} (the newest at {_text(given.timestamps[-1])}) overlap the "
-            f"training data: model {bundle.model_version} has learnt up to {_text(newest)}; allowed: newer events, or "
+            f"all {len(given):,} events of {given.name} (the newest at {utc(given.timestamps[-1])}) overlap the "
+            f"training data: model {bundle.model_version} has learnt up to {utc(newest)}; allowed: newer events, or "
             "the data that it was trained on, where it was trained with --split leave-one-out or time"
         )
     overlap = f"{first:,} earlier events may have been learnt and are history alone." if first else ""
     return (
         learnt,
         rest,
-        f"Model {bundle.model_version} has learnt up to {_text(newest)}: judged by the events from "
-        f"{_text(given.timestamps[first])} on. {overlap}".rstrip(),
+        f"Model {bundle.model_version} has learnt up to {utc(newest)}: judged by the events from "
+        f"{utc(given.timestamps[first])} on. {overlap}".rstrip(),
     )
 
 
@@ -140,7 +140,7 @@ def _as_trained(trained_on: dict[str, Any], read: Interactions) -> tuple[IntArra
     elif trained_on.get("split") == TIME and read.has_times:
         end = int(np.searchsorted(read.timestamps, global_time_split(read).split_time))
         learnt, held_out = np.arange(end, dtype=np.int64), np.arange(end, len(read), dtype=np.int64)
-        what = f"judged by the last fifth of it, from {_text(read.timestamps[end])} on."
+        what = f"judged by the last fifth of it, from {utc(read.timestamps[end])} on."
     else:
         return None
     return (learnt, held_out, what) if read.select(learnt).fingerprint() == trained_on.get("fingerprint") else None
@@ -161,5 +161,6 @@ def _over_catalogue(data: Interactions, bundle: Bundle) -> Interactions:
     )
 
 
-def _text(seconds: Any) -> str:
+def utc(seconds: Any) -> str:
+    """Return a Unix time in words."""
     return f"{datetime.fromtimestamp(int(seconds), UTC):%Y-%m-%d %H:%M:%S} UTC"

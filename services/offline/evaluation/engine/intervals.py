@@ -15,15 +15,15 @@ import numpy.typing as npt
 from services.offline.evaluation.engine.metrics import Ranks, gains
 
 Values = npt.NDArray[np.float64]
-Estimate = list[float]  # mean, low, high of a 95 % interval over events
+Interval = list[float]  # mean, low, high of a 95 % interval over events
 
 REPLICATES = 2000
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
-    """Mean, 95 % interval, and two-sided p-value of "no difference" (before any correction)."""
+class Estimate:
+    """A mean or a difference of means, its interval (95 % if not stated), and the p-value of "it is zero"."""
 
     mean: float
     low: float
@@ -45,7 +45,7 @@ def paired_difference(
     users: npt.NDArray[np.integer] | None = None,
     replicates: int = REPLICATES,
     seed: int = 0,
-) -> Difference:
+) -> Estimate:
     """Return how much higher `one` is than `other` on the same events.
 
     Shapes: one (S, E), other (S', E): a value per seed and event, such as a hit. users (E,): events of one user are
@@ -65,7 +65,7 @@ def paired_difference(
     low, high = interval(means)
     # No p-value is zero (Davison and Hinkley, 1997, equation 4.11).
     below, above = ((means <= 0).sum() + 1) / (replicates + 1), ((means >= 0).sum() + 1) / (replicates + 1)
-    return Difference(
+    return Estimate(
         mean=float(one.mean() - other.mean()),
         low=low,
         high=high,
@@ -98,7 +98,7 @@ def estimates(
     *,
     minus: str | None = None,
     seed: int = 0,
-) -> dict[str, dict[str, Estimate]]:
+) -> dict[str, dict[str, Interval]]:
     """Return [mean, low, high] over E events by name and metric; {} without events.
 
     groups (E,): events of one group are drawn together. minus: subtract this name's values, on the same draws. Ranks

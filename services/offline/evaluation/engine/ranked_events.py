@@ -64,6 +64,11 @@ def counting(interactions: Interactions, rows: IntArray, schema: EventSchema) ->
     return rows[interactions.speaking_for(schema)[rows]]
 
 
+def evenly(rows: IntArray, count: int) -> IntArray:
+    """Return at most `count` of the rows, evenly spread."""
+    return rows[np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(np.int64)]
+
+
 def held_out_batches(interactions: Interactions, rows: npt.NDArray[np.int64]) -> Iterator[HeldOutBatch]:
     """Yield the events in `rows` by batches, in the order of `Histories`, without users' first events.
 

@@ -18,7 +18,7 @@ import numpy as np
 from services.offline.datasets import MeasuredSplit
 from services.offline.evaluation.engine.baselines import make_baseline
 from services.offline.evaluation.engine.metrics import summary
-from services.offline.evaluation.engine.ranked_events import EventScorer, RankedEvents, rank_events
+from services.offline.evaluation.engine.ranked_events import EventScorer, RankedEvents, evenly, rank_events
 from services.offline.evaluation.quality.arms import Arm, Trial, bytes_per_item
 from services.offline.training.evaluation import ModelScorer
 from services.offline.training.loop import Step, dense_users, train
@@ -112,7 +112,7 @@ def run_arm(
     """
     config = trial.applied(arm.shaped(plan.config))
     config = replace(config, seed=seed, epochs=plan.final_epochs if is_final else plan.trial_epochs)
-    judged = _evenly(split.valid_rows, _EVENTS_PER_EPOCH)
+    judged = evenly(split.valid_rows, _EVENTS_PER_EPOCH)
     users = dense_users(config, split.train)
 
     def score(model: SequentialModel) -> float:
@@ -161,7 +161,7 @@ def run_baseline(name: str, settings: Mapping[str, Any], split: MeasuredSplit, *
     }
     if is_final:
         return _ranked(row, scorer, split)
-    ranked = rank_events(scorer, split.interactions, _evenly(split.valid_rows, _EVENTS_PER_EPOCH))
+    ranked = rank_events(scorer, split.interactions, evenly(split.valid_rows, _EVENTS_PER_EPOCH))
     return Finished(row=row | {"validation": round(summary(ranked.ranks)[CHOSEN_BY], 5)}, ranked=None)
 
 
@@ -169,7 +169,3 @@ def _ranked(row: Row, scorer: EventScorer, split: MeasuredSplit) -> Finished:
     ranked = rank_events(scorer, split.interactions, split.test_rows)
     metrics = {name: round(value, 5) for name, value in summary(ranked.ranks).items()}
     return Finished(row=row | {"metrics": metrics, "coverage": round(ranked.coverage, 5)}, ranked=ranked)
-
-
-def _evenly(rows: np.ndarray[tuple[int], np.dtype[np.int64]], count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return rows[np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(np.int64)]

@@ -19,7 +19,7 @@ from services.offline.datasets import Interactions, MeasuredSplit, load_dataset,
 from services.offline.datasets.splits import SPLITS
 from services.offline.evaluation.common.report import machine
 from services.offline.evaluation.engine.baselines import GRIDS
-from services.offline.evaluation.engine.intervals import Difference, holm, paired_difference, spread
+from services.offline.evaluation.engine.intervals import Estimate, holm, paired_difference, spread
 from services.offline.evaluation.engine.metrics import METRICS, gains
 from services.offline.evaluation.quality.arms import ARMS, Arm, Trial, tune
 from services.offline.evaluation.quality.runs import Finished, Plan, Row, Store, run_arm, run_baseline
@@ -468,7 +468,7 @@ def _verdicts(store: Store, finals: Mapping[str, Sequence[Finished]]) -> Iterato
                 yield {"question": question, "one": one, "other": other, "metric": metric} | figures
 
 
-def difference(one: Sequence[Finished], other: Sequence[Finished], metric: str) -> Difference:
+def difference(one: Sequence[Finished], other: Sequence[Finished], metric: str) -> Estimate:
     """Return how much higher a metric of `one`'s runs is than of `other`'s.
 
     Users are drawn as well as seeds: in a time split a user has several similar test events.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.offline.evaluation.engine import intervals
-from services.offline.evaluation.engine.intervals import Estimate
+from services.offline.evaluation.engine.intervals import Interval
 from services.offline.evaluation.stream.walk import BoolArray, IntArray, StreamSetting
 
 _NO_END = 10**9
@@ -81,7 +81,7 @@ def kinds(table: EventColumns) -> dict[str, BoolArray]:
 
 def estimates(
     table: EventColumns, ranks: Mapping[str, IntArray], mask: BoolArray, *, minus: str | None = None, seed: int = 0
-) -> dict[str, dict[str, Estimate]]:
+) -> dict[str, dict[str, Interval]]:
     """Return estimates by ranker and metric, or differences from `minus`; empty without an event."""
     kept = {name: found[mask] for name, found in ranks.items()}
     return intervals.estimates(kept, table.items[mask], METRICS, minus=minus, seed=seed)
