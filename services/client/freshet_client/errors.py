@@ -135,24 +135,8 @@ class InternalError(FreshetError):
     status = "INTERNAL"
 
 
-_BY_STATUS: dict[str, type[FreshetError]] = {
-    "OUT_OF_RANGE": InvalidArgument,
-    **{
-        kind.status: kind
-        for kind in (
-            InvalidArgument,
-            Unauthenticated,
-            PermissionDenied,
-            NotFound,
-            PreconditionFailed,
-            Unsupported,
-            Conflict,
-            Overloaded,
-            Unavailable,
-            DeadlineExceeded,
-        )
-    },
-}
+# TooLarge and Unreachable are no direct subclasses: each has another error's status.
+_BY_STATUS = {kind.status: kind for kind in FreshetError.__subclasses__()} | {"OUT_OF_RANGE": InvalidArgument}
 
 
 def of_call(error: Any, *, target: str, timeout_s: float | None = None) -> FreshetError:

@@ -329,17 +329,19 @@ class FakeGateway:
         return gateway_pb2.RecordInteractionsResponse(receipts=[self._append(one) for one in request.interactions])
 
     def _append(self, one: Any) -> Any:
-        partition = _partition(one.user_id)
-        offset = self._offsets[partition]
-        self._offsets[partition] += 1
+        token = self._next_token(one.user_id)
         user = self._users.setdefault(one.user_id, _User())
         stored = events_pb2.Interaction()
         stored.CopyFrom(one)
         stored.event_id = one.event_id or secrets.token_hex(16)
         if stored.event_id not in {known.message.event_id for known in user.events}:
-            user.events.append(_Event(stored, offset))
-        token = common_pb2.FreshnessToken(epoch=self._epoch, partition=partition, offset=offset)
+            user.events.append(_Event(stored, token.offset))
         return gateway_pb2.InteractionReceipt(event_id=stored.event_id, token=token)
+
+    def _next_token(self, user_id: str) -> Any:
+        partition = _partition(user_id)
+        self._offsets[partition] += 1
+        return common_pb2.FreshnessToken(epoch=self._epoch, partition=partition, offset=self._offsets[partition] - 1)
 
     def _RecordImpressions(self, request: Any) -> Any:
         check_id("user_id", request.user_id)
@@ -367,12 +369,9 @@ class FakeGateway:
     def _UndoInteraction(self, request: Any) -> Any:
         check_id("user_id", request.user_id)
         check_id("event_id", request.event_id)
-        partition = _partition(request.user_id)
-        offset = self._offsets[partition]
-        self._offsets[partition] += 1
+        token = self._next_token(request.user_id)
         for one in self._users.get(request.user_id, _User()).events:
             one.is_undone |= one.message.event_id == request.event_id
-        token = common_pb2.FreshnessToken(epoch=self._epoch, partition=partition, offset=offset)
         receipt = gateway_pb2.InteractionReceipt(event_id=f"undo-{request.event_id}", token=token)
         return gateway_pb2.UndoInteractionResponse(receipt=receipt)
 

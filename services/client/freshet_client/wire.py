@@ -16,7 +16,7 @@ from freshet_client.errors import InvalidArgument
 
 T = TypeVar("T")
 
-# Messages whose dataclass has another name or module.
+# Messages whose dataclass has another name.
 _CLASSES: dict[str, Any] = {
     "InteractionReceipt": answers.Receipt,
     "RecommendResponse": answers.Recommendation,
@@ -27,37 +27,20 @@ _CLASSES: dict[str, Any] = {
     "ExplainVotesResponse": answers.ExplainedVotes,
     "ForgetUserResponse": answers.ForgetReport,
     "GetFreshnessResponse": answers.FreshnessReport,
-    "CatalogueAttribute": described.CatalogueAttribute,
-    "CategoryCount": described.CategoryCount,
     "DescribeCatalogueResponse": described.CatalogueDescription,
-    "DescribedItem": described.DescribedItem,
-    "EventTypeMeaning": described.EventTypeMeaning,
     "GetItemResponse": described.ItemReport,
     "GetUserResponse": described.UserReport,
     "ListExposuresResponse": described.ShownAnswers,
-    "ShownAnswer": described.ShownAnswer,
-    "ShownItem": described.ShownItem,
     "GetHealthResponse": described.HealthReport,
-    "PartHealth": described.PartHealth,
-    "DeadLetter": described.DeadLetter,
     "ListDeadLettersResponse": described.DeadLetterList,
     "ReplayDeadLetterResponse": described.ReplayedLetter,
-    "Item": requests.Item,
-    "ItemProgress": described.ItemProgress,
     "ListItemsResponse": described.ItemPage,
-    "StoredEvent": described.StoredEvent,
     "TailInteractionsResponse": described.TailedInteractions,
-    "TailedInteraction": described.TailedInteraction,
     "AttributeCondition": requests.Condition,
     "ChangeVersionSetResponse": described.Changed,
     "GetVersionSetsResponse": described.VersionSets,
-    "HeldSet": described.HeldSet,
     "ListRulesResponse": described.StandingRules,
     "PutRulesResponse": described.Changed,
-    "Rule": requests.Rule,
-    "SetShare": described.SetShare,
-    "ShadowReport": described.ShadowReport,
-    "VersionSet": described.VersionSet,
 }
 _WHOLE = {
     FieldDescriptor.TYPE_UINT32: "a whole number, 0 to 4294967295",
@@ -69,8 +52,13 @@ _WHOLE = {
 def read(message: Any, cls: Any = None) -> Any:
     """An answer's plain value; absent optional fields are None."""
     descriptor = message.DESCRIPTOR
-    cls = cls or _CLASSES.get(descriptor.name) or getattr(answers, descriptor.name)
+    cls = cls or _class_of(descriptor.name)
     return cls(**{name: value_of(message) for name, value_of in _plan(cls, descriptor)})
+
+
+@cache
+def _class_of(name: str) -> Any:
+    return _CLASSES.get(name) or next(vars(one)[name] for one in (answers, described, requests) if name in vars(one))
 
 
 @cache

@@ -4,8 +4,8 @@ from dataclasses import fields
 
 import pytest
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2
-from freshet_client import Certificate, Filter, Interaction, Item, Provenance, RecommendOptions, Rule, answers, requests
-from freshet_client.wire import _CLASSES
+from freshet_client import Certificate, Filter, Interaction, Item, Provenance, RecommendOptions, Rule, requests
+from freshet_client.wire import _class_of
 
 # Of Interaction: what `undo` writes. Of ExplainResponse's parts: of one request, and of a shard.
 LEFT_OUT = {"Interaction": {"undoes_event_id"}, "ExplainScoreResponse": {"rules"}, "ExplainVotesResponse": {"shard"}}
@@ -57,7 +57,7 @@ ANSWERS.pop("AttributeValue", None)
 
 @pytest.mark.parametrize("name", sorted(ANSWERS))
 def test_an_answer_has_every_field_of_its_message(name: str) -> None:
-    cls = _CLASSES.get(name) or getattr(answers, name)
+    cls = _class_of(name)
     known = names(cls) | (names(Provenance) if "provenance" in names(cls) else set()) | LEFT_OUT.get(name, set())
     assert set(ANSWERS[name].fields_by_name) - known == set()
 
