@@ -19,7 +19,7 @@ from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.bundles.tensor_file import changed_in_place
 from services.algorithms.rules.ranking_rules import Rule
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
-from services.contracts.operation_log import OperationFollower, operation_reader
+from services.contracts.operation_log import Control, OperationFollower, operation_reader
 from services.contracts.operations import OperationTopic
 from services.contracts.pseudonyms import pseudonym_key
 from services.contracts.shards import Shard
@@ -27,7 +27,6 @@ from services.contracts.topics import experiments, rules, version_sets
 from services.contracts.topics.items import ITEMS
 from services.contracts.topics.version_sets import VersionSet
 from services.gateway.adapters.kafka_reads import KafkaDeadLetters, KafkaShownAnswers, KafkaStreamEnds
-from services.gateway.adapters.operations import operations
 from services.gateway.adapters.peer import Peer, Peers, Timed
 from services.gateway.adapters.probes import ProbedParts, ProbedStreamStatus
 from services.gateway.adapters.processes import (
@@ -43,9 +42,9 @@ from services.gateway.config import GatewaySettings
 from services.gateway.dependencies import AcknowledgedLag, LoopStalls
 from services.gateway.domain import ServedModel
 from services.gateway.edge.door import admissions, opened_door
-from services.gateway.get_freshness import check_processes
-from services.gateway.handlers import make_handlers
-from services.gateway.metrics import GatewayMetrics, PartCalls
+from services.gateway.handlers import Handlers
+from services.gateway.health import check_processes
+from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Candidates, Ports
 from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.gateway.recommend.exposures import Exposures, signing_key
@@ -56,6 +55,8 @@ from services.gateway.recommend.standing_rules import LiveRules, check_arms, sta
 from services.gateway.server import SERVICE, GatewayServicer
 from services.gateway.stages import Limits
 from services.gateway.version_sets.routes import Routes, ServedSet, own_set
+from services.gateway.write.operations import ChangeExperiment, ChangeVersionSet, Operate, Operations
+from services.platform.errors import PreconditionFailed
 from services.platform.http.origins import origins
 from services.platform.http.server import HttpServer
 from services.platform.process import configure_tracing
@@ -66,6 +67,8 @@ from services.platform.rpc.server import HealthState, RpcServer, serve
 from services.platform.stream.event_producer import EventProducer
 from services.user_state.reader import StateReader
 from services.user_state.sessions import SessionStore
+from services.user_state.warmth import Warmth, measure
+from services.user_state.writer import StateWriter
 
 # gRPC's default, which clients expect.
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
@@ -141,21 +144,6 @@ class _Stream:
         await self._encoder.close()
 
 
-class _Store:
-    """A Redis connection per concurrent call, so that a burst does not look like an outage."""
-
-    def __init__(self, settings: GatewaySettings, tracing: Tracing, reads: PartCalls) -> None:
-        timeout_s, most = settings.state_timeout_ms / 1000, settings.max_in_flight
-        self.reader = StateReader(
-            settings.redis, timeout_s=timeout_s, max_connections=most, with_traces=tracing.is_on, on_read=reads.add
-        )
-        self.sessions = SessionStore(settings.redis, self.reader.last_epoch, timeout_s=timeout_s, max_connections=most)
-
-    async def close(self) -> None:
-        await self.reader.close()
-        await self.sessions.close()
-
-
 class _Gateway:
     """Connections, followers and version sets. Call `start`, then `close`. Raises: ConfigError for unusable keys."""
 
@@ -163,7 +151,15 @@ class _Gateway:
         self._settings, self._tracing = settings, tracing
         self._key = signing_key(settings.signing_key.get_secret_value(), settings.signing_key_file)
         self.metrics = GatewayMetrics()
-        self._store = _Store(settings, tracing, self.metrics.minutes.of("redis"))
+        # A Redis connection per concurrent call, so that a burst does not look like an outage.
+        timeout_s, most = settings.state_timeout_ms / 1000, settings.max_in_flight
+        count_read = self.metrics.minutes.of("redis").add
+        self._states = StateReader(
+            settings.redis, timeout_s=timeout_s, max_connections=most, with_traces=tracing.is_on, on_read=count_read
+        )
+        self._sessions = SessionStore(
+            settings.redis, self._states.last_epoch, timeout_s=timeout_s, max_connections=most
+        )
         self._stream = _Stream(settings, tracing, self.metrics)
         self._lag, self._stalls, self._pages = AcknowledgedLag(), LoopStalls(), PageTokens(self._key)
         self._followers: list[OperationFollower[Any]] = []
@@ -207,7 +203,8 @@ class _Gateway:
         await self.routes.close()
         await self.routes.own.close()
         await self._stream.close()
-        await self._store.close()
+        await self._states.close()
+        await self._sessions.close()
 
     async def _check_health_periodically(self) -> None:
         while True:
@@ -248,10 +245,10 @@ class _Gateway:
             follows_deltas=False,
             kinds=bundle.attributes.kinds,
         )
-        popular_now = FollowedPopularity(self._store.reader.read_popular, popular)
+        popular_now = FollowedPopularity(self._states.read_popular, popular)
         ports = self._ports(peers, bundle.model_version, near)
         make = partial(
-            make_handlers,
+            Handlers,
             ports,
             model=ServedModel(
                 version=bundle.model_version,
@@ -294,8 +291,8 @@ class _Gateway:
         producer, tracing, calls = self._stream.producer, self._tracing, self.metrics.minutes.of
         candidates = [Timed(one, calls("candidates")) for one in peers.candidates]
         return Ports(
-            states=self._store.reader,
-            sessions=self._store.sessions,
+            states=self._states,
+            sessions=self._sessions,
             encoder=RemoteEncoder(Timed(peers.encoder, calls("encoder")), model_version),
             candidates=_candidates(candidates, self._settings.limits, self.metrics, self._stalls.since),
             reranker=RemoteReranker(Timed(peers.reranker, calls("reranker"))),
@@ -306,12 +303,47 @@ class _Gateway:
             items=item_log(producer, tracing),
             forgets=forget_log(producer, tracing),
             stream=self._stream.status,
-            parts=ProbedParts(
-                peers.checked, stream=self._stream.status, store=self._store.reader.epoch, inside=tuple(near)
-            ),
+            parts=ProbedParts(peers.checked, stream=self._stream.status, store=self._states.epoch, inside=tuple(near)),
             letters=self._stream.letters,
             shown=self._stream.shown,
         )
+
+
+def operations(settings: GatewaySettings, routes: Routes) -> Operations:
+    """Assemble operators' changes: their topics, and the revisions that this gateway applies."""
+    return Operations(
+        rules=Operate(
+            control=Control(settings.kafka, rules.OPERATIONS),
+            initial=rules.StandingRules,
+            applied=lambda: routes.standing.revision if routes.standing else 0,
+        ),
+        change_set=ChangeVersionSet(
+            routes=routes,
+            operate=Operate(
+                control=Control(settings.kafka, version_sets.OPERATIONS),
+                initial=_nothing_staged,
+                applied=lambda: routes.sets.revision if routes.sets else 0,
+            ),
+            measure=lambda version: asyncio.to_thread(_measured, settings, version),
+        ),
+        change_experiment=ChangeExperiment(
+            routes=routes,
+            operate=Operate(
+                control=Control(settings.kafka, experiments.OPERATIONS),
+                initial=experiments.Experiments,
+                applied=lambda: routes.experiments.revision,
+            ),
+        ),
+    )
+
+
+def _nothing_staged() -> version_sets.VersionSets:
+    raise PreconditionFailed("no set was ever staged: freshet model stage NAME --bundle DIR")
+
+
+def _measured(settings: GatewaySettings, model_version: str) -> Warmth:
+    with contextlib.closing(StateWriter(settings.redis)) as store:
+        return measure(store, model_version)
 
 
 async def run(

@@ -3,7 +3,7 @@ the gateway computes no scores.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from services.algorithms.bundles.event_schema import TURNED_DOWN_EVENTS, EventSchema
@@ -140,30 +140,6 @@ class RecommendQuery:
     without_standing_rules: bool = False
 
 
-def with_arms(query: RecommendQuery) -> RecommendQuery:
-    """Return the query with its arms' rules, and their settings where it has none of its own."""
-    arms = [one.arm for one in query.assignments if one.arm is not None and one.arm.has_settings]
-    if not arms:
-        return query
-    diversity, most, share, gap = query.diversity, query.max_per_category, query.new_item_share, query.max_gap
-    for arm in arms:
-        diversity, most = diversity or arm.diversity, most or arm.max_per_category
-        share = share if arm.new_item_share is None else arm.new_item_share
-        # A further page comes from a stored list.
-        gap = arm.max_gap if gap is None and not query.page_token else gap
-    rules = (*query.rules, *rules_of_arms(query.assignments))
-    return replace(query, rules=rules, diversity=diversity, max_per_category=most, new_item_share=share, max_gap=gap)
-
-
-def rules_of_arms(assignments: Sequence[Assignment]) -> tuple[Rule, ...]:
-    return tuple(rule for one in assignments if one.arm is not None for rule in one.arm.rules)
-
-
-def assigned_texts(assignments: Sequence[Assignment]) -> tuple[tuple[str, str, float], ...]:
-    """Return (experiment, arm, share) for exposures and answers; arm "": interleaved."""
-    return tuple((one.experiment.name, one.arm.name if one.arm else "", one.share) for one in assignments)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
     """The encoder's answer. query_state: None if the encoder knows no item of the history."""
@@ -185,7 +161,24 @@ class IndexFreshness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class Found:
+    """What every search and rerank returns. index_version: of the index that scored the items. stage_ms: its time.
+
+    num_items: the index's items (0: unknown). searched_share: their share of the catalogue. items_touched: those that
+    the passes read.
+    """
+
+    index_version: str = ""
+    index_freshness: IndexFreshness | None = None
+    queue_ms: float = 0.0
+    stage_ms: float = 0.0
+    num_items: int = 0
+    searched_share: float = 1.0
+    items_touched: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool(Found):
     """The first stage's items, best first. bound: no allowed item outside the pool has a higher s.
 
     votes: one per item, or empty. A final score is model_share * s + (1 - model_share) * vote.
@@ -196,14 +189,6 @@ class Pool:
     bound: float | None = None
     votes: Sequence[float] = ()
     model_share: float = 1.0
-    index_version: str = ""
-    index_freshness: IndexFreshness | None = None
-    queue_ms: float = 0.0
-    search_ms: float = 0.0
-    # Items of the index (0: unknown), their share of the catalogue, and items that the passes read.
-    num_items: int = 0
-    searched_share: float = 1.0
-    items_touched: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,19 +205,24 @@ class ScoredItem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranking:
-    """Ranked items. index_version: of the index that scored them. stage_ms: time of the search or rerank."""
+class Ranking(Found):
+    """Ranked items."""
 
     items: Sequence[ScoredItem]
     certificate: Certificate = ESTIMATE
-    index_version: str = ""
-    index_freshness: IndexFreshness | None = None
-    queue_ms: float = 0.0
-    stage_ms: float = 0.0
-    # As in a pool.
-    num_items: int = 0
-    searched_share: float = 1.0
-    items_touched: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankQuery:
+    """What the reranker chooses from a pool: the k best, within rules and limits."""
+
+    k: int
+    filter: ItemFilter
+    seen: Sequence[str] = ()
+    max_per_category: int = 0
+    diversity: float = 0.0
+    discounts: Mapping[str, float] = field(default_factory=dict)
+    rules: Sequence[Rule] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,11 +273,6 @@ class StageTimes:
     transport_ms: float = 0.0
     total_ms: float = 0.0
 
-    def close(self, total_ms: float) -> None:
-        self.total_ms = total_ms
-        known = self.queue_ms + self.encode_ms + self.first_stage_ms + self.rerank_ms
-        self.transport_ms = max(0.0, total_ms - known)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
@@ -330,3 +315,82 @@ class Receipt:
 
     event_id: str
     token: FreshnessToken
+
+
+# Wire names. The text sources find items; the user's model (`PERSONAL`) only orders them.
+SOURCES = ("text_mol", "phrases", "lexical")
+PERSONAL = "mol"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchQuery:
+    """A search, not validated. Seen items are included unless the filter excludes them."""
+
+    query: str
+    user_id: str = ""
+    k: int = 10
+    filter: ItemFilter = field(default_factory=lambda: ItemFilter(exclude_seen=False))
+    context: Mapping[str, str] = field(default_factory=dict)
+    assignments: tuple[Assignment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """An item that a source found. score: in the source's unit. identifier: the text generated for the item, if any."""
+
+    item_id: str
+    score: float
+    identifier: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceHits:
+    """A source's results, best first, each item once."""
+
+    items: Sequence[Hit]
+    text_version: str = ""
+    milliseconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceTime:
+    """A source's time; failure: why it did not answer."""
+
+    source: str
+    milliseconds: float
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRank:
+    """A source's rank of one result, from 1."""
+
+    source: str
+    rank: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """An item of the answer; score: fused, comparable within one answer only."""
+
+    item_id: str
+    title: str
+    score: float
+    found_by: Sequence[SourceRank]
+    identifier: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchAnswer:
+    """An answer. model_version: empty if the user's model did not order the results."""
+
+    results: Sequence[SearchResult]
+    text_version: str
+    model_version: str
+    degradations: Sequence[Degradation]
+    sources: Sequence[SourceTime]
+    total_ms: float
+    exposure_id: str = ""
+    absence_bucket: int = 0
+    warnings: Sequence[str] = ()

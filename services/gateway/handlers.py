@@ -1,19 +1,13 @@
 """Every handler of one version set, made from its ports."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from random import Random
 
 from services.gateway.dependencies import AcknowledgedLag, LoopStalls
-from services.gateway.describe.catalogue import DescribeCatalogue
-from services.gateway.describe.items import GetItem, ListItems
-from services.gateway.describe.shown import ShownTo
-from services.gateway.describe.tail import TailInteractions
-from services.gateway.describe.user import GetUser
+from services.gateway.describe.items import DescribeCatalogue, GetItem, ListItems
+from services.gateway.describe.users import GetUser, ShownTo, TailInteractions
 from services.gateway.domain import ServedModel
-from services.gateway.get_freshness import GetFreshness
-from services.gateway.health.dead_letters import DeadLetters
-from services.gateway.health.get_health import GetHealth
+from services.gateway.health import DeadLetters, GetFreshness, GetHealth
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports, Refreshers
 from services.gateway.recommend.catalogue import DescribedItems
@@ -33,106 +27,63 @@ from services.gateway.write.items import PutItems
 from services.gateway.write.record import RecordImpressions, RecordInteractions
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Handlers:
     """The handlers of one version set; each is called concurrently."""
 
-    recommend: Recommend
-    search: Search
-    similar: Similar
-    record: RecordInteractions
-    record_impressions: RecordImpressions
-    explain: Explain
-    get_freshness: GetFreshness
-    put_items: PutItems
-    forget_user: ForgetUser
-    describe_catalogue: DescribeCatalogue
-    get_item: GetItem
-    list_items: ListItems
-    get_user: GetUser
-    get_health: GetHealth
-    dead_letters: DeadLetters
-    shown_to: ShownTo
-    tail: TailInteractions
-
-
-def make_handlers(
-    ports: Ports,
-    *,
-    model: ServedModel,
-    described: DescribedItems,
-    metrics: GatewayMetrics,
-    exposures: Exposures,
-    pages: PageTokens,
-    lag: AcknowledgedLag,
-    limits: Limits,
-    preferences: Preferences,
-    stalls: LoopStalls | None = None,
-    rng: Random | None = None,
-    rules: LiveRules | None = None,
-    others: Callable[[], Sequence[Refreshers]] = tuple,
-    other_items: Callable[[], Sequence[DescribedItems]] = tuple,
-) -> Handlers:
-    """Make the handlers. stalls: those of this event loop. others, other_items: return the other version sets' ones."""
-    titles, popular, rules = described.titles, described.popular, rules or LiveRules(model.kinds)
-    stages = Stages(ports, limits, model, stalls=stalls, on_nothing=metrics.component_failed)
-    text, get_freshness = TextRetrieval(ports.sources, limits), GetFreshness(ports=ports, model_version=model.version)
-    record = RecordInteractions(
-        ports=ports,
-        lag=lag,
-        metrics=metrics,
-        exposures=exposures,
-        schema=model.schema,
-        limits=limits,
-        preferences=preferences,
-    )
-    recommend = Recommend(
-        stages=stages,
-        states=RequestStates(
+    def __init__(
+        self,
+        ports: Ports,
+        *,
+        model: ServedModel,
+        described: DescribedItems,
+        metrics: GatewayMetrics,
+        exposures: Exposures,
+        pages: PageTokens,
+        lag: AcknowledgedLag,
+        limits: Limits,
+        preferences: Preferences,
+        stalls: LoopStalls | None = None,
+        rng: Random | None = None,
+        rules: LiveRules | None = None,
+        others: Callable[[], Sequence[Refreshers]] = tuple,
+        other_items: Callable[[], Sequence[DescribedItems]] = tuple,
+    ) -> None:
+        """stalls: those of this event loop. others, other_items: return the other version sets' ones."""
+        titles, popular, rules = described.titles, described.popular, rules or LiveRules(model.kinds)
+        stages = Stages(ports, limits, model, stalls=stalls, on_nothing=metrics.component_failed)
+        text = TextRetrieval(ports.sources, limits)
+        self.recommend = Recommend(
             stages=stages,
-            tokens=TokenWaits(stages.read_watermark, poll_s=limits.token_poll_s),
-            lag=lag,
-            stream=ports.stream,
-            schema=model.schema,
-            limits=limits,
-            preferences=preferences,
-        ),
-        rankings=Rankings(
-            stages=stages, text=text, popular=popular, limits=limits, tau=model.tau, cold_items=preferences.cold_items
-        ),
-        new_items=NewItems(
-            stages=stages,
-            popular=popular,
-            rng=rng or Random(),
-            share=preferences.new_item_share,
-            age_s=preferences.new_item_age_s,
-        ),
-        stream=ports.stream,
-        model=model,
-        rules=rules,
-        exposures=exposures,
-        pages=pages,
-        metrics=metrics,
-        limits=limits,
-    )
-    return Handlers(
-        recommend=recommend,
-        search=Search(
-            stages=stages, text=text, metrics=metrics, titles=titles, model=model, exposures=exposures, limits=limits
-        ),
-        similar=Similar(ports=ports, stages=stages, titles=titles, model=model, exposures=exposures, limits=limits),
-        record=record,
-        record_impressions=RecordImpressions(exposures=exposures, record=record, schema=model.schema),
-        explain=Explain(ports=ports, titles=titles, model=model, limits=limits, rules=rules),
-        get_freshness=get_freshness,
-        put_items=PutItems(log=ports.items, kinds=model.kinds, described=described, others=other_items, limits=limits),
-        forget_user=ForgetUser(ports=ports, others=others, append_timeout_s=limits.append_timeout_s),
-        describe_catalogue=DescribeCatalogue(titles=titles, popular=popular, model=model),
-        get_item=GetItem(described=described, refreshers=ports.refreshers, model=model),
-        list_items=ListItems(described=described, model=model),
-        get_user=GetUser(states=ports.states, titles=titles, model=model),
-        get_health=GetHealth(ports, get_freshness, metrics.minutes),
-        dead_letters=DeadLetters(ports.letters),
-        shown_to=ShownTo(log=ports.shown, time_of=exposures.time_of, titles=titles),
-        tail=TailInteractions(ends=ports.ends, titles=titles),
-    )
+            states=RequestStates(
+                stages=stages,
+                tokens=TokenWaits(stages.read_watermark, poll_s=limits.token_poll_s),
+                lag=lag,
+                preferences=preferences,
+            ),
+            rankings=Rankings(stages=stages, text=text, popular=popular, cold_items=preferences.cold_items),
+            new_items=NewItems(stages=stages, popular=popular, rng=rng or Random(), preferences=preferences),
+            rules=rules,
+            exposures=exposures,
+            pages=pages,
+            metrics=metrics,
+        )
+        self.search = Search(stages=stages, text=text, metrics=metrics, titles=titles, exposures=exposures)
+        self.similar = Similar(stages=stages, titles=titles, exposures=exposures)
+        self.explain = Explain(stages=stages, titles=titles, rules=rules)
+        self.record = RecordInteractions(
+            stages=stages, lag=lag, metrics=metrics, exposures=exposures, preferences=preferences
+        )
+        self.record_impressions = RecordImpressions(exposures=exposures, record=self.record, schema=model.schema)
+        self.put_items = PutItems(
+            log=ports.items, kinds=model.kinds, described=described, others=other_items, limits=limits
+        )
+        self.forget_user = ForgetUser(ports=ports, others=others, append_timeout_s=limits.append_timeout_s)
+        self.describe_catalogue = DescribeCatalogue(titles=titles, popular=popular, model=model)
+        self.get_item = GetItem(described=described, refreshers=ports.refreshers, model=model)
+        self.list_items = ListItems(described=described, model=model)
+        self.get_user = GetUser(states=ports.states, titles=titles, model=model)
+        self.shown_to = ShownTo(log=ports.shown, time_of=exposures.time_of, titles=titles)
+        self.tail = TailInteractions(ends=ports.ends, titles=titles)
+        self.get_freshness = GetFreshness(ports=ports, model_version=model.version)
+        self.get_health = GetHealth(ports, self.get_freshness, metrics.minutes)
+        self.dead_letters = DeadLetters(ports.letters)

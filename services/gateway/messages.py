@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from freshet.v1 import common_pb2, events_pb2, gateway_pb2
+from freshet.v1 import common_pb2, events_pb2
+from freshet.v1 import gateway_pb2 as pb
 
 from services.algorithms.rules.filters import ItemFilter
 from services.contracts.dead_letters import Replayed
@@ -21,10 +22,8 @@ from services.contracts.wire import (
     rules_of,
     votes_message,
 )
-from services.gateway.describe.catalogue import CatalogueDescription, ItemDetails
-from services.gateway.describe.shown import Looked, Shown
-from services.gateway.describe.tail import Tailed
-from services.gateway.describe.user import DescribedUser
+from services.gateway.describe.items import CatalogueDescription, ItemDetails
+from services.gateway.describe.users import DescribedUser, Tailed
 from services.gateway.domain import (
     ExplainQuery,
     FreshnessToken,
@@ -34,15 +33,16 @@ from services.gateway.domain import (
     Receipt,
     Recommendation,
     RecommendQuery,
+    SearchAnswer,
+    SearchQuery,
     SimilarAnswer,
     SimilarQuery,
-    assigned_texts,
 )
-from services.gateway.get_freshness import FreshnessReport
-from services.gateway.health.get_health import HealthReport
+from services.gateway.health import FreshnessReport, HealthReport
+from services.gateway.ports import Looked, Shown
 from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.explain import Explanation
-from services.gateway.search.searching import SearchAnswer, SearchQuery
+from services.gateway.recommend.exposures import assigned_texts
 from services.gateway.version_sets.routes import Routes, SetReport
 from services.platform import request_context
 from services.platform.errors import InvalidRequest
@@ -52,14 +52,14 @@ from services.user_state.values import now_ms
 _NO_FILTER = ItemFilter()
 
 
-def interactions_of(request: gateway_pb2.RecordInteractionsRequest, arrived_ms: int) -> list[Interaction]:
+def interactions_of(request: pb.RecordInteractionsRequest, arrived_ms: int) -> list[Interaction]:
     return [
         interaction_of(message, arrived_ms, f"interactions[{position}].")
         for position, message in enumerate(request.interactions)
     ]
 
 
-def items_of(request: gateway_pb2.PutItemsRequest) -> list[CatalogueItem]:
+def items_of(request: pb.PutItemsRequest) -> list[CatalogueItem]:
     return [_item(message, f"items[{position}].") for position, message in enumerate(request.items)]
 
 
@@ -76,7 +76,7 @@ def _item(message: events_pb2.Item, prefix: str) -> CatalogueItem:
         raise InvalidRequest(prefix + exc.message) from exc
 
 
-def recommend_query(request: gateway_pb2.RecommendRequest) -> RecommendQuery:
+def recommend_query(request: pb.RecommendRequest) -> RecommendQuery:
     token = None
     if request.HasField("freshness_token"):
         found = request.freshness_token
@@ -104,13 +104,13 @@ def recommend_query(request: gateway_pb2.RecommendRequest) -> RecommendQuery:
     )
 
 
-def similar_query(request: gateway_pb2.GatewayServiceSimilarRequest) -> SimilarQuery:
+def similar_query(request: pb.GatewayServiceSimilarRequest) -> SimilarQuery:
     wanted = filter_of(request.filter, excludes_seen=True) if request.HasField("filter") else _NO_FILTER
     context = dict(request.context)
     return SimilarQuery(item_id=request.item_id, user_id=request.user_id, k=request.k, filter=wanted, context=context)
 
 
-def explain_query(request: gateway_pb2.ExplainRequest) -> ExplainQuery:
+def explain_query(request: pb.ExplainRequest) -> ExplainQuery:
     return ExplainQuery(
         user_id=request.user_id,
         item_id=request.item_id,
@@ -120,14 +120,14 @@ def explain_query(request: gateway_pb2.ExplainRequest) -> ExplainQuery:
     )
 
 
-def search_query(request: gateway_pb2.GatewayServiceSearchRequest) -> SearchQuery:
+def search_query(request: pb.GatewayServiceSearchRequest) -> SearchQuery:
     query = SearchQuery(query=request.query, user_id=request.user_id, k=request.k, context=dict(request.context))
     return (
         replace(query, filter=filter_of(request.filter, excludes_seen=False)) if request.HasField("filter") else query
     )
 
 
-def _history(request: gateway_pb2.RecommendRequest | gateway_pb2.ExplainRequest) -> list[HistoryEvent]:
+def _history(request: pb.RecommendRequest | pb.ExplainRequest) -> list[HistoryEvent]:
     history = []
     for position, event in enumerate(request.history):
         field = f"history[{position}].event_time"
@@ -136,9 +136,9 @@ def _history(request: gateway_pb2.RecommendRequest | gateway_pb2.ExplainRequest)
     return history
 
 
-def receipt_message(receipt: Receipt) -> gateway_pb2.InteractionReceipt:
+def receipt_message(receipt: Receipt) -> pb.InteractionReceipt:
     token = receipt.token
-    return gateway_pb2.InteractionReceipt(
+    return pb.InteractionReceipt(
         event_id=receipt.event_id,
         token=common_pb2.FreshnessToken(epoch=token.epoch, partition=token.partition, offset=token.offset),
     )
@@ -146,12 +146,12 @@ def receipt_message(receipt: Receipt) -> gateway_pb2.InteractionReceipt:
 
 def answer_message(
     answer: Recommendation, details: Callable[[Sequence[str]], Sequence[ItemDetails]] | None = None
-) -> gateway_pb2.RecommendResponse:
+) -> pb.RecommendResponse:
     """Convert an answer. details: returns the details of items; None if the request does not ask for them."""
     times = answer.stage_times
     # The stubs ask for enum classes that exist for type checkers only.
     degradations: list[Any] = [int(kind) for kind in answer.degradations]
-    message = gateway_pb2.RecommendResponse(
+    message = pb.RecommendResponse(
         items=[
             common_pb2.ScoredItem(item_id=item.item_id, score=item.score, source=item.source, rules=item.rules)
             for item in answer.items
@@ -161,7 +161,7 @@ def answer_message(
         token_honoured=answer.token_honoured,
         degradations=degradations,
         certificate=certificate_message(answer.certificate),
-        stage_times=gateway_pb2.StageTimes(
+        stage_times=pb.StageTimes(
             queue_ms=times.queue_ms,
             encode_ms=times.encode_ms,
             first_stage_ms=times.first_stage_ms,
@@ -178,6 +178,7 @@ def answer_message(
         assignments=map(assignment_message, assigned_texts(answer.assignments)),
         warnings=answer.warnings,
         rules_revision=answer.rules_revision,
+        index_freshness=_freshness_of(answer.index_freshness),
     )
     if details is not None:
         for item, known in zip(message.items, details([one.item_id for one in answer.items]), strict=True):
@@ -192,21 +193,19 @@ def answer_message(
         message.state_age_seconds = max(0, now_ms() - state.applied_ms) / 1000
         message.state_position.partition = state.partition
         message.state_position.offset = state.offset
-    if answer.index_freshness is not None:
-        message.index_freshness.CopyFrom(_freshness_of(answer.index_freshness))
     return message
 
 
-def found_message(answer: SearchAnswer) -> gateway_pb2.GatewayServiceSearchResponse:
-    return gateway_pb2.GatewayServiceSearchResponse(**asdict(answer), request_id=request_context.request_id.get())
+def found_message(answer: SearchAnswer) -> pb.GatewayServiceSearchResponse:
+    return pb.GatewayServiceSearchResponse(**asdict(answer), request_id=request_context.request_id.get())
 
 
-def similar_message(answer: SimilarAnswer) -> gateway_pb2.GatewayServiceSimilarResponse:
+def similar_message(answer: SimilarAnswer) -> pb.GatewayServiceSimilarResponse:
     found = answer.found
     degradations: list[Any] = [int(one) for one in answer.degradations]
-    message = gateway_pb2.GatewayServiceSimilarResponse(
+    return pb.GatewayServiceSimilarResponse(
         items=[
-            gateway_pb2.SimilarItem(item_id=item.item_id, title=title, similarity=item.score)
+            pb.SimilarItem(item_id=item.item_id, title=title, similarity=item.score)
             for item, title in zip(found.items, answer.titles, strict=True)
         ],
         model_version=answer.model_version,
@@ -217,79 +216,74 @@ def similar_message(answer: SimilarAnswer) -> gateway_pb2.GatewayServiceSimilarR
         request_id=request_context.request_id.get(),
         exposure_id=answer.exposure_id,
         warnings=answer.warnings,
+        index_freshness=_freshness_of(found.index_freshness),
     )
-    if found.index_freshness is not None:
-        message.index_freshness.CopyFrom(_freshness_of(found.index_freshness))
-    return message
 
 
-def _freshness_of(index: IndexFreshness) -> common_pb2.IndexFreshness:
+def _freshness_of(index: IndexFreshness | None) -> common_pb2.IndexFreshness | None:
+    if index is None:
+        return None
     return index_freshness_message(index.deltas_offset, index.newest_recorded_ms, index.lag_seconds)
 
 
-def explanation_message(answer: Explanation) -> gateway_pb2.ExplainResponse:
+def explanation_message(answer: Explanation) -> pb.ExplainResponse:
     of_model, of_refreshed, of_votes = answer.shares
-    return gateway_pb2.ExplainResponse(
+    return pb.ExplainResponse(
         score=answer.score,
         similarity=None if answer.similarity is None else explained_message(replace(answer.similarity, rules=())),
         votes=None if answer.votes is None else votes_message(answer.votes),
         share_of_model=of_model,
         share_of_refreshed=of_refreshed,
         share_of_votes=of_votes,
-        history=[gateway_pb2.PastInteraction(**asdict(past)) for past in answer.history],
+        history=[pb.PastInteraction(**asdict(past)) for past in answer.history],
         model_version=answer.model_version,
         state_source=answer.state_source,
-        rules=[
-            gateway_pb2.ExplainedRule(name=rule.name, adds=rule.adds, pin=rule.pin, cap=rule.cap)
-            for rule in answer.rules
-        ],
+        rules=[pb.ExplainedRule(name=rule.name, adds=rule.adds, pin=rule.pin, cap=rule.cap) for rule in answer.rules],
         score_with_rules=answer.score_with_rules,
         absence_bucket=answer.absence_bucket,
     )
 
 
-def freshness_message(report: FreshnessReport) -> gateway_pb2.GetFreshnessResponse:
+def freshness_message(report: FreshnessReport) -> pb.GetFreshnessResponse:
     candidates, reranker = report.candidates, report.reranker
     degradations: list[Any] = [int(kind) for kind in report.degradations]
-    return gateway_pb2.GetFreshnessResponse(
+    return pb.GetFreshnessResponse(
         model_version=report.model_version,
         index_version="" if candidates is None else candidates.index_version,
         epoch=report.epoch,
-        interactions=[gateway_pb2.PartitionProgress(**asdict(one)) for one in report.interactions],
-        attributions=[gateway_pb2.PartitionProgress(**asdict(one)) for one in report.attributions],
+        interactions=[pb.PartitionProgress(**asdict(one)) for one in report.interactions],
+        attributions=[pb.PartitionProgress(**asdict(one)) for one in report.attributions],
         candidates=None if candidates is None else _freshness_of(candidates.freshness),
         reranker=None if reranker is None else _freshness_of(reranker.freshness),
         degradations=degradations,
     )
 
 
-def catalogue_message(found: CatalogueDescription) -> gateway_pb2.DescribeCatalogueResponse:
-    return gateway_pb2.DescribeCatalogueResponse(
+def catalogue_message(found: CatalogueDescription) -> pb.DescribeCatalogueResponse:
+    return pb.DescribeCatalogueResponse(
         model_version=found.model.version,
         items=found.num_items,
         withdrawn_items=found.num_withdrawn,
-        categories=[gateway_pb2.CategoryCount(name=name, items=items) for name, items in found.categories],
+        categories=[pb.CategoryCount(name=name, items=items) for name, items in found.categories],
         num_categories=found.num_categories,
-        attributes=[
-            gateway_pb2.CatalogueAttribute(name=name, kind=str(kind)) for name, kind in found.model.kinds.items()
-        ],
+        attributes=[pb.CatalogueAttribute(name=name, kind=str(kind)) for name, kind in found.model.kinds.items()],
         event_types=[
-            gateway_pb2.EventTypeMeaning(type=name, role=str(one.role), seen=one.seen, history=one.history)
+            pb.EventTypeMeaning(type=name, role=str(one.role), seen=one.seen, history=one.history)
             for name, one in found.model.schema.types.items()
         ],
     )
 
 
-def tailed_message(found: Tailed) -> gateway_pb2.TailInteractionsResponse:
-    message = gateway_pb2.TailInteractionsResponse(left_out=found.left_out)
+def tailed_message(found: Tailed) -> pb.TailInteractionsResponse:
+    message = pb.TailInteractionsResponse(left_out=found.left_out)
     for one in found.interactions:
         plain = {name: getattr(one.interaction, name) for name in ("user_id", "item_id", "type", "value")}
         set_ms(message.interactions.add(title=one.title, **plain).written_time, one.written_ms)
     return message
 
 
-def user_message(found: DescribedUser) -> gateway_pb2.GetUserResponse:
-    message = gateway_pb2.GetUserResponse(
+def user_message(found: DescribedUser) -> pb.GetUserResponse:
+    message = pb.GetUserResponse(
         num_events=found.num_events,
         num_seen=found.num_seen,
         model_version=found.model_version,
@@ -312,8 +306,8 @@ def user_message(found: DescribedUser) -> gateway_pb2.GetUserResponse:
     return message
 
 
-def health_message(found: HealthReport) -> gateway_pb2.GetHealthResponse:
-    message = gateway_pb2.GetHealthResponse(last_minute_seconds=found.last_s)
+def health_message(found: HealthReport) -> pb.GetHealthResponse:
+    message = pb.GetHealthResponse(last_minute_seconds=found.last_s)
     set_ms(message.since, found.since_ms)
     set_ms(message.first_minute, found.first_ms)
     for part in found.parts:
@@ -330,25 +324,27 @@ def health_message(found: HealthReport) -> gateway_pb2.GetHealthResponse:
     return message
 
 
-def letters_message(letters: Sequence[StoredLetter], has_older: bool) -> gateway_pb2.ListDeadLettersResponse:
-    message = gateway_pb2.ListDeadLettersResponse(has_older=has_older)
+def letters_message(letters: Sequence[StoredLetter], has_older: bool) -> pb.ListDeadLettersResponse:
+    message = pb.ListDeadLettersResponse(has_older=has_older)
     for letter in letters:
-        added = message.letters.add(topic=letter.topic, position=_position(letter.position), reason=letter.reason)
+        added = message.letters.add(
+            topic=letter.topic,
+            position=_position(letter.position),
+            reason=letter.reason,
+            replayed_to=_position(letter.replayed_to),
+        )
         set_ms(added.written_time, letter.written_ms)
-        if letter.replayed_to is not None:
-            added.replayed_to.CopyFrom(_position(letter.replayed_to))
     return message
 
 
-def replayed_message(found: Replayed) -> gateway_pb2.ReplayDeadLetterResponse:
-    message = gateway_pb2.ReplayDeadLetterResponse(left_out=found.left_out, event_id=found.event_id)
-    if found.written_to is not None:
-        message.written_to.CopyFrom(_position(found.written_to))
-    return message
+def replayed_message(found: Replayed) -> pb.ReplayDeadLetterResponse:
+    return pb.ReplayDeadLetterResponse(
+        left_out=found.left_out, event_id=found.event_id, written_to=_position(found.written_to)
+    )
 
 
-def looked_message(found: Looked, titles: Titles) -> gateway_pb2.ListExposuresResponse:
-    message = gateway_pb2.ListExposuresResponse(
+def looked_message(found: Looked, titles: Titles) -> pb.ListExposuresResponse:
+    message = pb.ListExposuresResponse(
         answers=[shown_message(one, titles) for one in found.answers], is_complete=found.is_complete
     )
     if found.oldest_ms is not None:
@@ -356,9 +352,9 @@ def looked_message(found: Looked, titles: Titles) -> gateway_pb2.ListExposuresRe
     return message
 
 
-def shown_message(found: Shown, titles: Titles) -> gateway_pb2.ShownAnswer:
+def shown_message(found: Shown, titles: Titles) -> pb.ShownAnswer:
     shown = found.exposure
-    message = gateway_pb2.ShownAnswer(
+    message = pb.ShownAnswer(
         exposure_id=shown.exposure_id,
         surface=shown.surface,
         model_version=shown.model_version,
@@ -375,25 +371,25 @@ def shown_message(found: Shown, titles: Titles) -> gateway_pb2.ShownAnswer:
     return message
 
 
-def _position(place: Position) -> common_pb2.StreamPosition:
-    return common_pb2.StreamPosition(partition=place.partition, offset=place.offset)
+def _position(place: Position | None) -> common_pb2.StreamPosition | None:
+    return None if place is None else common_pb2.StreamPosition(partition=place.partition, offset=place.offset)
 
 
-def sets_message(routes: Routes, reports: Sequence[SetReport]) -> gateway_pb2.GetVersionSetsResponse:
+def sets_message(routes: Routes, reports: Sequence[SetReport]) -> pb.GetVersionSetsResponse:
     sets = routes.sets
-    return gateway_pb2.GetVersionSetsResponse(
+    return pb.GetVersionSetsResponse(
         revision=0 if sets is None else sets.revision,
         serving=reports[0].of.name if sets is None else sets.serving,
         before="" if sets is None else sets.before,
         canary=None if sets is None else share_message(sets.canary),
         shadow=None if sets is None else share_message(sets.shadow),
         sets=[
-            gateway_pb2.HeldSet(
+            pb.HeldSet(
                 set=set_message(one.of),
                 ready=not one.problem,
                 problem=one.problem,
                 answered=one.answered,
-                shadow=None if one.shadow is None else gateway_pb2.ShadowReport(**asdict(one.shadow)),
+                shadow=None if one.shadow is None else pb.ShadowReport(**asdict(one.shadow)),
             )
             for one in reports
         ],

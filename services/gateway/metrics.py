@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from services.gateway.domain import Degradation, Recommendation
-from services.gateway.search.searching import PERSONAL, SOURCES, SearchAnswer
+from services.gateway.domain import PERSONAL, SOURCES, Degradation, Recommendation, SearchAnswer
 from services.gateway.stages import COMPONENTS
 from services.platform.metrics import Figures
 from services.platform.stream.follower import TurnClock

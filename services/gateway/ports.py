@@ -5,7 +5,7 @@ Ports raise errors of `services.platform.errors`.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NotRequired, Protocol, TypedDict, TypeVar, Unpack
 
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
@@ -16,9 +16,7 @@ from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction
 from services.contracts.topics.items import CatalogueItem
 from services.contracts.wire import ExplainedScore, ItemVotes, PackedQueryState
-from services.gateway.describe.shown import ShownAnswers
-from services.gateway.domain import Encoded, Event, IndexFreshness, Pool, Ranking, Seen
-from services.gateway.search.searching import SourceHits
+from services.gateway.domain import Encoded, Event, IndexFreshness, Pool, Ranking, RerankQuery, Seen, SourceHits
 from services.platform.errors import FreshetError
 from services.platform.stream.records import Position, SourceRecord
 from services.user_state.values import Progress, UserView
@@ -83,6 +81,23 @@ class Contributions:
     partitions: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An answer, and its position in `exposures`."""
+
+    exposure: Exposure
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A user's answers, newest first. oldest_ms: time of the oldest record read. is_complete: none are older."""
+
+    answers: Sequence[Shown]
+    oldest_ms: int | None
+    is_complete: bool
+
+
 class UserStates(Protocol):
     """The state store (`services.user_state.reader`)."""
 
@@ -125,32 +140,24 @@ class Encoder(Protocol):
         """Return the user's data."""
 
 
+class SearchOptions(TypedDict):
+    """Keyword arguments of `Candidates.search` and `Candidates.propose`."""
+
+    k: int
+    filter: ItemFilter
+    seen: Seen
+    timeout_s: float
+    max_gap: NotRequired[float | None]
+
+
 class Candidates(Protocol):
     """The search over the catalogue. Items of `seen` vote for similar items."""
 
-    async def search(
-        self,
-        query_state: PackedQueryState,
-        *,
-        k: int,
-        filter: ItemFilter,
-        seen: Seen,
-        timeout_s: float,
-        max_gap: float | None = None,
-    ) -> Ranking:
+    async def search(self, query_state: PackedQueryState, **asked: Unpack[SearchOptions]) -> Ranking:
         """Return at most k allowed items, best first. `max_gap` is proven if time allows."""
 
-    async def propose(
-        self,
-        query_state: PackedQueryState,
-        *,
-        pool_size: int,
-        filter: ItemFilter,
-        seen: Seen,
-        timeout_s: float,
-        max_gap: float | None = None,
-    ) -> Pool:
-        """Return at most `pool_size` allowed items for the reranker, with a bound."""
+    async def propose(self, query_state: PackedQueryState, **asked: Unpack[SearchOptions]) -> Pool:
+        """Return at most k allowed items for the reranker, with a bound."""
 
     async def similar(
         self, item_id: str, *, k: int, filter: ItemFilter, seen: Sequence[str], timeout_s: float
@@ -169,30 +176,11 @@ class Candidates(Protocol):
 class Reranker(Protocol):
     """The full model over a pool, with rules and diversity."""
 
-    async def rerank(
-        self,
-        query_state: PackedQueryState,
-        pool: Pool,
-        *,
-        k: int,
-        filter: ItemFilter,
-        seen: Sequence[str],
-        max_per_category: int,
-        diversity: float,
-        discounts: Mapping[str, float],
-        rules: Sequence[Rule],
-        timeout_s: float,
-    ) -> Ranking:
+    async def rerank(self, query_state: PackedQueryState, pool: Pool, wanted: RerankQuery, timeout_s: float) -> Ranking:
         """Return at most k items of the pool, best first."""
 
     async def explain(
-        self,
-        query_state: PackedQueryState,
-        item_id: str,
-        *,
-        max_pairs: int,
-        rules: Sequence[Rule],
-        timeout_s: float,
+        self, query_state: PackedQueryState, item_id: str, *, max_pairs: int, rules: Sequence[Rule], timeout_s: float
     ) -> ExplainedScore:
         """Explain the item's similarity and name its rules. max_pairs: 0 for all. Raises: NotFound."""
 
@@ -281,6 +269,16 @@ class DeadLetterLog(Protocol):
 
     async def replay(self, topic: str, place: Position, *, preview: bool, timeout_s: float) -> Replayed:
         """Write a letter's record again, once. Raises: NotFound if it is not among the newest letters."""
+
+
+class ShownAnswers(Protocol):
+    """The log of exposures (Kafka), for reading."""
+
+    async def newest(self, user_id: str, most: int) -> Looked:
+        """Return a user's newest answers, within limits of bytes and time."""
+
+    async def at(self, user_id: str, exposure_id: str, shown_ms: int) -> Shown:
+        """Return the answer of this time. Raises: NotFound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

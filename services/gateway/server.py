@@ -4,17 +4,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from freshet.v1 import gateway_pb2, gateway_pb2_grpc
+from freshet.v1 import gateway_pb2 as pb
+from freshet.v1 import gateway_pb2_grpc
 
 from services.contracts.topics.experiments import experiment_message, experiment_of
 from services.contracts.topics.interactions import Interaction
 from services.contracts.wire import rule_message, rules_of
-from services.gateway.domain import (
-    Impression,
-    Recommendation,
-    RecommendQuery,
-    rules_of_arms,
-)
+from services.gateway.domain import Impression, Recommendation, RecommendQuery
 from services.gateway.edge.roles import Role
 from services.gateway.handlers import Handlers
 from services.gateway.item_messages import item_message, items_message, items_query
@@ -42,7 +38,7 @@ from services.gateway.messages import (
     tailed_message,
     user_message,
 )
-from services.gateway.version_sets.interleaved import Interleaved
+from services.gateway.recommend.recommend import rules_of_arms
 from services.gateway.version_sets.routes import Routes, ServedSet
 from services.gateway.write.operations import Operations
 from services.platform import request_context
@@ -63,9 +59,8 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> None:
         """stops: whether the process is stopping, so that streams end."""
         self.routes, self.operations, self.tracing, self.stops = routes, operations, tracing, stops
-        self.interleaved = Interleaved(rng=routes.rng)
 
-    async def Recommend(self, request: gateway_pb2.RecommendRequest, context: Any) -> gateway_pb2.RecommendResponse:
+    async def Recommend(self, request: pb.RecommendRequest, context: Any) -> pb.RecommendResponse:
         query = await in_turn(recommend_query, request)
         roles = request_context.roles.get()
         for name, is_asked in (
@@ -95,34 +90,29 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         query = replace(query, assignments=assignments)
         if mixed is None:
             return served, await served.handlers.recommend(query)
-        first, second = (self.routes.set_of(arm, served) or served for arm in mixed.experiment.arms)
-        return first, await self.interleaved(query, mixed, first, second)
+        return await self.routes.interleaved(query, mixed, served)
 
-    async def Search(
-        self, request: gateway_pb2.GatewayServiceSearchRequest, context: Any
-    ) -> gateway_pb2.GatewayServiceSearchResponse:
+    async def Search(self, request: pb.GatewayServiceSearchRequest, context: Any) -> pb.GatewayServiceSearchResponse:
         query = await in_turn(search_query, request)
         served, assignments = self.routes.assigned(query.user_id, query.context)
         return found_message(await served.handlers.search(replace(query, assignments=assignments)))
 
-    async def Similar(
-        self, request: gateway_pb2.GatewayServiceSimilarRequest, context: Any
-    ) -> gateway_pb2.GatewayServiceSimilarResponse:
+    async def Similar(self, request: pb.GatewayServiceSimilarRequest, context: Any) -> pb.GatewayServiceSimilarResponse:
         query = await in_turn(similar_query, request)
         served, assignments = self.routes.assigned(query.user_id, query.context)
         return similar_message(await served.handlers.similar(replace(query, assignments=assignments)))
 
     async def RecordInteractions(
-        self, request: gateway_pb2.RecordInteractionsRequest, context: Any
-    ) -> gateway_pb2.RecordInteractionsResponse:
+        self, request: pb.RecordInteractionsRequest, context: Any
+    ) -> pb.RecordInteractionsResponse:
         interactions = await in_turn(interactions_of, request, now_ms())
         receipts = await self._serving.record(interactions)
         self._took(interactions)
-        return gateway_pb2.RecordInteractionsResponse(receipts=map(receipt_message, receipts))
+        return pb.RecordInteractionsResponse(receipts=map(receipt_message, receipts))
 
     async def StreamInteractions(
-        self, requests: AsyncIterator[gateway_pb2.StreamInteractionsRequest], context: Any
-    ) -> gateway_pb2.StreamInteractionsResponse:
+        self, requests: AsyncIterator[pb.StreamInteractionsRequest], context: Any
+    ) -> pb.StreamInteractionsResponse:
         taken: list[Interaction] = []
 
         async def arriving() -> AsyncIterator[Interaction]:
@@ -134,136 +124,116 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
 
         receipts = await self._serving.record.stream(arriving())
         self._took(taken)
-        return gateway_pb2.StreamInteractionsResponse(receipts=map(receipt_message, receipts))
+        return pb.StreamInteractionsResponse(receipts=map(receipt_message, receipts))
 
     async def RecordImpressions(
-        self, request: gateway_pb2.RecordImpressionsRequest, context: Any
-    ) -> gateway_pb2.RecordImpressionsResponse:
+        self, request: pb.RecordImpressionsRequest, context: Any
+    ) -> pb.RecordImpressionsResponse:
         seen = [Impression(one.position, one.item_id) for one in request.impressions]
         receipts = await self._serving.record_impressions(request.user_id, request.exposure_id, seen)
-        return gateway_pb2.RecordImpressionsResponse(receipts=map(receipt_message, receipts))
+        return pb.RecordImpressionsResponse(receipts=map(receipt_message, receipts))
 
-    async def UndoInteraction(
-        self, request: gateway_pb2.UndoInteractionRequest, context: Any
-    ) -> gateway_pb2.UndoInteractionResponse:
+    async def UndoInteraction(self, request: pb.UndoInteractionRequest, context: Any) -> pb.UndoInteractionResponse:
         receipt = await self._serving.record.undo(request.user_id, request.event_id)
-        return gateway_pb2.UndoInteractionResponse(receipt=receipt_message(receipt))
+        return pb.UndoInteractionResponse(receipt=receipt_message(receipt))
 
-    async def Explain(self, request: gateway_pb2.ExplainRequest, context: Any) -> gateway_pb2.ExplainResponse:
+    async def Explain(self, request: pb.ExplainRequest, context: Any) -> pb.ExplainResponse:
         query = await in_turn(explain_query, request)
         served, assignments = self.routes.assigned(query.user_id)
         query = replace(query, arm_rules=rules_of_arms(assignments))
         return explanation_message(await served.handlers.explain(query))
 
-    async def GetFreshness(
-        self, request: gateway_pb2.GetFreshnessRequest, context: Any
-    ) -> gateway_pb2.GetFreshnessResponse:
+    async def GetFreshness(self, request: pb.GetFreshnessRequest, context: Any) -> pb.GetFreshnessResponse:
         return freshness_message(await self._serving.get_freshness())
 
-    async def PutItems(self, request: gateway_pb2.PutItemsRequest, context: Any) -> gateway_pb2.PutItemsResponse:
+    async def PutItems(self, request: pb.PutItemsRequest, context: Any) -> pb.PutItemsResponse:
         written = await self._serving.put_items(await in_turn(items_of, request), request.fields)
-        return gateway_pb2.PutItemsResponse(num_written=written)
+        return pb.PutItemsResponse(num_written=written)
 
-    async def ForgetUser(self, request: gateway_pb2.ForgetUserRequest, context: Any) -> gateway_pb2.ForgetUserResponse:
+    async def ForgetUser(self, request: pb.ForgetUserRequest, context: Any) -> pb.ForgetUserResponse:
         report = await self._serving.forget_user(request.user_id, preview=request.preview)
-        return gateway_pb2.ForgetUserResponse(**asdict(report))
+        return pb.ForgetUserResponse(**asdict(report))
 
     async def DescribeCatalogue(
-        self, request: gateway_pb2.DescribeCatalogueRequest, context: Any
-    ) -> gateway_pb2.DescribeCatalogueResponse:
+        self, request: pb.DescribeCatalogueRequest, context: Any
+    ) -> pb.DescribeCatalogueResponse:
         message = catalogue_message(await self._serving.describe_catalogue(request.max_categories))
         roles = request_context.roles.get()
         message.roles.extend(sorted(Role if roles is None else roles))
         return message
 
-    async def GetItem(self, request: gateway_pb2.GetItemRequest, context: Any) -> gateway_pb2.GetItemResponse:
+    async def GetItem(self, request: pb.GetItemRequest, context: Any) -> pb.GetItemResponse:
         return item_message(await self._serving.get_item(request.item_id))
 
-    async def ListItems(self, request: gateway_pb2.ListItemsRequest, context: Any) -> gateway_pb2.ListItemsResponse:
+    async def ListItems(self, request: pb.ListItemsRequest, context: Any) -> pb.ListItemsResponse:
         return items_message(*await self._serving.list_items(items_query(request)))
 
-    async def GetUser(self, request: gateway_pb2.GetUserRequest, context: Any) -> gateway_pb2.GetUserResponse:
+    async def GetUser(self, request: pb.GetUserRequest, context: Any) -> pb.GetUserResponse:
         served, _ = self.routes.assigned(request.user_id)
         found = await served.handlers.get_user(request.user_id, request.max_events, request.skip_events)
         return user_message(found)
 
-    async def ListExposures(
-        self, request: gateway_pb2.ListExposuresRequest, context: Any
-    ) -> gateway_pb2.ListExposuresResponse:
+    async def ListExposures(self, request: pb.ListExposuresRequest, context: Any) -> pb.ListExposuresResponse:
         handlers = self._serving
         found = await handlers.shown_to.newest(request.user_id, request.max_answers)
         return looked_message(found, handlers.shown_to.titles)
 
-    async def GetExposure(
-        self, request: gateway_pb2.GetExposureRequest, context: Any
-    ) -> gateway_pb2.GetExposureResponse:
+    async def GetExposure(self, request: pb.GetExposureRequest, context: Any) -> pb.GetExposureResponse:
         handlers = self._serving
         found = await handlers.shown_to.one(request.user_id, request.exposure_id)
-        return gateway_pb2.GetExposureResponse(answer=shown_message(found, handlers.shown_to.titles))
+        return pb.GetExposureResponse(answer=shown_message(found, handlers.shown_to.titles))
 
     async def TailInteractions(
-        self, request: gateway_pb2.TailInteractionsRequest, context: Any
-    ) -> AsyncIterator[gateway_pb2.TailInteractionsResponse]:
+        self, request: pb.TailInteractionsRequest, context: Any
+    ) -> AsyncIterator[pb.TailInteractionsResponse]:
         roles = request_context.roles.get()
         shows_users = roles is None or Role.SUPPORT in roles
         async for found in self._serving.tail(shows_users=shows_users, stops=lambda: self.stops()):
             yield tailed_message(found)
 
-    async def GetHealth(self, request: gateway_pb2.GetHealthRequest, context: Any) -> gateway_pb2.GetHealthResponse:
+    async def GetHealth(self, request: pb.GetHealthRequest, context: Any) -> pb.GetHealthResponse:
         return health_message(await self._serving.get_health(request.minutes))
 
-    async def ListDeadLetters(
-        self, request: gateway_pb2.ListDeadLettersRequest, context: Any
-    ) -> gateway_pb2.ListDeadLettersResponse:
+    async def ListDeadLetters(self, request: pb.ListDeadLettersRequest, context: Any) -> pb.ListDeadLettersResponse:
         return letters_message(*await self._serving.dead_letters.newest(request.topic, request.max_letters))
 
-    async def ReplayDeadLetter(
-        self, request: gateway_pb2.ReplayDeadLetterRequest, context: Any
-    ) -> gateway_pb2.ReplayDeadLetterResponse:
+    async def ReplayDeadLetter(self, request: pb.ReplayDeadLetterRequest, context: Any) -> pb.ReplayDeadLetterResponse:
         place = Position(request.position.partition, request.position.offset)
         return replayed_message(await self._serving.dead_letters.replay(request.topic, place, preview=request.preview))
 
-    async def GetVersionSets(
-        self, request: gateway_pb2.GetVersionSetsRequest, context: Any
-    ) -> gateway_pb2.GetVersionSetsResponse:
+    async def GetVersionSets(self, request: pb.GetVersionSetsRequest, context: Any) -> pb.GetVersionSetsResponse:
         return sets_message(self.routes, await self.routes.report())
 
-    async def ChangeVersionSet(
-        self, request: gateway_pb2.ChangeVersionSetRequest, context: Any
-    ) -> gateway_pb2.ChangeVersionSetResponse:
+    async def ChangeVersionSet(self, request: pb.ChangeVersionSetRequest, context: Any) -> pb.ChangeVersionSetResponse:
         revision, is_applied = await self.operations.change_set(
             request.change, request.name, request.share, request.expected_revision
         )
-        return gateway_pb2.ChangeVersionSetResponse(revision=revision, is_applied=is_applied)
+        return pb.ChangeVersionSetResponse(revision=revision, is_applied=is_applied)
 
-    async def ListRules(self, request: gateway_pb2.ListRulesRequest, context: Any) -> gateway_pb2.ListRulesResponse:
+    async def ListRules(self, request: pb.ListRulesRequest, context: Any) -> pb.ListRulesResponse:
         found = self._serving.recommend.rules
-        return gateway_pb2.ListRulesResponse(
+        return pb.ListRulesResponse(
             revision=found.whole.revision, rules=map(rule_message, found.whole.rules), problems=found.problems
         )
 
-    async def PutRules(self, request: gateway_pb2.PutRulesRequest, context: Any) -> gateway_pb2.PutRulesResponse:
+    async def PutRules(self, request: pb.PutRulesRequest, context: Any) -> pb.PutRulesResponse:
         rules = rules_of(request.rules)
         for served in self.routes.open:
             served.handlers.recommend.rules.check(rules)
         revision, is_applied = await self.operations.rules(
             request.expected_revision, lambda standing: standing.replaced_by(rules), f"put {len(rules)} rules"
         )
-        return gateway_pb2.PutRulesResponse(revision=revision, is_applied=is_applied)
+        return pb.PutRulesResponse(revision=revision, is_applied=is_applied)
 
-    async def ListExperiments(
-        self, request: gateway_pb2.ListExperimentsRequest, context: Any
-    ) -> gateway_pb2.ListExperimentsResponse:
+    async def ListExperiments(self, request: pb.ListExperimentsRequest, context: Any) -> pb.ListExperimentsResponse:
         found = self.routes.recorded
-        return gateway_pb2.ListExperimentsResponse(
+        return pb.ListExperimentsResponse(
             revision=found.revision,
             experiments=map(experiment_message, found.experiments.values()),
             problems=self.routes.left_out,
         )
 
-    async def ChangeExperiment(
-        self, request: gateway_pb2.ChangeExperimentRequest, context: Any
-    ) -> gateway_pb2.ChangeExperimentResponse:
+    async def ChangeExperiment(self, request: pb.ChangeExperimentRequest, context: Any) -> pb.ChangeExperimentResponse:
         change, step = self.operations.change_experiment, request.WhichOneof("change") or ""
         if step == "create":
             new = request.create
@@ -274,7 +244,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         else:
             name = getattr(request, step) if step else ""
             revision, is_applied = await change(step, name, request.expected_revision)
-        return gateway_pb2.ChangeExperimentResponse(revision=revision, is_applied=is_applied)
+        return pb.ChangeExperimentResponse(revision=revision, is_applied=is_applied)
 
     def _took(self, interactions: Sequence[Interaction]) -> None:
         for one in interactions:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
 from services.algorithms.rules.filters import ItemFilter
-from services.algorithms.rules.ranking_rules import Rule
 from services.algorithms.scoring.packed_state import after_absence
 from services.contracts.wire import PackedQueryState
 from services.gateway.dependencies import Breaker, LoopStalls
@@ -17,24 +16,27 @@ from services.gateway.domain import (
     Degradation,
     Encoded,
     Event,
+    Found,
     Pool,
     Ranking,
     RecommendQuery,
+    RerankQuery,
+    SearchQuery,
     Seen,
     ServedModel,
     SimilarQuery,
     StageTimes,
 )
 from services.gateway.ports import Ports
-from services.gateway.search.searching import SearchQuery
 from services.platform import request_context
 from services.platform.errors import DeadlineExceeded
 from services.user_state.values import StoredState, UserView
 
 COMPONENTS = ("state_store", "sessions", "encoder", "candidates", "reranker")
 
-Q = TypeVar("Q", RecommendQuery, SearchQuery, SimilarQuery, SimilarQuery)
+Q = TypeVar("Q", RecommendQuery, SearchQuery, SimilarQuery)
 T = TypeVar("T")
+F = TypeVar("F", bound=Found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,12 @@ class Work(Generic[Q]):
         if kind not in self.degradations:
             self.degradations.append(kind)
 
-    def searched(self, found: Ranking | Pool) -> None:
+    def timed(self, found: Found) -> None:
+        """Add the time of a search over the catalogue."""
+        self.times.queue_ms += found.queue_ms
+        self.times.first_stage_ms += found.stage_ms
+
+    def searched(self, found: Found) -> None:
         self.items_touched += found.items_touched
         if found.searched_share < 1:
             self.mark(Degradation.PARTIAL_CATALOGUE)
@@ -122,7 +129,10 @@ class Work(Generic[Q]):
         now = time.monotonic()
         if now > self.deadline:
             raise DeadlineExceeded("the deadline passed before the answer was ready")
-        return (now - self.started) * 1000
+        times, times.total_ms = self.times, (now - self.started) * 1000
+        known_ms = times.queue_ms + times.encode_ms + times.first_stage_ms + times.rerank_ms
+        times.transport_ms = max(0.0, times.total_ms - known_ms)
+        return times.total_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +172,7 @@ class Stages:
         stalls: LoopStalls | None = None,
         on_nothing: Callable[[str], None] = lambda component: None,
     ) -> None:
-        self._ports, self._limits, self._on_nothing, self._model = ports, limits, on_nothing, model
+        self.ports, self.limits, self.model, self._on_nothing = ports, limits, model, on_nothing
         self._stalls = stalls or LoopStalls()
         self._breakers = {
             name: Breaker(name, open_seconds=limits.breaker_s, stalled_s=self._stalls.since) for name in COMPONENTS
@@ -170,28 +180,23 @@ class Stages:
 
     async def read_user(self, work: Work[Any], *, with_seen: bool, partition: int | None = None) -> UserView | None:
         """Return the user's view. partition: its watermark is read; None: the user's partition."""
-        user_id, read = work.query.user_id, self._ports.states.read_user
+        user_id, read = work.query.user_id, self.ports.states.read_user
         return await self._attempt(
             work,
             "state_store",
-            self._limits.state_timeout_s,
-            lambda _: read(user_id, self._model.version, with_seen=with_seen, partition=partition),
+            lambda _: read(user_id, self.model.version, with_seen=with_seen, partition=partition),
         )
 
     async def read_watermark(self, user_id: str, partition: int) -> UserView | None:
         """Return a view with the partition's watermark, without seen items; independent of caller deadlines."""
-        until = time.monotonic() + 2 * self._limits.state_timeout_s
+        until = time.monotonic() + 2 * self.limits.state_timeout_s
         work = Work(query=SearchQuery(query="", user_id=user_id, k=1), started=0.0, deadline=until)
         return await self.read_user(work, with_seen=False, partition=partition)
 
     async def encode(self, work: Work[Any], history: Sequence[Event]) -> Encoded | None:
         """Encode a history. Every event needs a time."""
-        encoded = await self._attempt(
-            work,
-            "encoder",
-            self._limits.stage_timeout_s,
-            lambda timeout_s: self._ports.encoder.encode(work.query.user_id, history, timeout_s),
-        )
+        encode, user_id = self.ports.encoder.encode, work.query.user_id
+        encoded = await self._attempt(work, "encoder", lambda timeout_s: encode(user_id, history, timeout_s))
         if encoded is not None:
             work.times.queue_ms += encoded.queue_ms
             work.times.encode_ms += encoded.encode_ms
@@ -204,7 +209,7 @@ class Stages:
             found = FoundState.of_stored(stored)
         else:
             found = await self._state_of_history(work, view)
-        if found.query_state is not None and not self._ports.stream.encoder_serving:
+        if found.query_state is not None and not self.ports.stream.encoder_serving:
             work.mark(Degradation.STALE_STATE)
         return found
 
@@ -212,7 +217,7 @@ class Stages:
         """Apply the user's absence until `at_ms` to the state."""
         if found.query_state is None:
             return None
-        state, work.absence_bucket = after_absence(found.query_state, self._model.absence, found.last_event_ms, at_ms)
+        state, work.absence_bucket = after_absence(found.query_state, self.model.absence, found.last_event_ms, at_ms)
         return state
 
     async def _state_of_history(self, work: Work[Any], view: UserView) -> FoundState:
@@ -231,31 +236,22 @@ class Stages:
 
     async def _encode_stored(self, work: Work[Any]) -> tuple[PackedQueryState | None, int, bool]:
         """Return a query state of the stored history, the last event's time, and whether both components answered."""
-        history = await self._attempt(
-            work,
-            "state_store",
-            self._limits.state_timeout_s,
-            lambda _: self._ports.states.read_events(work.query.user_id),
-        )
+        read, user_id = self.ports.states.read_events, work.query.user_id
+        history = await self._attempt(work, "state_store", lambda _: read(user_id))
         if not history:
             return None, 0, history is not None
         encoded = await self.encode(work, history)
         return (None, 0, False) if encoded is None else (encoded.query_state, history[-1].event_time_ms or 0, True)
 
     async def read_sessions(self, work: Work[Any], wanted: Mapping[str, int]) -> Mapping[str, list[bytes]] | None:
-        user_id = work.query.user_id
-        return await self._attempt(
-            work, "sessions", self._limits.state_timeout_s, lambda _: self._ports.sessions.read(user_id, wanted)
-        )
+        read, user_id = self.ports.sessions.read, work.query.user_id
+        return await self._attempt(work, "sessions", lambda _: read(user_id, wanted))
 
     async def keep(self, work: Work[Any], kind: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
         """Store an entry; return whether it is stored. Mark the answer if the store is unavailable."""
-        push, user_id = self._ports.sessions.push, work.query.user_id
+        push, user_id = self.ports.sessions.push, work.query.user_id
         written = await self._attempt(
-            work,
-            "sessions",
-            self._limits.state_timeout_s,
-            lambda _: push(kind, user_id, entry, most=most, ttl_seconds=ttl_seconds),
+            work, "sessions", lambda _: push(kind, user_id, entry, most=most, ttl_seconds=ttl_seconds)
         )
         if written is None:
             work.mark(Degradation.STATE_STORE_DOWN)
@@ -266,83 +262,56 @@ class Stages:
     ) -> Ranking | None:
         """Return the k best items of the catalogue, or of `among`. Stage times do not include a search with `among`."""
         wanted = replace(work.query.filter, allow_item_ids=tuple(among)) if among else work.query.filter
-        max_gap = work.query.max_gap
-        ranking = await self._attempt(
-            work,
-            "candidates",
-            self._limits.stage_timeout_s if max_gap is None else work.left_s,
-            lambda timeout_s: self._ports.candidates.search(
-                state, k=k, filter=wanted, seen=work.seen, timeout_s=timeout_s, max_gap=max_gap
-            ),
-        )
-        if ranking is not None:
-            work.searched(ranking)
-            if not among:
-                work.times.queue_ms += ranking.queue_ms
-                work.times.first_stage_ms += ranking.stage_ms
+        limit_s = None if work.query.max_gap is None else work.left_s
+        ranking = await self._search(work, self.ports.candidates.search, state, k, wanted, limit_s)
+        if ranking is not None and not among:
+            work.timed(ranking)
         return ranking
 
     async def propose(
         self, work: Work[RecommendQuery], state: PackedQueryState, pool_size: int, wanted: ItemFilter | None = None
     ) -> Pool | None:
-        pool = await self._attempt(
-            work,
-            "candidates",
-            self._limits.stage_timeout_s,
-            lambda timeout_s: self._ports.candidates.propose(
-                state,
-                pool_size=pool_size,
-                filter=wanted or work.query.filter,
-                seen=work.seen,
-                timeout_s=timeout_s,
-                max_gap=work.query.max_gap,
-            ),
-        )
+        filter_ = wanted or work.query.filter
+        pool = await self._search(work, self.ports.candidates.propose, state, pool_size, filter_)
         if pool is not None:
-            work.searched(pool)
-            work.times.queue_ms += pool.queue_ms
-            work.times.first_stage_ms += pool.search_ms
+            work.timed(pool)
         return pool
 
-    async def rerank(
+    async def _search(
         self,
-        work: Work[Any],
+        work: Work[RecommendQuery],
+        search: Callable[..., Awaitable[F]],
         state: PackedQueryState,
-        pool: Pool,
-        *,
         k: int,
-        max_per_category: int = 0,
-        diversity: float = 0.0,
-        discounts: Mapping[str, float] | None = None,
-        rules: Sequence[Rule] = (),
-    ) -> Ranking | None:
-        ranking = await self._attempt(
-            work,
-            "reranker",
-            self._limits.stage_timeout_s,
-            lambda timeout_s: self._ports.reranker.rerank(
-                state,
-                pool,
-                k=k,
-                filter=work.query.filter,
-                seen=work.seen.item_ids,
-                max_per_category=max_per_category,
-                diversity=diversity,
-                discounts=discounts or {},
-                rules=rules,
-                timeout_s=timeout_s,
-            ),
+        wanted: ItemFilter,
+        limit_s: float | None = None,
+    ) -> F | None:
+        asked = {"k": k, "filter": wanted, "seen": work.seen, "max_gap": work.query.max_gap}
+        found = await self._attempt(
+            work, "candidates", lambda timeout_s: search(state, timeout_s=timeout_s, **asked), limit_s
         )
+        if found is not None:
+            work.searched(found)
+        return found
+
+    async def rerank(self, work: Work[Any], state: PackedQueryState, pool: Pool, wanted: RerankQuery) -> Ranking | None:
+        rerank = self.ports.reranker.rerank
+        ranking = await self._attempt(work, "reranker", lambda timeout_s: rerank(state, pool, wanted, timeout_s))
         if ranking is not None:
             work.times.queue_ms += ranking.queue_ms
             work.times.rerank_ms += ranking.stage_ms
         return ranking
 
     async def _attempt(
-        self, work: Work[Any], dependency: str, limit_s: float, call: Callable[[float], Awaitable[T]]
+        self, work: Work[Any], dependency: str, call: Callable[[float], Awaitable[T]], limit_s: float | None = None
     ) -> T | None:
-        """Call through the breaker; None: the call failed. It ignores time-outs due to the caller's deadline."""
-        left = work.left_s - self._limits.answer_reserve_s
+        """Call through the breaker; None: the call failed. It ignores time-outs due to the caller's deadline. limit_s:
+        None: that of the component.
+        """
+        if limit_s is None:
+            is_store = dependency in ("state_store", "sessions")
+            limit_s = self.limits.state_timeout_s if is_store else self.limits.stage_timeout_s
+        left = work.left_s - self.limits.answer_reserve_s
         if left <= 0:
             return None
         timeout_s = min(limit_s, left)

@@ -16,9 +16,15 @@ from services.contracts.topics.interactions import (
     MAX_FUTURE_MS,
     MAX_TYPE_BYTES,
 )
-from services.gateway.domain import ExplainQuery, FreshnessToken, HistoryEvent, RecommendQuery, SimilarQuery
+from services.gateway.domain import (
+    ExplainQuery,
+    FreshnessToken,
+    HistoryEvent,
+    RecommendQuery,
+    SearchQuery,
+    SimilarQuery,
+)
 from services.gateway.recommend.repeats import MAX_ANSWERS
-from services.gateway.search.searching import SearchQuery
 from services.platform.errors import InvalidRequest
 from services.platform.validation import MAX_ID_BYTES, validate_id, validate_query, validate_text
 

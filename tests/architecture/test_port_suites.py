@@ -25,7 +25,7 @@ WITHOUT_SUITE = {
     "services.gateway.ports.StreamEnds": "a question; the real one is asked in tests/contract/test_gateway_topics.py",
     "services.gateway.ports.Parts": "questions to other processes: tests/unit/gateway/test_health.py",
     "services.gateway.ports.DeadLetterLog": "the real one is asked in tests/integration/test_dead_letters_on_kafka.py",
-    "services.gateway.describe.shown.ShownAnswers": "as DeadLetterLog",
+    "services.gateway.ports.ShownAnswers": "as DeadLetterLog",
     # Models: functions of their input.
     "services.encoder.ports.Keeper": "told only",
     "services.encoder.ports.SequenceEncoder": "what it keeps never shows in an answer (tests/unit/encoder)",

@@ -39,8 +39,14 @@ from services.contracts.topics.forgets import FORGETS
 from services.contracts.topics.interactions import INTERACTIONS, Interaction
 from services.contracts.topics.items import CatalogueItem
 from services.contracts.topics.search_clicks import SEARCH_CLICKS
-from services.gateway.domain import Degradation, FreshnessToken, Recommendation, RecommendQuery
-from services.gateway.search.searching import SearchAnswer, SearchQuery
+from services.gateway.domain import (
+    Degradation,
+    FreshnessToken,
+    Recommendation,
+    RecommendQuery,
+    SearchAnswer,
+    SearchQuery,
+)
 from services.platform.errors import FreshetError
 from services.refresher.checkpoint import CheckpointError, from_file
 from services.user_state.layout import unpack_forgets

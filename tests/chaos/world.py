@@ -13,7 +13,7 @@ import selectors
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Unpack
 from unittest import mock
 
 import numpy as np
@@ -49,15 +49,14 @@ from services.encoder.handlers.encode import EncodeHistory
 from services.encoder.server import DescribeUser
 from services.gateway.adapters.processes import offsets_of
 from services.gateway.dependencies import AcknowledgedLag, Breaker
-from services.gateway.domain import Encoded, Pool, Ranking, ScoredItem, Seen, ServedModel
-from services.gateway.handlers import make_handlers
+from services.gateway.domain import Encoded, Hit, Pool, Ranking, ScoredItem, Seen, ServedModel
+from services.gateway.handlers import Handlers
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.ports import Contributions, Ports, StoredUser
+from services.gateway.ports import Contributions, Ports, SearchOptions, StoredUser
 from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
-from services.gateway.search.searching import Hit
 from services.gateway.stages import Limits, Preferences
 from services.platform import request_context
 from services.platform.errors import DependencyUnavailable, FreshetError, PreconditionFailed
@@ -336,7 +335,7 @@ class Gateway:
             letters=me(),
             shown=me(),
         )
-        self.handlers = make_handlers(
+        self.handlers = Handlers(
             ports,
             model=ServedModel(version=model_version, schema=default_schema()),
             limits=Limits(),
@@ -412,29 +411,18 @@ class Gateway:
             )
         return found, bool(found)
 
-    async def _search(
-        self, state: Any, *, k: int, filter: ItemFilter, seen: Seen, timeout_s: float, max_gap: float | None
-    ) -> Ranking:
-        pool = await self._propose(state, pool_size=k, filter=filter, seen=seen, timeout_s=timeout_s)
+    async def _search(self, state: Any, **asked: Unpack[SearchOptions]) -> Ranking:
+        pool = await self._propose(state, **asked)
         scored = zip(pool.item_ids, pool.scores, strict=True)
         return Ranking(items=[ScoredItem(*one, "mol") for one in scored], certificate=EXACT)
 
-    async def _propose(
-        self,
-        state: Any,
-        *,
-        pool_size: int,
-        filter: ItemFilter,
-        seen: Seen,
-        timeout_s: float,
-        max_gap: float | None = None,
-    ) -> Pool:
+    async def _propose(self, state: Any, **asked: Unpack[SearchOptions]) -> Pool:
         self.calls += 1
         replica = self.world.candidates[self.calls % len(self.world.candidates)]
         self.asked.append(replica.model_version)
         self.searched = (replica, state)
         with self._noting_failures():
-            return replica.search(state, pool_size, filter, seen)
+            return replica.search(state, asked["k"], asked["filter"], asked["seen"])
 
     async def _ends(self, timeout_s: float) -> Mapping[int, int]:
         return {number: len(log) for number, log in enumerate(self.world.topics._log(INTERACTIONS))}

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Unpack
 
 from services.algorithms.indexes.protocol import EXACT
 from services.algorithms.rules.filters import ItemFilter
@@ -16,10 +16,28 @@ from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction
 from services.contracts.topics.items import CatalogueItem
 from services.contracts.wire import ExplainedPair, ExplainedScore, ItemVotes, PackedQueryState, VotingInteractions
-from services.gateway.describe.shown import Looked, Shown
-from services.gateway.domain import Encoded, Event, IndexFreshness, Pool, Ranking, ScoredItem, Seen
-from services.gateway.ports import Contributions, ItemProgress, PartitionProgress, ServedIndex, StoredUser
-from services.gateway.search.searching import Hit, SourceHits
+from services.gateway.domain import (
+    Encoded,
+    Event,
+    Hit,
+    IndexFreshness,
+    Pool,
+    Ranking,
+    RerankQuery,
+    ScoredItem,
+    Seen,
+    SourceHits,
+)
+from services.gateway.ports import (
+    Contributions,
+    ItemProgress,
+    Looked,
+    PartitionProgress,
+    SearchOptions,
+    ServedIndex,
+    Shown,
+    StoredUser,
+)
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, NotFound, PreconditionFailed
 from services.platform.stream.kafka import partition_for
@@ -219,19 +237,10 @@ class MemoryCandidates(_Failing):
     model_share: float = 1.0
     freshness: IndexFreshness = field(default_factory=lambda: IndexFreshness(deltas_offset=41, lag_seconds=0.25))
 
-    async def search(
-        self,
-        query_state: PackedQueryState,
-        *,
-        k: int,
-        filter: ItemFilter,
-        seen: Seen,
-        timeout_s: float,
-        max_gap: float | None = None,
-    ) -> Ranking:
-        found = await self._allowed(query_state, filter, seen)
+    async def search(self, query_state: PackedQueryState, **asked: Unpack[SearchOptions]) -> Ranking:
+        found = await self._allowed(query_state, asked["filter"], asked["seen"])
         return Ranking(
-            items=_by_model(found, k),
+            items=_by_model(found, asked["k"]),
             certificate=EXACT,
             index_version="index-1",
             index_freshness=self.freshness,
@@ -239,18 +248,9 @@ class MemoryCandidates(_Failing):
             stage_ms=3.0,
         )
 
-    async def propose(
-        self,
-        query_state: PackedQueryState,
-        *,
-        pool_size: int,
-        filter: ItemFilter,
-        seen: Seen,
-        timeout_s: float,
-        max_gap: float | None = None,
-    ) -> Pool:
-        self.pool_sizes.append(pool_size)
-        found = (await self._allowed(query_state, filter, seen))[:pool_size]
+    async def propose(self, query_state: PackedQueryState, **asked: Unpack[SearchOptions]) -> Pool:
+        self.pool_sizes.append(asked["k"])
+        found = (await self._allowed(query_state, asked["filter"], asked["seen"]))[: asked["k"]]
         scores = [1.0 - place / 1000 for place in range(len(found))]
         has_votes = self.model_share < 1.0 and bool(found)
         return Pool(
@@ -262,7 +262,7 @@ class MemoryCandidates(_Failing):
             index_version="index-1",
             index_freshness=self.freshness,
             queue_ms=1.0,
-            search_ms=3.0,
+            stage_ms=3.0,
         )
 
     async def similar(
@@ -326,28 +326,15 @@ class MemoryReranker(_Failing):
     titles: dict[str, str] = field(default_factory=dict)
     query_states: list[PackedQueryState] = field(default_factory=list)
 
-    async def rerank(
-        self,
-        query_state: PackedQueryState,
-        pool: Pool,
-        *,
-        k: int,
-        filter: ItemFilter,
-        seen: Sequence[str],
-        max_per_category: int,
-        diversity: float,
-        discounts: Mapping[str, float],
-        rules: Sequence[Rule],
-        timeout_s: float,
-    ) -> Ranking:
+    async def rerank(self, query_state: PackedQueryState, pool: Pool, wanted: RerankQuery, timeout_s: float) -> Ranking:
         self.query_states.append(query_state)
-        self.rules.append(rules)
-        self.asked.append((max_per_category, diversity))
-        self.discounts.append(discounts)
+        self.rules.append(wanted.rules)
+        self.asked.append((wanted.max_per_category, wanted.diversity))
+        self.discounts.append(wanted.discounts)
         self.pools.append(pool)
         await self._behave()
         return Ranking(
-            items=_by_model(pool.item_ids, k),
+            items=_by_model(pool.item_ids, wanted.k),
             certificate=EXACT,
             index_version=pool.index_version,
             index_freshness=pool.index_freshness,
@@ -356,13 +343,7 @@ class MemoryReranker(_Failing):
         )
 
     async def explain(
-        self,
-        query_state: PackedQueryState,
-        item_id: str,
-        *,
-        max_pairs: int,
-        rules: Sequence[Rule],
-        timeout_s: float,
+        self, query_state: PackedQueryState, item_id: str, *, max_pairs: int, rules: Sequence[Rule], timeout_s: float
     ) -> ExplainedScore:
         self.query_states.append(query_state)
         await self._behave()

@@ -220,7 +220,7 @@ async def promises(
         true: Ranking = await truth.search(state, k=1_000, **request)
         order = {item.item_id: item.score for item in true.items}
         for name, candidates in (("whole", whole), ("sharded", sharded)):
-            pool: Pool = await candidates.propose(state, pool_size=pool_size, **request)
+            pool: Pool = await candidates.propose(state, k=pool_size, **request)
             full: Ranking = await candidates.search(state, k=100, **request)
             best, gap = list(order)[:10], full.certificate.gap
             recalls[name].append(len(set(best) & set(pool.item_ids)) / max(1, len(best)))

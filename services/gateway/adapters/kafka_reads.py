@@ -17,7 +17,7 @@ from services.contracts.topics.attributions import ATTRIBUTIONS
 from services.contracts.topics.dead_letters import StoredLetter
 from services.contracts.topics.exposures import EXPOSURES, decode_exposure
 from services.contracts.topics.interactions import INTERACTIONS
-from services.gateway.describe.shown import Looked, Shown
+from services.gateway.ports import Looked, Shown
 from services.platform.errors import DeadlineExceeded, InvalidRequest, NotFound, PreconditionFailed
 from services.platform.stream.kafka import Brokers, partition_for
 from services.platform.stream.reading import Backwards

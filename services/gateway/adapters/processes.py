@@ -35,9 +35,19 @@ from services.contracts.wire import (
     votes_of,
 )
 from services.gateway.adapters.peer import Peer
-from services.gateway.domain import Encoded, Event, IndexFreshness, Pool, Ranking, ScoredItem, Seen
+from services.gateway.domain import (
+    Encoded,
+    Event,
+    Hit,
+    IndexFreshness,
+    Pool,
+    Ranking,
+    RerankQuery,
+    ScoredItem,
+    Seen,
+    SourceHits,
+)
 from services.gateway.ports import Contributions, ItemProgress, PartitionProgress, ServedIndex, StoredUser
-from services.gateway.search.searching import Hit, SourceHits
 from services.platform.errors import FreshetError, PreconditionFailed
 from services.platform.rpc import client as rpc_client
 from services.platform.stream.records import set_ms
@@ -70,6 +80,18 @@ def _index_freshness_of(answer: Any) -> IndexFreshness | None:
         else None,
         lag_seconds=message.lag_seconds if message.HasField("lag_seconds") else None,
     )
+
+
+def _searched(response: Any) -> dict[str, Any]:
+    """Return the fields of `Found` in a SearchResponse."""
+    return {
+        "index_version": response.index_version,
+        "index_freshness": _index_freshness_of(response),
+        "queue_ms": response.queue_ms,
+        "stage_ms": response.search_ms,
+        "num_items": response.shard.num_items,
+        "items_touched": sum(one.items_touched for one in response.passes),
+    }
 
 
 def _served(info: Any) -> ServedIndex:
@@ -126,29 +148,19 @@ class RemoteCandidates:
         return Ranking(
             items=[ScoredItem(*one, "mol") for one in zip(response.item_ids, response.scores, strict=True)],
             certificate=certificate_of(response.certificate),
-            index_version=response.index_version,
-            index_freshness=_index_freshness_of(response),
-            queue_ms=response.queue_ms,
-            stage_ms=response.search_ms,
-            num_items=response.shard.num_items,
-            items_touched=sum(one.items_touched for one in response.passes),
+            **_searched(response),
         )
 
-    async def propose(self, query_state: PackedQueryState, *, pool_size: int, **asked: Any) -> Pool:
+    async def propose(self, query_state: PackedQueryState, **asked: Any) -> Pool:
         """Call Search for the first stage. asked: as in `_search`."""
-        response = await self._search(candidates_pb2.STAGE_FIRST, query_state, k=pool_size, **asked)
+        response = await self._search(candidates_pb2.STAGE_FIRST, query_state, **asked)
         return Pool(
             item_ids=response.item_ids,
             scores=response.scores,
             bound=response.bound if response.HasField("bound") else None,
             votes=response.votes,
             model_share=response.model_share if response.votes else 1.0,
-            index_version=response.index_version,
-            index_freshness=_index_freshness_of(response),
-            queue_ms=response.queue_ms,
-            search_ms=response.search_ms,
-            num_items=response.shard.num_items,
-            items_touched=sum(one.items_touched for one in response.passes),
+            **_searched(response),
         )
 
     async def _search(
@@ -246,36 +258,24 @@ class RemoteReranker:
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
 
-    async def rerank(
-        self,
-        query_state: PackedQueryState,
-        pool: Pool,
-        *,
-        k: int,
-        filter: ItemFilter,
-        seen: Sequence[str],
-        max_per_category: int,
-        diversity: float,
-        discounts: Mapping[str, float],
-        rules: Sequence[Rule],
-        timeout_s: float,
-    ) -> Ranking:
+    async def rerank(self, query_state: PackedQueryState, pool: Pool, wanted: RerankQuery, timeout_s: float) -> Ranking:
         """Call Rerank, with only those seen items that are in the pool."""
+        discounts = wanted.discounts
         request = reranker_pb2.RerankRequest(
             query_state=query_state_message(query_state),
             candidate_item_ids=pool.item_ids,
             bound=pool.bound,
-            k=k,
-            filter=filter_message(filter),
-            seen_item_ids=set(pool.item_ids).intersection(seen) if filter.exclude_seen else (),
-            max_per_category=max_per_category,
-            diversity=diversity,
+            k=wanted.k,
+            filter=filter_message(wanted.filter),
+            seen_item_ids=set(pool.item_ids).intersection(wanted.seen) if wanted.filter.exclude_seen else (),
+            max_per_category=wanted.max_per_category,
+            diversity=wanted.diversity,
             index_version=pool.index_version,
             deltas_offset=None if pool.index_freshness is None else pool.index_freshness.deltas_offset,
             votes=pool.votes,
             model_share=pool.model_share,
             discounts=[discounts.get(item_id, 0.0) for item_id in pool.item_ids] if discounts else (),
-            rules=map(rule_message, rules),
+            rules=map(rule_message, wanted.rules),
         )
         response = await self._peer.call(_RerankerStub, "Rerank", request, timeout_s=timeout_s, peer="reranker")
         return Ranking(
@@ -291,13 +291,7 @@ class RemoteReranker:
         )
 
     async def explain(
-        self,
-        query_state: PackedQueryState,
-        item_id: str,
-        *,
-        max_pairs: int,
-        rules: Sequence[Rule],
-        timeout_s: float,
+        self, query_state: PackedQueryState, item_id: str, *, max_pairs: int, rules: Sequence[Rule], timeout_s: float
     ) -> ExplainedScore:
         request = reranker_pb2.ExplainScoreRequest(
             query_state=query_state_message(query_state),

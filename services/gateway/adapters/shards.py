@@ -22,7 +22,7 @@ from services.contracts.shards import home_shard
 from services.contracts.wire import ItemVotes, PackedQueryState
 from services.gateway.adapters.processes import RemoteCandidates
 from services.gateway.dependencies import Breaker
-from services.gateway.domain import IndexFreshness, Pool, Ranking, Seen
+from services.gateway.domain import Found, Pool, Ranking, Seen
 from services.gateway.ports import ServedIndex
 from services.platform.errors import DependencyUnavailable, FreshetError
 
@@ -63,6 +63,20 @@ class _Answers(Generic[A]):
         names = sorted({one.index_version for one in self.there})
         return names[0] if len(names) == 1 else f"mixed.{blake2b(' '.join(names).encode(), digest_size=4).hexdigest()}"
 
+    @property
+    def found(self) -> dict[str, Any]:
+        """The fields of `Found`, of all answers together."""
+        there = self.there
+        return {
+            "index_version": self.version,
+            "index_freshness": self.oldest.index_freshness,
+            "queue_ms": max(one.queue_ms for one in there),
+            "stage_ms": max(one.stage_ms for one in there),
+            "num_items": sum(one.num_items for one in there),
+            "searched_share": self.share,
+            "items_touched": sum(one.items_touched for one in there),
+        }
+
 
 class ShardedCandidates:
     """Implements `ports.Candidates` over shards, given in their order. For one event loop.
@@ -97,15 +111,15 @@ class ShardedCandidates:
 
         return _merged_rankings(await self._ask_one_version(ask, timeout_s), k)
 
-    async def propose(self, query_state: PackedQueryState, *, pool_size: int, timeout_s: float, **asked: Any) -> Pool:
-        """Return all pools as one. Each shard gets its share of `pool_size` plus three standard deviations.
+    async def propose(self, query_state: PackedQueryState, *, k: int, timeout_s: float, **asked: Any) -> Pool:
+        """Return all pools as one. Each shard gets its share of `k` plus three standard deviations.
 
         Raises: DependencyUnavailable if no shard answered.
         """
-        size = share_of_pool(pool_size, len(self._shards))
+        size = share_of_pool(k, len(self._shards))
 
         async def ask(shard: RemoteCandidates, version: str, left_s: float) -> Pool:
-            return await shard.propose(query_state, pool_size=size, timeout_s=left_s, index_version=version, **asked)
+            return await shard.propose(query_state, k=size, timeout_s=left_s, index_version=version, **asked)
 
         return _merged_pools(await self._ask_one_version(ask, timeout_s))
 
@@ -251,12 +265,8 @@ def share_of_pool(size: int, count: int) -> int:
     return min(size, math.ceil(size * share + 3 * math.sqrt(size * share * (1 - share))))
 
 
-def _position(one: Ranking | Pool) -> int:
+def _position(one: Found) -> int:
     return -1 if one.index_freshness is None else one.index_freshness.deltas_offset
-
-
-def _freshness(answers: Sequence[Ranking | Pool]) -> IndexFreshness | None:
-    return min(answers, key=_position).index_freshness
 
 
 def _merged_rankings(answers: _Answers[Ranking], k: int) -> Ranking:
@@ -267,13 +277,7 @@ def _merged_rankings(answers: _Answers[Ranking], k: int) -> Ranking:
     return Ranking(
         items=items,
         certificate=proof,
-        index_version=answers.version,
-        index_freshness=_freshness(there),
-        queue_ms=max(one.queue_ms for one in there),
-        stage_ms=max(one.stage_ms for one in there),
-        num_items=sum(one.num_items for one in there),
-        searched_share=answers.share,
-        items_touched=sum(one.items_touched for one in there),
+        **answers.found,
     )
 
 
@@ -305,11 +309,5 @@ def _merged_pools(answers: _Answers[Pool]) -> Pool:
         bound=max(bounds) if answers.is_whole and len(bounds) == len(there) else None,
         votes=[vote for _, _, vote in rows] if has_votes else (),
         model_share=next((one.model_share for one in there if one.votes), 1.0),
-        index_version=answers.version,
-        index_freshness=_freshness(there),
-        queue_ms=max(one.queue_ms for one in there),
-        search_ms=max(one.search_ms for one in there),
-        num_items=sum(one.num_items for one in there),
-        searched_share=answers.share,
-        items_touched=sum(one.items_touched for one in there),
+        **answers.found,
     )

@@ -36,7 +36,7 @@ class KafkaLog(Generic[R]):
         topic: str,
         key: Callable[[R], str],
         encode: Callable[[R], bytes],
-        tracing: Tracing = OFF,
+        tracing: Tracing,
     ) -> None:
         self._producer, self._topic, self._key, self._encode, self._tracing = producer, topic, key, encode, tracing
 

@@ -269,8 +269,8 @@ def admissions() -> dict[str, Admission]:
     # A write mostly waits for Kafka. Many concurrent writes after a short stall of the machine are not overload.
     writes = Admission("writes", smallest=128, largest=2048, smallest_yielding=2, quick_s=QUICK_WRITE_S)
     streams = Admission("streams", smallest=128, largest=128, per_caller=64)
-    rest = Admission("administration", smallest=32, largest=32)
     return {
+        **dict.fromkeys(ROLES_OF, Admission("administration", smallest=32, largest=32)),
         "Recommend": reads,
         # A search has no cheaper fallback: up to 32 wait (60 ms of work on two cores), further ones are refused.
         "Search": Admission("searches", smallest=4, largest=128, queue=32, quick_s=QUICK_SEARCH_S),
@@ -279,14 +279,4 @@ def admissions() -> dict[str, Admission]:
         "UndoInteraction": writes,
         "StreamInteractions": streams,
         "TailInteractions": Admission("tails", smallest=8, largest=8, per_caller=4),
-        **dict.fromkeys(
-            (
-                *("Similar", "Explain", "GetFreshness", "GetVersionSets", "PutItems", "ForgetUser"),
-                *("DescribeCatalogue", "GetItem", "ListItems", "GetUser", "GetHealth"),
-                *("ListDeadLetters", "ReplayDeadLetter", "ListRules", "PutRules", "ChangeVersionSet"),
-                *("ListExperiments", "ChangeExperiment"),
-                *("ListExposures", "GetExposure"),
-            ),
-            rest,
-        ),
     }

@@ -15,15 +15,13 @@ from services.gateway.domain import (
     Event,
     ExplainQuery,
     Seen,
-    ServedModel,
     last_event_ms,
     seen_in,
     turned_down_in,
 )
-from services.gateway.ports import Ports
 from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.standing_rules import LiveRules
-from services.gateway.stages import FoundState, Limits
+from services.gateway.stages import FoundState, Stages
 from services.gateway.validation import check_explain, with_times
 from services.platform.threads import in_turn
 from services.user_state.values import now_ms
@@ -85,33 +83,31 @@ class Explanation:
 class Explain:
     """The handler."""
 
-    ports: Ports
+    stages: Stages
     titles: Titles
-    model: ServedModel
-    limits: Limits
     rules: LiveRules
 
     async def __call__(self, query: ExplainQuery) -> Explanation:
         """Explain a score. Raises: InvalidRequest; NotFound for an item that no index serves; a component's error."""
         asked_ms = now_ms()
-        await in_turn(check_explain, query, asked_ms, self.model.kinds)
+        await in_turn(check_explain, query, asked_ms, self.stages.model.kinds)
         rules = (*self.rules.now.rules, *query.rules, *query.arm_rules)
         found, history = await self._find_state(query, asked_ms)
         if found.query_state is None:
-            return Explanation(model_version=self.model.version, state_source=found.source)
-        state, bucket = after_absence(found.query_state, self.model.absence, found.last_event_ms, asked_ms)
+            return Explanation(model_version=self.stages.model.version, state_source=found.source)
+        state, bucket = after_absence(found.query_state, self.stages.model.absence, found.last_event_ms, asked_ms)
         newest = sorted(history, key=_time)[::-1]
         past = newest[:MAX_PAST]
-        seen = Seen(seen_in(newest, self.model.schema), turned_down_in(newest[::-1], self.model.schema))
-        timeout_s = self.limits.stage_timeout_s
+        seen = Seen(seen_in(newest, self.stages.model.schema), turned_down_in(newest[::-1], self.stages.model.schema))
+        timeout_s = self.stages.limits.stage_timeout_s
         similarity, votes = await asyncio.gather(
-            self.ports.reranker.explain(
+            self.stages.ports.reranker.explain(
                 state, query.item_id, max_pairs=query.max_pairs, rules=rules, timeout_s=timeout_s
             ),
-            self.ports.candidates.explain_votes(state, query.item_id, seen=seen, timeout_s=timeout_s),
+            self.stages.ports.candidates.explain_votes(state, query.item_id, seen=seen, timeout_s=timeout_s),
         )
         return Explanation(
-            model_version=self.model.version,
+            model_version=self.stages.model.version,
             state_source=found.source,
             absence_bucket=bucket,
             similarity=similarity,
@@ -130,18 +126,18 @@ class Explain:
             source = "request"
         else:
             view, history = await asyncio.gather(
-                self.ports.states.read_user(query.user_id, self.model.version, with_seen=False),
-                self.ports.states.read_events(query.user_id),
+                self.stages.ports.states.read_user(query.user_id, self.stages.model.version, with_seen=False),
+                self.stages.ports.states.read_events(query.user_id),
             )
             if view.state is not None and (view.reaches_history or not view.has_history):
                 return FoundState.of_stored(view.state), history
             source = "stored_history"
         if not history:
             return FoundState(), ()
-        encoded = await self.ports.encoder.encode(query.user_id, history, self.limits.stage_timeout_s)
+        encoded = await self.stages.ports.encoder.encode(query.user_id, history, self.stages.limits.stage_timeout_s)
         if encoded.query_state is None:
             return FoundState(), history
-        last_ms = last_event_ms(history, self.model.schema)
+        last_ms = last_event_ms(history, self.stages.model.schema)
         return FoundState(query_state=encoded.query_state, last_event_ms=last_ms, source=source), history
 
 

@@ -19,7 +19,7 @@ import structlog
 from services.contracts.pseudonyms import read_key
 from services.contracts.topics.experiments import Assignment
 from services.contracts.topics.exposures import Exposure
-from services.gateway.domain import assigned_texts
+from services.gateway.domain import ScoredItem
 from services.gateway.ports import ExposureLog
 from services.platform.errors import InvalidRequest, PermissionDenied
 from services.user_state.values import now_ms
@@ -96,13 +96,30 @@ class Exposures:
     def __init__(self, key: bytes, log: ExposureLog | None) -> None:
         self._signer, self._log = Signer(key, b"exposure"), log
 
-    def shown(self, surface: str, user_id: str, *, assignments: Sequence[Assignment] = (), **fields: Any) -> str:
-        """Return the exposure id of an answer sent now. user_id: "" for a visitor. fields: those of `Exposure`."""
+    def shown(
+        self,
+        surface: str,
+        user_id: str,
+        items: Sequence[ScoredItem],
+        *,
+        assignments: Sequence[Assignment] = (),
+        **fields: Any,
+    ) -> str:
+        """Return the exposure id of an answer sent now. user_id: "" for a visitor. fields: others of `Exposure`."""
         shown_ms = now_ms()
         exposure_id = self._signer.sign(shown_ms.to_bytes(_TIME_BYTES, "big") + os.urandom(_NONCE_BYTES), user_id)
-        arms = assigned_texts(assignments)
-        one = Exposure(exposure_id=exposure_id, shown_ms=shown_ms, surface=surface, assignments=arms, **fields)
         if self._log is not None:
+            one = Exposure(
+                exposure_id=exposure_id,
+                shown_ms=shown_ms,
+                surface=surface,
+                item_ids=[item.item_id for item in items],
+                scores=[item.score for item in items],
+                sources=[item.source for item in items],
+                propensities=propensities_of(items),
+                assignments=assigned_texts(assignments),
+                **fields,
+            )
             self._log.append(user_id, one)
         return exposure_id
 
@@ -131,6 +148,16 @@ class Exposures:
             return
         except OfAnotherUser:
             raise _foreign(field) from None
+
+
+def propensities_of(items: Sequence[ScoredItem]) -> Sequence[float]:
+    """Return the items' propensities, () if all are 1."""
+    return () if all(item.propensity == 1 for item in items) else [item.propensity for item in items]
+
+
+def assigned_texts(assignments: Sequence[Assignment]) -> tuple[tuple[str, str, float], ...]:
+    """Return (experiment, arm, share) for exposures and answers; arm "": interleaved."""
+    return tuple((one.experiment.name, one.arm.name if one.arm else "", one.share) for one in assignments)
 
 
 def _foreign(field: str) -> PermissionDenied:

@@ -10,7 +10,7 @@ from services.contracts.wire import PackedQueryState
 from services.gateway.domain import Ranking, RecommendQuery, ScoredItem
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.rankings import rescored, within_rules
-from services.gateway.stages import Stages, Work
+from services.gateway.stages import Preferences, Stages, Work
 
 # How many newest items are scored, and from how many of the best the draw chooses.
 MAX_NEW, NEW_DRAWN_FROM = 500, 20
@@ -18,20 +18,19 @@ MAX_NEW, NEW_DRAWN_FROM = 500, 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewItems:
-    """Draws new items. share: the reserved share of an answer's positions. age_s: how long an item is new."""
+    """Draws new items."""
 
     stages: Stages
     popular: PopularItems
     rng: Random
-    share: float
-    age_s: float
+    preferences: Preferences
 
     async def among(
         self, work: Work[RecommendQuery], state: PackedQueryState, ranking: Ranking, asked_ms: int
     ) -> Ranking:
         """Return the ranking with new items, each once, at some positions."""
         query, items = work.query, ranking.items
-        share = self.share if query.new_item_share is None else query.new_item_share
+        share = self.preferences.new_item_share if query.new_item_share is None else query.new_item_share
         if not share or not (fresh := self._fresh(query, items, asked_ms)):
             return ranking
         is_ruled = bool(query.rules or query.max_per_category or work.discounts)
@@ -55,7 +54,7 @@ class NewItems:
         asked_for, in_answer = frozenset(query.filter.allow_item_ids), {item.item_id for item in items}
         fresh = [
             item_id
-            for item_id in self.popular.newest(asked_ms - round(self.age_s * 1000), MAX_NEW)
+            for item_id in self.popular.newest(asked_ms - round(self.preferences.new_item_age_s * 1000), MAX_NEW)
             if item_id not in in_answer and (not asked_for or item_id in asked_for)
         ]
         for rule in query.rules:

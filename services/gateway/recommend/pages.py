@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from services.algorithms.indexes.protocol import Certificate
 from services.contracts.topics.exposures import Exposure, decode_exposure, encode_exposure
 from services.gateway.domain import Degradation, Ranking, ScoredItem
-from services.gateway.recommend.exposures import Altered, OfAnotherUser, Signer
+from services.gateway.recommend.exposures import Altered, OfAnotherUser, Signer, propensities_of
 from services.platform.errors import InvalidRequest, PermissionDenied, PreconditionFailed
 from services.user_state.values import now_ms
 
@@ -97,7 +97,7 @@ def packed_list(place: PagePosition, served: ServedList) -> bytes:
         item_ids=[item.item_id for item in items],
         scores=[item.score for item in items],
         sources=[item.source for item in items],
-        propensities=() if all(item.propensity == 1 for item in items) else [item.propensity for item in items],
+        propensities=propensities_of(items),
         context={
             "degradations": json.dumps(served.degradations),
             "searched_share": json.dumps(served.ranking.searched_share),

@@ -14,7 +14,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -24,11 +23,11 @@ from services.algorithms.rules.filters import MAX_CATEGORIES, MAX_IDS, ItemFilte
 from services.algorithms.rules.ranking_rules import Rule, bound_with_boosts
 from services.algorithms.text.rank_fusion import reciprocal_rank_fusion
 from services.contracts.wire import PackedQueryState
-from services.gateway.domain import Degradation, Pool, Ranking, RecommendQuery, ScoredItem
+from services.gateway.domain import Degradation, Pool, Ranking, RecommendQuery, RerankQuery, ScoredItem
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.repeats import discounted
 from services.gateway.search.search import TextRetrieval, without_seen
-from services.gateway.stages import Limits, Stages, Work
+from services.gateway.stages import Stages, Work
 from services.gateway.validation import MAX_K
 
 
@@ -165,13 +164,11 @@ MAX_BOOSTED = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rankings:
-    """Ranks. tau: the scale of scores. cold_items: users with fewer items get boosts of popular items."""
+    """Ranks. cold_items: users with fewer items get boosts of popular items."""
 
     stages: Stages
     text: TextRetrieval
     popular: PopularItems
-    limits: Limits
-    tau: float
     cold_items: int
 
     async def best(self, work: Work[RecommendQuery], state: PackedQueryState) -> Ranking | None:
@@ -180,7 +177,7 @@ class Rankings:
         by_words: Sequence[str] = ()
         # Limits, diversity and caps need a larger pool.
         chooses = query.max_per_category or query.diversity or any(rule.cap for rule in query.rules)
-        size = max(self.limits.pool_size, query.k * (4 if chooses else 2)) + len(work.discounts)
+        size = max(self.stages.limits.pool_size, query.k * (4 if chooses else 2)) + len(work.discounts)
         size = min(MAX_POOL, size)
         if query.query:
             proposed = self._propose(work, state, query.filter, size)
@@ -198,7 +195,7 @@ class Rankings:
             return await self.stages.search(work, state, k)
         # Exclusions of single items do not affect boosts.
         popular = replace(work.query.filter, deny_item_ids=(), exclude_seen=False)
-        boost = boosts(self.popular.top(MAX_BOOSTED, popular, (), 0), self.tau)
+        boost = boosts(self.popular.top(MAX_BOOSTED, popular, (), 0), self.stages.model.tau)
         if not boost:
             return await self.stages.search(work, state, k)
         found, among = await asyncio.gather(
@@ -226,7 +223,7 @@ class Rankings:
             k=min(MAX_K, max(WORDS_DEPTH, query.k)),
             filter=without_seen(query.filter, work.seen.item_ids),
             # The pool must still be ranked.
-            left_s=(work.left_s - self.limits.answer_reserve_s) * 2 / 3,
+            left_s=(work.left_s - self.stages.limits.answer_reserve_s) * 2 / 3,
         )
         if any(answer.failed for answer in answers):
             work.mark(Degradation.PARTIAL_SOURCES)
@@ -240,17 +237,16 @@ class Rankings:
         if not pool.item_ids:
             # The filter allows no item of the index.
             return Ranking(items=(), index_version=pool.index_version, index_freshness=pool.index_freshness)
-        rerank = partial(
-            self.stages.rerank,
-            work,
-            state,
+        asked = RerankQuery(
             k=query.k,
+            filter=query.filter,
+            seen=work.seen.item_ids,
             max_per_category=query.max_per_category,
             diversity=query.diversity,
             discounts=work.discounts,
             rules=query.rules,
         )
-        ranking = await rerank(_joined(pool, by_words))
+        ranking = await self.stages.rerank(work, state, _joined(pool, by_words), asked)
         if ranking is None:
             work.mark(Degradation.FIRST_STAGE_ORDER)
             found = [ScoredItem(*one, "first_stage") for one in zip(pool.item_ids, pool.scores, strict=True)]
@@ -270,7 +266,7 @@ class Rankings:
             if more is None:
                 break
             joined = with_items_of(more, pool)
-            longer = await rerank(_joined(joined, by_words))
+            longer = await self.stages.rerank(work, state, _joined(joined, by_words), asked)
             if longer is None or len(joined.item_ids) > MAX_POOL:
                 break
             # A pool under the request's own filter has a bound for it.

@@ -9,9 +9,11 @@ answer is popular items. Only a bad request, an exceeded deadline or a further p
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from services.algorithms.bundles.event_schema import EventSchema
+from services.algorithms.rules.ranking_rules import Rule
+from services.contracts.topics.experiments import Assignment
 from services.contracts.topics.rules import StandingRules
 from services.gateway.dependencies import AcknowledgedLag
 from services.gateway.domain import (
@@ -22,14 +24,11 @@ from services.gateway.domain import (
     Recommendation,
     RecommendQuery,
     Seen,
-    ServedModel,
     last_event_ms,
     seen_in,
     turned_down_in,
-    with_arms,
 )
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.ports import StreamStatus
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.new_items import NewItems
 from services.gateway.recommend.pages import (
@@ -53,7 +52,7 @@ from services.gateway.recommend.repeats import (
 )
 from services.gateway.recommend.standing_rules import LiveRules
 from services.gateway.recommend.token_waits import TokenWaits, is_reached
-from services.gateway.stages import FoundState, Limits, Preferences, Stages, Work
+from services.gateway.stages import FoundState, Preferences, Stages, Work
 from services.gateway.validation import check_query, with_times
 from services.platform.errors import DependencyUnavailable
 from services.platform.rpc import admission
@@ -69,9 +68,6 @@ class RequestStates:
     stages: Stages
     tokens: TokenWaits
     lag: AcknowledgedLag
-    stream: StreamStatus
-    schema: EventSchema
-    limits: Limits
     preferences: Preferences
 
     async def find(self, work: Work[RecommendQuery], *, asked_ms: int, at_ms: int) -> FoundState:
@@ -123,15 +119,16 @@ class RequestStates:
             view, encoded = await asyncio.gather(self._read_user(work), self.stages.encode(work, history))
         else:
             view, encoded = None, await self.stages.encode(work, history)
-        own = seen_in(reversed(history), self.schema)
+        schema = self.stages.model.schema
+        own = seen_in(reversed(history), schema)
         # Items seen in the stored history are excluded too, but only items of the request's history vote.
-        silent = [*turned_down_in(history, self.schema), *(set(work.seen.item_ids) - set(own))]
+        silent = [*turned_down_in(history, schema), *(set(work.seen.item_ids) - set(own))]
         work.seen = Seen([*own, *work.seen.item_ids], silent)
         if encoded is not None:
             work.num_had = len(set(own))
             if encoded.query_state is None:
                 return FoundState()
-            last_ms = last_event_ms(history, self.schema)
+            last_ms = last_event_ms(history, schema)
             return FoundState(query_state=encoded.query_state, last_event_ms=last_ms, source="request")
         if view is not None and view.state is not None:
             work.mark(Degradation.STALE_STATE)
@@ -168,8 +165,8 @@ class RequestStates:
         unreachable, since nothing new is applied.
         """
         began = time.monotonic()
-        until = work.deadline - self.limits.token_reserve_s
-        is_futile = view.epoch != token.epoch or not self.stream.log_reachable
+        until = work.deadline - self.stages.limits.token_reserve_s
+        is_futile = view.epoch != token.epoch or not self.stages.ports.stream.log_reachable
         if is_futile or not await self.tokens.wait(work.query.user_id, token, until):
             return view
         work.times.queue_ms += (time.monotonic() - began) * 1000
@@ -192,6 +189,25 @@ def _token_behind(work: Work[RecommendQuery], state: StoredState | None) -> None
         token_failed(work)
 
 
+def with_arms(query: RecommendQuery) -> RecommendQuery:
+    """Return the query with its arms' rules, and their settings where it has none of its own."""
+    arms = [one.arm for one in query.assignments if one.arm is not None and one.arm.has_settings]
+    if not arms:
+        return query
+    diversity, most, share, gap = query.diversity, query.max_per_category, query.new_item_share, query.max_gap
+    for arm in arms:
+        diversity, most = diversity or arm.diversity, most or arm.max_per_category
+        share = share if arm.new_item_share is None else arm.new_item_share
+        # A further page comes from a stored list.
+        gap = arm.max_gap if gap is None and not query.page_token else gap
+    rules = (*query.rules, *rules_of_arms(query.assignments))
+    return replace(query, rules=rules, diversity=diversity, max_per_category=most, new_item_share=share, max_gap=gap)
+
+
+def rules_of_arms(assignments: Sequence[Assignment]) -> tuple[Rule, ...]:
+    return tuple(rule for one in assignments if one.arm is not None for rule in one.arm.rules)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommend:
     """The handler."""
@@ -200,18 +216,15 @@ class Recommend:
     states: RequestStates
     rankings: Rankings
     new_items: NewItems
-    stream: StreamStatus
-    model: ServedModel
     rules: LiveRules
     exposures: Exposures
     pages: PageTokens
     metrics: GatewayMetrics
-    limits: Limits
 
     async def __call__(self, query: RecommendQuery) -> Recommendation:
         """Answer a request. Raises: InvalidRequest; DeadlineExceeded; for a further page, as `_next_page`."""
         asked_ms = now_ms()
-        await in_turn(check_query, query, asked_ms, self.model.kinds)
+        await in_turn(check_query, query, asked_ms, self.stages.model.kinds)
         standing = StandingRules() if query.without_standing_rules else self.rules.now
         asked = replace(
             query,
@@ -221,7 +234,7 @@ class Recommend:
             max_gap=None if query.page_token else query.max_gap,
         )
         asked = with_arms(asked)
-        work = Work.begin(asked, budget_s=self.limits.budget_s)
+        work = Work.begin(asked, budget_s=self.stages.limits.budget_s)
         if query.page_token:
             return await self._next_page(work, asked_ms)
         ranking, found = await self._ranked(work, asked_ms)
@@ -229,7 +242,7 @@ class Recommend:
             work.mark(Degradation.GAP_NOT_PROVEN)
         served = ServedList(
             ranking=ranking,
-            model_version=self.model.version,
+            model_version=self.stages.model.version,
             degradations=tuple(work.degradations),
             rules_revision=standing.revision,
         )
@@ -249,12 +262,12 @@ class Recommend:
         else:
             found = await self.states.find(work, asked_ms=asked_ms, at_ms=at_ms)
         query_state = self.stages.asked_with(work, found, at_ms)
-        if not self.stream.log_reachable:
+        if not self.stages.ports.stream.log_reachable:
             work.mark(Degradation.NOT_FRESH)
         if query_state is not None:
             ranking = await self.rankings.best(work, query_state)
             if ranking is not None:
-                if self.new_items.share or query.new_item_share:
+                if self.new_items.preferences.new_item_share or query.new_item_share:
                     ranking = await self.new_items.among(work, query_state, ranking, asked_ms)
                 return replace(ranking, searched_share=work.searched_share), found
             # Popular items do not use the state.
@@ -314,7 +327,7 @@ class Recommend:
         if work.query.not_again is not None and items:
             entry = packed_items(now_ms(), [item.item_id for item in items[:MAX_ITEMS_OF_ANSWER]])
             await self.stages.keep(work, ANSWERS, entry, most=MAX_ANSWERS, ttl_seconds=ANSWERS_TTL_S)
-        work.times.close(work.end())
+        work.end()
         return Recommendation(
             items=items,
             model_version=served.model_version,
@@ -329,10 +342,7 @@ class Recommend:
             exposure_id=self.exposures.shown(
                 "recommend",
                 user_id,
-                item_ids=[item.item_id for item in items],
-                scores=[item.score for item in items],
-                sources=[item.source for item in items],
-                propensities=() if all(item.propensity == 1 for item in items) else [one.propensity for one in items],
+                items,
                 model_version=served.model_version,
                 index_version=ranking.index_version,
                 first_position=first_position,
@@ -343,7 +353,7 @@ class Recommend:
             ),
             next_page_token="" if next_page is None else self.pages.token(next_page, user_id),
             searched_share=work.searched_share,
-            warnings=self.model.warnings(work.query.filter),
+            warnings=self.stages.model.warnings(work.query.filter),
             absence_bucket=work.absence_bucket,
             max_gap=work.query.max_gap,
             items_touched=work.items_touched,

@@ -4,11 +4,10 @@ and is marked.
 
 from dataclasses import dataclass, replace
 
-from services.gateway.domain import Degradation, Seen, ServedModel, SimilarAnswer, SimilarQuery
-from services.gateway.ports import Ports
+from services.gateway.domain import Degradation, Seen, SimilarAnswer, SimilarQuery
 from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.exposures import Exposures
-from services.gateway.stages import Limits, Stages, Work
+from services.gateway.stages import Stages, Work
 from services.gateway.validation import check_similar
 from services.platform.threads import in_turn
 
@@ -17,19 +16,16 @@ from services.platform.threads import in_turn
 class Similar:
     """The handler."""
 
-    ports: Ports
     stages: Stages
     titles: Titles
-    model: ServedModel
     exposures: Exposures
-    limits: Limits
 
     async def __call__(self, query: SimilarQuery) -> SimilarAnswer:
         """Answer a request. Raises: InvalidRequest; NotFound for an item that no index serves; DeadlineExceeded; an
         error of candidates.
         """
-        work = Work.begin(query, budget_s=self.limits.budget_s)
-        await in_turn(check_similar, query, self.model.kinds)
+        work = Work.begin(query, budget_s=self.stages.limits.budget_s)
+        await in_turn(check_similar, query, self.stages.model.kinds)
         leaves_out_seen = bool(query.user_id) and query.filter.exclude_seen
         if leaves_out_seen:
             view = await self.stages.read_user(work, with_seen=True)
@@ -39,31 +35,29 @@ class Similar:
                 if view.is_lost:
                     work.mark(Degradation.HISTORY_INCOMPLETE)
                 work.seen = Seen(view.seen)
-        found = await self.ports.candidates.similar(
+        found = await self.stages.ports.candidates.similar(
             query.item_id,
             k=query.k,
             filter=replace(query.filter, exclude_seen=leaves_out_seen),
             seen=work.seen.item_ids,
-            timeout_s=min(self.limits.stage_timeout_s, work.left_s),
+            timeout_s=min(self.stages.limits.stage_timeout_s, work.left_s),
         )
         work.searched(found)
         total_ms = work.end()
         return SimilarAnswer(
             found=found,
             titles=self.titles.of([item.item_id for item in found.items]),
-            model_version=self.model.version,
+            model_version=self.stages.model.version,
             degradations=work.degradations,
             total_ms=total_ms,
             exposure_id=self.exposures.shown(
                 "similar",
                 query.user_id,
-                item_ids=[item.item_id for item in found.items],
-                scores=[item.score for item in found.items],
-                sources=[item.source for item in found.items],
-                model_version=self.model.version,
+                found.items,
+                model_version=self.stages.model.version,
                 index_version=found.index_version,
                 context=query.context,
                 assignments=query.assignments,
             ),
-            warnings=self.model.warnings(query.filter),
+            warnings=self.stages.model.warnings(query.filter),
         )

@@ -13,21 +13,26 @@ from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.text.rank_fusion import Fused, reciprocal_rank_fusion
 from services.contracts.wire import PackedQueryState
 from services.gateway.dependencies import Breaker
-from services.gateway.domain import Degradation, Pool, Ranking, Seen, ServedModel
-from services.gateway.metrics import GatewayMetrics
-from services.gateway.ports import TextSources
-from services.gateway.recommend.catalogue import Titles
-from services.gateway.recommend.exposures import Exposures
-from services.gateway.search.searching import (
+from services.gateway.domain import (
     PERSONAL,
     SOURCES,
+    Degradation,
+    Pool,
+    Ranking,
+    RerankQuery,
+    ScoredItem,
     SearchAnswer,
     SearchQuery,
     SearchResult,
+    Seen,
     SourceHits,
     SourceRank,
     SourceTime,
 )
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.ports import TextSources
+from services.gateway.recommend.catalogue import Titles
+from services.gateway.recommend.exposures import Exposures
 from services.gateway.stages import Limits, Stages, Work
 from services.gateway.validation import MAX_K, check_search
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, PreconditionFailed
@@ -152,14 +157,12 @@ class Search:
     text: TextRetrieval
     metrics: GatewayMetrics
     titles: Titles
-    model: ServedModel
     exposures: Exposures
-    limits: Limits
 
     async def __call__(self, query: SearchQuery) -> SearchAnswer:
         """Answer a search. Raises: InvalidRequest; DeadlineExceeded; as `no_source`."""
-        work, asked_ms = Work.begin(query, budget_s=self.limits.budget_s), now_ms()
-        await in_turn(check_search, query, self.model.kinds)
+        work, asked_ms = Work.begin(query, budget_s=self.stages.limits.budget_s), now_ms()
+        await in_turn(check_search, query, self.stages.model.kinds)
         view = None
         if query.user_id and query.filter.exclude_seen:
             # Sources exclude seen items, so that the answer stays full.
@@ -182,7 +185,7 @@ class Search:
                 work.mark(Degradation.NOT_PERSONALISED)
                 work.absence_bucket = 0
             else:
-                model_version = self.model.version
+                model_version = self.stages.model.version
                 rankings[PERSONAL] = [item.item_id for item in personal.items]
                 scores[PERSONAL] = {item.item_id: item.score for item in personal.items}
                 fused = reciprocal_rank_fusion(rankings)
@@ -199,9 +202,7 @@ class Search:
             exposure_id=self.exposures.shown(
                 "search",
                 query.user_id,
-                item_ids=[result.item_id for result in results],
-                scores=[result.score for result in results],
-                sources=["+".join(found.source for found in result.found_by) for result in results],
+                [ScoredItem(one.item_id, one.score, "+".join(by.source for by in one.found_by)) for one in results],
                 model_version=model_version,
                 text_version=text_version,
                 context=query.context,
@@ -209,14 +210,14 @@ class Search:
                 assignments=query.assignments,
             ),
             absence_bucket=work.absence_bucket,
-            warnings=self.model.warnings(query.filter),
+            warnings=self.stages.model.warnings(query.filter),
         )
         self.metrics.searched(answer)
         return answer
 
     async def _find(self, work: Work[SearchQuery]) -> list[SourceAnswer]:
         query, left_s = work.query, work.left_s
-        kept_s = self.limits.answer_reserve_s + (self.limits.rerank_reserve_s if query.user_id else 0.0)
+        kept_s = self.stages.limits.answer_reserve_s + (self.stages.limits.rerank_reserve_s if query.user_id else 0.0)
         return await self.text.find(
             query.query,
             k=min(MAX_K, max(DEPTH, 2 * query.k)),
@@ -258,7 +259,8 @@ class Search:
             return Ranking(items=()), SourceTime(source=PERSONAL, milliseconds=0.0)
         began = time.monotonic()
         found = Pool(item_ids=[one.item_id for one in pool], scores=[one.score for one in pool])
-        ranking = await self.stages.rerank(work, state, found, k=len(pool))
+        wanted = RerankQuery(k=len(pool), filter=query.filter, seen=work.seen.item_ids)
+        ranking = await self.stages.rerank(work, state, found, wanted)
         if ranking is not None:
             lately = frozenset(work.seen.item_ids[:RECENT])
             by_words = [one.item_id for one in pool if one.item_id in lately]

@@ -12,6 +12,8 @@ from types import MappingProxyType
 
 import structlog
 
+from services.algorithms.indexes.protocol import ESTIMATE
+from services.algorithms.rules.team_draft import BOTH, team_draft
 from services.contracts.topics.experiments import Arm, Assignment, Experiment, Experiments
 from services.contracts.topics.rules import StandingRules
 from services.contracts.topics.version_sets import VersionSet, VersionSets
@@ -146,6 +148,50 @@ class Routes:
         if self._shadow is not None:
             self._shadow.took(user_id, item_id)
 
+    async def interleaved(
+        self, query: RecommendQuery, mixed: Assignment, default: ServedSet
+    ) -> tuple[ServedSet, Recommendation]:
+        """Return the first arm's set, and its answer with items drafted from both arms' answers; it has no certificate.
+
+        Raises: as `Recommend`.
+        """
+        arms = mixed.experiment.arms
+        first, second = (self.set_of(arm, default) or default for arm in arms)
+        sides = [served.shadowed(_of_arm(query, mixed, arm)) for served, arm in zip((first, second), arms, strict=True)]
+        one, other = await asyncio.gather(*sides)
+        ranking, against = ([item.item_id for item in answer.items] for answer in (one, other))
+        item_ids, teams = team_draft(ranking, against, query.k, self.rng)
+        found = [{item.item_id: item for item in answer.items} for answer in (one, other)]
+        found.append(found[1] | found[0])  # the items of `BOTH`
+        items = [
+            replace(found[team][item_id], propensity=1.0 if team == BOTH else 0.5)
+            for item_id, team in zip(item_ids, teams, strict=True)
+        ]
+        recommend = first.handlers.recommend
+        answer = replace(
+            one,
+            items=items,
+            certificate=ESTIMATE,
+            degradations=list(dict.fromkeys([*one.degradations, *other.degradations])),
+            searched_share=min(one.searched_share, other.searched_share),
+            token_honoured=one.token_honoured and other.token_honoured,
+            assignments=query.assignments,
+            exposure_id=recommend.exposures.shown(
+                "recommend",
+                query.user_id,
+                items,
+                model_version=one.model_version,
+                index_version=one.index_version,
+                context=query.context,
+                absence_bucket=one.absence_bucket,
+                assignments=query.assignments,
+                teams=teams,
+                rules_revision=one.rules_revision,
+            ),
+        )
+        recommend.metrics.answered(answer, had_token=query.token is not None)
+        return first, answer
+
     async def apply(self, sets: VersionSets) -> None:
         """Apply a record. Sets that cannot be opened are left out and reported."""
         served: dict[str, ServedSet] = {}
@@ -216,3 +262,8 @@ class Routes:
 def own_set(model_version: str) -> VersionSet:
     """Return the set of a gateway without an operator's record."""
     return VersionSet(name=model_version, model_version=model_version, bundle="")
+
+
+def _of_arm(query: RecommendQuery, mixed: Assignment, arm: Arm) -> RecommendQuery:
+    own = replace(mixed, arm=arm)
+    return replace(query, assignments=tuple(own if one is mixed else one for one in query.assignments))

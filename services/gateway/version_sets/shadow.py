@@ -5,9 +5,9 @@ affect the caller's deadline, exposures, pages or metrics.
 import asyncio
 import contextvars
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 
 import structlog
@@ -43,44 +43,6 @@ class ShadowReport:
     taken_from_shadow: int
 
 
-@dataclass(slots=True)
-class _Sums:
-    """The sums of a `ShadowReport`. times: milliseconds of the newest answers."""
-
-    requests: int = 0
-    compared: int = 0
-    skipped: int = 0
-    failed: int = 0
-    overlap: float = 0.0
-    shift: float = 0.0
-    taken: int = 0
-    from_answer: int = 0
-    from_shadow: int = 0
-    times: list[float] = field(default_factory=list)
-
-    def compare(self, answer: Recommendation, shadowed: Recommendation, took_ms: float) -> None:
-        self.times = [*self.times[-MAX_TIMES:], took_ms]
-        self.compared += 1
-        self.overlap += len(_item_ids(answer) & _item_ids(shadowed)) / max(1, len(answer.items), len(shadowed.items))
-        if answer.items and shadowed.items:
-            self.shift += shadowed.items[0].score - answer.items[0].score
-
-    def report(self) -> ShadowReport:
-        times, compared = sorted(self.times), max(1, self.compared)
-        return ShadowReport(
-            requests=self.requests,
-            skipped=self.skipped,
-            failed=self.failed,
-            overlap=self.overlap / compared,
-            score_shift=self.shift / compared,
-            median_ms=times[len(times) // 2] if times else 0.0,
-            p99_ms=times[len(times) * 99 // 100] if times else 0.0,
-            taken=self.taken,
-            taken_from_answer=self.from_answer,
-            taken_from_shadow=self.from_shadow,
-        )
-
-
 class Shadow:
     """Calls `ask` for a share of requests. For one event loop."""
 
@@ -97,14 +59,17 @@ class Shadow:
         self._ask, self._rng, self._clock = ask, rng, clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: OrderedDict[str, tuple[frozenset[str], frozenset[str]]] = OrderedDict()
-        self._sums = _Sums()
+        self._counts: Counter[str] = Counter()
+        # Sums over compared answers, and milliseconds of the newest ones.
+        self._overlap, self._shift = 0.0, 0.0
+        self._times: deque[float] = deque(maxlen=MAX_TIMES)
 
     def beside(self, query: RecommendQuery, answer: Recommendation) -> None:
         """Call the shadow for a share of queries, never for a page of a stored list."""
         if query.page_token or self._rng.random() >= self.share:
             return
         if len(self._tasks) >= MAX_UNDER_WAY:
-            self._sums.skipped += 1
+            self._counts["skipped"] += 1
             return
         # A new context has no deadline, queue position or trace of the caller.
         task = asyncio.get_running_loop().create_task(
@@ -118,12 +83,25 @@ class Shadow:
         if user_id not in self._waiting:
             return
         of_answer, of_shadow = self._waiting.pop(user_id)
-        self._sums.taken += 1
-        self._sums.from_answer += item_id in of_answer
-        self._sums.from_shadow += item_id in of_shadow
+        self._counts["taken"] += 1
+        self._counts["taken_from_answer"] += item_id in of_answer
+        self._counts["taken_from_shadow"] += item_id in of_shadow
 
     def report(self) -> ShadowReport:
-        return self._sums.report()
+        counts, times = self._counts, sorted(self._times)
+        compared = max(1, counts["compared"])
+        return ShadowReport(
+            requests=counts["requests"],
+            skipped=counts["skipped"],
+            failed=counts["failed"],
+            overlap=self._overlap / compared,
+            score_shift=self._shift / compared,
+            median_ms=times[len(times) // 2] if times else 0.0,
+            p99_ms=times[len(times) * 99 // 100] if times else 0.0,
+            taken=counts["taken"],
+            taken_from_answer=counts["taken_from_answer"],
+            taken_from_shadow=counts["taken_from_shadow"],
+        )
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -131,17 +109,22 @@ class Shadow:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _compare(self, query: RecommendQuery, answer: Recommendation) -> None:
-        self._sums.requests += 1
+        self._counts["requests"] += 1
         began = self._clock()
         try:
             shadowed = await self._ask(replace(query, page_depth=0, not_again=None, token=None))
         except FreshetError as exc:
-            self._sums.failed += 1
+            self._counts["failed"] += 1
             log.info("shadow_failed", set=self.name, error=type(exc).__name__, reason=exc.message)
             return
-        self._sums.compare(answer, shadowed, (self._clock() - began) * 1000)
+        self._times.append((self._clock() - began) * 1000)
+        self._counts["compared"] += 1
+        of_answer, of_shadow = _item_ids(answer), _item_ids(shadowed)
+        self._overlap += len(of_answer & of_shadow) / max(1, len(answer.items), len(shadowed.items))
+        if answer.items and shadowed.items:
+            self._shift += shadowed.items[0].score - answer.items[0].score
         if query.user_id:
-            self._waiting[query.user_id] = (_item_ids(answer), _item_ids(shadowed))
+            self._waiting[query.user_id] = (of_answer, of_shadow)
             self._waiting.move_to_end(query.user_id)
             if len(self._waiting) > MAX_WAITING:
                 self._waiting.popitem(last=False)

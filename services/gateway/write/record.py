@@ -17,10 +17,10 @@ from services.contracts.topics.interactions import Interaction, validate
 from services.gateway.dependencies import AcknowledgedLag, Breaker
 from services.gateway.domain import FreshnessToken, Impression, Receipt
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.ports import Ports, UserStates
+from services.gateway.ports import UserStates
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.repeats import MAX_DISCOUNTED, MAX_IMPRESSIONS, TTL_HALF_LIVES, packed_items
-from services.gateway.stages import Limits, Preferences
+from services.gateway.stages import Preferences, Stages
 from services.platform import request_context
 from services.platform.errors import (
     DeadlineExceeded,
@@ -95,20 +95,17 @@ class RecordInteractions:
     def __init__(
         self,
         *,
-        ports: Ports,
+        stages: Stages,
         lag: AcknowledgedLag,
         metrics: GatewayMetrics,
         exposures: Exposures,
-        schema: EventSchema,
-        limits: Limits,
         preferences: Preferences,
     ) -> None:
-        self._interactions, self._lag, self._metrics = ports.interactions, lag, metrics
-        self._exposures, self._sessions = exposures, ports.sessions
-        self._schema, self._preferences = schema, preferences
-        self._append_timeout_s = limits.append_timeout_s
-        self._epochs = EpochCache(ports.states)
-        self._breaker = Breaker("interaction_log", open_seconds=limits.breaker_s)
+        self._ports, self._schema = stages.ports, stages.model.schema
+        self._lag, self._metrics, self._exposures, self._preferences = lag, metrics, exposures, preferences
+        self._append_timeout_s = stages.limits.append_timeout_s
+        self._epochs = EpochCache(self._ports.states)
+        self._breaker = Breaker("interaction_log", open_seconds=stages.limits.breaker_s)
 
     async def __call__(self, interactions: Sequence[Interaction]) -> list[Receipt]:
         """Write a request's interactions; return receipts in order.
@@ -142,7 +139,7 @@ class RecordInteractions:
         for user_id, seen in of_user.items():
             entry = packed_items(max(one.event_time_ms for one in seen), [one.item_id for one in seen])
             try:
-                await self._sessions.push(IMPRESSIONS, user_id, entry, most=MAX_IMPRESSIONS, ttl_seconds=ttl_s)
+                await self._ports.sessions.push(IMPRESSIONS, user_id, entry, most=MAX_IMPRESSIONS, ttl_seconds=ttl_s)
             except FreshetError:
                 self._metrics.component_failed("sessions")
 
@@ -172,8 +169,7 @@ class RecordInteractions:
                             "stream", f"more than {MAX_STREAM} messages", f"at most {MAX_STREAM}"
                         )
                         break
-                    _check_one(interaction, now_ms(), f"stream[{position}].interaction.")
-                    self._check_exposure(interaction, f"stream[{position}].interaction.")
+                    self._check_one(interaction, now_ms(), f"stream[{position}].interaction.")
                     await window.acquire()
                     sent.append(_with_id(interaction))
                     pending.append(asyncio.create_task(append(sent[-1])))
@@ -210,12 +206,18 @@ class RecordInteractions:
         undo = Interaction(user_id=user_id, event_id=f"undo-{digest}", undoes_event_id=event_id, event_time_ms=now_ms())
         return await self._append(undo)
 
-    def _check(self, interactions: Sequence[Interaction], now: int) -> None:
-        _check_all(interactions, now)
+    def _check(self, interactions: Sequence[Interaction], now_ms: int) -> None:
+        if not 1 <= len(interactions) <= MAX_BATCH:
+            raise InvalidRequest.of("interactions", f"{len(interactions)} interactions", f"1-{MAX_BATCH}")
         for position, interaction in enumerate(interactions):
-            self._check_exposure(interaction, f"interactions[{position}].")
+            self._check_one(interaction, now_ms, f"interactions[{position}].")
 
-    def _check_exposure(self, interaction: Interaction, prefix: str) -> None:
+    def _check_one(self, interaction: Interaction, now_ms: int, prefix: str) -> None:
+        """Check one interaction. prefix: precedes the field's name in errors."""
+        try:
+            validate(interaction, now_ms)
+        except InvalidRequest as exc:
+            raise InvalidRequest(prefix + exc.message) from exc
         if interaction.exposure_id:
             self._exposures.check_named(interaction.exposure_id, interaction.user_id, f"{prefix}exposure_id")
 
@@ -226,7 +228,7 @@ class RecordInteractions:
         async def append() -> Position:
             try:
                 async with asyncio.timeout(timeout_s):
-                    return await self._interactions.append(interaction, timeout_s + 1)
+                    return await self._ports.interactions.append(interaction, timeout_s + 1)
             except TimeoutError as exc:
                 raise DeadlineExceeded(f"no acknowledgement within {timeout_s * 1000:.0f} ms") from exc
 
@@ -248,22 +250,6 @@ class RecordInteractions:
         self._metrics.acknowledged(time.monotonic() - began)
         epoch = await self._epochs.current()
         return Receipt(interaction.event_id, FreshnessToken(epoch, position.partition, position.offset))
-
-
-def _check_all(interactions: Sequence[Interaction], now_ms: int) -> None:
-    """Check a request's interactions; the error names the position."""
-    if not 1 <= len(interactions) <= MAX_BATCH:
-        raise InvalidRequest.of("interactions", f"{len(interactions)} interactions", f"1-{MAX_BATCH}")
-    for position, interaction in enumerate(interactions):
-        _check_one(interaction, now_ms, f"interactions[{position}].")
-
-
-def _check_one(interaction: Interaction, now_ms: int, prefix: str = "interaction.") -> None:
-    """Check one interaction. prefix: precedes the field's name in errors."""
-    try:
-        validate(interaction, now_ms)
-    except InvalidRequest as exc:
-        raise InvalidRequest(prefix + exc.message) from exc
 
 
 def _sorted(outcomes: Sequence[Receipt | BaseException]) -> tuple[list[Receipt], BaseException | None]:

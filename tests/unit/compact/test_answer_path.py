@@ -43,7 +43,7 @@ from services.gateway.config import GatewaySettings
 from services.gateway.dependencies import AcknowledgedLag
 from services.gateway.domain import ServedModel
 from services.gateway.edge.door import admissions
-from services.gateway.handlers import make_handlers
+from services.gateway.handlers import Handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports
 from services.gateway.recommend.catalogue import DescribedItems, Titles
@@ -115,7 +115,7 @@ async def recommend(calls: Calls, request: gateway_pb2.RecommendRequest, folder:
     popular = PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes, bundle.by_popularity)
     described = DescribedItems(Titles(), popular)
     described.caught_up()
-    handlers = make_handlers(
+    handlers = Handlers(
         ports,
         model=ServedModel(version=bundle.model_version, schema=bundle.event_schema, tau=bundle.tau),
         limits=own.limits,

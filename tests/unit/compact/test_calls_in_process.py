@@ -24,7 +24,7 @@ from services.compact.in_process import InProcess
 from services.contracts.wire import PackedQueryState
 from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
-from services.gateway.domain import Pool, Seen
+from services.gateway.domain import Pool, RerankQuery, Seen
 from services.platform import request_context
 from services.platform.errors import DeadlineExceeded, FreshetError
 from services.platform.rpc import client as rpc_client
@@ -86,14 +86,14 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
 
 def without_costs(answer: Any) -> Any:
     """Without the times, and the items that a search read: `exact` tries its strategies in turn."""
-    costs = {name: 0 for name in ("queue_ms", "stage_ms", "search_ms", "items_touched") if hasattr(answer, name)}
+    costs = {name: 0 for name in ("queue_ms", "stage_ms", "items_touched") if hasattr(answer, name)}
     lists = {name: list(getattr(answer, name)) for name in ("item_ids", "scores", "votes") if hasattr(answer, name)}
     return replace(answer, **costs, **lists)
 
 
 async def pool(scene: Scene, *, k: int = 20) -> list[Pool]:
     asked = {
-        "pool_size": k,
+        "k": k,
         "filter": ItemFilter(deny_item_ids=("item-3",)),
         "seen": Seen(["item-1"]),
         "timeout_s": 5.0,
@@ -109,15 +109,16 @@ async def test_answers_are_those_over_grpc(scene: Scene) -> None:
     here, there = await pool(scene)
     assert here == there
     assert here.item_ids
-    rules = asked | {
-        "filter": ItemFilter(),
-        "seen": ["item-1", "item-2"],
-        "max_per_category": 2,
-        "diversity": 0.3,
-        "discounts": {here.item_ids[0]: 0.1},
-        "rules": [RULE],
-    }
-    ranked = [without_costs(await peer.rerank(scene.state, here, **rules)) for peer in scene.reranker]
+    wanted = RerankQuery(
+        k=5,
+        filter=ItemFilter(),
+        seen=["item-1", "item-2"],
+        max_per_category=2,
+        diversity=0.3,
+        discounts={here.item_ids[0]: 0.1},
+        rules=[RULE],
+    )
+    ranked = [without_costs(await peer.rerank(scene.state, here, wanted, 5.0)) for peer in scene.reranker]
     assert ranked[0] == ranked[1]
     assert ranked[0].items
     item_id = ranked[0].items[0].item_id

@@ -35,15 +35,14 @@ from services.contracts.topics.rules import StandingRules
 from services.contracts.topics.version_sets import VersionSet, VersionSets
 from services.contracts.wire import PackedQueryState
 from services.gateway.dependencies import AcknowledgedLag
-from services.gateway.domain import ServedModel
-from services.gateway.handlers import Handlers, make_handlers
+from services.gateway.domain import Hit, ServedModel
+from services.gateway.handlers import Handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import PartitionProgress, Ports
 from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
-from services.gateway.search.searching import Hit
 from services.gateway.server import GatewayServicer
 from services.gateway.stages import Limits, Preferences
 from services.gateway.version_sets.routes import Routes, ServedSet
@@ -175,7 +174,7 @@ class Scene:
         self.ports = Ports(
             **{one.name: getattr(self, one.name) for one in fields(Ports)},
         )
-        self.handlers = make_handlers(
+        self.handlers = Handlers(
             self.ports,
             model=ServedModel(
                 version="m1",

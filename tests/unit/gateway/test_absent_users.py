@@ -15,10 +15,9 @@ from services.algorithms.scoring.packed_state import after_absence, pack_query_s
 from services.algorithms.scoring.states import QueryStates
 from services.contracts.topics.version_sets import VersionSet, VersionSets
 from services.contracts.wire import PackedQueryState
-from services.gateway.domain import Degradation, ExplainQuery, HistoryEvent, Recommendation, RecommendQuery
+from services.gateway.domain import Degradation, ExplainQuery, HistoryEvent, Recommendation, RecommendQuery, SearchQuery
 from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
-from services.gateway.search.searching import SearchQuery
 from services.gateway.version_sets.routes import Routes, ServedSet
 from services.platform.errors import DependencyUnavailable, InvalidRequest
 

@@ -40,9 +40,18 @@ from services.gateway.adapters.processes import (
     RemoteReranker,
     RemoteTextSources,
 )
-from services.gateway.domain import HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
+from services.gateway.domain import (
+    HistoryEvent,
+    Hit,
+    IndexFreshness,
+    Pool,
+    Ranking,
+    RerankQuery,
+    ScoredItem,
+    Seen,
+    SourceHits,
+)
 from services.gateway.ports import PartitionProgress
-from services.gateway.search.searching import Hit, SourceHits
 from services.platform.config import ProcessSettings
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
 from services.platform.rpc import client as rpc_client
@@ -182,7 +191,7 @@ async def test_propose_asks_the_first_stage_and_keeps_its_bound(bound: float | N
             index_freshness=common_pb2.IndexFreshness(deltas_offset=7, lag_seconds=0.5),
         )
         pool = await RemoteCandidates(over(channel)).propose(
-            query_state("q"), pool_size=20, filter=ItemFilter(deny_categories=("x",)), seen=Seen(["c"]), timeout_s=1.0
+            query_state("q"), k=20, filter=ItemFilter(deny_categories=("x",)), seen=Seen(["c"]), timeout_s=1.0
         )
     request = servicer.request
     assert (request.k, request.stage, request.query_state.components) == (20, candidates_pb2.STAGE_FIRST, b"q")
@@ -216,13 +225,15 @@ async def test_rerank_sends_the_pool_with_only_the_seen_items_that_matter() -> N
                 index_version="i+7",
                 index_freshness=IndexFreshness(deltas_offset=7),
             ),
-            k=1,
-            filter=ItemFilter(),
-            seen=["a", "z"],
-            max_per_category=2,
-            diversity=0.5,
-            discounts={"b": 0.25, "z": 1.0},
-            rules=[Rule(name="r", which=ItemFilter(allow_categories=("x",)), bury=0.5)],
+            RerankQuery(
+                k=1,
+                filter=ItemFilter(),
+                seen=["a", "z"],
+                max_per_category=2,
+                diversity=0.5,
+                discounts={"b": 0.25, "z": 1.0},
+                rules=[Rule(name="r", which=ItemFilter(allow_categories=("x",)), bury=0.5)],
+            ),
             timeout_s=1.0,
         )
     request = servicer.request

@@ -7,7 +7,7 @@ from freshet.v1 import common_pb2, gateway_pb2
 from gateway_scene import STORED, Scene
 
 from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
-from services.gateway.describe import tail
+from services.gateway.describe import users
 from services.gateway.domain import ExplainQuery, HistoryEvent, RecommendQuery
 from services.gateway.edge.roles import Role
 from services.platform import request_context
@@ -139,7 +139,7 @@ async def test_the_tail_has_the_newest_interaction_of_each_partition_and_pseudon
         scene.ends.ends[partition] = offset + 1
         scene.ends.stored[partition, offset] = SourceRecord(INTERACTIONS, partition, offset, 5_000, b"ann", value)
 
-    monkeypatch.setattr(tail, "_EVERY_S", 0.0)
+    monkeypatch.setattr(users, "_EVERY_S", 0.0)
     for roles in (None, {Role.SUPPORT}, {Role.OPERATOR}):
         request_context.roles.set(None if roles is None else frozenset(roles))
         stream = scene.servicer.TailInteractions(gateway_pb2.TailInteractionsRequest(), None)
@@ -171,7 +171,7 @@ async def test_the_tail_has_the_newest_interaction_of_each_partition_and_pseudon
 async def test_a_record_that_the_encoder_rejects_is_left_out_of_the_tail(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, value: bytes
 ) -> None:
-    monkeypatch.setattr(tail, "_EVERY_S", 0.0)
+    monkeypatch.setattr(users, "_EVERY_S", 0.0)
     stream = scene.servicer.TailInteractions(gateway_pb2.TailInteractionsRequest(), None)
     await anext(stream)
     offset = scene.ends.ends[3]
@@ -181,7 +181,7 @@ async def test_a_record_that_the_encoder_rejects_is_left_out_of_the_tail(
 
 
 async def test_the_tail_begins_where_a_new_partition_ends(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail, "_EVERY_S", 0.0)
+    monkeypatch.setattr(users, "_EVERY_S", 0.0)
     stream = scene.servicer.TailInteractions(gateway_pb2.TailInteractionsRequest(), None)
     await anext(stream)
     scene.ends.ends[9] = 1 << 33
@@ -197,13 +197,13 @@ async def test_the_tail_begins_where_a_new_partition_ends(scene: Scene, monkeypa
 async def test_the_tail_ends_when_the_gateway_stops_and_after_five_minutes(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    monkeypatch.setattr(tail, "_EVERY_S", 0.0)
+    monkeypatch.setattr(users, "_EVERY_S", 0.0)
     stream = scene.servicer.TailInteractions(gateway_pb2.TailInteractionsRequest(), None)
     await anext(stream)
     if why == "stops":
         scene.servicer.stops = lambda: True
     else:
-        monkeypatch.setattr(tail, "_LONGEST_S", 0.0)
+        monkeypatch.setattr(users, "_LONGEST_S", 0.0)
         stream = scene.servicer.TailInteractions(gateway_pb2.TailInteractionsRequest(), None)
         await anext(stream)
     assert await anext(stream, None) is None

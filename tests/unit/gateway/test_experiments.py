@@ -13,7 +13,8 @@ from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.topics.experiments import Arm, Experiment, Experiments, experiment_message
 from services.contracts.topics.exposures import Exposure
 from services.contracts.topics.version_sets import VersionSet, VersionSets
-from services.gateway.domain import RecommendQuery, with_arms
+from services.gateway.domain import RecommendQuery
+from services.gateway.recommend.recommend import with_arms
 from services.gateway.server import GatewayServicer
 from services.gateway.version_sets.routes import Routes, ServedSet
 from services.platform import request_context

@@ -8,9 +8,8 @@ from gateway_scene import Scene
 
 from services.algorithms.bundles.event_schema import EventSchema
 from services.contracts.topics.interactions import Interaction
-from services.gateway.domain import Impression, RecommendQuery, SimilarQuery
+from services.gateway.domain import Impression, RecommendQuery, SearchQuery, SimilarQuery
 from services.gateway.recommend.exposures import Exposures
-from services.gateway.search.searching import SearchQuery
 from services.platform.errors import InvalidRequest, PermissionDenied, PreconditionFailed
 
 

@@ -76,7 +76,7 @@ async def behind_one_address(*replicas: Replica) -> AsyncIterator[Callable[..., 
 
 
 async def search(candidates: RemoteCandidates) -> Pool:
-    return await candidates.propose(query_state("q"), pool_size=5, filter=ItemFilter(), seen=Seen(), timeout_s=5.0)
+    return await candidates.propose(query_state("q"), k=5, filter=ItemFilter(), seen=Seen(), timeout_s=5.0)
 
 
 async def eventually(candidates: RemoteCandidates) -> Pool:

@@ -281,7 +281,10 @@ async def test_limits_hold_where_the_reranker_or_candidates_do_not_answer(served
 
         class Away:
             def __getattr__(self, name: str) -> object:
-                raise DependencyUnavailable("away")
+                async def call(*_: object, **__: object) -> None:
+                    raise DependencyUnavailable("away")
+
+                return call
 
         object.__setattr__(scene.ports, away, Away())
         answer = await scene.recommend(query)

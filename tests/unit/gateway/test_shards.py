@@ -178,7 +178,7 @@ async def test_no_bound_is_broken_and_no_more_is_lost(still: Scene, algorithm: s
         best = [one.item_id for one in (await still.whole.remote.search(state, k=10, **asked)).items]
         for name, candidates in (("whole", still.whole.remote), ("sharded", still.sharded)):
             with chosen(still, algorithm):
-                pool: Pool = await candidates.propose(state, pool_size=40, **asked)
+                pool: Pool = await candidates.propose(state, k=40, **asked)
                 full = await candidates.search(state, k=20, **asked)
             assert list(pool.scores) == sorted(pool.scores, reverse=True)
             assert len(set(pool.item_ids)) == len(pool.item_ids)
@@ -233,12 +233,12 @@ async def test_a_change_that_one_shard_has_not_heard_of_is_left_out_everywhere()
     scene.changed()
     state, asked = scene.state(), scene.asked()
     before = content(await scene.whole.remote.search(state, k=30, **asked))
-    pool = await scene.sharded.propose(state, pool_size=40, **asked)
+    pool = await scene.sharded.propose(state, k=40, **asked)
     scene.changed(without=2)
     found = await scene.sharded.search(state, k=30, **asked)
     assert content(found)[:4] == before[:4]
     assert found.certificate == EXACT
-    again = await scene.sharded.propose(state, pool_size=40, **asked)
+    again = await scene.sharded.propose(state, k=40, **asked)
     assert (again.item_ids, again.scores, again.bound) == (pool.item_ids, pool.scores, pool.bound)
     assert again.index_version == before[2]
 
@@ -251,7 +251,7 @@ async def test_versions_that_are_not_kept_cannot_be_made_one() -> None:
     assert found.certificate == ESTIMATE
     assert found.index_version.startswith("mixed.")
     assert found.searched_share == 1
-    assert (await scene.sharded.propose(state, pool_size=40, **asked)).bound is None
+    assert (await scene.sharded.propose(state, k=40, **asked)).bound is None
 
 
 async def unavailable(_: int) -> None:
@@ -269,7 +269,7 @@ async def test_a_shard_that_is_away_is_missing_and_said_so() -> None:
         assert found.items == there
         assert found.searched_share == pytest.approx(len(there) / X)
         assert found.certificate == ESTIMATE
-        pool = await scene.sharded.propose(state, pool_size=40, **everything)
+        pool = await scene.sharded.propose(state, k=40, **everything)
         assert pool.bound is None
         assert pool.searched_share == found.searched_share
     # It is left alone for a moment: not every answer asks it.
@@ -327,7 +327,7 @@ async def test_items_like_one_are_the_wholes_wherever_it_lies() -> None:
 async def test_the_shard_that_holds_an_item_explains_its_vote() -> None:
     scene = Scene(with_neighbours=True)
     state, seen = scene.state(), Seen(IDS[:8], IDS[:8:3])
-    voted = await scene.whole.remote.propose(state, pool_size=30, filter=ItemFilter(), seen=seen, timeout_s=5.0)
+    voted = await scene.whole.remote.propose(state, k=30, filter=ItemFilter(), seen=seen, timeout_s=5.0)
     item_id = max(zip(voted.votes, voted.item_ids, strict=True))[1]
     asked = {"seen": seen, "timeout_s": 5.0}
     found = await scene.sharded.explain_votes(state, item_id, **asked)

@@ -9,11 +9,10 @@ from google.protobuf import json_format
 
 from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.items import CatalogueItem
-from services.gateway.domain import RecommendQuery, SimilarQuery
+from services.gateway.domain import RecommendQuery, SearchQuery, SimilarQuery
 from services.gateway.messages import answer_message, found_message, similar_message
 from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.gateway.recommend.popular import PopularItems, near_names
-from services.gateway.search.searching import SearchQuery
 
 NAMES = ["Comedy", "War", "Science Fiction", "Horror"]
 WRONG = ItemFilter(allow_categories=("Comdy", "War"), deny_categories=("horror", "Unheard of"), exclude_seen=False)

@@ -1,8 +1,7 @@
 """A model is deployed and rolled back: a state of the first version is older than the history, and nobody notices."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Unpack
 
 from answers import recommend
 from fakes.encoder import MemoryStream
@@ -10,9 +9,9 @@ from fakes.gateway import MemoryCandidates
 from gateway.gateway_scene import ITEMS, Scene
 from state_scene import EncoderProcess, FragileStore, append_all, replay, vocabulary
 
-from services.algorithms.rules.filters import ItemFilter
 from services.contracts.wire import PackedQueryState
 from services.gateway.domain import Ranking, RecommendQuery
+from services.gateway.ports import SearchOptions
 from services.platform.errors import PreconditionFailed
 
 V1, V2 = vocabulary("m1"), vocabulary("m2", shift=100)
@@ -50,20 +49,11 @@ class RollingDeploy(MemoryCandidates):
     """Two replicas behind one address, asked in turn: the first is of the next version already, and refuses a state of
     this version with the error that the candidates process raises."""
 
-    async def search(
-        self,
-        query_state: PackedQueryState,
-        *,
-        k: int,
-        filter: ItemFilter,
-        seen: Sequence[str],
-        timeout_s: float,
-        **rest: Any,
-    ) -> Ranking:
+    async def search(self, query_state: PackedQueryState, **asked: Unpack[SearchOptions]) -> Ranking:
         if len(self.query_states) % 2 == 0:
             self.query_states.append(query_state)
             raise PreconditionFailed("candidates: query_state.model_version='m1' but this index holds model 'm2'")
-        return await super().search(query_state, k=k, filter=filter, seen=seen, timeout_s=timeout_s, **rest)
+        return await super().search(query_state, **asked)
 
 
 @dataclass

@@ -1,1 +1,0 @@
-"""Readiness and calls by the minute, for people on call."""
