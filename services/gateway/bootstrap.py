@@ -46,11 +46,11 @@ from services.gateway.handlers import Handlers
 from services.gateway.health import check_processes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Candidates, Ports
-from services.gateway.recommend.catalogue import DescribedItems, Titles
+from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.exposures import Exposures, signing_key
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
-from services.gateway.recommend.popular_now import FollowedPopularity
+from services.gateway.recommend.popular_now import follow_popularity
 from services.gateway.recommend.standing_rules import LiveRules, check_arms, standing_rules
 from services.gateway.server import SERVICE, GatewayServicer
 from services.gateway.stages import Limits
@@ -109,7 +109,12 @@ class _LoadedBundle:
         """Load a bundle. Raises: BundleError; ConfigError for rules that the attributes do not allow."""
         bundle = load_bundle(folder)
         popular = PopularItems(
-            bundle.item_index, bundle.counts, bundle.categories, bundle.attributes, bundle.by_popularity
+            bundle.item_index,
+            bundle.counts,
+            bundle.categories,
+            bundle.attributes,
+            bundle.by_popularity,
+            bundle.titles,
         )
         return cls(bundle=bundle, popular=popular, rules=standing_rules(settings.rules, bundle.attributes.kinds))
 
@@ -236,7 +241,7 @@ class _Gateway:
     ) -> tuple[ServedSet, CatalogueFollower]:
         bundle, popular, settings = opened.bundle, opened.popular, self._settings
         peers = Peers(one, settings, self._tracing, bundle.model_version, near)
-        described = DescribedItems(Titles(bundle.item_index, bundle.titles), popular)
+        described = DescribedItems(popular)
         follower = CatalogueFollower(
             catalogue_reader(settings.kafka, "freshet-gateway", ITEMS),
             described,
@@ -245,7 +250,6 @@ class _Gateway:
             follows_deltas=False,
             kinds=bundle.attributes.kinds,
         )
-        popular_now = FollowedPopularity(self._states.read_popular, popular)
         ports = self._ports(peers, bundle.model_version, near)
         make = partial(
             Handlers,
@@ -271,7 +275,7 @@ class _Gateway:
         unseen = make(metrics=GatewayMetrics(CollectorRegistry()), exposures=Exposures(self._key, None))
 
         async def close() -> None:
-            await popular_now.close()
+            following.cancel()
             await asyncio.to_thread(follower.stop)
             await peers.close()
 
@@ -284,7 +288,7 @@ class _Gateway:
             close=close,
         )
         follower.start()
-        popular_now.start()
+        following = asyncio.create_task(follow_popularity(self._states.read_popular, popular))
         return served, follower
 
     def _ports(self, peers: Peers, model_version: str, near: Collection[str]) -> Ports:

@@ -49,7 +49,7 @@ class Handlers:
         other_items: Callable[[], Sequence[DescribedItems]] = tuple,
     ) -> None:
         """stalls: those of this event loop. others, other_items: return the other version sets' ones."""
-        titles, popular, rules = described.titles, described.popular, rules or LiveRules(model.kinds)
+        items, rules = described.popular, rules or LiveRules(model.kinds)
         stages = Stages(ports, limits, model, stalls=stalls, on_nothing=metrics.component_failed)
         text = TextRetrieval(ports.sources, limits)
         self.recommend = Recommend(
@@ -60,16 +60,16 @@ class Handlers:
                 lag=lag,
                 preferences=preferences,
             ),
-            rankings=Rankings(stages=stages, text=text, popular=popular, cold_items=preferences.cold_items),
-            new_items=NewItems(stages=stages, popular=popular, rng=rng or Random(), preferences=preferences),
+            rankings=Rankings(stages=stages, text=text, popular=items, cold_items=preferences.cold_items),
+            new_items=NewItems(stages=stages, popular=items, rng=rng or Random(), preferences=preferences),
             rules=rules,
             exposures=exposures,
             pages=pages,
             metrics=metrics,
         )
-        self.search = Search(stages=stages, text=text, metrics=metrics, titles=titles, exposures=exposures)
-        self.similar = Similar(stages=stages, titles=titles, exposures=exposures)
-        self.explain = Explain(stages=stages, titles=titles, rules=rules)
+        self.search = Search(stages=stages, text=text, metrics=metrics, items=items, exposures=exposures)
+        self.similar = Similar(stages=stages, items=items, exposures=exposures)
+        self.explain = Explain(stages=stages, items=items, rules=rules)
         self.record = RecordInteractions(
             stages=stages, lag=lag, metrics=metrics, exposures=exposures, preferences=preferences
         )
@@ -78,12 +78,12 @@ class Handlers:
             log=ports.items, kinds=model.kinds, described=described, others=other_items, limits=limits
         )
         self.forget_user = ForgetUser(ports=ports, others=others, append_timeout_s=limits.append_timeout_s)
-        self.describe_catalogue = DescribeCatalogue(titles=titles, popular=popular, model=model)
+        self.describe_catalogue = DescribeCatalogue(items=items, model=model)
         self.get_item = GetItem(described=described, refreshers=ports.refreshers, model=model)
         self.list_items = ListItems(described=described, model=model)
-        self.get_user = GetUser(states=ports.states, titles=titles, model=model)
-        self.shown_to = ShownTo(log=ports.shown, time_of=exposures.time_of, titles=titles)
-        self.tail = TailInteractions(ends=ports.ends, titles=titles)
+        self.get_user = GetUser(states=ports.states, items=items, model=model)
+        self.shown_to = ShownTo(log=ports.shown, time_of=exposures.time_of, items=items)
+        self.tail = TailInteractions(ends=ports.ends, items=items)
         self.get_freshness = GetFreshness(ports=ports, model_version=model.version)
         self.get_health = GetHealth(ports, self.get_freshness, metrics.minutes)
         self.dead_letters = DeadLetters(ports.letters)

@@ -40,9 +40,9 @@ from services.gateway.domain import (
 )
 from services.gateway.health import FreshnessReport, HealthReport
 from services.gateway.ports import Looked, Shown
-from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.explain import Explanation
 from services.gateway.recommend.exposures import assigned_texts
+from services.gateway.recommend.popular import PopularItems
 from services.gateway.version_sets.routes import Routes, SetReport
 from services.platform import request_context
 from services.platform.errors import InvalidRequest
@@ -343,16 +343,16 @@ def replayed_message(found: Replayed) -> pb.ReplayDeadLetterResponse:
     )
 
 
-def looked_message(found: Looked, titles: Titles) -> pb.ListExposuresResponse:
+def looked_message(found: Looked, items: PopularItems) -> pb.ListExposuresResponse:
     message = pb.ListExposuresResponse(
-        answers=[shown_message(one, titles) for one in found.answers], is_complete=found.is_complete
+        answers=[shown_message(one, items) for one in found.answers], is_complete=found.is_complete
     )
     if found.oldest_ms is not None:
         set_ms(message.looked_back_to, found.oldest_ms)
     return message
 
 
-def shown_message(found: Shown, titles: Titles) -> pb.ShownAnswer:
+def shown_message(found: Shown, items: PopularItems) -> pb.ShownAnswer:
     shown = found.exposure
     message = pb.ShownAnswer(
         exposure_id=shown.exposure_id,
@@ -365,7 +365,7 @@ def shown_message(found: Shown, titles: Titles) -> pb.ShownAnswer:
         position=_position(found.position),
     )
     set_ms(message.shown_time, shown.shown_ms)
-    columns = zip(shown.item_ids, titles.of(shown.item_ids), shown.scores, shown.sources, strict=True)
+    columns = zip(shown.item_ids, items.titles_of(shown.item_ids), shown.scores, shown.sources, strict=True)
     for item_id, title, score, source in columns:
         message.items.add(item_id=item_id, title=title, score=score, source=source)
     return message

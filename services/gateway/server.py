@@ -176,12 +176,12 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def ListExposures(self, request: pb.ListExposuresRequest, context: Any) -> pb.ListExposuresResponse:
         handlers = self._serving
         found = await handlers.shown_to.newest(request.user_id, request.max_answers)
-        return looked_message(found, handlers.shown_to.titles)
+        return looked_message(found, handlers.shown_to.items)
 
     async def GetExposure(self, request: pb.GetExposureRequest, context: Any) -> pb.GetExposureResponse:
         handlers = self._serving
         found = await handlers.shown_to.one(request.user_id, request.exposure_id)
-        return pb.GetExposureResponse(answer=shown_message(found, handlers.shown_to.titles))
+        return pb.GetExposureResponse(answer=shown_message(found, handlers.shown_to.items))
 
     async def TailInteractions(
         self, request: pb.TailInteractionsRequest, context: Any

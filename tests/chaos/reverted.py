@@ -56,8 +56,8 @@ def _ended_by_outage(self: Breaker, error: BaseException | None, **how: Any) -> 
     _end(self, DependencyUnavailable("an outage") if is_refusal else error, **how)
 
 
-def _knows_at_once(self: DescribedItems, titles: Any, popular: Any) -> None:
-    _described(self, titles, popular)
+def _knows_at_once(self: DescribedItems, popular: Any) -> None:
+    _described(self, popular)
     popular.knows_withdrawn = True
 
 

@@ -53,7 +53,7 @@ from services.gateway.domain import Encoded, Hit, Pool, Ranking, ScoredItem, See
 from services.gateway.handlers import Handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Contributions, Ports, SearchOptions, StoredUser
-from services.gateway.recommend.catalogue import DescribedItems, Titles
+from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
@@ -307,7 +307,7 @@ class Gateway:
         reader = StateReader("redis://localhost")
         reader._redis = AsyncClient(world.redis)  # type: ignore[assignment]
         popular = PopularItems(BUNDLE, np.arange(len(BUNDLE), 0, -1, dtype=np.int64), [()] * len(BUNDLE))
-        described = DescribedItems(Titles(), popular)
+        described = DescribedItems(popular)
         follower = CatalogueFollower(
             world.topics.of(ITEMS),
             described,

@@ -295,7 +295,7 @@ class Catalogue(Records):
             CatalogueChanges(served.catalogue, served.reranker_metrics.catalogue, full_error=IndexFullError),
         ]
         scene = Scene()
-        others = [DescribedItems(scene.titles, scene.popular), ItemChanges(self.films.sources, self.films.metrics)]
+        others = [DescribedItems(scene.popular), ItemChanges(self.films.sources, self.films.metrics)]
         readers = [self.topics.reader() for _ in range(4)]
         self.followers = [
             CatalogueFollower(

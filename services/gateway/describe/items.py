@@ -12,7 +12,7 @@ import numpy as np
 from services.contracts.topics.items import MAX_CATEGORY_BYTES, MAX_TITLE_BYTES
 from services.gateway.domain import ServedModel
 from services.gateway.ports import ItemProgress, Refreshers
-from services.gateway.recommend.catalogue import DescribedItems, Titles
+from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.popular import KnownItem, PopularItems
 from services.platform.errors import InvalidRequest, NotFound
 from services.platform.validation import validate_id, validate_text
@@ -43,8 +43,7 @@ class CatalogueDescription:
 class DescribeCatalogue:
     """DescribeCatalogue."""
 
-    titles: Titles
-    popular: PopularItems
+    items: PopularItems
     model: ServedModel
 
     async def __call__(self, max_categories: int) -> CatalogueDescription:
@@ -52,18 +51,18 @@ class DescribeCatalogue:
         if max_categories > MAX_CATEGORIES:
             raise InvalidRequest.of("max_categories", max_categories, f"0-{MAX_CATEGORIES}")
         # Counting the codes of a million items takes some 10 ms.
-        counts = await asyncio.to_thread(self.popular.rows.category_counts)
+        counts = await asyncio.to_thread(self.items.rows.category_counts)
         largest = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
         return CatalogueDescription(
             model=self.model,
-            num_items=len(self.popular),
-            num_withdrawn=self.popular.num_withdrawn,
+            num_items=len(self.items),
+            num_withdrawn=self.items.num_withdrawn,
             categories=largest[: max_categories or DEFAULT_CATEGORIES],
             num_categories=len(largest),
         )
 
     def details(self, item_ids: Sequence[str]) -> list[ItemDetails]:
-        titles, categories = self.titles.of(item_ids), self.popular.categories_of(item_ids)
+        titles, categories = self.items.titles_of(item_ids), self.items.categories_of(item_ids)
         return [ItemDetails(title, names) for title, names in zip(titles, categories, strict=True)]
 
 
@@ -150,7 +149,7 @@ class ListItems:
         found: list[int] = []
         while first < last and len(found) < size:
             rows = np.abs(keys[first : min(first + _AT_ONCE, last)])
-            passes = self.described.starting(rows, prefix) if prefix else np.ones(len(rows), dtype=bool)
+            passes = popular.rows.starting(rows, prefix) if prefix else np.ones(len(rows), dtype=bool)
             hits = np.flatnonzero(passes)[: size - len(found)]
             found += rows[hits].tolist()
             # A full page ends behind its last item.

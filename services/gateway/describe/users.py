@@ -12,7 +12,7 @@ from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.topics.interactions import DEFAULT_TYPE, Interaction, decode_interaction, validate
 from services.gateway.domain import Event, ServedModel
 from services.gateway.ports import Looked, Shown, ShownAnswers, StreamEnds, UserStates
-from services.gateway.recommend.catalogue import Titles
+from services.gateway.recommend.popular import PopularItems
 from services.platform.errors import InvalidRequest
 from services.platform.stream.records import SourceRecord
 from services.platform.validation import validate_id
@@ -47,7 +47,7 @@ class GetUser:
     """GetUser."""
 
     states: UserStates
-    titles: Titles
+    items: PopularItems
     model: ServedModel
 
     async def __call__(self, user_id: str, max_events: int, skip_events: int) -> DescribedUser:
@@ -61,7 +61,7 @@ class GetUser:
             self.states.read_user(user_id, self.model.version), self.states.read_events(user_id)
         )
         shown = history[::-1][skip_events : skip_events + (max_events or DEFAULT_EVENTS)]
-        titles = self.titles.of([event.item_id for event in shown])
+        titles = self.items.titles_of([event.item_id for event in shown])
         return DescribedUser(
             events=[
                 DescribedEvent(event, title, _role(event, self.model.schema))
@@ -94,7 +94,7 @@ class ShownTo:
 
     log: ShownAnswers
     time_of: Callable[[str, str], int]
-    titles: Titles
+    items: PopularItems
 
     async def newest(self, user_id: str, max_answers: int) -> Looked:
         """Return a user's newest answers. Raises: InvalidRequest; PreconditionFailed if the gateway records none."""
@@ -142,7 +142,7 @@ class TailInteractions:
     """
 
     ends: StreamEnds
-    titles: Titles
+    items: PopularItems
 
     async def __call__(self, *, shows_users: bool, stops: Callable[[], bool]) -> AsyncIterator[Tailed]:
         """Yield an empty sample at once, then one each second with new records, for five minutes or until `stops`.
@@ -172,5 +172,5 @@ class TailInteractions:
                 validate(one, now_ms())
                 user_id = one.user_id if shows_users else pseudonym_of(one.user_id, _KEY)
                 found.append((replace(one, user_id=user_id), record.written_ms))
-        titles = self.titles.of([one.item_id for one, _ in found])
+        titles = self.items.titles_of([one.item_id for one, _ in found])
         return [TailedInteraction(one, title, at_ms) for (one, at_ms), title in zip(found, titles, strict=True)]

@@ -19,7 +19,7 @@ from services.gateway.domain import (
     seen_in,
     turned_down_in,
 )
-from services.gateway.recommend.catalogue import Titles
+from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.standing_rules import LiveRules
 from services.gateway.stages import FoundState, Stages
 from services.gateway.validation import check_explain, with_times
@@ -84,7 +84,7 @@ class Explain:
     """The handler."""
 
     stages: Stages
-    titles: Titles
+    items: PopularItems
     rules: LiveRules
 
     async def __call__(self, query: ExplainQuery) -> Explanation:
@@ -114,7 +114,7 @@ class Explain:
             votes=votes,
             history=[
                 PastInteraction(item_id=event.item_id, title=title, age_seconds=max(0, asked_ms - _time(event)) / 1000)
-                for event, title in zip(past, self.titles.of([event.item_id for event in past]), strict=True)
+                for event, title in zip(past, self.items.titles_of([event.item_id for event in past]), strict=True)
             ],
             rules=[rules[place] for place in similarity.rules],
         )

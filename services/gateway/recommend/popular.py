@@ -53,11 +53,12 @@ class PopularItems:
         categories: Sequence[Sequence[str]],
         attributes: AttributeTable | None = None,
         by_popularity: ByPopularity | None = None,
+        titles: Sequence[str] = (),
     ) -> None:
         """Take a bundle's columns without copying them. counts (n,): each item's count in training. by_popularity: the
-        order by them, if known.
+        order by them, if known. titles: () without titles.
         """
-        self.rows = ItemRows(item_ids, counts, categories, by_popularity)
+        self.rows = ItemRows(item_ids, counts, categories, by_popularity, titles)
         self._total = TRAINING_COUNTS * int(counts.sum())
         self._attributes = AttributeRows(attributes or no_attributes(len(self.rows)), self.rows.order)
         self._by_category = CategoryRows(self.rows.categories, self.rows.rank)
@@ -88,12 +89,13 @@ class PopularItems:
         categories: Sequence[str],
         attributes: Values = MappingProxyType({}),
         *,
+        title: str = "",
         withdrawn: bool = False,
         available: bool = True,
         written_ms: int = 0,
     ) -> None:
         """Describe an item, from any thread: readers see a new item when it is complete. Under new categories, the item
-        has its training count until the next `take`.
+        has its training count until the next `take`. title: "" leaves the known one.
         """
         rows = self.rows
         row = rows.row(item_id)
@@ -102,7 +104,7 @@ class PopularItems:
         if withheld:
             self._withheld[row] = withheld
         self._attributes.put(row, attributes)
-        old, new = set(rows.put(row, item_id, tuple(categories))), set(categories)
+        old, new = set(rows.put(row, item_id, tuple(categories), title)), set(categories)
         if is_new:
             self._new.append((written_ms, row))
         self._by_category.moved(row, old - new, new - old)
@@ -127,13 +129,14 @@ class PopularItems:
         return rows[self.rows.of_categories(rows, {category})]
 
     def known(self, rows: Indices) -> list[KnownItem]:
-        """Return the items of m rows, without titles."""
+        """Return the items of m rows."""
         found = []
-        facts = zip(rows.tolist(), self.rows.ids_of(rows), self.rows.names_of(rows), strict=True)
-        for row, item_id, categories in facts:
+        texts = self.rows.ids_of(rows), self.rows.titles_of(rows), self.rows.names_of(rows)
+        for row, item_id, title, categories in zip(rows.tolist(), *texts, strict=True):
             withheld, number = self._withheld.get(row, 0), row - self.rows.num_trained
             item = CatalogueItem(
                 item_id=item_id,
+                title=title,
                 categories=categories,
                 attributes=self._attributes.of_row(row),
                 withdrawn=bool(withheld & _WITHDRAWN),
@@ -173,6 +176,10 @@ class PopularItems:
     def categories_of(self, item_ids: Sequence[str]) -> list[tuple[str, ...]]:
         """Return the categories of m items, () for an unknown one."""
         return self.rows.names_of(self.rows.rows_of(item_ids))
+
+    def titles_of(self, item_ids: Sequence[str]) -> list[str]:
+        """Return the titles of m items, "" if unknown."""
+        return self.rows.titles_of(self.rows.rows_of(item_ids))
 
     def warnings(self, wanted: ItemFilter) -> list[str]:
         """Return warnings for the filter's first categories without items; none before all items are known."""

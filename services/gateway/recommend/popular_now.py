@@ -3,7 +3,6 @@ stay in use: all counts fade equally.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
@@ -17,51 +16,36 @@ log = structlog.get_logger()
 EVERY_S = 5.0
 
 
-class FollowedPopularity:
-    """Reads popularity between `start` and `close`. read: returns that of each partition."""
+async def follow_popularity(
+    read: Callable[[], Awaitable[Sequence[Popularity]]],
+    popular: PopularItems,
+    *,
+    every_s: float = EVERY_S,
+    clock_ms: Callable[[], int] = now_ms,
+) -> None:
+    """Apply popularity to `popular` until cancelled. read: returns that of each partition."""
 
-    def __init__(
-        self,
-        read: Callable[[], Awaitable[Sequence[Popularity]]],
-        popular: PopularItems,
-        *,
-        every_s: float = EVERY_S,
-        clock_ms: Callable[[], int] = now_ms,
-    ) -> None:
-        self._read, self._popular, self._every_s, self._clock_ms = read, popular, every_s, clock_ms
-        self._task: asyncio.Task[None] | None = None
-        self._failure = ""
+    def take(partitions: Sequence[Popularity]) -> None:
+        popular.take(faded_counts(partitions, clock_ms()))
 
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+    last_failure = ""
+    while True:
+        failure = ""
+        try:
+            # Sorting a catalogue would block the loop.
+            await asyncio.to_thread(take, await read())
+        except Exception as exc:  # an unexpected error must not end the loop
+            failure = str(exc) or repr(exc)
+        if failure and failure != last_failure:
+            log.warning("popularity_not_read", reason=failure)
+        last_failure = failure
+        await asyncio.sleep(every_s)
 
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
 
-    async def look(self) -> None:
-        """Read once. Raises: DependencyUnavailable."""
-        partitions = await self._read()
-        # Sorting a catalogue would block the loop.
-        await asyncio.to_thread(self._take, partitions, self._clock_ms())
-
-    def _take(self, partitions: Sequence[Popularity], now_ms: int) -> None:
-        counts: dict[str, float] = {}
-        for one in partitions:
-            for item_id, level in one.levels.items():
-                counts[item_id] = counts.get(item_id, 0.0) + count_at(level, now_ms, one.half_life_s)
-        self._popular.take(counts)
-
-    async def _run(self) -> None:
-        while True:
-            failure = ""
-            try:
-                await self.look()
-            except Exception as exc:  # an unexpected error must not end the loop
-                failure = str(exc) or repr(exc)
-            if failure and failure != self._failure:
-                log.warning("popularity_not_read", reason=failure)
-            self._failure = failure
-            await asyncio.sleep(self._every_s)
+def faded_counts(partitions: Sequence[Popularity], now_ms: int) -> dict[str, float]:
+    """Return each item's count in all partitions at a time, Unix milliseconds."""
+    counts: dict[str, float] = {}
+    for one in partitions:
+        for item_id, level in one.levels.items():
+            counts[item_id] = counts.get(item_id, 0.0) + count_at(level, now_ms, one.half_life_s)
+    return counts

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from services.algorithms.item_table.categories import Categories
 from services.algorithms.item_table.file import ByPopularity
 from services.algorithms.item_table.ids import ItemIds
-from services.algorithms.item_table.strings import Indices
+from services.algorithms.item_table.strings import Indices, Strings
 from services.algorithms.rules.filters import Mask
 
 # The weight of a training interaction; a stream interaction has 1 (decision 057).
@@ -66,7 +66,7 @@ class StreamCounts:
 
 
 class ItemRows:
-    """Ids, categories and training counts by row."""
+    """Ids, titles, categories and training counts by row."""
 
     def __init__(
         self,
@@ -74,7 +74,9 @@ class ItemRows:
         counts: npt.NDArray[np.int64],
         categories: Sequence[Sequence[str]],
         by_popularity: ByPopularity | None = None,
+        titles: Sequence[str] = (),
     ) -> None:
+        """titles: () without titles."""
         self._ids = item_ids if isinstance(item_ids, ItemIds) else ItemIds.of(item_ids)
         self._counts, self.categories = counts, Categories.of(categories)
         self._codes = {name: code for code, name in enumerate(self.categories.names)}
@@ -84,6 +86,9 @@ class ItemRows:
         # By row: categories of new items and of changed bundle items; which bundle items changed.
         self.described: dict[int, tuple[str, ...]] = {}
         self._is_described = np.zeros(len(self.order), dtype=bool)
+        # The same for titles.
+        self._titles, self._retitled = Strings.of(titles), dict[int, str]()
+        self._is_retitled = np.zeros(len(self.order), dtype=bool)
         self._new_ids: list[str] = []
         self._new_rows: dict[str, int] = {}
 
@@ -99,8 +104,8 @@ class ItemRows:
         bundled: int = self._ids.get(item_id, -1)
         return int(self.rank[bundled]) if bundled >= 0 else self._new_rows.get(item_id, -1)
 
-    def put(self, row: int, item_id: str, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Set a row's categories, also a new row's; return the old ones."""
+    def put(self, row: int, item_id: str, names: tuple[str, ...], title: str = "") -> tuple[str, ...]:
+        """Set a row's categories, also a new row's; return the old ones. title: "" leaves the known one."""
         is_bundled = row < len(self.order)
         bundled = self.categories[int(self.order[row])] if is_bundled else ()
         before = self.described.get(row, bundled)
@@ -111,8 +116,16 @@ class ItemRows:
             self.described[row] = names
             if is_bundled:
                 self._is_described[row] = True
+        if title:
+            is_same = is_bundled and len(self._titles) > 0 and self._titles[int(self.order[row])] == title
+            if is_same:
+                self._retitled.pop(row, None)
+            else:
+                self._retitled[row] = title
+            if is_bundled:
+                self._is_retitled[row] = not is_same
         if row == len(self):
-            self._new_ids.append(item_id)  # after its categories: other threads read all rows below len(self)
+            self._new_ids.append(item_id)  # after its texts: other threads read all rows below len(self)
             self._new_rows[item_id] = row
         return before
 
@@ -150,15 +163,28 @@ class ItemRows:
                 rows[number] = self._new_rows.get(item_ids[number], -1)
         return rows
 
-    def ids_starting(self, rows: Indices, prefix: bytes) -> Mask:
-        """Return which of m rows have an id that begins with `prefix` (lower case): (m,)."""
-        passes = np.zeros(len(rows), dtype=bool)
-        is_bundled = rows < len(self.order)
+    def starting(self, rows: Indices, prefix: bytes) -> Mask:
+        """Return which of m rows have an id or a title that begins with `prefix` (lower case): (m,)."""
+        passes, size = np.zeros(len(rows), dtype=bool), len(self.order)
+        is_bundled = rows < size
         passes[is_bundled] = self._ids.strings.starting(self.order[rows[is_bundled]].astype(np.int64), prefix)
-        for number in np.flatnonzero(~is_bundled).tolist():
-            new = self._new_ids[int(rows[number]) - len(self.order)]
-            passes[number] = new.encode().lower().startswith(prefix)
+        others = ~is_bundled
+        others[is_bundled] = self._is_retitled[rows[is_bundled]]
+        if len(self._titles):
+            passes[~others] |= self._titles.starting(self.order[rows[~others]].astype(np.int64), prefix)
+        for number in np.flatnonzero(others).tolist():
+            row = int(rows[number])
+            texts = [self._retitled.get(row, ""), self._new_ids[row - size] if row >= size else ""]
+            passes[number] |= any(text.encode().lower().startswith(prefix) for text in texts)
         return passes
+
+    def titles_of(self, rows: Indices) -> list[str]:
+        """Return the titles of m rows, "" if unknown."""
+        items, retitled = self.bundled(rows), self._retitled
+        known = (items >= 0) & (items < len(self._titles))
+        bundled = iter(self._titles.take(items[known]))
+        titles = [next(bundled) if is_known else "" for is_known in known.tolist()]
+        return [retitled.get(row, title) for row, title in zip(rows.tolist(), titles, strict=True)]
 
     def ids_of(self, rows: Indices) -> list[str]:
         size, new = len(self.order), self._new_ids

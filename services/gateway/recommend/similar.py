@@ -5,8 +5,8 @@ and is marked.
 from dataclasses import dataclass, replace
 
 from services.gateway.domain import Degradation, Seen, SimilarAnswer, SimilarQuery
-from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.exposures import Exposures
+from services.gateway.recommend.popular import PopularItems
 from services.gateway.stages import Stages, Work
 from services.gateway.validation import check_similar
 from services.platform.threads import in_turn
@@ -17,7 +17,7 @@ class Similar:
     """The handler."""
 
     stages: Stages
-    titles: Titles
+    items: PopularItems
     exposures: Exposures
 
     async def __call__(self, query: SimilarQuery) -> SimilarAnswer:
@@ -46,7 +46,7 @@ class Similar:
         total_ms = work.end()
         return SimilarAnswer(
             found=found,
-            titles=self.titles.of([item.item_id for item in found.items]),
+            titles=self.items.titles_of([item.item_id for item in found.items]),
             model_version=self.stages.model.version,
             degradations=work.degradations,
             total_ms=total_ms,

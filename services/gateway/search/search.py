@@ -31,8 +31,8 @@ from services.gateway.domain import (
 )
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import TextSources
-from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.exposures import Exposures
+from services.gateway.recommend.popular import PopularItems
 from services.gateway.stages import Limits, Stages, Work
 from services.gateway.validation import MAX_K, check_search
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, PreconditionFailed
@@ -156,7 +156,7 @@ class Search:
     stages: Stages
     text: TextRetrieval
     metrics: GatewayMetrics
-    titles: Titles
+    items: PopularItems
     exposures: Exposures
 
     async def __call__(self, query: SearchQuery) -> SearchAnswer:
@@ -291,5 +291,5 @@ class Search:
                 found_by=[SourceRank(source, rank, scores[source][one.item_id]) for source, rank in one.ranks],
                 identifier=identifiers.get(one.item_id, ""),
             )
-            for one, title in zip(fused, self.titles.of([one.item_id for one in fused]), strict=True)
+            for one, title in zip(fused, self.items.titles_of([one.item_id for one in fused]), strict=True)
         ]

@@ -46,7 +46,7 @@ from services.gateway.edge.door import admissions
 from services.gateway.handlers import Handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports
-from services.gateway.recommend.catalogue import DescribedItems, Titles
+from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
@@ -113,7 +113,7 @@ async def recommend(calls: Calls, request: gateway_pb2.RecommendRequest, folder:
     )
     own = GatewaySettings(port=0, metrics_port=0)
     popular = PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes, bundle.by_popularity)
-    described = DescribedItems(Titles(), popular)
+    described = DescribedItems(popular)
     described.caught_up()
     handlers = Handlers(
         ports,

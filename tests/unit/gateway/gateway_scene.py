@@ -39,7 +39,7 @@ from services.gateway.domain import Hit, ServedModel
 from services.gateway.handlers import Handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import PartitionProgress, Ports
-from services.gateway.recommend.catalogue import DescribedItems, Titles
+from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
@@ -159,7 +159,9 @@ class Scene:
     # What page tokens are judged by; 0: the clock.
     now_ms: int = 0
     schema: EventSchema = field(default_factory=default_schema)
-    popular: PopularItems = field(default_factory=lambda: PopularItems(ITEMS, COUNTS, CATEGORIES, ATTRIBUTES))
+    popular: PopularItems = field(
+        default_factory=lambda: PopularItems(ITEMS, COUNTS, CATEGORIES, ATTRIBUTES, titles=list(TITLES.values()))
+    )
     rng: Random | None = None
     absence: AbsenceRows | None = None
 
@@ -167,8 +169,7 @@ class Scene:
         self.shown = MemoryShownAnswers(log=self.exposures)
         self.lag = AcknowledgedLag(grace_seconds=self.lag_grace_s)
         self.metrics = GatewayMetrics(self.registry)
-        self.titles = Titles(ITEMS, list(TITLES.values()))
-        self.described = DescribedItems(self.titles, self.popular)
+        self.described = DescribedItems(self.popular)
         self.described.caught_up()
         self.items.follower = self.described.describe
         self.ports = Ports(

@@ -4,19 +4,20 @@ import re
 
 import pytest
 from freshet.v1 import common_pb2, gateway_pb2
-from gateway_scene import STORED, Scene
+from gateway_scene import CATEGORIES, COUNTS, ITEMS, STORED, Scene
 
 from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
 from services.gateway.describe import users
 from services.gateway.domain import ExplainQuery, HistoryEvent, RecommendQuery
 from services.gateway.edge.roles import Role
+from services.gateway.recommend.popular import PopularItems
 from services.platform import request_context
 from services.platform.errors import DependencyUnavailable, InvalidRequest, PermissionDenied
 from services.platform.stream.records import SourceRecord
 
 
-async def test_details_stand_beside_the_items_where_they_are_asked_for(scene: Scene) -> None:
-    scene.titles.put("f", "")
+async def test_details_stand_beside_the_items_where_they_are_asked_for() -> None:
+    scene = Scene(popular=PopularItems(ITEMS, COUNTS, CATEGORIES, titles=["A", "B", "C", "D", "E", ""]))
     request = gateway_pb2.RecommendRequest(user_id="ann", k=2)
     plain = await scene.servicer.Recommend(request, None)
     request.with_details = True

@@ -60,7 +60,7 @@ async def test_parts_of_both_signs_share_by_their_size() -> None:
 async def test_the_ten_newest_of_the_history_come_with_titles_and_ages(scene: Scene) -> None:
     events = [HistoryEvent(ITEMS[place % 6], NOW_MS - 60_000 * (20 - place)) for place in range(19)]
     scene.states.histories["ann"] = [*events, HistoryEvent("new", NOW_MS - 60_000), HistoryEvent("gone", NOW_MS)]
-    scene.titles.put("new", "New")
+    scene.popular.describe("new", (), title="New")
     answer = await scene.explain(ExplainQuery(user_id="ann", item_id="b"))
     assert len(answer.history) == 10
     # One that came after the bundle has the title that its record says; one that nobody described has none.

@@ -9,7 +9,7 @@ import pytest
 from services.algorithms.items.popularity import level_of
 from services.algorithms.rules.filters import ItemFilter
 from services.gateway.recommend.popular import PopularItems
-from services.gateway.recommend.popular_now import FollowedPopularity
+from services.gateway.recommend.popular_now import faded_counts, follow_popularity
 from services.platform.errors import DependencyUnavailable
 from services.user_state.values import Popularity
 
@@ -30,13 +30,9 @@ def partition(**taken: float) -> Popularity:
     return Popularity(half_life_s=HOUR_S, levels={item: level_of(n, ago_ms, HOUR_S) for item, n in taken.items()})
 
 
-async def test_partitions_add_up_and_fade() -> None:
+def test_partitions_add_up_and_fade() -> None:
     popular = catalogue()
-
-    async def read() -> Sequence[Popularity]:
-        return [partition(c=80.0), partition(b=60.0, c=60.0)]
-
-    await FollowedPopularity(read, popular, clock_ms=lambda: NOW_MS).look()
+    popular.take(faded_counts([partition(c=80.0), partition(b=60.0, c=60.0)], NOW_MS))
     # Training's 1,000 and 100 count 30 and 3; 140 and 60 of two half-lives ago 35 and 15.
     found = popular.top(10, ItemFilter(), [], 0)
     assert [item.item_id for item in found] == ["c", "a", "b"]
@@ -57,8 +53,7 @@ async def test_the_last_answer_stands_while_there_is_no_other(failure: Exception
             raise answer
         return answer
 
-    follows = FollowedPopularity(read, popular, every_s=0.001, clock_ms=lambda: NOW_MS)
-    follows.start()
+    following = asyncio.create_task(follow_popularity(read, popular, every_s=0.001, clock_ms=lambda: NOW_MS))
     seen = []
     async with asyncio.timeout(10):
         while not seen or seen[-1] != "b":
@@ -66,6 +61,6 @@ async def test_the_last_answer_stands_while_there_is_no_other(failure: Exception
             if not seen or seen[-1] != first:
                 seen.append(first)
             await asyncio.sleep(0)
-    await follows.close()
+    following.cancel()
     assert seen in (["a", "c", "b"], ["c", "b"])
     assert reads >= 3

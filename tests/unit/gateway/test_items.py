@@ -12,7 +12,7 @@ from services.algorithms.item_table.strings import Strings
 from services.contracts.topics.items import CatalogueItem, decode_item, encode_item
 from services.gateway.describe import items as listing
 from services.gateway.ports import ItemProgress
-from services.gateway.recommend.catalogue import DescribedItems, Titles
+from services.gateway.recommend.catalogue import DescribedItems
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest, NotFound
 
 
@@ -210,6 +210,6 @@ async def test_an_edit_that_is_not_read_back_or_has_nothing_to_merge_into_is_an_
     with pytest.raises(DeadlineExceeded, match="not read back"):
         await scene.put_items([CatalogueItem(item_id="a", title="A2")], ["title"])
     scene = Scene()
-    DescribedItems(Titles(), scene.popular)
+    DescribedItems(scene.popular)
     with pytest.raises(DependencyUnavailable, match="not read yet"):
         await scene.put_items([CatalogueItem(item_id="a", title="A2")], ["title"])

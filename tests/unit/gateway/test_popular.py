@@ -17,12 +17,12 @@ from services.algorithms.item_table.strings import Strings
 from services.algorithms.rules.attributes import Comparison, Condition, Kind, Values
 from services.algorithms.rules.filters import ItemFilter, ListedItems, passing
 from services.gateway.domain import Degradation, RecommendQuery
-from services.gateway.recommend.catalogue import DescribedItems, Titles
+from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.popular import TRAINING_COUNTS, PopularItems
 
 
 async def test_popular_items_say_so_until_what_is_withdrawn_is_known(scene: Scene) -> None:
-    follows = DescribedItems(Titles(), scene.popular)
+    follows = DescribedItems(scene.popular)
     unknown = await scene.recommend(RecommendQuery(user_id="nobody", k=2))
     personal = await scene.recommend(RecommendQuery(user_id="ann", k=2))
     follows.caught_up()
@@ -194,12 +194,14 @@ def test_many_items_answer_as_lists_do() -> None:
     puts=st.lists(st.tuples(st.sampled_from([*NAMES, *NEW]), st.sampled_from(["A", "B", "C"]))),
 )
 def test_titles_are_those_of_a_dictionary(bundled: dict[str, str], puts: list[tuple[str, str]]) -> None:
-    titles, expected = Titles(ItemIds.of(bundled), Strings.of(bundled.values())), dict(bundled)
+    counts, expected = np.ones(len(bundled), dtype=np.int64), dict(bundled)
+    titles = Strings.of(bundled.values())
+    catalogue = PopularItems(ItemIds.of(bundled), counts, [()] * len(bundled), titles=titles)
     for item_id, title in puts:
-        titles.put(item_id, title)
+        catalogue.describe(item_id, (), title=title)
         expected[item_id] = title
     for asked in ([*NAMES, *NEW, *NAMES], NEW, NAMES[:2], []):
-        assert titles.of(asked) == [expected.get(item_id, "") for item_id in asked]
+        assert catalogue.titles_of(asked) == [expected.get(item_id, "") for item_id in asked]
 
 
 @pytest.mark.parametrize(("item_id", "categories"), [("new", ("x",)), ("i0", ()), ("i0", ("y",)), ("i1", ("x", "y"))])

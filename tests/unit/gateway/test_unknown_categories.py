@@ -11,7 +11,7 @@ from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import RecommendQuery, SearchQuery, SimilarQuery
 from services.gateway.messages import answer_message, found_message, similar_message
-from services.gateway.recommend.catalogue import DescribedItems, Titles
+from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.popular import PopularItems, near_names
 
 NAMES = ["Comedy", "War", "Science Fiction", "Horror"]
@@ -61,7 +61,7 @@ async def test_every_answer_says_which_category_no_item_has(
 
 def test_a_category_is_known_while_an_item_has_it() -> None:
     items = popular()
-    follows = DescribedItems(Titles(), items)
+    follows = DescribedItems(items)
     wanted = ItemFilter(allow_categories=("Western",))
     assert items.warnings(wanted) == []  # until the topic was read to its end, an item may have it
     follows.caught_up()

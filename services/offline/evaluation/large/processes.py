@@ -17,7 +17,6 @@ from services.candidates.bootstrap import load_catalogue, make_live
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.contracts.shards import Shard
-from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.popular import PopularItems
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.platform.memory import give_back_freed
@@ -84,8 +83,8 @@ def _candidates(path: Path, shard: Shard) -> Loaded:
 
 def _gateway(path: Path, shard: Shard) -> Loaded:
     bundle = load_bundle(path)
-    popular = PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes, bundle.by_popularity)
-    return (popular, Titles(bundle.item_index, bundle.titles)), {}
+    columns = bundle.counts, bundle.categories, bundle.attributes, bundle.by_popularity, bundle.titles
+    return PopularItems(bundle.item_index, *columns), {}
 
 
 def _reranker(path: Path, shard: Shard) -> Loaded:
