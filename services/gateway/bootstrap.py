@@ -46,7 +46,6 @@ from services.gateway.handlers import Handlers
 from services.gateway.health import check_processes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Candidates, Ports
-from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.exposures import Exposures, signing_key
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
@@ -241,12 +240,11 @@ class _Gateway:
     ) -> tuple[ServedSet, CatalogueFollower]:
         bundle, popular, settings = opened.bundle, opened.popular, self._settings
         peers = Peers(one, settings, self._tracing, bundle.model_version, near)
-        described = DescribedItems(popular)
         follower = CatalogueFollower(
             catalogue_reader(settings.kafka, "freshet-gateway", ITEMS),
-            described,
+            popular,
             model_version=bundle.model_version,
-            on_ready=described.caught_up,
+            on_ready=popular.caught_up,
             follows_deltas=False,
             kinds=bundle.attributes.kinds,
         )
@@ -262,7 +260,7 @@ class _Gateway:
                 absence=bundle.absence,
                 warnings=popular.warnings,
             ),
-            described=described,
+            items=popular,
             pages=self._pages,
             lag=self._lag,
             limits=settings.limits,
@@ -270,7 +268,7 @@ class _Gateway:
             stalls=self._stalls,
             rules=LiveRules(bundle.attributes.kinds, opened.rules),
             others=lambda: [served.refreshers for served in self.routes.others],
-            other_items=lambda: [served.handlers.put_items.described for served in self.routes.others],
+            other_items=lambda: [served.handlers.put_items.items for served in self.routes.others],
         )
         unseen = make(metrics=GatewayMetrics(CollectorRegistry()), exposures=Exposures(self._key, None))
 

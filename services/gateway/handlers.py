@@ -10,11 +10,11 @@ from services.gateway.domain import ServedModel
 from services.gateway.health import DeadLetters, GetFreshness, GetHealth
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports, Refreshers
-from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.explain import Explain
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.new_items import NewItems
 from services.gateway.recommend.pages import PageTokens
+from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.rankings import Rankings
 from services.gateway.recommend.recommend import Recommend, RequestStates
 from services.gateway.recommend.similar import Similar
@@ -35,7 +35,7 @@ class Handlers:
         ports: Ports,
         *,
         model: ServedModel,
-        described: DescribedItems,
+        items: PopularItems,
         metrics: GatewayMetrics,
         exposures: Exposures,
         pages: PageTokens,
@@ -46,10 +46,10 @@ class Handlers:
         rng: Random | None = None,
         rules: LiveRules | None = None,
         others: Callable[[], Sequence[Refreshers]] = tuple,
-        other_items: Callable[[], Sequence[DescribedItems]] = tuple,
+        other_items: Callable[[], Sequence[PopularItems]] = tuple,
     ) -> None:
         """stalls: those of this event loop. others, other_items: return the other version sets' ones."""
-        items, rules = described.popular, rules or LiveRules(model.kinds)
+        rules = rules or LiveRules(model.kinds)
         stages = Stages(ports, limits, model, stalls=stalls, on_nothing=metrics.component_failed)
         text = TextRetrieval(ports.sources, limits)
         self.recommend = Recommend(
@@ -74,13 +74,11 @@ class Handlers:
             stages=stages, lag=lag, metrics=metrics, exposures=exposures, preferences=preferences
         )
         self.record_impressions = RecordImpressions(exposures=exposures, record=self.record, schema=model.schema)
-        self.put_items = PutItems(
-            log=ports.items, kinds=model.kinds, described=described, others=other_items, limits=limits
-        )
+        self.put_items = PutItems(log=ports.items, kinds=model.kinds, items=items, others=other_items, limits=limits)
         self.forget_user = ForgetUser(ports=ports, others=others, append_timeout_s=limits.append_timeout_s)
         self.describe_catalogue = DescribeCatalogue(items=items, model=model)
-        self.get_item = GetItem(described=described, refreshers=ports.refreshers, model=model)
-        self.list_items = ListItems(described=described, model=model)
+        self.get_item = GetItem(items=items, refreshers=ports.refreshers, model=model)
+        self.list_items = ListItems(items=items, model=model)
         self.get_user = GetUser(states=ports.states, items=items, model=model)
         self.shown_to = ShownTo(log=ports.shown, time_of=exposures.time_of, items=items)
         self.tail = TailInteractions(ends=ports.ends, items=items)

@@ -13,7 +13,7 @@ from fakes.refresher import MemoryCheckpoints
 
 from services.catalogue import follower as catalogue_follower
 from services.gateway.dependencies import Breaker
-from services.gateway.recommend.catalogue import DescribedItems
+from services.gateway.recommend.popular import PopularItems
 from services.gateway.write import forget
 from services.platform.errors import DependencyUnavailable, PreconditionFailed
 from services.platform.stream.follower import PoisonPolicy
@@ -48,7 +48,7 @@ def _advance_unfenced(self: StateWriter, steps: Any, epoch: str) -> None:
     _advance(self, [replace(step, unfinished=None) for step in steps], epoch)
 
 
-_end, _described = Breaker.end, DescribedItems.__init__
+_end, _made = Breaker.end, PopularItems.__init__
 
 
 def _ended_by_outage(self: Breaker, error: BaseException | None, **how: Any) -> None:
@@ -56,9 +56,9 @@ def _ended_by_outage(self: Breaker, error: BaseException | None, **how: Any) -> 
     _end(self, DependencyUnavailable("an outage") if is_refusal else error, **how)
 
 
-def _knows_at_once(self: DescribedItems, popular: Any) -> None:
-    _described(self, popular)
-    popular.knows_withdrawn = True
+def _knows_at_once(self: PopularItems, *columns: Any) -> None:
+    _made(self, *columns)
+    self.knows_withdrawn = True
 
 
 # Case, and what is taken back.
@@ -105,7 +105,7 @@ REVERTED: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     ),
     "8 a restart without the topics": (
         "candidates and popular items answer before the catalogue is read",
-        _patches((catalogue_follower.CatalogueGate, "check", _nothing), (DescribedItems, "__init__", _knows_at_once)),
+        _patches((catalogue_follower.CatalogueGate, "check", _nothing), (PopularItems, "__init__", _knows_at_once)),
     ),
     "9 the forget report": (
         "the report names no topics",

@@ -53,7 +53,6 @@ from services.gateway.domain import Encoded, Hit, Pool, Ranking, ScoredItem, See
 from services.gateway.handlers import Handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Contributions, Ports, SearchOptions, StoredUser
-from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
@@ -307,12 +306,11 @@ class Gateway:
         reader = StateReader("redis://localhost")
         reader._redis = AsyncClient(world.redis)  # type: ignore[assignment]
         popular = PopularItems(BUNDLE, np.arange(len(BUNDLE), 0, -1, dtype=np.int64), [()] * len(BUNDLE))
-        described = DescribedItems(popular)
         follower = CatalogueFollower(
             world.topics.of(ITEMS),
-            described,
+            popular,
             model_version=model_version,
-            on_ready=described.caught_up,
+            on_ready=popular.caught_up,
             follows_deltas=False,
         )
         self.thread, self.withdrawn_before = Follow(follower, world), len(world.topics.logs[ITEMS][0])
@@ -341,7 +339,7 @@ class Gateway:
             limits=Limits(),
             preferences=Preferences(),
             lag=AcknowledgedLag(grace_seconds=2.0),
-            described=described,
+            items=popular,
             metrics=METRICS[0],
             exposures=Exposures(b"key", None),
             pages=PageTokens(b"key"),

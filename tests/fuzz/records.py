@@ -45,7 +45,6 @@ from services.contracts.topics.refresher_checkpoints import HEADS, REFRESHER_CHE
 from services.contracts.topics.search_clicks import encode_click
 from services.contracts.topics.version_sets import VERSION_SETS, decode_operation, encode_operation
 from services.contracts.wire import index_freshness_message, query_state_message
-from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.standing_rules import LiveRules
 from services.generator.followers import ItemChanges
 from services.platform.errors import FreshetError, InvalidRequest
@@ -295,7 +294,7 @@ class Catalogue(Records):
             CatalogueChanges(served.catalogue, served.reranker_metrics.catalogue, full_error=IndexFullError),
         ]
         scene = Scene()
-        others = [DescribedItems(scene.popular), ItemChanges(self.films.sources, self.films.metrics)]
+        others = [scene.popular, ItemChanges(self.films.sources, self.films.metrics)]
         readers = [self.topics.reader() for _ in range(4)]
         self.followers = [
             CatalogueFollower(

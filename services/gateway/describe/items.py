@@ -12,7 +12,6 @@ import numpy as np
 from services.contracts.topics.items import MAX_CATEGORY_BYTES, MAX_TITLE_BYTES
 from services.gateway.domain import ServedModel
 from services.gateway.ports import ItemProgress, Refreshers
-from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.popular import KnownItem, PopularItems
 from services.platform.errors import InvalidRequest, NotFound
 from services.platform.validation import validate_id, validate_text
@@ -83,7 +82,7 @@ class ItemReport:
 class GetItem:
     """GetItem."""
 
-    described: DescribedItems
+    items: PopularItems
     refreshers: Refreshers
     model: ServedModel
     timeout_s: float = 0.5
@@ -91,7 +90,7 @@ class GetItem:
     async def __call__(self, item_id: str) -> ItemReport:
         """Describe an item. Raises: InvalidRequest, NotFound."""
         validate_id("item_id", item_id)
-        known = self.described.item(item_id)
+        known = self.items.item(item_id)
         if known is None:
             raise NotFound(f"the catalogue has no item {item_id!r}")
         answers, all_answered = await self.refreshers.item(item_id, self.timeout_s)
@@ -116,7 +115,7 @@ class ItemsQuery:
 class ListItems:
     """ListItems."""
 
-    described: DescribedItems
+    items: PopularItems
     model: ServedModel
 
     async def __call__(self, query: ItemsQuery) -> tuple[Sequence[KnownItem], str]:
@@ -139,7 +138,7 @@ class ListItems:
         return int(key)
 
     def _page(self, query: ItemsQuery, start: int | None) -> tuple[Sequence[KnownItem], str]:
-        popular, prefix = self.described.popular, query.prefix.encode().lower()
+        popular, prefix = self.items, query.prefix.encode().lower()
         keys = popular.rows_in(query.category)
         if query.newest_first:
             # New items have negative keys, the newest the smallest.
@@ -154,5 +153,5 @@ class ListItems:
             found += rows[hits].tolist()
             # A full page ends behind its last item.
             first += int(hits[-1]) + 1 if len(found) == size else len(rows)
-        items = self.described.known(np.array(found, np.int64))
+        items = popular.known(np.array(found, np.int64))
         return items, f"{keys[first]}@{self.model.version}" if first < len(keys) else ""

@@ -9,10 +9,10 @@ Letters: n items of the bundle, m requested items.
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import compress
-from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from services.algorithms.item_table.file import ByPopularity
 from services.algorithms.item_table.strings import Indices
 from services.algorithms.rules.attributes import Condition, Values
 from services.algorithms.rules.filters import ItemFilter, ListedItems, Mask, passing
+from services.catalogue.follower import Listener
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import ScoredItem
 from services.gateway.recommend.popular_rows import TRAINING_COUNTS, Entry, ItemRows, NegatedCounts, StreamCounts
@@ -43,8 +44,10 @@ class KnownItem:
     first_seen_ms: int | None
 
 
-class PopularItems:
-    """The catalogue by popularity. knows_withdrawn: whether the topic `items` was read to its end."""
+class PopularItems(Listener):
+    """The catalogue by popularity: a bundle's, with the changes of the topic `items`. A follower's thread writes it
+    while the event loop reads; other processes count unusable records. knows_withdrawn: the topic was read to its end.
+    """
 
     def __init__(
         self,
@@ -62,7 +65,12 @@ class PopularItems:
         self._total = TRAINING_COUNTS * int(counts.sum())
         self._attributes = AttributeRows(attributes or no_attributes(len(self.rows)), self.rows.order)
         self._by_category = CategoryRows(self.rows.categories, self.rows.rank)
-        self.knows_withdrawn = True
+        self.knows_withdrawn = False
+        # The offset of the last applied record.
+        self.applied = -1
+        # Attributes that other models declare, and records of watched items, by item.
+        self._undeclared: dict[str, Values] = {}
+        self._watched: dict[str, list[CatalogueItem]] = {}
         # Rows of items that no answer may contain: the sum of _WITHDRAWN and _UNAVAILABLE.
         self._withheld: dict[int, int] = {}
         # The first description (Unix milliseconds) and the row of each item that the bundle lacks.
@@ -83,33 +91,49 @@ class PopularItems:
         )
         self._now = replace(now, first=list(first), after=after)
 
-    def describe(
-        self,
-        item_id: str,
-        categories: Sequence[str],
-        attributes: Values = MappingProxyType({}),
-        *,
-        title: str = "",
-        withdrawn: bool = False,
-        available: bool = True,
-        written_ms: int = 0,
-    ) -> None:
-        """Describe an item, from any thread: readers see a new item when it is complete. Under new categories, the item
-        has its training count until the next `take`. title: "" leaves the known one.
+    def caught_up(self) -> None:
+        """Record that the topic `items` was read to its end."""
+        self.knows_withdrawn = True
+
+    def describe(self, items: Sequence[CatalogueItem]) -> None:
+        """Apply items' descriptions, from any thread: readers see a new item when it is complete. Under new categories,
+        an item has its training count until the next `take`. An empty title leaves the known one.
         """
-        rows = self.rows
+        for item in items:
+            self._put(item)
+            if item.item_id in self._watched:
+                self._watched[item.item_id].append(item)
+        self.applied = max((item.offset for item in items), default=self.applied)
+
+    def _put(self, item: CatalogueItem) -> None:
+        rows, item_id = self.rows, item.item_id
         row = rows.row(item_id)
         is_new, row = row < 0, row if row >= 0 else len(rows)
-        withheld = _WITHDRAWN * withdrawn + _UNAVAILABLE * (not available)
+        withheld = _WITHDRAWN * item.withdrawn + _UNAVAILABLE * (not item.available)
         if withheld:
             self._withheld[row] = withheld
-        self._attributes.put(row, attributes)
-        old, new = set(rows.put(row, item_id, tuple(categories), title)), set(categories)
+        self._attributes.put(row, item.attributes)
+        if item.undeclared:
+            self._undeclared[item_id] = item.undeclared
+        else:
+            self._undeclared.pop(item_id, None)
+        new = set(item.categories)
+        old = set(rows.put(row, item_id, tuple(item.categories), item.title))
         if is_new:
-            self._new.append((written_ms, row))
+            self._new.append((item.written_ms, row))
         self._by_category.moved(row, old - new, new - old)
         if not withheld:
             self._withheld.pop(row, None)
+
+    @contextmanager
+    def watch(self, item_ids: Iterable[str]) -> Iterator[dict[str, list[CatalogueItem]]]:
+        """Collect the records of these items that are applied meanwhile. Only one watch may run at a time."""
+        watched: dict[str, list[CatalogueItem]] = {item_id: [] for item_id in item_ids}
+        self._watched = watched
+        try:
+            yield watched
+        finally:
+            self._watched = {}
 
     def newest(self, since_ms: int, most: int) -> list[str]:
         """Return the newest items that the bundle lacks, first described since `since_ms`, newest first."""
@@ -139,12 +163,18 @@ class PopularItems:
                 title=title,
                 categories=categories,
                 attributes=self._attributes.of_row(row),
+                undeclared=self._undeclared.get(item_id, {}),
                 withdrawn=bool(withheld & _WITHDRAWN),
                 available=not withheld & _UNAVAILABLE,
             )
             first_seen_ms = self._new[number][0] if 0 <= number < len(self._new) else None
             found.append(KnownItem(item=item, is_trained=number < 0, first_seen_ms=first_seen_ms))
         return found
+
+    def item(self, item_id: str) -> KnownItem | None:
+        """Return the item, None if unknown."""
+        row = self.rows.row(item_id)
+        return self.known(np.array([row]))[0] if row >= 0 else None
 
     @property
     def num_withdrawn(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from services.contracts.topics.items import CatalogueItem, check_kinds, validate_item
 from services.gateway.ports import Log
-from services.gateway.recommend.catalogue import DescribedItems
+from services.gateway.recommend.popular import PopularItems
 from services.gateway.stages import Limits
 from services.gateway.write.record import RETRY_AFTER_MS, write_timeout_s
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, InvalidRequest, NotFound
@@ -26,12 +26,12 @@ _LOOK_AGAIN_S = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutItems:
-    """The handler. described: this version set's catalogue. others: returns the other sets' catalogues."""
+    """The handler. items: this version set's catalogue. others: returns the other sets' catalogues."""
 
     log: Log[CatalogueItem]
     kinds: Mapping[str, str]
-    described: DescribedItems
-    others: Callable[[], Sequence[DescribedItems]] = tuple
+    items: PopularItems
+    others: Callable[[], Sequence[PopularItems]] = tuple
     limits: Limits
     _edits: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -54,17 +54,17 @@ class PutItems:
         return len(items)
 
     async def _edit(self, items: Sequence[CatalogueItem], fields: Sequence[str]) -> None:
-        if not self.described.popular.knows_withdrawn:
+        if not self.items.knows_withdrawn:
             raise DependencyUnavailable("the catalogue's topic was not read yet", retry_after_ms=RETRY_AFTER_MS)
         waiting = {one.item_id: one for one in items}
-        with self.described.watch(waiting) as watched:
-            since = dict.fromkeys(waiting, self.described.applied)
+        with self.items.watch(waiting) as watched:
+            since = dict.fromkeys(waiting, self.items.applied)
             merged = [edited(self._present(one.item_id), one, fields) for one in items]
             while merged:
                 for one in merged:
                     validate_item(one)
                 offsets = await self._write(merged)
-                while self.described.applied < max(offsets):  # noqa: ASYNC110 (another thread applies)
+                while self.items.applied < max(offsets):  # noqa: ASYNC110 (another thread applies)
                     await asyncio.sleep(_LOOK_AGAIN_S)
                 again = []
                 for one, offset in zip(merged, offsets, strict=True):
@@ -75,7 +75,7 @@ class PutItems:
                 merged = again
 
     def _present(self, item_id: str) -> CatalogueItem:
-        found = self.described.item(item_id)
+        found = self.items.item(item_id)
         if found is None:
             raise NotFound(f"the catalogue has no item {item_id!r}; an edit of some fields needs a known one")
         # Another set's bundle may declare other attributes.

@@ -46,7 +46,6 @@ from services.gateway.edge.door import admissions
 from services.gateway.handlers import Handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports
-from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
@@ -113,15 +112,14 @@ async def recommend(calls: Calls, request: gateway_pb2.RecommendRequest, folder:
     )
     own = GatewaySettings(port=0, metrics_port=0)
     popular = PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes, bundle.by_popularity)
-    described = DescribedItems(popular)
-    described.caught_up()
+    popular.caught_up()
     handlers = Handlers(
         ports,
         model=ServedModel(version=bundle.model_version, schema=bundle.event_schema, tau=bundle.tau),
         limits=own.limits,
         preferences=own.preferences,
         lag=AcknowledgedLag(),
-        described=described,
+        items=popular,
         metrics=GatewayMetrics(CollectorRegistry()),
         exposures=Exposures(b"key", MemoryExposureLog()),
         pages=PageTokens(b"key"),

@@ -39,7 +39,6 @@ from services.gateway.domain import Hit, ServedModel
 from services.gateway.handlers import Handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import PartitionProgress, Ports
-from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
@@ -169,9 +168,8 @@ class Scene:
         self.shown = MemoryShownAnswers(log=self.exposures)
         self.lag = AcknowledgedLag(grace_seconds=self.lag_grace_s)
         self.metrics = GatewayMetrics(self.registry)
-        self.described = DescribedItems(self.popular)
-        self.described.caught_up()
-        self.items.follower = self.described.describe
+        self.popular.caught_up()
+        self.items.follower = self.popular.describe
         self.ports = Ports(
             **{one.name: getattr(self, one.name) for one in fields(Ports)},
         )
@@ -187,7 +185,7 @@ class Scene:
             limits=self.limits,
             preferences=self.preferences,
             lag=self.lag,
-            described=self.described,
+            items=self.popular,
             metrics=self.metrics,
             exposures=Exposures(b"key", self.exposures),
             pages=PageTokens(b"key", lambda: self.now_ms or now_ms()),

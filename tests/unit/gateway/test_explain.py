@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from gateway_scene import ITEMS, Scene
 
+from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import ExplainQuery, HistoryEvent, RecommendQuery
 from services.gateway.recommend.explain import Explanation
 from services.platform.errors import DependencyUnavailable, InvalidRequest
@@ -60,7 +61,7 @@ async def test_parts_of_both_signs_share_by_their_size() -> None:
 async def test_the_ten_newest_of_the_history_come_with_titles_and_ages(scene: Scene) -> None:
     events = [HistoryEvent(ITEMS[place % 6], NOW_MS - 60_000 * (20 - place)) for place in range(19)]
     scene.states.histories["ann"] = [*events, HistoryEvent("new", NOW_MS - 60_000), HistoryEvent("gone", NOW_MS)]
-    scene.popular.describe("new", (), title="New")
+    scene.popular.describe([CatalogueItem(item_id="new", title="New")])
     answer = await scene.explain(ExplainQuery(user_id="ann", item_id="b"))
     assert len(answer.history) == 10
     # One that came after the bundle has the title that its record says; one that nobody described has none.

@@ -12,7 +12,7 @@ from services.algorithms.item_table.strings import Strings
 from services.contracts.topics.items import CatalogueItem, decode_item, encode_item
 from services.gateway.describe import items as listing
 from services.gateway.ports import ItemProgress
-from services.gateway.recommend.catalogue import DescribedItems
+from services.gateway.recommend.popular import PopularItems
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest, NotFound
 
 
@@ -35,7 +35,7 @@ async def test_an_item_is_described_whole_with_how_far_it_is(scene: Scene) -> No
     progress = ItemProgress(num_interactions=4, num_users=2, min_users=3, is_published=False, reason="too few users")
     scene.refreshers.of_items["n"] = [replace(progress, num_interactions=0), progress]
     new = CatalogueItem(item_id="n", title="N", categories=("x",), attributes={"price": 9.5}, written_ms=5_000)
-    scene.described.describe([replace(new, withdrawn=True, available=False)])
+    scene.popular.describe([replace(new, withdrawn=True, available=False)])
     found = await scene.servicer.GetItem(gateway_pb2.GetItemRequest(item_id="n"), None)
     assert found.item == gateway_pb2.DescribedItem(
         item=events_pb2.Item(
@@ -68,8 +68,8 @@ async def test_progress_is_unknown_while_the_items_refresher_may_be_the_silent_o
 
 async def test_lists_are_in_order_by_prefix_category_and_age(scene: Scene) -> None:
     for number, (item_id, title) in enumerate([("neu", "Ärger"), ("N2", "beta"), ("b2", "")]):
-        scene.described.describe([CatalogueItem(item_id=item_id, title=title, categories=("x",), written_ms=number)])
-    scene.described.describe([CatalogueItem(item_id="c", title="Beetle", categories=("y",), withdrawn=True)])
+        scene.popular.describe([CatalogueItem(item_id=item_id, title=title, categories=("x",), written_ms=number)])
+    scene.popular.describe([CatalogueItem(item_id="c", title="Beetle", categories=("y",), withdrawn=True)])
     by_count = ["b", "d", "c", "e", "f", "a"]
     new = ["neu", "N2", "b2"]
     for size in (1, 4, 1000):
@@ -87,13 +87,13 @@ async def test_lists_are_in_order_by_prefix_category_and_age(scene: Scene) -> No
 async def test_a_call_looks_at_a_limited_number_of_items(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "MAX_LOOKED", 2)
     scene, looks = Scene(), []
-    starting = scene.described.starting
+    starting = scene.popular.rows.starting
 
     def look(rows: np.ndarray, prefix: bytes) -> np.ndarray:
         looks.append(len(rows))
         return starting(rows, prefix)
 
-    monkeypatch.setattr(scene.described, "starting", look)
+    monkeypatch.setattr(scene.popular.rows, "starting", look)
     first = await scene.servicer.ListItems(gateway_pb2.ListItemsRequest(prefix="a"), None)
     assert (list(first.items), looks) == ([], [2])
     assert await listed(scene, prefix="a") == ["a"]
@@ -160,9 +160,9 @@ async def test_a_bad_edit_writes_nothing(
 async def test_edits_of_one_item_at_once_lose_nothing(through: tuple[str, str], scene: Scene) -> None:
     """Both gateways' views are late: each record comes to them a moment after it was written."""
     log, other = scene.items, Scene()
-    behind: list[tuple[DescribedItems, CatalogueItem]] = []
+    behind: list[tuple[PopularItems, CatalogueItem]] = []
     log.follower = lambda items: behind.extend(
-        (view, one) for view in (scene.described, other.described) for one in items
+        (view, one) for view in (scene.popular, other.popular) for one in items
     )
 
     async def arrive() -> None:
@@ -187,16 +187,16 @@ async def test_edits_of_one_item_at_once_lose_nothing(through: tuple[str, str], 
     wanted = CatalogueItem(item_id="a", title="New title", categories=("new",), attributes={"price": 7.0, "maker": "x"})
     assert log.written[-1] == wanted
     for view in (scene, other):
-        assert (found := view.described.item("a")) is not None
+        assert (found := view.popular.item("a")) is not None
         assert found.item == wanted
 
 
 async def test_attributes_of_another_models_bundle_survive_an_edit() -> None:
     scene, other = Scene(), Scene()
     record = encode_item(CatalogueItem(item_id="n", title="N", attributes={"price": 1.0, "colour": "red"}))
-    scene.described.describe([replace(decode_item(b"n", record, {"price": "number", "maker": "tag"}), offset=0)])
+    scene.popular.describe([replace(decode_item(b"n", record, {"price": "number", "maker": "tag"}), offset=0)])
     scene.items.written.append(CatalogueItem(item_id="n"))
-    beside = replace(scene.put_items, kinds={"price": "number"}, others=lambda: [other.described])
+    beside = replace(scene.put_items, kinds={"price": "number"}, others=lambda: [other.popular])
     await beside([CatalogueItem(item_id="n", title="M")], ["title"])
     assert decode_item(b"n", encode_item(scene.items.written[-1]), {}).undeclared == {"price": 1.0, "colour": "red"}
     # Of an item that is in no record, another set's bundle says what it has.
@@ -210,6 +210,6 @@ async def test_an_edit_that_is_not_read_back_or_has_nothing_to_merge_into_is_an_
     with pytest.raises(DeadlineExceeded, match="not read back"):
         await scene.put_items([CatalogueItem(item_id="a", title="A2")], ["title"])
     scene = Scene()
-    DescribedItems(scene.popular)
+    scene.popular.knows_withdrawn = False
     with pytest.raises(DependencyUnavailable, match="not read yet"):
         await scene.put_items([CatalogueItem(item_id="a", title="A2")], ["title"])

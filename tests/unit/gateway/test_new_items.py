@@ -8,7 +8,6 @@ from gateway_scene import Scene
 from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import RecommendQuery
-from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.stages import Preferences
 from services.user_state.values import now_ms
 
@@ -19,7 +18,7 @@ def scene(share: float = 0.4, *, new: int = 3, hours_ago: float = 1.0) -> Scene:
     made = Scene(preferences=Preferences(new_item_share=share))
     written_ms = now_ms() - round(hours_ago * HOUR_MS)
     listed = [CatalogueItem(item_id=f"new-{row}", written_ms=written_ms) for row in range(new)]
-    DescribedItems(made.popular).describe(listed)
+    made.popular.describe(listed)
     # Behind the known items in everybody's order: the catalogue's best are its last.
     made.candidates.item_ids = [*(f"new-{row}" for row in range(new)), *made.candidates.item_ids]
     return made
@@ -70,7 +69,7 @@ async def test_what_is_not_new_or_not_allowed_takes_no_position(without: dict[st
     made = scene(0.5, **without)  # type: ignore[arg-type]
     if withdrawn:
         for row in range(3):
-            DescribedItems(made.popular).describe([CatalogueItem(item_id=f"new-{row}", withdrawn=True)])
+            made.popular.describe([CatalogueItem(item_id=f"new-{row}", withdrawn=True)])
     assert await ask(made, filter=wanted) == [[(item, "mol") for item in "fedcb"]]
 
 

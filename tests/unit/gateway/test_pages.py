@@ -19,7 +19,6 @@ from services.gateway.domain import (
     RecommendQuery,
     ScoredItem,
 )
-from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.pages import LIST_TTL_S, MAX_LISTS, PagePosition, ServedList, find_list, packed_list
 from services.platform.errors import DependencyUnavailable, InvalidRequest, PermissionDenied, PreconditionFailed
 from services.user_state.layout import PAGES
@@ -91,7 +90,7 @@ def test_a_kept_list_says_rules_and_the_share_that_was_searched() -> None:
 
 async def test_what_was_withdrawn_since_is_on_no_page(scene: Scene) -> None:
     first = await scene.recommend(ANN)
-    DescribedItems(scene.popular).describe([CatalogueItem(item_id="d", withdrawn=True)])
+    scene.popular.describe([CatalogueItem(item_id="d", withdrawn=True)])
     second = await page(scene, first.next_page_token)
     assert ids(second) == ["c", "b"]
     assert second.next_page_token == ""

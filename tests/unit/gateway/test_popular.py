@@ -2,7 +2,9 @@
 
 import tracemalloc
 from collections import Counter
+from collections.abc import Sequence
 from itertools import compress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,16 +18,23 @@ from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings
 from services.algorithms.rules.attributes import Comparison, Condition, Kind, Values
 from services.algorithms.rules.filters import ItemFilter, ListedItems, passing
+from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import Degradation, RecommendQuery
-from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.popular import TRAINING_COUNTS, PopularItems
 
 
+def put(
+    catalogue: PopularItems, item_id: str, categories: Sequence[str] = (), attributes: Values | None = None, **more: Any
+) -> None:
+    item = CatalogueItem(item_id=item_id, categories=tuple(categories), attributes=attributes or {}, **more)
+    catalogue.describe([item])
+
+
 async def test_popular_items_say_so_until_what_is_withdrawn_is_known(scene: Scene) -> None:
-    follows = DescribedItems(scene.popular)
+    scene.popular.knows_withdrawn = False
     unknown = await scene.recommend(RecommendQuery(user_id="nobody", k=2))
     personal = await scene.recommend(RecommendQuery(user_id="ann", k=2))
-    follows.caught_up()
+    scene.popular.caught_up()
     known = await scene.recommend(RecommendQuery(user_id="nobody", k=2))
     assert list(unknown.degradations) == [Degradation.POPULAR_FALLBACK, Degradation.PARTIAL_CATALOGUE]
     # Candidates and reranker know what is withdrawn, or do not answer.
@@ -44,7 +53,7 @@ def test_a_reader_finds_a_new_item_whole_or_not_at_all(is_served: bool) -> None:
         answers.append([*found, catalogue.newest(0, 10)])
 
     def write() -> None:
-        catalogue.describe("n", ("x",), {"price": 1.0}, withdrawn=not is_served, written_ms=1)
+        put(catalogue, "n", ("x",), {"price": 1.0}, withdrawn=not is_served, written_ms=1)
 
     read()
     read_between_lines(write, read, file=".py")
@@ -99,7 +108,7 @@ def test_columns_answer_as_lists_do_whatever_changed(
         else:
             item_id, names, is_served = change
             of[item_id] = tuple(names)
-            catalogue.describe(item_id, names, withdrawn=not is_served, written_ms=len(order))
+            put(catalogue, item_id, names, withdrawn=not is_served, written_ms=len(order))
             (hidden.discard if is_served else hidden.add)(item_id)
             if item_id not in order:
                 order.append(item_id)
@@ -161,7 +170,7 @@ def test_many_items_answer_as_lists_do() -> None:
         for item_id in draw.choice(ids, 2 * (answered % 3)).tolist():
             order += [] if item_id in of else [item_id]
             of[item_id] = drawn() if draw.random() < 0.7 else of.get(item_id, ((), {}))
-            catalogue.describe(item_id, *of[item_id], withdrawn=bool(draw.random() >= 0.8))
+            put(catalogue, item_id, *of[item_id], withdrawn=bool(draw.random() >= 0.8))
         wanted = ItemFilter(
             allow_item_ids=draw.choice(ids, draw.choice([0, 0, 0, 700])).tolist(),
             deny_item_ids=draw.choice(ids, draw.choice([0, 300])).tolist(),
@@ -198,7 +207,7 @@ def test_titles_are_those_of_a_dictionary(bundled: dict[str, str], puts: list[tu
     titles = Strings.of(bundled.values())
     catalogue = PopularItems(ItemIds.of(bundled), counts, [()] * len(bundled), titles=titles)
     for item_id, title in puts:
-        catalogue.describe(item_id, (), title=title)
+        put(catalogue, item_id, title=title)
         expected[item_id] = title
     for asked in ([*NAMES, *NEW, *NAMES], NEW, NAMES[:2], []):
         assert catalogue.titles_of(asked) == [expected.get(item_id, "") for item_id in asked]
@@ -209,9 +218,9 @@ def test_a_record_does_not_cost_memory_for_each_item_of_its_category(item_id: st
     item_ids = [f"i{number}" for number in range(20_000)]
     catalogue = PopularItems(item_ids, np.ones(20_000, dtype=np.int64), [("x",)] * 20_000)
     # Lists grow by an eighth at a time.
-    catalogue.describe("the first new one", ("x",))
+    put(catalogue, "the first new one", ("x",))
     tracemalloc.start()
-    catalogue.describe(item_id, categories)
+    put(catalogue, item_id, categories)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     # A copy of the category would be 160 kB.
@@ -224,10 +233,10 @@ def test_neither_a_record_nor_an_answer_costs_memory_for_each_hidden_item() -> N
     item_ids = [f"i{number}" for number in range(20_000)]
     catalogue = PopularItems(item_ids, np.ones(20_000, dtype=np.int64), [()] * 20_000)
     for item_id in item_ids[:-5]:
-        catalogue.describe(item_id, (), withdrawn=True)
+        put(catalogue, item_id, withdrawn=True)
     tracemalloc.start()
-    catalogue.describe(item_ids[-1], (), withdrawn=True)
-    catalogue.describe(item_ids[0], ())
+    put(catalogue, item_ids[-1], withdrawn=True)
+    put(catalogue, item_ids[0])
     answered = [item.item_id for item in catalogue.top(10, ItemFilter(), [], 0)]
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()

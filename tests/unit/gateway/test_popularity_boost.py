@@ -12,6 +12,7 @@ from test_rules import Real, X, real
 
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
 from services.algorithms.rules.filters import ItemFilter
+from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import HistoryEvent, Ranking, RecommendQuery, ScoredItem
 from services.gateway.recommend.rankings import BOOST_WEIGHT, boosts, with_boosts
 from services.gateway.stages import Limits, Preferences
@@ -32,10 +33,10 @@ def scene_of(real: Real, *, cold_items: int, counts: dict[str, float]) -> Scene:
     scene.states.states["ann"] = real.scene.states.states["ann"]
     scene.states.seen["ann"] = SEEN
     for row in range(X):
-        scene.popular.describe(f"item-{row}", ())
+        scene.popular.describe([CatalogueItem(item_id=f"item-{row}")])
     # What the bundle of other tests knows is not there.
     for item_id in "abcdef":
-        scene.popular.describe(item_id, (), withdrawn=True)
+        scene.popular.describe([CatalogueItem(item_id=item_id, withdrawn=True)])
     scene.popular.take(counts)
     return scene
 

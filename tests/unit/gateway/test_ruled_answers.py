@@ -29,7 +29,6 @@ from services.contracts.topics.items import CatalogueItem
 from services.contracts.wire import PackedQueryState
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.domain import Recommendation, RecommendQuery
-from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.repeats import packed_items
 from services.gateway.stages import Limits, Preferences
@@ -70,8 +69,7 @@ class World:
         counts = np.arange(known, dtype=np.int64)
         attributes = self.bundle.attributes.take(list(range(known)))
         made = PopularItems(self.bundle.item_ids[:known], counts, self.categories[:known], attributes)
-        described = DescribedItems(made)
-        described.describe(
+        made.describe(
             [
                 CatalogueItem(
                     item_id=f"item-{row}",

@@ -11,7 +11,6 @@ from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import RecommendQuery, SearchQuery, SimilarQuery
 from services.gateway.messages import answer_message, found_message, similar_message
-from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.popular import PopularItems, near_names
 
 NAMES = ["Comedy", "War", "Science Fiction", "Horror"]
@@ -61,23 +60,24 @@ async def test_every_answer_says_which_category_no_item_has(
 
 def test_a_category_is_known_while_an_item_has_it() -> None:
     items = popular()
-    follows = DescribedItems(items)
     wanted = ItemFilter(allow_categories=("Western",))
     assert items.warnings(wanted) == []  # until the topic was read to its end, an item may have it
-    follows.caught_up()
+    items.caught_up()
     assert items.warnings(wanted) == ["filter.allow_categories[0]='Western': no item has it; near: none"]
-    follows.describe([CatalogueItem(item_id="new", categories=("Western",))])
+    items.describe([CatalogueItem(item_id="new", categories=("Western",))])
     assert items.warnings(wanted) == []
-    follows.describe([CatalogueItem(item_id="new", categories=("Westerns",), withdrawn=True)])
+    items.describe([CatalogueItem(item_id="new", categories=("Westerns",), withdrawn=True)])
     assert items.warnings(wanted) == ["filter.allow_categories[0]='Western': no item has it; near: Westerns"]
-    follows.describe([CatalogueItem(item_id="a", categories=())])
+    items.describe([CatalogueItem(item_id="a", categories=())])
     gone = ItemFilter(deny_categories=("Comedy",))
     assert items.warnings(gone) == ["filter.deny_categories[0]='Comedy': no item has it; near: none"]
 
 
 def test_the_first_three_are_named() -> None:
     wanted = ItemFilter(allow_categories=[f"unknown {number}" for number in range(9)])
-    assert [one.partition("=")[0] for one in popular().warnings(wanted)] == [
+    items = popular()
+    items.caught_up()
+    assert [one.partition("=")[0] for one in items.warnings(wanted)] == [
         f"filter.allow_categories[{number}]" for number in range(3)
     ]
 

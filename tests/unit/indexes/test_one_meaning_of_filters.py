@@ -144,7 +144,7 @@ class Processes:
             item_id=item_id, title=item_id, categories=item.categories, attributes=item.attributes,
             available=item.is_served,
         )  # fmt: skip
-        self.popular.describe(item_id, item.categories, item.attributes, withdrawn=not item.is_served)
+        self.popular.describe([one])
         self.table.describe([one])
         self.live.describe([one])
 

@@ -26,7 +26,6 @@ from services.catalogue.follower import CatalogueFollower
 from services.contracts.topics.index_deltas import INDEX_DELTAS
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 from services.gateway.domain import Degradation, RecommendQuery
-from services.gateway.recommend.catalogue import DescribedItems
 from services.platform.errors import DependencyUnavailable, FreshetError
 from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings
@@ -123,9 +122,9 @@ async def test_a_restarted_process_that_says_ready_serves_nothing_withdrawn(
 async def popular_after_start(source: Topics) -> tuple[list[str], Sequence[Degradation]]:
     """What a gateway answers that has just started, while candidates are away."""
     scene = Scene(candidates=MemoryCandidates(failure=DependencyUnavailable("candidates: starting")))
-    described = DescribedItems(scene.popular)
-    if is_ready_after_a_moment(source, described, "m1"):
-        described.caught_up()
+    scene.popular.knows_withdrawn = False
+    if is_ready_after_a_moment(source, scene.popular, "m1"):
+        scene.popular.caught_up()
     answer = await scene.recommend(RecommendQuery(user_id="ann"))
     return [item.item_id for item in answer.items], answer.degradations
 
