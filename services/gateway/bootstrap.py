@@ -27,15 +27,9 @@ from services.contracts.topics import experiments, rules, version_sets
 from services.contracts.topics.items import ITEMS
 from services.contracts.topics.version_sets import VersionSet
 from services.gateway.adapters.kafka_reads import KafkaDeadLetters, KafkaShownAnswers, KafkaStreamEnds
-from services.gateway.adapters.peer import Peer, Peers, Timed
+from services.gateway.adapters.peers import Peers, RemoteEncoder, RemoteRefreshers, RemoteTextSources
 from services.gateway.adapters.probes import ProbedParts, ProbedStreamStatus
-from services.gateway.adapters.processes import (
-    RemoteCandidates,
-    RemoteEncoder,
-    RemoteRefreshers,
-    RemoteReranker,
-    RemoteTextSources,
-)
+from services.gateway.adapters.processes import Peer, RemoteCandidates, RemoteReranker, Timed
 from services.gateway.adapters.shards import ShardedCandidates
 from services.gateway.adapters.topics import KafkaExposureLog, forget_log, interaction_log, item_log
 from services.gateway.config import GatewaySettings
@@ -165,7 +159,7 @@ class _Gateway:
             settings.redis, self._states.last_epoch, timeout_s=timeout_s, max_connections=most
         )
         self._stream = _Stream(settings, tracing, self.metrics)
-        self._lag, self._stalls, self._pages = AcknowledgedLag(), LoopStalls(), PageTokens(self._key)
+        self._lag, self._stalls = AcknowledgedLag(), LoopStalls()
         self._followers: list[OperationFollower[Any]] = []
         self._looking: asyncio.Task[None] | None = None
 
@@ -261,7 +255,7 @@ class _Gateway:
                 warnings=popular.warnings,
             ),
             items=popular,
-            pages=self._pages,
+            pages=PageTokens(self._key),
             lag=self._lag,
             limits=settings.limits,
             preferences=settings.preferences,

@@ -10,12 +10,7 @@ from dataclasses import replace
 from services.algorithms.rules.attributes import MAX_CONDITIONS, Kinds
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
-from services.contracts.topics.interactions import (
-    MAX_CONTEXT_BYTES,
-    MAX_CONTEXT_ENTRIES,
-    MAX_FUTURE_MS,
-    MAX_TYPE_BYTES,
-)
+from services.contracts.topics.interactions import MAX_CONTEXT_BYTES, MAX_CONTEXT_ENTRIES, MAX_FUTURE_MS, MAX_TYPE_BYTES
 from services.gateway.domain import (
     ExplainQuery,
     FreshnessToken,

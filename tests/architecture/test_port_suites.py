@@ -18,7 +18,7 @@ WITHOUT_SUITE = {
     "services.gateway.ports.Reranker": "a question to another process",
     "services.gateway.ports.TextSources": "a question to another process",
     "services.gateway.ports.Refreshers": "a question to another process",
-    "services.gateway.adapters.peer.Peer": "both ways of asking are compared in tests/unit/compact",
+    "services.gateway.adapters.processes.Peer": "both ways of asking are compared in tests/unit/compact",
     "services.platform.rpc.guard.Door": "one implementation: tests/unit/gateway/test_door.py",
     "services.platform.http.connections.LimitedConnection": "asyncio's word for a connection; no port",
     "services.gateway.ports.StreamStatus": "two flags, set by hand in the fake",

@@ -29,6 +29,7 @@ OBJECTS = {
     "console/pages/try_it.py TryIt": "the elements that a new list changes",
     "contracts/topic_reader.py TopicReader": "a consumer's place in several topics",
     "encoder/consumer.py Consumer": "what is due when",
+    "gateway/handlers.py Handlers": "a handler for each RPC",
     "offline/backfill/memory_store.py MemoryStore": "all that Redis holds of users",
     "offline/demo/replay.py Replay": "a run's parts",
     "offline/evaluation/stream/pefa.py RefreshedItems": "an arm's settings",

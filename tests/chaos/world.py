@@ -47,7 +47,7 @@ from services.encoder.consumer import ConsumerLimits
 from services.encoder.domain import EncodedStates, EncodeJob, Vocabulary
 from services.encoder.handlers.encode import EncodeHistory
 from services.encoder.server import DescribeUser
-from services.gateway.adapters.processes import offsets_of
+from services.gateway.adapters.peers import offsets_of
 from services.gateway.dependencies import AcknowledgedLag, Breaker
 from services.gateway.domain import Encoded, Hit, Pool, Ranking, ScoredItem, Seen, ServedModel
 from services.gateway.handlers import Handlers

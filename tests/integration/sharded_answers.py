@@ -18,8 +18,7 @@ from services.contracts.processes import PROCESSES
 from services.contracts.shards import Shard
 from services.contracts.topics.index_deltas import INDEX_DELTAS, IndexDelta, ItemDelta, encode
 from services.contracts.wire import PackedQueryState
-from services.gateway.adapters.peer import Remote
-from services.gateway.adapters.processes import RemoteCandidates
+from services.gateway.adapters.processes import Remote, RemoteCandidates
 from services.gateway.adapters.shards import ShardedCandidates
 from services.gateway.domain import Pool, Ranking, Seen
 from services.platform.rpc import client as rpc_client

@@ -1,23 +1,13 @@
-"""The other processes over gRPC: one RPC per port method. Query states stay bytes."""
+"""Candidates and reranker, which an answer asks, over gRPC or in this process. One RPC per port method; query states
+stay bytes.
+"""
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import grpc
-import structlog
-from freshet.v1 import (
-    candidates_pb2,
-    candidates_pb2_grpc,
-    encoder_pb2,
-    encoder_pb2_grpc,
-    generator_pb2,
-    generator_pb2_grpc,
-    refresher_pb2,
-    refresher_pb2_grpc,
-    reranker_pb2,
-    reranker_pb2_grpc,
-)
+from freshet.v1 import candidates_pb2, candidates_pb2_grpc, reranker_pb2, reranker_pb2_grpc
 
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
@@ -30,43 +20,78 @@ from services.contracts.wire import (
     explained_of,
     filter_message,
     query_state_message,
-    query_state_of,
     rule_message,
     votes_of,
 )
-from services.gateway.adapters.peer import Peer
-from services.gateway.domain import (
-    Encoded,
-    Event,
-    Hit,
-    IndexFreshness,
-    Pool,
-    Ranking,
-    RerankQuery,
-    ScoredItem,
-    Seen,
-    SourceHits,
+from services.gateway.domain import IndexFreshness, Pool, Ranking, RerankQuery, ScoredItem, Seen
+from services.gateway.metrics import PartCalls
+from services.gateway.ports import ServedIndex
+from services.platform.errors import (
+    DeadlineExceeded,
+    DependencyUnavailable,
+    FreshetError,
+    Overloaded,
+    PreconditionFailed,
 )
-from services.gateway.ports import Contributions, ItemProgress, PartitionProgress, ServedIndex, StoredUser
-from services.platform.errors import FreshetError, PreconditionFailed
 from services.platform.rpc import client as rpc_client
-from services.platform.stream.records import set_ms
-
-log = structlog.get_logger()
 
 # The generated stubs carry no types.
-_EncoderStub: Any = encoder_pb2_grpc.EncoderServiceStub
 _CandidatesStub: Any = candidates_pb2_grpc.CandidatesServiceStub
 _RerankerStub: Any = reranker_pb2_grpc.RerankerServiceStub
-_GeneratorStub: Any = generator_pb2_grpc.GeneratorServiceStub
-_RefresherStub: Any = refresher_pb2_grpc.RefresherServiceStub
-
 # Seen items sent for the votes of item neighbours.
 _RECENT = 100
+FAILURES = (DependencyUnavailable, DeadlineExceeded, Overloaded)
+# `Timed` does not count calls for a peer's status: no user's answer depends on them.
+_STATUS = ("GetIndexInfo", "GetRerankerInfo")
 
 
-def offsets_of(positions: Any) -> dict[int, int]:
-    return {position.partition: position.offset for position in positions}
+class Peer(Protocol):
+    """A process that answers RPCs, remote or local."""
+
+    async def call(self, stub: Any, method: str, request: Any, *, timeout_s: float, peer: str) -> Any:
+        """Make an idempotent call. Raises: as `rpc_client.call`."""
+
+    async def close(self) -> None:
+        """Close the peer; no call follows."""
+
+
+class Remote:
+    """Implements `Peer` over a gRPC channel. of: suffix of the peer's name in errors, such as " of model m1"."""
+
+    def __init__(self, channel: grpc.aio.Channel, of: str = "") -> None:
+        self._channel, self._of = channel, of
+        self._stubs: dict[Any, Any] = {}
+
+    async def call(self, stub: Any, method: str, request: Any, *, timeout_s: float, peer: str) -> Any:
+        if stub not in self._stubs:
+            self._stubs[stub] = stub(self._channel)
+        called = getattr(self._stubs[stub], method)
+        return await rpc_client.call(called, request, timeout_s=timeout_s, peer=peer + self._of)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class Timed:
+    """Implements `Peer`: counts another peer's calls."""
+
+    def __init__(self, peer: Peer, calls: PartCalls) -> None:
+        self._peer, self._calls = peer, calls
+
+    async def call(self, stub: Any, method: str, request: Any, *, timeout_s: float, peer: str) -> Any:
+        if method in _STATUS:
+            return await self._peer.call(stub, method, request, timeout_s=timeout_s, peer=peer)
+        began = time.perf_counter()
+        try:
+            answer = await self._peer.call(stub, method, request, timeout_s=timeout_s, peer=peer)
+        except FreshetError as exc:
+            self._calls.add(time.perf_counter() - began, failed=isinstance(exc, FAILURES))
+            raise
+        self._calls.add(time.perf_counter() - began)
+        return answer
+
+    async def close(self) -> None:
+        await self._peer.close()
 
 
 def _index_freshness_of(answer: Any) -> IndexFreshness | None:
@@ -100,39 +125,6 @@ def _served(info: Any) -> ServedIndex:
         freshness=_index_freshness_of(info) or IndexFreshness(),
         model_version=info.model_version,
     )
-
-
-class RemoteEncoder:
-    """Implements `ports.Encoder`."""
-
-    def __init__(self, peer: Peer, model_version: str) -> None:
-        self._peer, self._model_version = peer, model_version
-
-    async def encode(self, user_id: str, history: Sequence[Event], timeout_s: float) -> Encoded:
-        """Call Encode. Raises: PreconditionFailed for an answer of another model."""
-        request = encoder_pb2.EncodeRequest(user_id=user_id, model_version=self._model_version)
-        for event in history:
-            message = request.history.add(item_id=event.item_id, type=event.type, value=event.value)
-            set_ms(message.event_time, event.event_time_ms or 0)
-        response = await self._peer.call(_EncoderStub, "Encode", request, timeout_s=timeout_s, peer="encoder")
-        state = query_state_of(response.query_state) if response.HasField("query_state") else None
-        if state is not None and state.model_version != self._model_version:
-            raise PreconditionFailed(
-                f"encoder: it encodes for model {state.model_version!r}; this gateway serves {self._model_version!r}"
-            )
-        return Encoded(query_state=state, queue_ms=response.queue_ms, encode_ms=response.encode_ms)
-
-    async def describe_user(self, user_id: str, timeout_s: float) -> StoredUser:
-        request = encoder_pb2.DescribeUserRequest(user_id=user_id)
-        response = await self._peer.call(_EncoderStub, "DescribeUser", request, timeout_s=timeout_s, peer="encoder")
-        return StoredUser(
-            pseudonym=response.user_pseudonym,
-            history_events=response.history_events,
-            seen_items=response.seen_items,
-            in_model=response.in_model,
-            query_states=len(response.state_model_versions),
-            forgotten_up_to=offsets_of(response.forgotten_up_to),
-        )
 
 
 class RemoteCandidates:
@@ -306,83 +298,3 @@ class RemoteReranker:
         request = reranker_pb2.GetRerankerInfoRequest()
         call = self._peer.call
         return _served(await call(_RerankerStub, "GetRerankerInfo", request, timeout_s=timeout_s, peer="reranker"))
-
-
-class RemoteTextSources:
-    """Implements `ports.TextSources`: one RPC for all sources."""
-
-    def __init__(self, peer: Peer) -> None:
-        self._peer = peer
-
-    async def find(
-        self, sources: Sequence[str], query: str, *, k: int, filter: ItemFilter, timeout_s: float
-    ) -> Mapping[str, SourceHits | FreshetError]:
-        request = generator_pb2.FindByWordsRequest(query=query, k=k, filter=filter_message(filter), sources=sources)
-        request.filter.ClearField("exclude_seen")  # sources have no data of users
-        call = self._peer.call
-        response = await call(_GeneratorStub, "FindByWords", request, timeout_s=timeout_s, peer="generator")
-        return {answer.source: _to_hits(answer, response.text_version) for answer in response.answers}
-
-
-def _to_hits(answer: Any, text_version: str) -> SourceHits | FreshetError:
-    if answer.status:
-        return rpc_client.translate_status(answer.status, answer.reason, "generator")
-    items = [Hit(item.item_id, item.score, item.identifier) for item in answer.items]
-    return SourceHits(items=items, text_version=text_version, milliseconds=answer.milliseconds)
-
-
-class RemoteRefreshers:
-    """Implements `ports.Refreshers`, one channel per address."""
-
-    def __init__(self, channels: Mapping[str, grpc.aio.Channel]) -> None:
-        self._stubs = {address: _RefresherStub(channel) for address, channel in channels.items()}
-
-    async def folded(self, timeout_s: float) -> tuple[list[PartitionProgress], bool]:
-        answers, all_answered = await self._ask_all("GetStatus", refresher_pb2.GetStatusRequest(), timeout_s)
-        return [
-            PartitionProgress(
-                partition=partition.partition, applied_offset=partition.folded_offset, end_offset=partition.end_offset
-            )
-            for answer in answers
-            for partition in answer.partitions
-        ], all_answered
-
-    async def contributions(self, pseudonym: str, timeout_s: float) -> tuple[list[Contributions], bool]:
-        request = refresher_pb2.DescribeContributionsRequest(user_pseudonym=pseudonym)
-        answers, all_answered = await self._ask_all("DescribeContributions", request, timeout_s)
-        return [
-            Contributions(
-                summed_interactions=answer.interactions,
-                remembered_interactions=answer.remembered,
-                forgotten_up_to=offsets_of(answer.forgotten_up_to),
-                partitions=tuple(answer.partitions),
-            )
-            for answer in answers
-        ], all_answered
-
-    async def item(self, item_id: str, timeout_s: float) -> tuple[list[ItemProgress], bool]:
-        request = refresher_pb2.DescribeItemRequest(item_id=item_id)
-        answers, all_answered = await self._ask_all("DescribeItem", request, timeout_s)
-        return [
-            ItemProgress(
-                num_interactions=answer.num_interactions,
-                num_users=answer.num_users,
-                min_users=answer.min_users,
-                is_published=answer.is_published,
-                reason=answer.reason,
-            )
-            for answer in answers
-        ], all_answered
-
-    async def _ask_all(self, method: str, request: Any, timeout_s: float) -> tuple[list[Any], bool]:
-        """Call all refreshers concurrently; return the answers, and whether all answered (False without refreshers)."""
-
-        async def ask(address: str, stub: Any) -> Any:
-            try:
-                return await rpc_client.call(getattr(stub, method), request, timeout_s=timeout_s, peer="refresher")
-            except FreshetError as exc:
-                log.info("refresher_silent", address=address, error=type(exc).__name__, reason=exc.message)
-                return None
-
-        answers = await asyncio.gather(*(ask(address, stub) for address, stub in self._stubs.items()))
-        return [answer for answer in answers if answer is not None], bool(answers) and None not in answers

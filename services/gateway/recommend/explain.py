@@ -11,14 +11,7 @@ from dataclasses import dataclass
 from services.algorithms.rules.ranking_rules import Rule
 from services.algorithms.scoring.packed_state import after_absence
 from services.contracts.wire import ExplainedScore, ItemVotes
-from services.gateway.domain import (
-    Event,
-    ExplainQuery,
-    Seen,
-    last_event_ms,
-    seen_in,
-    turned_down_in,
-)
+from services.gateway.domain import Event, ExplainQuery, Seen, last_event_ms, seen_in, turned_down_in
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.standing_rules import LiveRules
 from services.gateway.stages import FoundState, Stages

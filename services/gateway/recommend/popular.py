@@ -62,7 +62,7 @@ class PopularItems(Listener):
         order by them, if known. titles: () without titles.
         """
         self.rows = ItemRows(item_ids, counts, categories, by_popularity, titles)
-        self._total = TRAINING_COUNTS * int(counts.sum())
+        self._counts, self._total = counts, TRAINING_COUNTS * int(counts.sum())
         self._attributes = AttributeRows(attributes or no_attributes(len(self.rows)), self.rows.order)
         self._by_category = CategoryRows(self.rows.categories, self.rows.rank)
         self.knows_withdrawn = False
@@ -81,7 +81,7 @@ class PopularItems(Listener):
         """Replace the stream's counts, from any thread. Unknown ids are ignored."""
         rows = self.rows.rows_of(list(counts)).tolist()
         live = dict(sorted((row, count) for row, count in zip(rows, counts.values(), strict=True) if row >= 0))
-        now = StreamCounts.of(live, self.rows.negatives(np.fromiter(live, np.int64, len(live))))
+        now = StreamCounts.of(live, self._negatives(np.fromiter(live, np.int64, len(live))))
         negatives, some = next(self._behind(now, frozenset()), (np.zeros(0), np.zeros(0, np.int64)))
         negatives, some = negatives[:_FIRST], some[:_FIRST]
         is_live, _ = now.places(some)
@@ -263,7 +263,7 @@ class PopularItems(Listener):
     def _asked(self, item_ids: Sequence[str], now: StreamCounts) -> tuple[NegatedCounts, Indices]:
         rows = np.unique(self.rows.rows_of(item_ids))
         rows = rows[rows >= 0]
-        negatives = self.rows.negatives(rows)
+        negatives = self._negatives(rows)
         is_live, at = now.places(rows)
         negatives[is_live] = now.of_ascending[at]
         return _by_count(negatives, rows)
@@ -277,7 +277,7 @@ class PopularItems(Listener):
             rows = some[~now.places(some)[0]] if len(now.rows) else some
             if not len(rows):
                 continue
-            negatives = self.rows.negatives(rows)
+            negatives = self._negatives(rows)
             end = now.before(negatives[-1], rows[-1])
             if end > at:
                 negatives = np.concatenate([negatives, now.negatives[at:end]])
@@ -305,6 +305,13 @@ class PopularItems(Listener):
             parts = [one[first : bisect_left(one, end)] for one, first in zip(lists, firsts, strict=True)]
             yield np.unique(np.concatenate([np.asarray(part, np.int64) for part in parts]))
             start = end
+
+    def _negatives(self, rows: Indices) -> NegatedCounts:
+        """Return each row's training count times -TRAINING_COUNTS, 0 for a new item: (m,)."""
+        counts = np.zeros(len(rows))
+        is_bundled = rows < self.rows.num_trained
+        counts[is_bundled] = -TRAINING_COUNTS * self._counts[self.rows.order[rows[is_bundled]]]
+        return counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class StreamCounts:
 
     @classmethod
     def of(cls, live: Mapping[int, float], trained: NegatedCounts) -> "StreamCounts":
-        """Add the stream's counts `live`, by ascending row, to `trained` (m,), the `ItemRows.negatives` of the rows."""
+        """Add the stream's counts `live`, by ascending row, to `trained` (m,), the rows' negatives without it."""
         rows = np.fromiter(live, np.int64, len(live))
         counts = np.fromiter(live.values(), np.float64, len(live))
         order = np.lexsort((rows, trained - counts))
@@ -66,7 +66,7 @@ class StreamCounts:
 
 
 class ItemRows:
-    """Ids, titles, categories and training counts by row."""
+    """Ids, titles and categories by row. Rows are ordered by training counts."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ItemRows:
     ) -> None:
         """titles: () without titles."""
         self._ids = item_ids if isinstance(item_ids, ItemIds) else ItemIds.of(item_ids)
-        self._counts, self.categories = counts, Categories.of(categories)
+        self.categories = Categories.of(categories)
         self._codes = {name: code for code, name in enumerate(self.categories.names)}
         by_popularity = by_popularity or ByPopularity.of(self._ids.strings, counts)
         # order: the item index of each row. rank: the row of each item.
@@ -211,10 +211,3 @@ class ItemRows:
         if not described:
             return names
         return [described.get(row, one) for row, one in zip(rows.tolist(), names, strict=True)]
-
-    def negatives(self, rows: Indices) -> NegatedCounts:
-        """Return each row's training count times -TRAINING_COUNTS, 0 for a new item: (m,)."""
-        counts = np.zeros(len(rows))
-        is_bundled = rows < len(self.order)
-        counts[is_bundled] = -TRAINING_COUNTS * self._counts[self.order[rows[is_bundled]]]
-        return counts

@@ -37,8 +37,7 @@ from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
 from services.contracts.stored_history import RecentId, StoredEvent
 from services.contracts.wire import PackedQueryState
-from services.gateway.adapters.peer import Remote
-from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
+from services.gateway.adapters.processes import Remote, RemoteCandidates, RemoteReranker
 from services.gateway.config import GatewaySettings
 from services.gateway.dependencies import AcknowledgedLag
 from services.gateway.domain import ServedModel
@@ -115,7 +114,9 @@ async def recommend(calls: Calls, request: gateway_pb2.RecommendRequest, folder:
     popular.caught_up()
     handlers = Handlers(
         ports,
-        model=ServedModel(version=bundle.model_version, schema=bundle.event_schema, tau=bundle.tau),
+        model=ServedModel(
+            version=bundle.model_version, schema=bundle.event_schema, tau=bundle.tau, warnings=popular.warnings
+        ),
         limits=own.limits,
         preferences=own.preferences,
         lag=AcknowledgedLag(),

@@ -22,8 +22,7 @@ from services.candidates.server import CandidatesServicer
 from services.catalogue.follower import CatalogueGate
 from services.compact.in_process import InProcess
 from services.contracts.wire import PackedQueryState
-from services.gateway.adapters.peer import Remote
-from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
+from services.gateway.adapters.processes import Remote, RemoteCandidates, RemoteReranker
 from services.gateway.domain import Pool, RerankQuery, Seen
 from services.platform import request_context
 from services.platform.errors import DeadlineExceeded, FreshetError

@@ -31,15 +31,9 @@ from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.topic_reader import TopicReader
 from services.gateway.adapters.kafka_reads import KafkaStreamEnds
-from services.gateway.adapters.peer import Remote
+from services.gateway.adapters.peers import RemoteEncoder, RemoteRefreshers, RemoteTextSources
 from services.gateway.adapters.probes import ProbedStreamStatus
-from services.gateway.adapters.processes import (
-    RemoteCandidates,
-    RemoteEncoder,
-    RemoteRefreshers,
-    RemoteReranker,
-    RemoteTextSources,
-)
+from services.gateway.adapters.processes import Remote, RemoteCandidates, RemoteReranker
 from services.gateway.domain import (
     HistoryEvent,
     Hit,

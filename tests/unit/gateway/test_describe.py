@@ -7,6 +7,7 @@ from freshet.v1 import common_pb2, gateway_pb2
 from gateway_scene import CATEGORIES, COUNTS, ITEMS, STORED, Scene
 
 from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
+from services.contracts.topics.items import CatalogueItem
 from services.gateway.describe import users
 from services.gateway.domain import ExplainQuery, HistoryEvent, RecommendQuery
 from services.gateway.edge.roles import Role
@@ -30,8 +31,8 @@ async def test_details_stand_beside_the_items_where_they_are_asked_for() -> None
 
 
 async def test_the_catalogue_counts_categories_as_they_are_now(scene: Scene) -> None:
-    scene.popular.describe("b", ["y", "new"], withdrawn=True)
-    scene.popular.describe("g", ["new"])
+    withdrawn = CatalogueItem(item_id="b", categories=("y", "new"), withdrawn=True)
+    scene.popular.describe([withdrawn, CatalogueItem(item_id="g", categories=("new",))])
     found = await scene.servicer.DescribeCatalogue(gateway_pb2.DescribeCatalogueRequest(), None)
     # Before: x has a, b, d; y has c, d; z has e.
     assert [(one.name, one.items) for one in found.categories] == [("y", 3), ("new", 2), ("x", 2), ("z", 1)]

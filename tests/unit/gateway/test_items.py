@@ -161,9 +161,7 @@ async def test_edits_of_one_item_at_once_lose_nothing(through: tuple[str, str], 
     """Both gateways' views are late: each record comes to them a moment after it was written."""
     log, other = scene.items, Scene()
     behind: list[tuple[PopularItems, CatalogueItem]] = []
-    log.follower = lambda items: behind.extend(
-        (view, one) for view in (scene.popular, other.popular) for one in items
-    )
+    log.follower = lambda items: behind.extend((view, one) for view in (scene.popular, other.popular) for one in items)
 
     async def arrive() -> None:
         while True:

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from services.algorithms.rules.filters import ItemFilter
 from services.contracts.processes import PROCESSES
 from services.contracts.shards import WHOLE, Shard
-from services.gateway.adapters.peer import Remote
-from services.gateway.adapters.processes import RemoteCandidates, RemoteEncoder
+from services.gateway.adapters.peers import RemoteEncoder
+from services.gateway.adapters.processes import Remote, RemoteCandidates
 from services.gateway.domain import HistoryEvent, Pool, Seen
 from services.platform.config import ProcessSettings
 from services.platform.errors import DependencyUnavailable, FreshetError, PreconditionFailed

@@ -12,12 +12,7 @@ from services.gateway.domain import Degradation, HistoryEvent, RecommendQuery, S
 from services.gateway.search.search import RECENT
 from services.gateway.stages import Limits
 from services.platform import request_context
-from services.platform.errors import (
-    DeadlineExceeded,
-    DependencyUnavailable,
-    InvalidRequest,
-    Overloaded,
-)
+from services.platform.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest, Overloaded
 
 
 def ids(answer: SearchAnswer) -> list[str]:

@@ -8,8 +8,8 @@ import grpc
 from freshet.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc, refresher_pb2, refresher_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from services.gateway.adapters.peer import Remote
-from services.gateway.adapters.processes import RemoteEncoder, RemoteRefreshers
+from services.gateway.adapters.peers import RemoteEncoder, RemoteRefreshers
+from services.gateway.adapters.processes import Remote
 from services.gateway.ports import Contributions, StoredUser
 from services.platform.config import ProcessSettings
 from services.platform.rpc import client as rpc_client

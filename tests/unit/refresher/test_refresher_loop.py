@@ -15,20 +15,10 @@ from fakes.refresher import MemoryCheckpoints, MemoryLog, MemoryOutbox
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
-from refresher_scene import (
-    P_X,
-    START_MS,
-    D,
-    World,
-    fold_all,
-    interaction,
-    make_rules,
-    random_records,
-    readers_view,
-)
+from refresher_scene import P_X, START_MS, D, World, fold_all, interaction, make_rules, random_records, readers_view
 
 from services.algorithms.scoring.states import ItemStates
-from services.gateway.adapters.processes import offsets_of
+from services.gateway.adapters.peers import offsets_of
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.follower import TurnClock
 from services.platform.stream.kafka import partition_for

@@ -13,7 +13,7 @@ import numpy as np
 from fakes.refresher import MemoryLog
 from refresher.refresher_scene import World, fold_all, interaction, make_rules
 
-from services.gateway.adapters.processes import offsets_of
+from services.gateway.adapters.peers import offsets_of
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Forgetting, Interaction
 from services.refresher.handlers.checkpoints import to_bytes
