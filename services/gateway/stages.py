@@ -187,6 +187,17 @@ class Stages:
             lambda _: read(user_id, self.model.version, with_seen=with_seen, partition=partition),
         )
 
+    async def read_seen(self, work: Work[Any]) -> UserView | None:
+        """Return the user's view, add its seen items to `work`, and mark what the store lacks."""
+        view = await self.read_user(work, with_seen=True)
+        if view is None:
+            work.mark(Degradation.STATE_STORE_DOWN)
+            return None
+        if view.is_lost:
+            work.mark(Degradation.HISTORY_INCOMPLETE)
+        work.seen = Seen(view.seen)
+        return view
+
     async def read_watermark(self, user_id: str, partition: int) -> UserView | None:
         """Return a view with the partition's watermark, without seen items; independent of caller deadlines."""
         until = time.monotonic() + 2 * self.limits.state_timeout_s

@@ -4,7 +4,7 @@ and is marked.
 
 from dataclasses import dataclass, replace
 
-from services.gateway.domain import Degradation, Seen, SimilarAnswer, SimilarQuery
+from services.gateway.domain import SimilarAnswer, SimilarQuery
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.stages import Stages, Work
@@ -28,13 +28,7 @@ class Similar:
         await in_turn(check_similar, query, self.stages.model.kinds)
         leaves_out_seen = bool(query.user_id) and query.filter.exclude_seen
         if leaves_out_seen:
-            view = await self.stages.read_user(work, with_seen=True)
-            if view is None:
-                work.mark(Degradation.STATE_STORE_DOWN)
-            else:
-                if view.is_lost:
-                    work.mark(Degradation.HISTORY_INCOMPLETE)
-                work.seen = Seen(view.seen)
+            await self.stages.read_seen(work)
         found = await self.stages.ports.candidates.similar(
             query.item_id,
             k=query.k,

@@ -24,7 +24,6 @@ from services.gateway.domain import (
     SearchAnswer,
     SearchQuery,
     SearchResult,
-    Seen,
     SourceHits,
     SourceRank,
     SourceTime,
@@ -40,24 +39,28 @@ from services.platform.threads import in_turn
 from services.user_state.values import UserView, now_ms
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SourceAnswer:
-    """A source's hits, or its error."""
+    """A source's hits, or its error. spent_ms: the time of the call."""
 
     source: str
-    milliseconds: float
-    hits: SourceHits | None = None
-    error: FreshetError | None = None
+    answer: SourceHits | FreshetError
+    spent_ms: float
+
+    @property
+    def hits(self) -> SourceHits | None:
+        return None if isinstance(self.answer, FreshetError) else self.answer
 
     @property
     def failed(self) -> bool:
         """Whether a loaded source did not answer."""
-        return self.error is not None and not isinstance(self.error, PreconditionFailed)
+        return self.hits is None and not isinstance(self.answer, PreconditionFailed)
 
     @property
     def time(self) -> SourceTime:
-        failure = "" if self.error is None else self.error.message
-        return SourceTime(source=self.source, milliseconds=self.milliseconds, failure=failure)
+        if isinstance(self.answer, FreshetError):
+            return SourceTime(source=self.source, milliseconds=self.spent_ms, failure=self.answer.message)
+        return SourceTime(source=self.source, milliseconds=self.answer.milliseconds)
 
 
 class TextRetrieval:
@@ -89,20 +92,11 @@ class TextRetrieval:
                 self._breakers[source].end(exc, probe=probe, patient=patient)
             raise
         for source, probe in probes.items():
-            # A source that is not loaded is no outage.
-            error = _error(answers[source])
-            outage = None if isinstance(error, PreconditionFailed) else error
-            self._breakers[source].end(outage, probe=probe, patient=patient)
+            answer = answers[source]
+            error = answer if isinstance(answer, FreshetError) else None
+            self._breakers[source].end(error, probe=probe, patient=patient)
         spent_ms = (time.monotonic() - began) * 1000
-        return [
-            SourceAnswer(
-                source=source,
-                milliseconds=answer.milliseconds if isinstance(answer, SourceHits) else spent_ms,
-                hits=answer if isinstance(answer, SourceHits) else None,
-                error=_error(answer),
-            )
-            for source, answer in ((source, answers[source]) for source in SOURCES)
-        ]
+        return [SourceAnswer(source, answers[source], spent_ms) for source in SOURCES]
 
     async def _ask(
         self, sources: Sequence[str], query: str, *, k: int, filter: ItemFilter, timeout_s: float
@@ -119,13 +113,9 @@ class TextRetrieval:
         return {source: found.get(source, DependencyUnavailable(f"{source}: {unknown}")) for source in sources}
 
 
-def _error(answer: SourceHits | FreshetError) -> FreshetError | None:
-    return answer if isinstance(answer, FreshetError) else None
-
-
 def no_source(answers: Sequence[SourceAnswer]) -> FreshetError:
     """Return the error for a search without answers: of the errors' common class, else DependencyUnavailable."""
-    errors = [answer.error for answer in answers if answer.error is not None]
+    errors = [one.answer for one in answers if isinstance(one.answer, FreshetError)]
     reasons = "; ".join(dict.fromkeys(error.message for error in errors))
     kinds = {type(error) for error in errors if not isinstance(error, PreconditionFailed)} or {PreconditionFailed}
     kind = kinds.pop() if len(kinds) == 1 else DependencyUnavailable
@@ -166,7 +156,7 @@ class Search:
         view = None
         if query.user_id and query.filter.exclude_seen:
             # Sources exclude seen items, so that the answer stays full.
-            view = await self._read_user(work, with_seen=True)
+            view = await self.stages.read_seen(work)
         answers, state = await asyncio.gather(self._find(work), self._state(work, view, asked_ms))
         if all(answer.hits is None for answer in answers):
             raise no_source(answers)
@@ -230,20 +220,10 @@ class Search:
         if not work.query.user_id:
             return None
         if view is None and not work.query.filter.exclude_seen:
-            view = await self._read_user(work, with_seen=True)
+            view = await self.stages.read_seen(work)
         if view is None or view.epoch is None:
             return None
         return self.stages.asked_with(work, await self.stages.find_state(work, view), asked_ms)
-
-    async def _read_user(self, work: Work[SearchQuery], *, with_seen: bool) -> UserView | None:
-        view = await self.stages.read_user(work, with_seen=with_seen)
-        if view is None:
-            work.mark(Degradation.STATE_STORE_DOWN)
-        else:
-            if view.is_lost:
-                work.mark(Degradation.HISTORY_INCOMPLETE)
-            work.seen = Seen(view.seen)
-        return view
 
     async def _order(
         self, work: Work[SearchQuery], state: PackedQueryState | None, fused: Sequence[Fused]
