@@ -20,7 +20,7 @@ from services.gateway.recommend.recommend import Recommend, RequestStates
 from services.gateway.recommend.similar import Similar
 from services.gateway.recommend.standing_rules import LiveRules
 from services.gateway.recommend.token_waits import TokenWaits
-from services.gateway.search.search import Search, TextRetrieval
+from services.gateway.search import Search, TextRetrieval
 from services.gateway.stages import Limits, Preferences, Stages
 from services.gateway.write.forget import ForgetUser
 from services.gateway.write.items import PutItems

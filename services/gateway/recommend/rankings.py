@@ -26,7 +26,7 @@ from services.contracts.wire import PackedQueryState
 from services.gateway.domain import Degradation, Pool, Ranking, RecommendQuery, RerankQuery, ScoredItem
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.repeats import discounted
-from services.gateway.search.search import TextRetrieval, without_seen
+from services.gateway.search import TextRetrieval, without_seen
 from services.gateway.stages import Stages, Work
 from services.gateway.validation import MAX_K
 

@@ -20,7 +20,7 @@ from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
 from services.catalogue.follower import CatalogueGate
-from services.compact.in_process import InProcess
+from services.compact.bootstrap import InProcess
 from services.contracts.wire import PackedQueryState
 from services.gateway.adapters.processes import Remote, RemoteCandidates, RemoteReranker
 from services.gateway.domain import Pool, RerankQuery, Seen

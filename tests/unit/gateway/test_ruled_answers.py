@@ -24,7 +24,7 @@ from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
-from services.compact.in_process import InProcess
+from services.compact.bootstrap import InProcess
 from services.contracts.topics.items import CatalogueItem
 from services.contracts.wire import PackedQueryState
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker

@@ -26,7 +26,7 @@ from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
-from services.compact.in_process import InProcess
+from services.compact.bootstrap import InProcess
 from services.contracts.topics.rules import StandingRules
 from services.contracts.wire import PackedQueryState, rules_of
 from services.contracts.yaml_files import parse_rules, rules_from, rules_text

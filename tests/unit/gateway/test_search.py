@@ -9,7 +9,7 @@ from gateway_scene import FOUND, Scene, query_state
 
 from services.algorithms.rules.filters import ItemFilter
 from services.gateway.domain import Degradation, HistoryEvent, RecommendQuery, SearchAnswer, SearchQuery
-from services.gateway.search.search import RECENT
+from services.gateway.search import RECENT
 from services.gateway.stages import Limits
 from services.platform import request_context
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest, Overloaded

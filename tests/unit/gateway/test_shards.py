@@ -24,7 +24,7 @@ from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
 from services.catalogue.changes import CatalogueChanges
-from services.compact.in_process import InProcess
+from services.compact.bootstrap import InProcess
 from services.contracts.shards import Shard, home_shard
 from services.contracts.topics.index_deltas import Batch, IndexDelta, ItemDelta
 from services.contracts.topics.items import CatalogueItem

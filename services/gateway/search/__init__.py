@@ -1,1 +1,0 @@
-"""Search by words: every source at once, one fused list."""
