@@ -122,9 +122,7 @@ _READER = "reader"
 _PLACE = PageTokens(b"key", lambda: now_ms() + 24 * 3600 * 1000).begin(2)
 # An answer to "ann", which the log has.
 _SHOWN = MemoryExposureLog()
-_EXPOSURE_ID = Exposures(b"key", _SHOWN).shown(
-    "recommend", "ann", item_ids=["a"], scores=[0.5], sources=["mol"], model_version="m1"
-)
+_EXPOSURE_ID = Exposures(b"key", _SHOWN).shown("recommend", "ann", [ScoredItem("a", 0.5, "mol")], model_version="m1")
 _TOKEN = common_pb2.FreshnessToken(epoch="epoch-1", partition=3, offset=5)
 
 
