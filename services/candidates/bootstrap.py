@@ -21,7 +21,7 @@ from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.by_name import Algorithm, make_indexes
 from services.algorithms.indexes.exact.cheapest import carry_over
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
-from services.algorithms.indexes.mutable.index import Build, IndexFullError
+from services.algorithms.indexes.mutable.index import Build
 from services.algorithms.indexes.mutable.snapshot import Snapshot, SnapshotError, load_snapshot, snapshots
 from services.algorithms.indexes.mutable.snapshot_codes import HeldCodes
 from services.algorithms.indexes.protocol import Index
@@ -225,7 +225,6 @@ def make_follower(
     changes = CatalogueChanges(
         live.catalogue,
         metrics.catalogue,
-        full_error=IndexFullError,
         remembered=live.votes,
         merges=merges,
         on_change=lambda: metrics.loaded(live.search.info),

@@ -11,6 +11,9 @@ from typing import Protocol
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
+from services.algorithms.indexes.mutable.index import IndexFullError
+from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.catalogue.follower import age_seconds
 from services.contracts.topics.index_deltas import Batch, ItemDelta, MemoryDelta
 from services.contracts.topics.items import CatalogueItem
@@ -59,27 +62,6 @@ class CatalogueMetrics:
 log = structlog.get_logger()
 
 
-class ServedItems(Protocol):
-    """The store of served items."""
-
-    def apply(
-        self,
-        position: int,
-        changes: Sequence[ItemDelta],
-        *,
-        mark: str,
-        newest_recorded_ms: int | None,
-        lag_s: float | None,
-    ) -> Sequence[str]:
-        """Apply a batch; return the ids of states that do not fit the model."""
-
-    def describe(self, descriptions: Sequence[CatalogueItem]) -> None:
-        """Apply titles and categories; withdraw or return items."""
-
-    def reset(self) -> None:
-        """Return to the content before any batch."""
-
-
 class Remembered(Protocol):
     """The store of remembered interactions."""
 
@@ -90,19 +72,12 @@ class Remembered(Protocol):
         """Empty the store."""
 
 
-class Merging(Protocol):
-    """Merges in the background; `error` is the last exception, None after a success."""
-
-    @property
-    def error(self) -> Exception | None: ...
-
-
 class MergeReports:
     """Logs each background merge's failure once, and its recovery. Called after each change."""
 
-    def __init__(self, merges: Sequence[Merging]) -> None:
+    def __init__(self, merges: Sequence[BackgroundMerge]) -> None:
         self._merges = tuple(merges)
-        self._failing: set[Merging] = set()
+        self._failing: set[BackgroundMerge] = set()
 
     @property
     def is_failing(self) -> bool:
@@ -124,24 +99,23 @@ class MergeReports:
 class CatalogueChanges:
     """A `Listener` of the catalogue's follower.
 
-    full_error: raised by `items` and `remembered` beyond their memory limit. merges: their failures are reported.
-    on_change: called after each change. holds: whether an item is served here; others are ignored.
+    merges: their failures are reported. on_change: called after each change. holds: whether an item is served here;
+    others are ignored.
     """
 
     def __init__(
         self,
-        items: ServedItems,
+        items: LiveCatalogue,
         metrics: CatalogueMetrics,
         *,
-        full_error: type[Exception],
         remembered: Remembered | None = None,
-        merges: Sequence[Merging] = (),
+        merges: Sequence[BackgroundMerge] = (),
         on_change: Callable[[], None] = lambda: None,
         holds: Callable[[str], bool] = lambda item_id: True,
     ) -> None:
         self._holds = holds
         self._items, self._remembered, self._metrics = items, remembered, metrics
-        self._full_error, self._merges, self._on_change = full_error, MergeReports(merges), on_change
+        self._merges, self._on_change = MergeReports(merges), on_change
         self._is_full = False
         metrics.merge_failed.set_function(lambda: self._merges.is_failing)
 
@@ -158,7 +132,7 @@ class CatalogueChanges:
             ids = self._items.apply(
                 batch.offset, items, mark=batch.mark, newest_recorded_ms=batch.newest_recorded_ms, lag_s=lag_s
             )
-        except self._full_error as exc:
+        except IndexFullError as exc:
             self._say_full(str(exc), waits_at=batch.offset)
             return False
         misfits += len(ids)
@@ -179,7 +153,7 @@ class CatalogueChanges:
         items = [one for one in items if self._holds(one.item_id)]
         try:
             self._items.describe(items)
-        except self._full_error as exc:
+        except IndexFullError as exc:
             self._say_full(str(exc), waits_at=None)
         self._metrics.counted("described", len(items))
         self._done()

@@ -14,7 +14,6 @@ from freshet.v1 import reranker_pb2_grpc
 from services.algorithms.bundles.model_bundle import load_bundle
 from services.algorithms.bundles.tensor_file import changed_in_place
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
-from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.indexes.mutable.snapshot import Snapshot, load_snapshot, snapshots
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.items.catalogue import Catalogue, catalogue_from_bundle, required_bytes
@@ -81,7 +80,7 @@ async def run(settings: RerankerSettings) -> None:
     merge = BackgroundMerge(catalogue.index)
     follower = CatalogueFollower(
         catalogue_reader(settings.kafka, "reranker", makes_topics=settings.replicas),
-        CatalogueChanges(catalogue, metrics.catalogue, full_error=IndexFullError, merges=[merge]),
+        CatalogueChanges(catalogue, metrics.catalogue, merges=[merge]),
         model_version=catalogue.base.model_version,
         on_ready=gate.open,
         kinds=catalogue.index.kinds,

@@ -33,10 +33,8 @@ WITHOUT_SUITE = {
     "services.refresher.handlers.publish.Texts": "a function of its texts",
     # What a follower of topics calls: they are told, and nobody asks them through the port. The fakes record calls.
     "services.catalogue.follower.Listener": "told only",
-    "services.catalogue.changes.ServedItems": "told only",
     "services.catalogue.changes.Remembered": "told only",
     "services.catalogue.snapshots.Snapshotted": "told only; tests use the real one",
-    "services.catalogue.changes.Merging": "one attribute",
 }
 
 

@@ -245,7 +245,7 @@ class Follow:
 
 
 class Index:
-    """`ServedItems` and `Remembered` of the candidates process, kept as they come."""
+    """Items and remembered interactions of the candidates process, kept as they come."""
 
     def __init__(self) -> None:
         self.reset()
@@ -279,7 +279,7 @@ class Candidates:
     def __init__(self, world: "World", model_version: str) -> None:
         self.world, self.model_version, self.index = world, model_version, Index()
         self.gate = CatalogueGate("candidates", HealthState())
-        changes = CatalogueChanges(self.index, METRICS[1], full_error=LookupError, remembered=self.index)
+        changes = CatalogueChanges(self.index, METRICS[1], remembered=self.index)
         follower = CatalogueFollower(
             world.topics.of(INDEX_DELTAS, ITEMS), changes, model_version=model_version, on_ready=self.gate.open
         )

@@ -29,7 +29,6 @@ from refresher.refresher_scene import MODEL, NUM_ITEMS, World, make_query, make_
 from scene import ITEM_IDS, Served, query_state, write_small_bundle
 from state_scene import NOW_MS, EncoderProcess, FragileStore
 
-from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.rules.attributes import Kind
 from services.catalogue.changes import CatalogueChanges
 from services.catalogue.follower import CatalogueFollower
@@ -288,10 +287,9 @@ class Catalogue(Records):
             CatalogueChanges(
                 served.live.catalogue,
                 served.candidates_metrics.catalogue,
-                full_error=IndexFullError,
                 remembered=served.live.votes,
             ),
-            CatalogueChanges(served.catalogue, served.reranker_metrics.catalogue, full_error=IndexFullError),
+            CatalogueChanges(served.catalogue, served.reranker_metrics.catalogue),
         ]
         scene = Scene()
         others = [scene.popular, ItemChanges(self.films.sources, self.films.metrics)]

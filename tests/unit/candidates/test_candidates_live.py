@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_items, make_pair_gate, make_queries, state_fields, unit
 
 from services.algorithms.indexes.by_name import parse_algorithm
-from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
@@ -90,7 +89,6 @@ async def serving(path: Path, **changes: Any) -> AsyncIterator[Running]:
     listener = CatalogueChanges(
         live.catalogue,
         metrics.catalogue,
-        full_error=IndexFullError,
         remembered=live.votes,
         on_change=lambda: metrics.loaded(live.search.info),
     )

@@ -16,7 +16,6 @@ from retrieval_scene import make_items, make_pair_gate
 from structlog.testing import capture_logs
 
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.indexes.mutable.lookup import find_items
 from services.algorithms.indexes.mutable.snapshot import SnapshotError, load_snapshot, snapshots
 from services.algorithms.items.catalogue import Catalogue
@@ -50,7 +49,7 @@ class Process:
         self.snapshots = CatalogueSnapshots(
             self.catalogue, world.root, taken=taken, every_s=60, clock=lambda: world.now_s
         )
-        changes = CatalogueChanges(self.catalogue, CatalogueMetrics("test", self.registry), full_error=IndexFullError)
+        changes = CatalogueChanges(self.catalogue, CatalogueMetrics("test", self.registry))
         self.follower = CatalogueFollower(
             world.topics.reader(), changes, model_version=MODEL, snapshots=self.snapshots, poll_s=0.0, backoff_s=0.001
         )

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.mutable.index import only
+from services.algorithms.indexes.mutable.index import IndexFullError, only
 from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.scoring.states import ItemStates, QueryStates
@@ -37,10 +37,6 @@ def turns(follower: CatalogueFollower, count: int) -> None:
             follower.fail(exc)
 
 
-class Full(ValueError):
-    pass
-
-
 class Items:
     """What is served, as a log of calls. `room` False refuses."""
 
@@ -58,14 +54,14 @@ class Items:
         lag_s: float | None,
     ) -> Sequence[str]:
         if not self.room:
-            raise Full("max_bytes=1")
+            raise IndexFullError("max_bytes=1")
         self.calls.append((position, [one.item_id for one in changes]))
         return self.misfits
 
     def describe(self, descriptions: Sequence[CatalogueItem]) -> None:
         self.calls.append([one.item_id for one in descriptions])
         if not self.room:
-            raise Full("max_bytes=1")
+            raise IndexFullError("max_bytes=1")
 
     def reset(self) -> None:
         self.calls.append("reset")
@@ -93,9 +89,7 @@ class Scene:
         )
         self.registry = CollectorRegistry()
         self.ready = 0
-        changes = CatalogueChanges(
-            self.items, CatalogueMetrics("test", self.registry), full_error=Full, remembered=self.memory
-        )
+        changes = CatalogueChanges(self.items, CatalogueMetrics("test", self.registry), remembered=self.memory)
         self.follower = CatalogueFollower(
             self.topics, changes, model_version=MODEL, on_ready=self._ready, poll_s=0.0, backoff_s=0.001,
         )  # fmt: skip
@@ -143,7 +137,7 @@ class Following:
         )
         self.catalogue = LiveCatalogue(base, build=only(lambda items, _: BruteForce(items)))
         self.registry = CollectorRegistry()
-        changes = CatalogueChanges(self.catalogue, CatalogueMetrics("test", self.registry), full_error=Full)
+        changes = CatalogueChanges(self.catalogue, CatalogueMetrics("test", self.registry))
         self.follower = CatalogueFollower(topics, changes, model_version=MODEL, poll_s=0.0)
 
     def content(self) -> tuple[str, dict[str, float]]:
@@ -415,7 +409,7 @@ def test_lag_is_observed_for_what_was_followed_live_alone(scene: Scene) -> None:
 def test_the_age_of_the_followers_last_good_turn_is_the_clocks_whether_it_fails_or_hangs() -> None:
     now_s, registry = [0.0], CollectorRegistry()
     metrics = CatalogueMetrics("test", registry)
-    changes = CatalogueChanges(Items(), metrics, full_error=Full)
+    changes = CatalogueChanges(Items(), metrics)
     follower = CatalogueFollower(
         MemoryTopics({INDEX_DELTAS: 1, ITEMS: 1}),
         changes,
@@ -442,7 +436,7 @@ def test_a_failed_merge_is_reported_once_and_so_is_its_recovery_whether_changes_
         return registry.get_sample_value("freshet_test_merge_failed")
 
     registry, merge, items = CollectorRegistry(), Merge(), Items()
-    changes = CatalogueChanges(items, CatalogueMetrics("test", registry), full_error=Full, merges=[merge])
+    changes = CatalogueChanges(items, CatalogueMetrics("test", registry), merges=[merge])
     batch = Batch(offset=0, deltas=(), newest_recorded_ms=None)
     with capture_logs() as logs:
         assert changes.apply(batch, is_live=True)

@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry
 from retrieval_scene import make_items, make_neighbours, make_pair_gate, make_queries, state_fields
 from structlog.testing import capture_logs
 
-from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT
 from services.algorithms.item_table.strings import Strings
 from services.algorithms.items.catalogue import Catalogue
@@ -52,9 +51,7 @@ class Process:
         self.metrics = CandidatesMetrics(CollectorRegistry())
         part = base if shard.is_all else base.part(shard_rows(shard, base.rows.strings))
         self.live: Live = make_live(settings, part, self.metrics, max_versions=max_versions)
-        self.changes = CatalogueChanges(
-            self.live.catalogue, self.metrics.catalogue, full_error=IndexFullError, holds=shard.holds
-        )
+        self.changes = CatalogueChanges(self.live.catalogue, self.metrics.catalogue, holds=shard.holds)
         self.servicer = CandidatesServicer(self.live.search)
         self.peer = Peer(self.servicer)
         self.remote = RemoteCandidates(self.peer, shard)

@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries, state_fields, unit
 from structlog.testing import capture_logs
 
-from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.items.live_catalogue import MAX_VERSIONS
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.scoring.states import ItemStates
@@ -94,7 +93,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
 
     server = RpcServer(process="reranker", settings=settings, add_services=add, registry=registry)
     await server.start()
-    changes = CatalogueChanges(catalogue, metrics.catalogue, full_error=IndexFullError)
+    changes = CatalogueChanges(catalogue, metrics.catalogue)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         yield Running(tmp_path / "bundle", catalogue, changes, reranker_pb2_grpc.RerankerServiceStub(channel))
     await server.drain()

@@ -15,7 +15,6 @@ from gateway.gateway_scene import Scene
 from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries
 
-from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.rules.filters import ItemFilter
 from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
@@ -78,7 +77,7 @@ class Life:
         metrics = CandidatesMetrics(self.registry)
         live = candidates.make_live(settings, candidates.load_catalogue(settings), metrics)
         model = live.catalogue.base.model_version
-        listener = CatalogueChanges(live.catalogue, metrics.catalogue, full_error=IndexFullError)
+        listener = CatalogueChanges(live.catalogue, metrics.catalogue)
         ready = is_ready_after_a_moment(source, listener, model)
         query = SearchQuery(query=self.queries, model_version=model, k=60, stage=Stage.FULL, filter=ItemFilter())
         answer = await live.search(query)
@@ -89,7 +88,7 @@ class Life:
         settings = RerankerSettings(port=0, metrics_port=0, bundle=self.path)
         metrics, catalogue = RerankerMetrics(self.registry), reranker.load_catalogue(settings)[0]
         rerank, model = reranker.Rerank(catalogue=catalogue, metrics=metrics), catalogue.base.model_version
-        listener = CatalogueChanges(catalogue, metrics.catalogue, full_error=IndexFullError)
+        listener = CatalogueChanges(catalogue, metrics.catalogue)
         ready = is_ready_after_a_moment(source, listener, model)
         pool = [f"item-{number}" for number in range(8)]
         query = RerankQuery(
