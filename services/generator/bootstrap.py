@@ -5,9 +5,10 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
+import numpy as np
 import structlog
 from freshet.v1 import generator_pb2_grpc
 
@@ -18,6 +19,8 @@ from services.algorithms.bundles.text_bundle import TextBundle
 from services.algorithms.generation.phrases_part import load_phrases
 from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.item_table.categories import Categories
+from services.algorithms.item_table.strings import Strings
+from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.native.threads import set_compute_threads
 from services.catalogue.changes import MergeReports
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
@@ -29,15 +32,13 @@ from services.generator.adapters.text_parts import (
     Queries,
     SharedText,
     TextEncoder,
-    documents_catalogue,
     open_text_bundle,
-    phrase_queries,
-    text_queries,
+    queries_of,
 )
 from services.generator.config import GeneratorSettings
 from services.generator.domain.items import ItemTable
 from services.generator.domain.phrases import Phrases
-from services.generator.domain.requests import LEXICAL, PHRASES, TEXT_MOL, Scored, TextSource
+from services.generator.domain.requests import PHRASES, TEXT_MOL
 from services.generator.domain.sources import Lexical, Sources
 from services.generator.domain.text_mol import TextMol
 from services.generator.followers import ClicksFollower, ItemChanges, clicks_reader
@@ -53,9 +54,6 @@ log = structlog.get_logger()
 _add_servicer: Any = generator_pb2_grpc.add_GeneratorServiceServicer_to_server
 
 
-Answer = TypeVar("Answer", bound=Scored)
-
-
 def load_sources(settings: GeneratorSettings, metrics: GeneratorMetrics) -> tuple[Sources, list[TextEncoder]]:
     """Load all usable sources; return the encoders to close, too. Raises: BundleError without a model bundle."""
     bundle = load_bundle(settings.bundle)
@@ -64,7 +62,7 @@ def load_sources(settings: GeneratorSettings, metrics: GeneratorMetrics) -> tupl
     texts = () if text_bundle is None else text_bundle.texts
     items = ItemTable(bundle.item_index, bundle.titles, bundle.categories, documents, texts, bundle.attributes)
     version = f"titles.{bundle.model_version}" if text_bundle is None else text_bundle.text_version
-    sources = Sources(items=items, lexical=Lexical(items, text_version=version), text_version=version)
+    sources = Sources(items=items, lexical=Lexical(items), text_version=version)
     if text_bundle is None:
         sources.reasons = {TEXT_MOL: reason, PHRASES: reason}
         return sources, []
@@ -97,22 +95,30 @@ class _Loading:
 
     def text(self, categories: Categories, attributes: AttributeTable) -> TextMol:
         """Load the text source. categories, attributes: of the documents' items, in the same order."""
-        settings = self._settings
-        queries, graph = text_queries(self._bundle)
-        base = documents_catalogue(self._bundle, categories, attributes)
+        bundle = self._bundle
+        queries, graph = queries_of(bundle, TEXT_MOL)
+        base = Catalogue(
+            model_version=bundle.text_version,
+            item_ids=bundle.item_index,
+            titles=Strings(np.zeros(0, np.uint8), np.zeros(bundle.num_items, np.int32)),
+            categories=categories,
+            states=bundle.item_states,
+            pair_gate=bundle.pair_gate,
+            attributes=attributes,
+        )
         # One thread encodes clicks: sums are compared bit for bit between processes.
         own = self._encoder(queries, graph, threads=1)
-        threads = settings.compute_threads
+        threads = self._settings.compute_threads
         asked = own if threads == 1 else self._encoder(queries, graph, threads=threads)
         return TextMol(
             base,
             encode_all=queries.all_at_once(asked, lambda: self._metrics.stage(TEXT_MOL, "encode")),
             encode=queries.alone(own),
-            num_query_components=self._bundle.text_mol.head.num_query_components,
+            num_query_components=bundle.text_mol.head.num_query_components,
         )
 
     def phrases(self, items: ItemTable) -> Phrases:
-        queries, graph = phrase_queries(self._bundle)
+        queries, graph = queries_of(self._bundle, PHRASES)
         parts = load_phrases(self._bundle)
         encoder = self._encoder(queries, graph, threads=self._settings.compute_threads)
         return Phrases(
@@ -120,7 +126,6 @@ class _Loading:
             parts.vocabulary,
             items,
             encode_all=queries.all_at_once(encoder, lambda: self._metrics.stage(PHRASES, "encode")),
-            text_version=self._bundle.text_version,
             on_left_out=lambda: self._metrics.counted("title_left_out"),
         )
 
@@ -145,14 +150,12 @@ def make_servicer(
     is_ready: Callable[[], bool],
 ) -> GeneratorServicer:
     """Return the service. next_item: returns the next offset of topic `items`. is_ready: whether it may answer."""
-
-    def match(name: str, source: TextSource[Answer] | None) -> Match[Answer]:
-        return Match(name, source, reason=sources.reasons.get(name, ""), metrics=metrics, is_ready=is_ready)
-
     return GeneratorServicer(
-        text_mol=match(TEXT_MOL, sources.text),
-        phrases=match(PHRASES, sources.phrases),
-        lexical=match(LEXICAL, sources.lexical),
+        matches={
+            name: Match(name, source, reason=sources.reasons.get(name, ""), metrics=metrics, is_ready=is_ready)
+            for name, source in sources.by_name.items()
+        },
+        text_version=sources.text_version,
         info=lambda: info_message(sources, next_item()),
         kinds=sources.items.kinds,
     )

@@ -1,7 +1,7 @@
 """The RPCs of generator.proto: messages become dataclasses and answers become messages."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,52 +9,41 @@ from freshet.v1 import common_pb2, generator_pb2, generator_pb2_grpc
 
 from services.algorithms.rules.attributes import Kinds
 from services.contracts.wire import filter_of
-from services.generator.domain.requests import (
-    LEXICAL,
-    PHRASES,
-    SOURCES,
-    TEXT_MOL,
-    Asked,
-    Generated,
-    Scored,
-    TextSource,
-)
+from services.generator.domain.requests import Asked, Scored
 from services.generator.domain.sources import Sources
 from services.generator.handlers.match import Match, SourceAnswer, check, match_all
 from services.platform import request_context
-from services.platform.errors import InvalidRequest
+from services.platform.errors import FreshetError, InvalidRequest
 
 SERVICE = "freshet.v1.GeneratorService"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
-    """GeneratorService over one handler per source."""
+    """GeneratorService over one handler per source, by name."""
 
-    text_mol: Match[Scored]
-    phrases: Match[Generated]
-    lexical: Match[Scored]
+    matches: Mapping[str, Match]
+    text_version: str
     info: Callable[[], generator_pb2.GetGeneratorInfoResponse]
     kinds: Kinds = field(default_factory=dict)
 
     async def close(self) -> None:
-        for match in (self.text_mol, self.phrases, self.lexical):
+        for match in self.matches.values():
             await match.close()
 
     async def FindByWords(
         self, request: generator_pb2.FindByWordsRequest, context: Any
     ) -> generator_pb2.FindByWordsResponse:
-        matches: dict[str, Match[Any]] = {match.name: match for match in (self.text_mol, self.phrases, self.lexical)}
-        names = list(dict.fromkeys(request.sources)) or SOURCES
+        names = list(dict.fromkeys(request.sources)) or list(self.matches)
         for name in names:
-            if name not in matches:
-                raise InvalidRequest.of("sources", name, ", ".join(matches))
+            if name not in self.matches:
+                raise InvalidRequest.of("sources", name, ", ".join(self.matches))
         answers = await match_all(
-            [matches[name] for name in names], self._asked(request), within_s=request_context.remaining_seconds()
+            [self.matches[name] for name in names], self._asked(request), within_s=request_context.remaining_seconds()
         )
         return generator_pb2.FindByWordsResponse(
             answers=[_source_answer(one) for one in answers],
-            text_version=next((one.answer.text_version for one in answers if one.answer is not None), ""),
+            text_version=self.text_version if any(isinstance(one.answer, Scored) for one in answers) else "",
         )
 
     async def GetGeneratorInfo(
@@ -75,7 +64,6 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
 def info_message(sources: Sources, next_item: int) -> generator_pb2.GetGeneratorInfoResponse:
     """Return what is loaded, and the next offsets. next_item: of topic `items`."""
     text, phrases = sources.text, sources.phrases
-    loaded: dict[str, TextSource[Scored] | None] = {TEXT_MOL: text, PHRASES: phrases, LEXICAL: sources.lexical}
     return generator_pb2.GetGeneratorInfoResponse(
         text_version=sources.text_version,
         sources=[
@@ -84,7 +72,7 @@ def info_message(sources: Sources, next_item: int) -> generator_pb2.GetGenerator
             else generator_pb2.TextSourceInfo(
                 source=name, is_loaded=True, num_documents=one.num_documents, num_bytes=one.num_bytes
             )
-            for name, one in loaded.items()
+            for name, one in sources.by_name.items()
         ],
         vocabulary_size=0 if phrases is None else phrases.vocabulary_size,
         num_remembered_clicks=0 if text is None else text.num_clicks,
@@ -94,15 +82,12 @@ def info_message(sources: Sources, next_item: int) -> generator_pb2.GetGenerator
 
 
 def _source_answer(one: SourceAnswer) -> generator_pb2.SourceAnswer:
-    found, error = one.answer, one.error
-    if found is None:
+    found = one.answer
+    if isinstance(found, FreshetError):
         return generator_pb2.SourceAnswer(
-            source=one.source,
-            status=0 if error is None else error.status.value[0],
-            reason="" if error is None else error.message,
-            milliseconds=one.milliseconds,
+            source=one.source, status=found.status.value[0], reason=found.message, milliseconds=one.milliseconds
         )
-    identifiers = found.identifiers if isinstance(found, Generated) else [""] * len(found.item_ids)
+    identifiers = found.identifiers or [""] * len(found.item_ids)
     return generator_pb2.SourceAnswer(
         source=one.source,
         items=[

@@ -21,16 +21,11 @@ from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.bundles.sealed_files import MANIFEST
 from services.algorithms.bundles.text_bundle import (
     PHRASE_ENCODER,
-    PHRASES,
     TEXT_ENCODER,
     TEXT_MOL,
     TextBundle,
     load_text_bundle,
 )
-from services.algorithms.item_table.attributes import AttributeTable
-from services.algorithms.item_table.categories import Categories
-from services.algorithms.item_table.strings import Strings
-from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.native import instruction_set
 from services.algorithms.scoring.states import FloatArray
 from services.algorithms.text.word_pieces import WordPieces
@@ -175,22 +170,6 @@ def open_text_bundle(path: Path) -> tuple[TextBundle | None, str]:
         return None, str(exc)
 
 
-def documents_catalogue(bundle: TextBundle, categories: Categories, attributes: AttributeTable) -> Catalogue:
-    """Return the text model's documents as a catalogue. categories, attributes: of their items, in the same order.
-
-    Raises: BundleError without a text model.
-    """
-    return Catalogue(
-        model_version=bundle.text_version,
-        item_ids=bundle.item_index,
-        titles=Strings(np.zeros(0, np.uint8), np.zeros(bundle.num_items, np.int32)),
-        categories=categories,
-        states=bundle.item_states,
-        pair_gate=bundle.pair_gate,
-        attributes=attributes,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Queries:
     """Encodes queries, and finds those with a known word."""
@@ -232,22 +211,16 @@ class Graph:
     output: str = ""
 
 
-def text_queries(bundle: TextBundle) -> tuple[Queries, Graph]:
-    """Return the text model's queries and graph. Raises: BundleError without that part."""
-    return Queries(bundle.word_pieces, bundle.text_mol.max_tokens), _graph(bundle, TEXT_MOL, TEXT_ENCODER)
-
-
-def phrase_queries(bundle: TextBundle) -> tuple[Queries, Graph]:
-    """Return the phrase model's queries and graph. Raises: BundleError without that part."""
-    return Queries(bundle.word_pieces, bundle.phrases.max_tokens), _graph(bundle, PHRASES, PHRASE_ENCODER)
-
-
-def _graph(bundle: TextBundle, part: str, whole: str) -> Graph:
-    """Return the int8 graph if this processor has VNNI, else the float32 graph (decision 022)."""
+def queries_of(bundle: TextBundle, part: str) -> tuple[Queries, Graph]:
+    """Return the queries of a part (`TEXT_MOL` or `PHRASES`), and its graph: int8 if this processor has VNNI, else
+    float32 (decision 022). Raises: BundleError without that part.
+    """
+    model, whole = (bundle.text_mol, TEXT_ENCODER) if part == TEXT_MOL else (bundle.phrases, PHRASE_ENCODER)
+    queries = Queries(bundle.word_pieces, model.max_tokens)
     if instruction_set() == "avx512":
         if bundle.shared_int8_graph is not None:
-            return Graph(bundle.shared_int8_graph, alone=True, output=part)
+            return queries, Graph(bundle.shared_int8_graph, alone=True, output=part)
         int8 = bundle.int8_graph(part)
         if int8 is not None:
-            return Graph(int8, alone=True)
-    return Graph(bundle.file(whole))
+            return queries, Graph(int8, alone=True)
+    return queries, Graph(bundle.file(whole))

@@ -13,7 +13,7 @@ from services.algorithms.generation.generator import Answer, Generator
 from services.algorithms.generation.vocabulary import PhraseVocabulary
 from services.algorithms.scoring.states import FloatArray
 from services.generator.domain.items import Changes, ItemTable
-from services.generator.domain.requests import Asked, Generated
+from services.generator.domain.requests import Asked, Scored
 
 log = structlog.get_logger()
 
@@ -35,11 +35,10 @@ class Phrases:
         items: ItemTable,
         *,
         encode_all: EncodeAll,
-        text_version: str,
         on_left_out: Callable[[], None] = lambda: None,
     ) -> None:
         self._generator, self._vocabulary, self._items = generator, vocabulary, items
-        self._encode_all, self._text_version, self._on_left_out = encode_all, text_version, on_left_out
+        self._encode_all, self._on_left_out = encode_all, on_left_out
         self._inserted: dict[int, int] = {}  # identifiers inserted here, by row
 
     @property
@@ -55,7 +54,7 @@ class Phrases:
     def vocabulary_size(self) -> int:
         return len(self._vocabulary)
 
-    def find(self, asked: Sequence[Asked]) -> list[Generated]:
+    def find(self, asked: Sequence[Asked]) -> list[Scored]:
         """Return the k items of the best identifiers, each with its best identifier; none for a query without words."""
         outputs, has_words = self._encode_all([one.query for one in asked])
         return [
@@ -78,9 +77,9 @@ class Phrases:
                 self._on_left_out()
                 log.warning("title_not_generated", item_row=row, reason=str(exc))
 
-    def _find(self, asked: Asked, x: FloatArray | None) -> Generated:
+    def _find(self, asked: Asked, x: FloatArray | None) -> Scored:
         if x is None:
-            return Generated(item_ids=[], scores=[], identifiers=[], text_version=self._text_version)
+            return Scored(item_ids=[], scores=[])
         allowed = self._items.allowed(asked.filter)
         results = asked.k
         for _ in range(1 + _DOUBLINGS):
@@ -90,11 +89,10 @@ class Phrases:
                 break
             results *= 2
         rows = list(best)
-        return Generated(
+        return Scored(
             item_ids=self._items.ids(rows),
             scores=[best[row].score for row in rows],
             identifiers=[best[row].text for row in rows],
-            text_version=self._text_version,
         )
 
 

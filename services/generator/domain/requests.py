@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from services.algorithms.rules.filters import ItemFilter
 
@@ -22,24 +22,14 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scored:
-    """Items, best first, with the source's own scores."""
+    """Items, best first, with the source's own scores; from a generating source also one identifier per item."""
 
     item_ids: Sequence[str]
     scores: Sequence[float]
-    text_version: str
+    identifiers: Sequence[str] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Generated(Scored):
-    """Generated identifiers, one per item."""
-
-    identifiers: Sequence[str]
-
-
-A = TypeVar("A", covariant=True)
-
-
-class TextSource(Protocol[A]):
+class TextSource(Protocol):
     """Finds items by words. `find` runs in one worker thread, changes come from others."""
 
     @property
@@ -49,5 +39,5 @@ class TextSource(Protocol[A]):
     @property
     def num_bytes(self) -> int: ...
 
-    def find(self, asked: Sequence[Asked]) -> Sequence[A]:
+    def find(self, asked: Sequence[Asked]) -> Sequence[Scored]:
         """Answer validated queries, in order."""

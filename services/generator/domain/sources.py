@@ -2,22 +2,22 @@
 and why others are not loaded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.algorithms.text.lexical import LexicalIndex
 from services.contracts.topics.items import CatalogueItem
 from services.generator.domain.items import Changes, ItemTable
 from services.generator.domain.phrases import Phrases
-from services.generator.domain.requests import Asked, Scored
+from services.generator.domain.requests import LEXICAL, PHRASES, TEXT_MOL, Asked, Scored, TextSource
 from services.generator.domain.text_mol import TextMol
 
 
 class Lexical:
     """Answers from the items' present words."""
 
-    def __init__(self, items: ItemTable, *, text_version: str) -> None:
-        self._items, self._text_version = items, text_version
+    def __init__(self, items: ItemTable) -> None:
+        self._items = items
         self._index = LexicalIndex(items.words())
 
     @property
@@ -32,9 +32,7 @@ class Lexical:
         answers = []
         for one in asked:
             rows, scores = self._index.search(one.query, one.k, self._items.allowed(one.filter))
-            answers.append(
-                Scored(item_ids=self._items.ids(rows.tolist()), scores=scores.tolist(), text_version=self._text_version)
-            )
+            answers.append(Scored(item_ids=self._items.ids(rows.tolist()), scores=scores.tolist()))
         return answers
 
     def change(self, changes: Changes) -> None:
@@ -52,6 +50,10 @@ class Sources:
     text: TextMol | None = None
     phrases: Phrases | None = None
     reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def by_name(self) -> Mapping[str, TextSource | None]:
+        return {TEXT_MOL: self.text, PHRASES: self.phrases, LEXICAL: self.lexical}
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
         """Apply descriptions and withdrawals, to the table first: sources find rows of the table."""

@@ -93,8 +93,7 @@ class TextMol:
         """Return each query's top k by lambda * s + (1 - lambda) * vote; nothing for a query without a word."""
         states, has_words = self._encode_all([one.query for one in asked])
         served = self.live.served
-        version = self.live.base.model_version
-        answers = [Scored(item_ids=[], scores=[], text_version=version)] * len(asked)
+        answers = [Scored(item_ids=[], scores=[])] * len(asked)
         kinds: dict[int, list[int]] = {}
         for position in np.flatnonzero(has_words).tolist():
             kinds.setdefault(asked[position].k, []).append(position)
@@ -116,9 +115,7 @@ class TextMol:
                     wanted=filters[row],
                     model_share=MODEL_SHARE if len(self._votes) else 1.0,
                 )
-                answers[position] = Scored(
-                    item_ids=joined.item_ids, scores=joined.scores.tolist(), text_version=version
-                )
+                answers[position] = Scored(item_ids=joined.item_ids, scores=joined.scores.tolist())
         return answers
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:

@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
 
 from services.generator.domain.requests import MAX_K, Asked, Scored, TextSource
 from services.generator.metrics import GeneratorMetrics
@@ -21,21 +20,19 @@ from services.platform.errors import (
 from services.platform.threads import Batcher
 from services.platform.validation import validate_query
 
-A = TypeVar("A", bound=Scored)
-
 # Queries computed together; queries that may wait.
 MAX_BATCH, MAX_QUEUE = 16, 256
 # A source's share of a call's time; the rest is for sending the answer.
 _SHARE = 0.9
 
 
-class Match(Generic[A]):
+class Match:
     """Answers from one source. reason: why `source` is None. is_ready: whether its topics were read."""
 
     def __init__(
         self,
         name: str,
-        source: TextSource[A] | None,
+        source: TextSource | None,
         *,
         reason: str = "",
         metrics: GeneratorMetrics,
@@ -43,13 +40,13 @@ class Match(Generic[A]):
     ) -> None:
         self.name, self.source, self.reason = name, source, reason
         self._metrics, self._is_ready = metrics, is_ready
-        self._batcher: Batcher[Asked, A] | None = None
+        self._batcher: Batcher[Asked, Scored] | None = None
         if source is not None:
             self._batcher = Batcher(
                 lambda asked: self._find(source, asked), max_batch=MAX_BATCH, max_queue=MAX_QUEUE, name=name
             )
 
-    async def __call__(self, asked: Asked) -> A:
+    async def __call__(self, asked: Asked) -> Scored:
         """Answer a validated query.
 
         Raises: PreconditionFailed if the source is not loaded; DependencyUnavailable until it is ready; Overloaded;
@@ -67,41 +64,37 @@ class Match(Generic[A]):
         if self._batcher is not None:
             await self._batcher.close()
 
-    def _find(self, source: TextSource[A], asked: list[Asked]) -> list[A]:
+    def _find(self, source: TextSource, asked: list[Asked]) -> list[Scored]:
         with self._metrics.batch(self.name, len(asked)):
             return list(source.find(asked))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceAnswer:
-    """One source's answer, None with an error, and its time."""
+    """One source's answer, or its error, and its time."""
 
     source: str
     milliseconds: float
-    answer: Scored | None = None
-    error: FreshetError | None = None
+    answer: Scored | FreshetError
 
 
-async def match_all(matches: Sequence[Match[Any]], asked: Asked, *, within_s: float | None) -> list[SourceAnswer]:
+async def match_all(matches: Sequence[Match], asked: Asked, *, within_s: float | None) -> list[SourceAnswer]:
     """Return each source's answer to a validated query, or its error, in order. A source has nine tenths of `within_s`.
 
     Raises: every error that is not a FreshetError.
     """
     began = time.monotonic()
 
-    async def ask(match: Match[Any]) -> SourceAnswer:
-        answer: Scored | None = None
-        error: FreshetError | None = None
+    async def ask(match: Match) -> SourceAnswer:
+        answer: Scored | FreshetError
         try:
             async with asyncio.timeout(None if within_s is None else _SHARE * within_s):
                 answer = await match(asked)
         except FreshetError as exc:
-            error = exc
+            answer = exc
         except TimeoutError:
-            error = DeadlineExceeded(f"{match.name}: no answer within {(time.monotonic() - began) * 1e3:.0f} ms")
-        return SourceAnswer(
-            source=match.name, milliseconds=(time.monotonic() - began) * 1e3, answer=answer, error=error
-        )
+            answer = DeadlineExceeded(f"{match.name}: no answer within {(time.monotonic() - began) * 1e3:.0f} ms")
+        return SourceAnswer(source=match.name, milliseconds=(time.monotonic() - began) * 1e3, answer=answer)
 
     return await asyncio.gather(*(ask(match) for match in matches))
 

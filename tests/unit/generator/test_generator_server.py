@@ -247,7 +247,7 @@ async def test_a_slow_source_has_no_answer_and_the_others_have_theirs(whole: Ask
         held.wait(30)
         return []
 
-    slow = whole.running.servicer.phrases.source
+    slow = whole.running.servicer.matches[PHRASES].source
     assert slow is not None
     with unittest.mock.patch.object(slow, "find", find):
         found = await whole.find("space jam", timeout=0.5)

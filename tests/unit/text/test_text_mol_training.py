@@ -230,5 +230,5 @@ def test_an_int8_graph_that_answers_otherwise_is_left_out(
 def test_processors_that_multiply_bytes_are_given_int8(bundle: TextBundle, monkeypatch: pytest.MonkeyPatch) -> None:
     for best, name in (("avx512", "int8/text_mol.onnx"), ("avx2", "text_mol/encoder.onnx")):
         monkeypatch.setattr(text_parts, "instruction_set", lambda best=best: best)
-        graph = text_parts.text_queries(bundle)[1]
+        graph = text_parts.queries_of(bundle, "text_mol")[1]
         assert (graph.path, graph.alone) == (bundle.path / name, best == "avx512")
