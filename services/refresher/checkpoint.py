@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+# Of the file around the parts; `FORMAT` is that of values and parts, in a file and in the topic.
 MAGIC = b"FRESHET\x02"
+FORMAT = 4
 _SHA_BYTES = 32
 _PREFIX = len(MAGIC) + _SHA_BYTES
 _ALIGNMENT = 8
@@ -46,7 +48,9 @@ def to_file(values: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
 def from_file(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The inverse of `to_file`. Raises: CheckpointError with the defect."""
     if not data.startswith(MAGIC) or len(data) < _PREFIX + 8:
-        raise CheckpointError(f"no checkpoint of this format: {len(data)} bytes that begin with {data[:8]!r}")
+        raise CheckpointError(
+            f"no checkpoint of this format: {len(data)} bytes that begin with {data[:8]!r}; allowed: {MAGIC!r}"
+        )
     body = memoryview(data)[_PREFIX:]
     written, found = data[len(MAGIC) : _PREFIX].hex(), hashlib.sha256(body).hexdigest()
     if written != found:
@@ -54,13 +58,22 @@ def from_file(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
     start = 8 + int.from_bytes(body[:8], "little")
     try:
         header = json.loads(bytes(body[8:start]))
+        check_format(header["values"])  # parts of another format may be unreadable
         parts = {
             name: _part(body[start:], dtype, shape, begin, end)
             for name, (dtype, shape, begin, end) in header["arrays"].items()
         }
         return dict(header["values"]), parts
+    except CheckpointError:
+        raise
     except MALFORMED as exc:
         raise CheckpointError(f"intact, but not written by this program: {exc!r}") from exc
+
+
+def check_format(values: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for values of another format."""
+    if values.get("format") != FORMAT:
+        raise CheckpointError(f"its format is {values.get('format')!r:.80}; this version reads {FORMAT}")
 
 
 def _part(data: memoryview, dtype: str, shape: list[int], begin: int, end: int) -> bytes:

@@ -112,8 +112,8 @@ class Describe:
             counts=dict(state.counts),
             other_models=dict(state.other_models),
         )
-        if state.time.newest_recorded_ms is not None:
-            set_ms(status.newest_recorded_time, state.time.newest_recorded_ms)
+        if state.newest_recorded_ms is not None:
+            set_ms(status.newest_recorded_time, state.newest_recorded_ms)
         return status
 
     def _evidence(self, state: Partition, item_id: str) -> refresher_pb2.DescribeItemResponse:

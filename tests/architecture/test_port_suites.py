@@ -30,7 +30,6 @@ WITHOUT_SUITE = {
     "services.encoder.ports.Keeper": "told only",
     "services.encoder.ports.SequenceEncoder": "what it keeps never shows in an answer (tests/unit/encoder)",
     "services.generator.domain.requests.TextSource": "a function of its query; the sources have no fake",
-    "services.refresher.handlers.publish.Texts": "a function of its texts",
     # What a follower of topics calls: they are told, and nobody asks them through the port. The fakes record calls.
     "services.catalogue.follower.Listener": "told only",
     "services.catalogue.changes.Remembered": "told only",

@@ -24,7 +24,7 @@ from services.refresher.ports import Checkpoints
 # A refresher's own; called again: another refresher's, on the same place.
 Open = Callable[[], Checkpoints]
 
-VALUES = {"format": 2, "n": 1}
+VALUES = {"format": 4, "n": 1}
 
 
 class OnKafka:

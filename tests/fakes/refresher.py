@@ -1,6 +1,6 @@
 """The refresher's ports in memory: the same rules as Kafka, Redis and files have, without any of them."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,8 +9,22 @@ from services.contracts.topics.index_deltas import IndexDelta
 from services.platform.errors import Conflict, PreconditionFailed
 from services.platform.stream.records import DeadLetter
 from services.refresher.checkpoint import from_file, to_file
+from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Interaction, Listing
+from services.refresher.domain.rules import Rules
+from services.refresher.handlers.checkpoints import restore, snapshot
 from services.refresher.ports import Polled, StoredCheckpoint
+
+
+def to_bytes(state: Partition) -> bytes:
+    """A whole checkpoint as one file."""
+    whole = snapshot(state, {})
+    return to_file(whole.values, {name: data for name, data in whole.parts().items() if data is not None})
+
+
+def from_bytes(data: bytes, number: int, rules: Rules, listed: Container[str]) -> Partition:
+    """The inverse of `to_bytes`."""
+    return restore(*from_file(data), number, rules, listed)
 
 
 class MemoryLog:

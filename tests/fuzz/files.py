@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from campaign import SLOWEST_S, Target, Violation, random_of
 from fakes.certificates import made, of
+from fakes.refresher import to_bytes
 from generator import TEXTS, mutate_bytes, mutate_json
 from generator_scenes import films
 from offline.archive.test_archive import full
@@ -55,7 +56,7 @@ from services.platform.errors import PreconditionFailed
 from services.refresher.adapters.checkpoint_topic import CheckpointFiles
 from services.refresher.checkpoint import MAGIC, CheckpointError
 from services.refresher.config import RefresherSettings
-from services.refresher.handlers.checkpoints import restore, to_bytes
+from services.refresher.handlers.checkpoints import restore
 from services.reranker.config import RerankerSettings
 
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from campaign import SLOWEST_S, Target, Violation, random_of
 from fakes.encoder import MemoryForgetLog, MemoryStream
+from fakes.refresher import from_bytes, to_bytes
 from fakes.stream import MemoryTopics
 from freshet.v1 import candidates_pb2, common_pb2, events_pb2, generator_pb2, refresher_pb2, reranker_pb2
 from gateway.gateway_scene import Scene
@@ -52,7 +53,7 @@ from services.platform.stream.records import DeadLetter, Position, SourceRecord
 from services.refresher.adapters.checkpoint_topic import CheckpointTopic
 from services.refresher.adapters.topics import KafkaLog, QueryShape
 from services.refresher.checkpoint import CheckpointError
-from services.refresher.handlers.checkpoints import from_bytes, restore, snapshot, to_bytes
+from services.refresher.handlers.checkpoints import restore, snapshot
 from services.refresher.server import RefresherServicer
 from services.user_state.merging import read_arrival
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 from fakes.encoder import MemoryForgetLog, MemoryStream
-from fakes.refresher import MemoryLog
+from fakes.refresher import MemoryLog, to_bytes
 
 from services.algorithms.bundles.event_schema import default_schema
 from services.algorithms.bundles.model_manifest import AbsenceShape, EncoderShape, HeadShape, NeighbourShape
@@ -79,11 +79,9 @@ from services.offline.training import checkpoint
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary
 from services.platform.redis_clients import open_client
 from services.platform.stream.records import DeadLetter, Position, SourceRecord, pack_position
-from services.refresher.checkpoint import to_file
 from services.refresher.domain import records
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.rules import ModelItems, Rules
-from services.refresher.handlers.checkpoints import snapshot
 from services.refresher.handlers.fold import FoldRecords
 from services.refresher.ports import StoredCheckpoint
 from services.user_state import layout as state_layout
@@ -564,8 +562,7 @@ def write_checkpoint() -> bytes:
         log.append(0, entry)
     state = Partition(0, rules(), {})
     FoldRecords(log).fold(state, log.entries[0])
-    whole = snapshot(state, {})
-    return to_file(whole.values, {name: data for name, data in whole.parts().items() if data is not None})
+    return to_bytes(state)
 
 
 # -- the catalogue's snapshot ------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fakes.refresher import from_bytes, to_bytes
 from golden import formats
 from golden.formats import HERE
 
@@ -40,7 +41,6 @@ from services.platform.stream.records import DeadLetter, SourceRecord
 from services.refresher.adapters.topics import QueryShape, decode_attribution
 from services.refresher.checkpoint import from_file
 from services.refresher.domain.records import Forgetting, Interaction, Undo
-from services.refresher.handlers.checkpoints import from_bytes, to_bytes
 from services.user_state import layout as state_layout
 
 BACKUP = HERE / "backup"

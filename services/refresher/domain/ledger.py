@@ -129,10 +129,10 @@ class Ledger:
         self.undone: array[int] = array("q")
         self._undone: set[int] = set()
         self._num_positions = 0
-        # Rows of the last block by position, and the newest position of each partition. Most positions to look up are
-        # newer and need no search.
+        # Rows of the last block by position, and for each partition of `interactions` the newest position that ever
+        # counted. Most positions to look up are newer and need no search.
         self._tail: dict[int, int] = {}
-        self._newest: dict[int, int] = {}
+        self.newest: dict[int, int] = {}
         self._sorted: dict[int, tuple[IntArray, IntArray]] = {}
         self._mix = Mix()
         # How many rows of the last block the mix contains.
@@ -170,8 +170,8 @@ class Ledger:
         source, at = unpack_position(position)
         block.low, block.high = min(block.low, at), max(block.high, at)
         self._tail[position] = row
-        if position > self._newest.get(source, -1):
-            self._newest[source] = position
+        if position > self.newest.get(source, -1):
+            self.newest[source] = position
 
     def settle(self, position: int, item: int) -> None:
         """Set the item whose sums contain a counted position, or NO_ITEM."""
@@ -280,8 +280,7 @@ class Ledger:
 
     def digest(self) -> bytes:
         """A 16-byte hash of the content, independent of the order of arrival."""
-        self._mix_tail()
-        return b"".join(word.to_bytes(8, "little") for word in self._mix.words)
+        return b"".join(word.to_bytes(8, "little") for word in self.mix())
 
     def forgotten(self, shard: int) -> dict[str, Mapping[int, int]]:
         """A copy of one shard: users and their forgotten offsets."""
@@ -330,13 +329,8 @@ class Ledger:
         ledger.undone, ledger._undone = array("q", undone.tolist()), set(undone.tolist())
         for shard, users in enumerate(forgotten):
             ledger._forgotten[shard], ledger.forgotten_versions[shard] = dict(users), int(bool(users))
-        ledger._mix.words, ledger._newest = list(mix), dict(newest)
+        ledger._mix.words, ledger.newest = list(mix), dict(newest)
         return ledger
-
-    @property
-    def newest(self) -> Mapping[int, int]:
-        """For each partition of `interactions`, the newest position that ever counted."""
-        return self._newest
 
     def _mix_tail(self) -> None:
         if self.blocks:
@@ -370,7 +364,7 @@ class Ledger:
 
     def _find(self, position: int) -> tuple[int, int] | None:
         source, at = unpack_position(position)
-        if position > self._newest.get(source, -1):
+        if position > self.newest.get(source, -1):
             return None
         row = self._tail.get(position)
         if row is not None:

@@ -55,20 +55,6 @@ class ItemNumbers:
 
 
 @dataclass(slots=True)
-class StreamTime:
-    """The end of the folded log. newest_recorded_ms: the broker's time of the newest interaction. mark: offset and
-    source position of the last one; they identify the log.
-    """
-
-    newest_recorded_ms: int | None = None
-    mark: tuple[int, int] | None = None
-
-    def note(self, interaction: Interaction) -> None:
-        self.newest_recorded_ms = max(self.newest_recorded_ms or 0, interaction.recorded_ms)
-        self.mark = (interaction.offset, interaction.source_position)
-
-
-@dataclass(slots=True)
 class Outgoing:
     """What a partition has published, and what it still has to publish.
 
@@ -100,14 +86,17 @@ class Outgoing:
 class Partition:
     """The state of one partition. listed: the items of topic `items`; may grow.
 
-    leaving: forgotten users not yet subtracted, with forgotten offsets. returning: offsets of counted interactions to
-    read again for recomputed sums.
+    newest_recorded_ms: the broker's time of the newest interaction. mark: offset and source position of the last
+    interaction; they identify the log. leaving: forgotten users not yet subtracted, with forgotten offsets. returning:
+    offsets of counted interactions to read again for recomputed sums.
     """
 
     def __init__(self, number: int, rules: Rules, listed: Container[str]) -> None:
         self.number, self.rules, self.listed = number, rules, listed
         self.folded_offset = -1
-        self.time, self.numbers = StreamTime(), ItemNumbers()
+        self.newest_recorded_ms: int | None = None
+        self.mark: tuple[int, int] | None = None
+        self.numbers = ItemNumbers()
         self.outgoing, self.remembered = Outgoing(), Remembered(rules)
         self.sums = ItemSums(num_components=rules.items.num_components, width=rules.items.width)
         self.ledger, self.pending = Ledger(), Pending(rules.max_pending)
@@ -183,7 +172,8 @@ class Partition:
             self._give(interaction)
         self.outgoing.dirty_entries |= self.remembered.add(accepted, weights)
         for interaction in interactions:
-            self.time.note(interaction)
+            self.newest_recorded_ms = max(self.newest_recorded_ms or 0, interaction.recorded_ms)
+            self.mark = (interaction.offset, interaction.source_position)
         counts.update(folded=sum(known), unknown_item=len(known) - sum(known))
         self.counts.update(counts)
         self.other_models.update(others)

@@ -74,9 +74,9 @@ class Pending:
             offsets += self._offsets[item_id]
         evicted = [] if self.evicted_from is None else [self.evicted_from]
         return items, {
-            "lengths": np.array([len(self._offsets[item_id]) for item_id in items], np.int64),
-            "offsets": np.frombuffer(offsets, np.int64) if offsets else np.zeros(0, np.int64),
-            "evicted_from": np.array(evicted, np.uint64),
+            "pending.lengths": np.array([len(self._offsets[item_id]) for item_id in items], np.int64),
+            "pending.offsets": np.frombuffer(offsets, np.int64) if offsets else np.zeros(0, np.int64),
+            "pending.evicted_from": np.array(evicted, np.uint64),
         }
 
     @classmethod
@@ -84,9 +84,9 @@ class Pending:
         """The inverse of `to_arrays`."""
         pending = cls(most)
         start = 0
-        for item_id, length in zip(items, arrays["lengths"].tolist(), strict=True):
-            pending._offsets[item_id] = array("q", arrays["offsets"][start : start + length].tolist())
+        for item_id, length in zip(items, arrays["pending.lengths"].tolist(), strict=True):
+            pending._offsets[item_id] = array("q", arrays["pending.offsets"][start : start + length].tolist())
             start += length
         pending._total = start
-        pending.evicted_from = next(iter(arrays["evicted_from"].tolist()), None)
+        pending.evicted_from = next(iter(arrays["pending.evicted_from"].tolist()), None)
         return pending

@@ -19,12 +19,12 @@ from services.algorithms.pefa.memory import MemoryEntry, QueryMemory, arrays_of,
 from services.algorithms.pefa.policy import SharePolicy
 from services.platform.stream.records import MAX_OFFSET
 from services.refresher.checkpoint import (
+    FORMAT,
     MALFORMED,
     CheckpointError,
-    from_file,
+    check_format,
     pack_text,
     squeeze,
-    to_file,
     unpack_text,
     unsqueeze,
 )
@@ -36,7 +36,6 @@ from services.refresher.domain.rules import Rules
 Rows = Mapping[str, npt.NDArray[Any]]
 Versions = Mapping[str, object]
 
-FORMAT = 4
 _NEVER = -1
 _SOURCE_SHIFT = MAX_OFFSET.bit_length()
 _IDS_CHUNK = 4096
@@ -102,8 +101,8 @@ def snapshot(state: Partition, saved: Versions) -> Snapshot:
         "rules": state.rules.text,
         "partition": state.number,
         "folded_offset": state.folded_offset,
-        "newest_recorded_ms": _NEVER if state.time.newest_recorded_ms is None else state.time.newest_recorded_ms,
-        "mark": state.time.mark,
+        "newest_recorded_ms": _NEVER if state.newest_recorded_ms is None else state.newest_recorded_ms,
+        "mark": state.mark,
         "new_share": state.new_item_policy.text,
         "counts": dict(state.counts),
         "other_models": dict(state.other_models),
@@ -131,23 +130,12 @@ def restore(
     Raises: CheckpointError for a defect or another partition, OtherRulesError for other rules.
     """
     try:
-        if values.get("format") != FORMAT:
-            raise CheckpointError(f"its format is {values.get('format')}; this version reads {FORMAT}")
+        check_format(values)
         return _restore(values, parts, number, rules, listed)
     except MALFORMED as exc:
         if isinstance(exc, CheckpointError):
             raise
         raise CheckpointError(f"intact, but not written by this program: {exc!r}") from exc
-
-
-def to_bytes(state: Partition) -> bytes:
-    """Encode a complete checkpoint as one file, for a backup."""
-    whole = snapshot(state, {})
-    return to_file(whole.values, {name: data for name, data in whole.parts().items() if data is not None})
-
-
-def from_bytes(data: bytes, number: int, rules: Rules, listed: Container[str]) -> Partition:
-    return restore(*from_file(data), number, rules, listed)
 
 
 def _maker(
@@ -188,8 +176,9 @@ def _maker(
         "returning": np.array(state.returning, np.int64),
         "pending": pack_text(pending),
         "pending.num_items": np.array([len(pending)], np.int64),
+        **pending_arrays,
     }
-    return lambda: squeeze({**rest, **{f"pending.{name}": values for name, values in pending_arrays.items()}})
+    return lambda: squeeze(rest)
 
 
 def _encode_rows(rows: Rows) -> bytes:
@@ -279,7 +268,7 @@ def _restore(
     state.outgoing.dirty_entries = set(unpack_text(rest["dirty.entries"], int(rest["dirty.num_entries"][0])))
     state.returning = rest["returning"].tolist()
     pending = unpack_text(rest["pending"], int(rest["pending.num_items"][0]))
-    state.pending = Pending.from_arrays(rules.max_pending, pending, _group(rest, "pending"))
+    state.pending = Pending.from_arrays(rules.max_pending, pending, rest)
     return state
 
 
@@ -295,8 +284,8 @@ def _fitting(values: Mapping[str, Any], number: int, rules: Rules, listed: Conta
     state = Partition(number, rules, listed)
     state.folded_offset = values["folded_offset"]
     if values["newest_recorded_ms"] != _NEVER:
-        state.time.newest_recorded_ms = values["newest_recorded_ms"]
-    state.time.mark = None if values["mark"] is None else (values["mark"][0], values["mark"][1])
+        state.newest_recorded_ms = values["newest_recorded_ms"]
+    state.mark = None if values["mark"] is None else (values["mark"][0], values["mark"][1])
     state.new_item_policy = SharePolicy.parse(values["new_share"])
     state.counts, state.other_models = Counter(values["counts"]), Counter(values["other_models"])
     state.outgoing.quiet_until = values["quiet_until"]
@@ -316,8 +305,3 @@ def _find_contributors(state: Partition) -> None:
         rows = np.flatnonzero(np.isin(items, new))
         for item, user in zip(items[rows].tolist(), users[rows].tolist(), strict=True):
             state.contributor_hashes.setdefault(state.numbers.ids[item], array("Q")).append(user)
-
-
-def _group(arrays: Rows, group: str) -> dict[str, npt.NDArray[Any]]:
-    prefix = f"{group}."
-    return {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}

@@ -5,7 +5,7 @@ continues from it. A forget beyond `_MOST` records or `_MOST_S` seconds continue
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import structlog
@@ -46,7 +46,8 @@ class FoldRecords:
         recent = {entry.offset: entry for entry in entries if isinstance(entry, Interaction)}
         unreadable: list[DeadLetter] = []
         self.mend(partition)
-        for kind, run in _runs(entries):
+        for (kind, _), group in groupby(entries, key=lambda entry: (type(entry), entry.offset // _JUDGE_EVERY)):
+            run = list(group)
             if kind is Interaction:
                 partition.fold([entry for entry in run if isinstance(entry, Interaction)])
             else:
@@ -176,11 +177,6 @@ class FoldRecords:
             for offset in offsets
             if offset in recent or offset in again
         }
-
-
-def _runs(entries: Sequence[Entry]) -> Iterator[tuple[type[Entry], list[Entry]]]:
-    for (kind, _), run in groupby(entries, key=lambda entry: (type(entry), entry.offset // _JUDGE_EVERY)):
-        yield kind, list(run)
 
 
 class CarefulFold:

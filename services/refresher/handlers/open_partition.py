@@ -127,9 +127,9 @@ class OpenPartition:
 
     def _is_log_of(self, state: Partition, first: int) -> bool:
         """Whether the log still has the state's last interaction; a recreated topic has another."""
-        if state.time.mark is None or state.time.mark[0] < first:
+        if state.mark is None or state.mark[0] < first:
             return True
-        offset, source_position = state.time.mark
+        offset, source_position = state.mark
         try:
             return self.log.read_again(state.number, [offset])[offset].source_position == source_position
         except PreconditionFailed:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.pefa.content import TextStates
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.refresh import refreshed
 from services.algorithms.pefa.sums import SumsOf
@@ -40,17 +40,10 @@ _TEXT_REASONS = (NOTHING, TOO_FEW, NO_DIRECTION)
 _MAX_TEXTS = 8
 
 
-class Texts(Protocol):
-    """Item states from titles and categories: `services.algorithms.pefa.content.TextStates`."""
-
-    def of(self, titles: Sequence[str], categories: Sequence[Sequence[str]]) -> ItemStates:
-        """States of B items."""
-
-
 class ContentStates:
     """The listed items' texts, and the states encoded so far."""
 
-    def __init__(self, texts: Texts) -> None:
+    def __init__(self, texts: TextStates) -> None:
         self._texts = texts
         self._listings: dict[str, Listing] = {}
         self._states: dict[str, ItemStates] = {}
@@ -156,7 +149,7 @@ class Publisher:
                 offset=max(0, state.folded_offset),
                 batch=number,
                 last_of_batch=row == len(changes) - 1,
-                newest_recorded_ms=state.time.newest_recorded_ms,
+                newest_recorded_ms=state.newest_recorded_ms,
                 change=change,
             )
             for row, change in enumerate(changes)
@@ -170,7 +163,11 @@ class Publisher:
         for item_id in texts[_MAX_TEXTS:]:
             state.outgoing.dirty_items[item_id] = state.outgoing.dirty_items.pop(item_id)
             item_ids.remove(item_id)
-        found = self._by_text(texts[:_MAX_TEXTS])
+        found: list[ItemDelta] = []
+        if self.content is not None and texts:
+            texts = texts[:_MAX_TEXTS]
+            nothing = np.zeros(len(texts))
+            found = _item_deltas(texts, self.content.of(texts), nothing, nothing)
         for item_id in item_ids:
             reason = "" if item_id in texts else reasons[item_id]
             # An earlier process may have published an item after its last checkpoint, so items outside `published` are
@@ -186,36 +183,11 @@ class Publisher:
         known, base = _in_model(state, live), state.rules.items.rows(live)
         base.components[~known] = 0
         states = refreshed(base, sums.sums, lambdas)
-        lambdas = np.where(known, lambdas, 0.0)
-        for row, item_id in enumerate(live):
-            found.append(
-                ItemDelta(
-                    item_id=item_id,
-                    components=states.components[row],
-                    gate=None if states.gate is None else states.gate[row],
-                    model_share=float(lambdas[row]),
-                    num_interactions=int(sums.counts[row]),
-                )
-            )
-        return found
+        return found + _item_deltas(live, states, np.where(known, lambdas, 0.0), sums.counts)
 
     def _is_published_from_text(self, state: Partition, item_id: str, reason: str) -> bool:
         new = state.rules.items.is_new(item_id)
         return self.content is not None and new and reason in _TEXT_REASONS and item_id in self.content
-
-    def _by_text(self, item_ids: Sequence[str]) -> list[ItemDelta]:
-        if self.content is None or not item_ids:
-            return []
-        states = self.content.of(item_ids)
-        return [
-            ItemDelta(
-                item_id=item_id,
-                components=states.components[row],
-                gate=None if states.gate is None else states.gate[row],
-                model_share=0.0,
-            )
-            for row, item_id in enumerate(item_ids)
-        ]
 
     def _lambdas(self, state: Partition, item_ids: Sequence[str], sums: SumsOf) -> Floats:
         """Lambda of each item (n,). New items' components are shorter, so they have their own policy."""
@@ -226,6 +198,21 @@ class Publisher:
 
 def _in_model(state: Partition, item_ids: Sequence[str]) -> npt.NDArray[np.bool_]:
     return np.array([not state.rules.items.is_new(item_id) for item_id in item_ids], bool)
+
+
+def _item_deltas(
+    item_ids: Sequence[str], states: ItemStates, lambdas: Floats, counts: npt.NDArray[np.number]
+) -> list[ItemDelta]:
+    return [
+        ItemDelta(
+            item_id=item_id,
+            components=states.components[row],
+            gate=None if states.gate is None else states.gate[row],
+            model_share=float(lambdas[row]),
+            num_interactions=int(counts[row]),
+        )
+        for row, item_id in enumerate(item_ids)
+    ]
 
 
 def _entries(state: Partition, entry_ids: Sequence[str]) -> list[MemoryDelta]:

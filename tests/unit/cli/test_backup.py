@@ -35,7 +35,7 @@ def write_model(folder: Path, seed: int) -> str:
 
 
 def checkpoint(number: int, offset: int) -> bytes:
-    values = {"format": 2, "partition": number, "folded_offset": offset}
+    values = {"format": 4, "partition": number, "folded_offset": offset}
     return to_file(values, {"sums": bytes(range(offset + 1))})
 
 

@@ -6,20 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes.refresher import MemoryLog
+from fakes.refresher import MemoryLog, from_bytes, to_bytes
 from refresher_scene import contributors_of, fold_all, make_rules, random_records
 
 from services.refresher.adapters.checkpoint_topic import CheckpointFiles
 from services.refresher.checkpoint import MAGIC, CheckpointError, from_file, squeeze, to_file, unsqueeze
 from services.refresher.domain.partition import Partition
-from services.refresher.handlers.checkpoints import (
-    OtherRulesError,
-    from_bytes,
-    restore,
-    snapshot,
-    to_bytes,
-    versions,
-)
+from services.refresher.handlers.checkpoints import OtherRulesError, restore, snapshot, versions
 from services.refresher.handlers.fold import FoldRecords
 
 RULES = make_rules(max_remembered=10, max_pending=4)
@@ -71,10 +64,18 @@ def test_a_checkpoint_of_another_partition_or_of_other_rules_is_refused() -> Non
 
 
 def test_a_whole_file_with_other_content_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="its format is 2; this version reads 4"):
-        from_bytes(to_file({"partition": 0, "format": 2}, {}), 0, RULES, {})
     with pytest.raises(CheckpointError, match="not written by this program"):
         from_bytes(to_file({"partition": 0, "format": 4}, {}), 0, RULES, {})
+
+
+def test_a_checkpoint_of_another_format_is_refused_by_its_format_whatever_its_parts_are() -> None:
+    other = {"partition": 0, "format": 3}
+    with pytest.raises(CheckpointError, match="its format is 3; this version reads 4"):
+        restore(other, {}, 0, RULES, {})
+    with pytest.raises(CheckpointError, match="its format is 3; this version reads 4"):
+        from_file(sealed({"values": other, "arrays": {"sums": ["int64", [1], 0, 8]}}, bytes(8)))
+    with pytest.raises(CheckpointError, match=r"begin with b'FRESHET\\x01'; allowed: b'FRESHET\\x02'"):
+        from_file(b"FRESHET\x01" + bytes(60))
 
 
 def test_only_what_changed_is_written_again_and_what_follows_changes_no_snapshot() -> None:
@@ -116,7 +117,7 @@ def test_squeezed_numbers_come_back(numbers: list[int]) -> None:
 
 def test_parts_come_back_as_they_were() -> None:
     parts = {"a": b"seven b", "b": bytes(16), "c": b""}
-    assert from_file(to_file({"n": 3, "t": "x"}, parts)) == ({"n": 3, "t": "x"}, parts)
+    assert from_file(to_file({"format": 4, "t": "x"}, parts)) == ({"format": 4, "t": "x"}, parts)
 
 
 def sealed(header: object, rest: bytes = b"") -> bytes:
@@ -128,15 +129,15 @@ def sealed(header: object, rest: bytes = b"") -> bytes:
 
 HEADERS: dict[str, object] = {
     "a number": 1.5,
-    "no arrays": {"values": {}},
-    "values as a list": {"values": [1], "arrays": {}},
-    "arrays as a list": {"values": {}, "arrays": [1]},
-    "an array of three": {"values": {}, "arrays": {"a": ["int64", [1], 0]}},
-    "objects": {"values": {}, "arrays": {"a": ["object", [1], 0, 8]}},
-    "behind the end": {"values": {}, "arrays": {"a": ["uint8", [16], 0, 16]}},
-    "before the beginning": {"values": {}, "arrays": {"a": ["uint8", [8], -8, 0]}},
-    "a text as bounds": {"values": {}, "arrays": {"a": ["uint8", [8], "0", "8"]}},
-    "an immense shape": {"values": {}, "arrays": {"a": ["uint8", [2**70], 0, 8]}},
+    "no arrays": {"values": {"format": 4}},
+    "values as a list": {"values": [["format", 4]], "arrays": {}},
+    "arrays as a list": {"values": {"format": 4}, "arrays": [1]},
+    "an array of three": {"values": {"format": 4}, "arrays": {"a": ["int64", [1], 0]}},
+    "objects": {"values": {"format": 4}, "arrays": {"a": ["object", [1], 0, 8]}},
+    "behind the end": {"values": {"format": 4}, "arrays": {"a": ["uint8", [16], 0, 16]}},
+    "before the beginning": {"values": {"format": 4}, "arrays": {"a": ["uint8", [8], -8, 0]}},
+    "a text as bounds": {"values": {"format": 4}, "arrays": {"a": ["uint8", [8], "0", "8"]}},
+    "an immense shape": {"values": {"format": 4}, "arrays": {"a": ["uint8", [2**70], 0, 8]}},
 }
 
 

@@ -10,13 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from fakes.refresher import MemoryLog
+from fakes.refresher import MemoryLog, to_bytes
 from refresher.refresher_scene import World, fold_all, interaction, make_rules
 
 from services.gateway.adapters.peers import offsets_of
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Forgetting, Interaction
-from services.refresher.handlers.checkpoints import to_bytes
 
 RULES = make_rules()
 USERS = 100_000
