@@ -6,7 +6,7 @@ An unknown, missing, mistyped or out-of-range field is an error with its name.
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path, PurePosixPath
 from types import NoneType, UnionType
 from typing import Any, Self, TypeVar, get_args, get_origin
@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar, get_args, get_origin
 from services.algorithms.encoding.history import check_max_history
 
 FORMAT = 4
+WHOLE = "manifest"  # the owner of a manifest's own fields
 ENCODER_KINDS = ("hstu", "sasrec")
 HEAD_KINDS = ("mol", "dot")
 OUTPUT_NORMS = ("length", "layer")
@@ -213,18 +214,7 @@ class Manifest:
         if raw.get("format") != FORMAT:
             allowed = f"format {FORMAT}; `freshet train` or `freshet index` writes it again"
             raise BundleError(f"{path}: format={raw.get('format')!r:.80}; this program reads {allowed}")
-        check_names(path, "manifest", raw, cls)
-        check_types(path, "manifest", raw, cls)
-        try:
-            encoder = None if raw["encoder"] is None else build_part(path, "encoder", raw["encoder"], EncoderShape)
-            head = build_part(path, "head", raw["head"], HeadShape)
-            near, away = raw["neighbours"], raw["absence"]
-            neighbours = None if near is None else build_part(path, "neighbours", near, NeighbourShape)
-            absence = None if away is None else build_part(path, "absence", away, AbsenceShape)
-            parts = {"encoder": encoder, "head": head, "neighbours": neighbours, "absence": absence}
-            return cls(**{**raw, **parts, "files": build_files(path, raw["files"])})
-        except (TypeError, AttributeError) as exc:
-            raise BundleError(f"{path}: a field has the wrong type: {exc}") from exc
+        return build_part(path, WHOLE, raw, cls)
 
     def write(self, path: Path) -> None:
         write_fields(path, asdict(self))
@@ -250,41 +240,46 @@ def write_fields(path: Path, plain: Mapping[str, Any]) -> None:
     aside.replace(path)
 
 
-def build_files(path: Path, raw: Mapping[str, Any]) -> dict[str, FileEntry]:
-    """Entries of `files`. Raises: as `build_part`, and BundleError for a path outside the folder."""
-    for name in raw:
-        if (named := PurePosixPath(name)).is_absolute() or ".." in named.parts:
-            raise BundleError(f"{path}: files.{name!r:.80}; allowed: paths inside the folder")
-    return {name: build_part(path, f"files.{name}", entry, FileEntry) for name, entry in raw.items()}
-
-
 def build_part(path: Path, owner: str, raw: Any, kind: type[Part]) -> Part:
-    """Build `kind` from `raw`, a part of the manifest `path`. Raises: BundleError with `owner`, field and file."""
+    """Build `kind`, a manifest (owner `WHOLE`) or a part of the manifest `path`, with its own parts.
+
+    Raises: BundleError with `owner`, field and file, also for a listed file outside the folder.
+    """
     if not isinstance(raw, dict):
         raise BundleError(f"{path}: {owner} is a JSON {type(raw).__name__}; expected an object")
     check_names(path, owner, raw, kind)
-    check_types(path, owner, raw, kind)
+    values = {one.name: _field(path, owner, one, raw[one.name]) for one in _fields(kind)}
     try:
-        return kind(**raw)
+        return kind(**values)
     except ValueError as exc:  # BundleError is a ValueError
         raise BundleError(f"{path}: {exc}") from exc
 
 
 def check_names(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any]) -> None:
     """Raise BundleError unless `raw` has the fields of `kind`."""
-    wanted = {f.name for f in fields(kind)}
+    wanted = {one.name for one in _fields(kind)}
     if raw.keys() != wanted:
         raise BundleError(f"{path}: {owner} has fields {sorted(raw)}; expected {sorted(wanted)}")
 
 
-def check_types(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any]) -> None:
-    """Raise BundleError unless `raw` has the types of `kind`'s fields."""
-    for one in fields(kind):
-        union = get_args(one.type) if get_origin(one.type) is UnionType else (one.type,)
-        allowed = {get_origin(each) or each for each in union}
-        if one.name not in raw or not allowed <= _JSON_TYPES.keys():
-            continue
-        value = raw[one.name]
-        if type(value) not in {found for name in allowed for found in _JSON_TYPES[name]}:
-            wanted = " or ".join(sorted("null" if name is NoneType else name.__name__ for name in allowed))
-            raise BundleError(f"{path}: {owner}.{one.name}={value!r:.80}; allowed: {wanted}")
+def _fields(kind: type[Any]) -> tuple[Field[Any], ...]:
+    return fields(kind)
+
+
+def _field(path: Path, owner: str, one: Field[Any], value: Any) -> Any:
+    union = get_args(one.type) if get_origin(one.type) is UnionType else (one.type,)
+    part = next((each for each in union if is_dataclass(each)), None)
+    if part is not None:
+        is_none = value is None and NoneType in union
+        inner = one.name if owner == WHOLE else f"{owner}.{one.name}"
+        return None if is_none else build_part(path, inner, value, part)
+    allowed = {get_origin(each) or each for each in union}
+    if allowed <= _JSON_TYPES.keys() and type(value) not in {found for name in allowed for found in _JSON_TYPES[name]}:
+        wanted = " or ".join(sorted("null" if name is NoneType else name.__name__ for name in allowed))
+        raise BundleError(f"{path}: {owner}.{one.name}={value!r:.80}; allowed: {wanted}")
+    if one.type != dict[str, FileEntry]:
+        return value
+    for name in value:
+        if (named := PurePosixPath(name)).is_absolute() or ".." in named.parts:
+            raise BundleError(f"{path}: files.{name!r:.80}; allowed: paths inside the folder")
+    return {name: build_part(path, f"files.{name}", entry, FileEntry) for name, entry in value.items()}

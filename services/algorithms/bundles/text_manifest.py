@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from services.algorithms.bundles.model_manifest import (
+    WHOLE,
     BundleError,
     FileEntry,
     HeadShape,
-    build_files,
     build_part,
-    check_names,
-    check_types,
     read_fields,
     write_fields,
 )
@@ -83,20 +81,7 @@ class TextManifest:
             raise BundleError(f"{path}: kind={raw.get('kind')!r}; a text bundle's is {KIND!r}")
         if raw.get("format") != FORMAT:
             raise BundleError(f"{path}: format={raw.get('format')}; this program reads format {FORMAT}")
-        check_names(path, "manifest", raw, cls)
-        check_types(path, "manifest", raw, cls)
-        try:
-            text_mol = raw["text_mol"]
-            if text_mol is not None:
-                head = build_part(path, "text_mol.head", text_mol.get("head"), HeadShape)
-                text_mol = build_part(path, "text_mol", {**text_mol, "head": head}, TextMolPart)
-            phrases = raw["phrases"]
-            if phrases is not None:
-                phrases = build_part(path, "phrases", phrases, PhrasesPart)
-            files = build_files(path, raw["files"])
-            return cls(**{**raw, "text_mol": text_mol, "phrases": phrases, "files": files})
-        except (TypeError, AttributeError) as exc:
-            raise BundleError(f"{path}: a field has the wrong type: {exc}") from exc
+        return build_part(path, WHOLE, raw, cls)
 
     def write(self, path: Path) -> None:
         write_fields(path, asdict(self))

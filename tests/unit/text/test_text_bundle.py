@@ -157,7 +157,7 @@ def test_a_pair_gate_of_other_pairs_is_refused(path: Path) -> None:
         ({"num_items": 4}, r"documents\.parquet has 3 rows of .*; expected 4 rows"),
         ({"extra": 1}, "manifest has fields .*extra"),
         ({"phrases": {"width": 4}}, "phrases has fields"),
-        ({"text_mol": []}, "a field has the wrong type"),
+        ({"text_mol": []}, "text_mol is a JSON list; expected an object"),
     ],
 )
 def test_a_wrong_manifest_is_refused_by_field(path: Path, changes: dict[str, object], message: str) -> None:

@@ -25,12 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.bundles.model_manifest import (
+    WHOLE,
     BundleError,
     FileEntry,
-    build_files,
     build_part,
     check_names,
-    check_types,
     read_fields,
 )
 from services.algorithms.bundles.sealed_files import MANIFEST, check_file
@@ -248,15 +247,12 @@ def _read_manifest(path: Path) -> SnapshotManifest:
         if "checksum" not in content:
             raise SnapshotError(f"{path} has no checksum")
         expected = content.pop("checksum")
-        check_names(path, "manifest", content, SnapshotManifest)
+        check_names(path, WHOLE, content, SnapshotManifest)
         if (found := _checksum(content)) != expected:
             raise SnapshotError(f"{path}: its fields have sha256 {found}; it says {expected}")
-        check_types(path, "manifest", content, SnapshotManifest)
-        files = build_files(path, content["files"])
-        shape = build_part(path, "shape", content["shape"], ItemShape)
-    except ValueError as exc:
-        raise SnapshotError(str(exc) if isinstance(exc, BundleError) else f"{path}: shape: {exc}") from exc
-    return SnapshotManifest(**{**content, "shape": shape, "files": files})
+        return build_part(path, WHOLE, content, SnapshotManifest)
+    except BundleError as exc:
+        raise SnapshotError(str(exc)) from exc
 
 
 def _checksum(content: dict[str, Any]) -> str:
