@@ -30,13 +30,6 @@ class Snapshotted(Protocol):
     def capture(self, **said: int) -> Callable[[Path], Path]: ...
 
 
-def _check_details(details: Mapping[str, Any]) -> None:
-    """Raise ValueError unless a snapshot has its time, position and mark."""
-    for name, kind in (("written_s", int), ("position", int), ("mark", str)):
-        if type(details.get(name)) is not kind:
-            raise ValueError(f"its manifest says {name}={details.get(name)!r:.80}; allowed: {kind.__name__}")
-
-
 def started(
     make: Callable[[Any | None], C],
     root: Path,
@@ -51,7 +44,9 @@ def started(
         try:
             snapshot = load(path)
             details = snapshot.manifest.said
-            _check_details(details)
+            for name, kind in (("written_s", int), ("position", int), ("mark", str)):
+                if type(details.get(name)) is not kind:
+                    raise ValueError(f"its manifest says {name}={details.get(name)!r:.80}; allowed: {kind.__name__}")
             catalogue = make(snapshot)
         except ValueError as exc:
             log.error("snapshot_refused", path=str(path), reason=str(exc))

@@ -247,10 +247,6 @@ async def run(settings: GeneratorSettings) -> None:
             encoder.close()
 
     server = RpcServer(
-        process="generator",
-        settings=settings,
-        add_services=add_services,
-        health_state=health,
-        tracing=tracing,
+        process="generator", settings=settings, add_services=add_services, health_state=health, tracing=tracing
     )
     await serve(server, on_drain=close)

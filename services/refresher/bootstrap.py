@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import grpc
@@ -207,14 +208,7 @@ async def run(settings: RefresherSettings) -> None:
         refresher.start()
         return [SERVICE]
 
-    async def on_drain() -> None:
-        await asyncio.to_thread(refresher.stop)
-
     server = RpcServer(
-        process="refresher",
-        settings=settings,
-        add_services=add_services,
-        health_state=health,
-        tracing=tracing,
+        process="refresher", settings=settings, add_services=add_services, health_state=health, tracing=tracing
     )
-    await serve(server, on_drain=on_drain)
+    await serve(server, on_drain=partial(asyncio.to_thread, refresher.stop))

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,9 @@ from services.algorithms.bundles.model_bundle import load_bundle
 from services.algorithms.bundles.tensor_file import changed_in_place
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.snapshot import Snapshot, load_snapshot, snapshots
-from services.algorithms.indexes.protocol import Index
 from services.algorithms.items.catalogue import Catalogue, catalogue_from_bundle, required_bytes
 from services.algorithms.items.live_catalogue import MAX_VERSIONS, LiveCatalogue
 from services.algorithms.native.threads import set_compute_threads
-from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.scoring.states import PairGate
 from services.catalogue.changes import CatalogueChanges
 from services.catalogue.follower import CatalogueFollower, CatalogueGate, catalogue_reader
 from services.catalogue.snapshots import CatalogueSnapshots, started
@@ -63,7 +59,9 @@ def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, Catalogue
 def make_live(base: Catalogue, limit_mb: int, snapshot: Snapshot | None = None) -> LiveCatalogue:
     """Return the catalogue with its last versions, without algorithms: items are looked up by id."""
     limit = limit_mb << 20 if limit_mb else available_bytes()
-    return LiveCatalogue(base, build=_no_algorithm, max_bytes=limit, max_versions=MAX_VERSIONS, snapshot=snapshot)
+    return LiveCatalogue(
+        base, build=lambda items, pair_gate: {}, max_bytes=limit, max_versions=MAX_VERSIONS, snapshot=snapshot
+    )
 
 
 async def run(settings: RerankerSettings) -> None:
@@ -102,14 +100,6 @@ async def run(settings: RerankerSettings) -> None:
             await asyncio.to_thread(merge.close)
 
     server = RpcServer(
-        process="reranker",
-        settings=settings,
-        add_services=add_services,
-        health_state=health,
-        tracing=tracing,
+        process="reranker", settings=settings, add_services=add_services, health_state=health, tracing=tracing
     )
     await serve(server, on_drain=close)
-
-
-def _no_algorithm(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
-    return {}

@@ -45,15 +45,12 @@ class RerankerMetrics:
             stages.labels(stage) for stage in ("queue", "verify", "score", "choose")
         )
         self.catalogue = CatalogueMetrics("reranker", registry)
-        self._batch = figures.histogram("freshet_reranker_batch_pools", "Pools per batch.", buckets=BATCH_BUCKETS)
+        self.batch_pools = figures.histogram("freshet_reranker_batch_pools", "Pools per batch.", buckets=BATCH_BUCKETS)
         self._dropped = figures.counter(
             "freshet_reranker_dropped_items", "Candidates dropped: unknown, repeated, or against the filter."
         )
         certificates = figures.counter("freshet_reranker_certificates", "Answers by kind of certificate.", "kind")
         self._certificates = {kind: certificates.labels(kind) for kind in ("exact", "bounded", "estimate")}
-
-    def batch(self, pools: int) -> None:
-        self._batch.observe(pools)
 
     def ranked(self, certificate: Certificate, dropped_items: int) -> None:
         self._certificates[certificate.kind].inc()
@@ -78,7 +75,11 @@ class Rerank:
     def __init__(self, *, catalogue: LiveCatalogue, metrics: RerankerMetrics) -> None:
         self.catalogue, self._metrics = catalogue, metrics
         self._batcher: Batcher[RerankQuery, Ranked] = Batcher(
-            self.rank_all, max_batch=MAX_BATCH, max_queue=MAX_QUEUE, name="reranker", on_batch=metrics.batch
+            self.rank_all,
+            max_batch=MAX_BATCH,
+            max_queue=MAX_QUEUE,
+            name="reranker",
+            on_batch=metrics.batch_pools.observe,
         )
 
     async def __call__(self, request: RerankQuery) -> tuple[Ranked, float]:
@@ -152,16 +153,14 @@ class Rerank:
             raise InvalidRequest.of("bound", request.bound, "a number, -inf (nothing left out), or absent (no proof)")
         if not 0 <= request.diversity <= 1:
             raise InvalidRequest.of("diversity", request.diversity, "0-1")
-        if request.votes and len(request.votes) != len(request.candidate_item_ids):
-            allowed = f"none, or one per candidate: {len(request.candidate_item_ids)}"
-            raise InvalidRequest.of("len(votes)", len(request.votes), allowed)
+        for name, values in (("votes", request.votes), ("discounts", request.discounts)):
+            if values and len(values) != len(request.candidate_item_ids):
+                allowed = f"none, or one per candidate: {len(request.candidate_item_ids)}"
+                raise InvalidRequest.of(f"len({name})", len(values), allowed)
         if request.votes and not all(map(math.isfinite, request.votes)):
             raise InvalidRequest.of("votes", "NaN or infinite values", "finite numbers")
         if request.votes and not 0 <= request.model_share <= 1:
             raise InvalidRequest.of("model_share", request.model_share, "0-1")
-        if request.discounts and len(request.discounts) != len(request.candidate_item_ids):
-            allowed = f"none, or one per candidate: {len(request.candidate_item_ids)}"
-            raise InvalidRequest.of("len(discounts)", len(request.discounts), allowed)
         if not all(0 <= discount < math.inf for discount in request.discounts):
             raise InvalidRequest.of("discounts", "NaN, negative or infinite values", "finite numbers from 0")
         try:

@@ -152,15 +152,13 @@ class TextBundle:
 
     def int8_graph(self, part: str) -> Path | None:
         """A part's int8 encoder, if any."""
-        return self._derived(f"{INT8}/{part}.onnx")
+        name = f"{INT8}/{part}.onnx"
+        return self.path / name if name in self.manifest.files else None
 
     @property
     def shared_int8_graph(self) -> Path | None:
         """Both encoders' int8 graph, if any; outputs have the parts' names."""
-        return self._derived(SHARED_INT8)
-
-    def _derived(self, name: str) -> Path | None:
-        return self.path / name if name in self.manifest.files else None
+        return self.path / SHARED_INT8 if SHARED_INT8 in self.manifest.files else None
 
 
 def load_text_bundle(path: Path | str, *, verify: bool = True) -> TextBundle:
@@ -178,8 +176,19 @@ def load_text_bundle(path: Path | str, *, verify: bool = True) -> TextBundle:
     bundle = TextBundle(path=root, manifest=manifest)
     check_table(bundle.file(DOCUMENTS), DOCUMENT_SCHEMA, bundle.num_items)
     bundle.item_index  # noqa: B018
-    _check_tokenizers(bundle)
-    _check_text_mol(bundle)
+    words = bundle.word_pieces.fingerprint
+    for name, part in ((TEXT_MOL, manifest.text_mol), (PHRASES, manifest.phrases)):
+        if part is not None and part.tokenizer != words:
+            raise BundleError(
+                f"text bundle {root}: {name} was trained with word list {part.tokenizer}; {WORD_LIST} is {words}"
+            )
+    if manifest.text_mol is not None:
+        head = manifest.text_mol.head
+        bundle.file(TEXT_ENCODER)
+        states = (bundle.num_items, head.num_item_components, head.component_width)
+        check_tensors(bundle.file(TEXT_STATES), {"components": states})
+        if head.is_mixture:
+            check_pair_gate(bundle.file(TEXT_PAIR_GATE), head)
     if manifest.phrases is not None:
         bundle.file(PHRASE_ENCODER)
     return bundle
@@ -193,24 +202,3 @@ def text_version_of(manifest: TextManifest) -> str:
         "parts": [None if part is None else asdict(part) for part in (manifest.text_mol, manifest.phrases)],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _check_tokenizers(bundle: TextBundle) -> None:
-    found = bundle.word_pieces.fingerprint
-    for name, part in ((TEXT_MOL, bundle.manifest.text_mol), (PHRASES, bundle.manifest.phrases)):
-        if part is not None and part.tokenizer != found:
-            raise BundleError(
-                f"text bundle {bundle.path}: {name} was trained with word list {part.tokenizer}; {WORD_LIST} is {found}"
-            )
-
-
-def _check_text_mol(bundle: TextBundle) -> None:
-    part = bundle.manifest.text_mol
-    if part is None:
-        return
-    bundle.file(TEXT_ENCODER)
-    head = part.head
-    states = (bundle.num_items, head.num_item_components, head.component_width)
-    check_tensors(bundle.file(TEXT_STATES), {"components": states})
-    if head.is_mixture:
-        check_pair_gate(bundle.file(TEXT_PAIR_GATE), head)

@@ -81,10 +81,10 @@ def decode(
     gains = by_token - padding
     if not np.isfinite(gains).all():
         raise ValueError("scores hold a value that is not finite")
-    view = trie.view()
+    parts, deleted = trie.view()
     found = search_trie(
-        view.parts,
-        view.deleted,
+        parts,
+        deleted,
         np.ascontiguousarray(tokens, dtype=np.int32),
         gains,
         beams=beams,

@@ -69,10 +69,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Best first. union_size: number U of scored phrases. exact: whether these are proven the best."""
+    """Best first. exact: whether these are proven the best."""
 
     answers: list[Answer]
-    union_size: int
     exact: bool
 
 
@@ -202,7 +201,7 @@ class Generator:
                 rows = rows[rows < len(allowed)]  # an item newer than the mask is not allowed
                 rows = rows[allowed[rows]]
             answers.append(Answer(identifier, self.identifiers.text(identifier), rows[:k], score))
-        return Generated(answers, len(tokens), found.exact)
+        return Generated(answers, found.exact)
 
     def insert(self, text: str, tokens: Sequence[int], item_rows: Sequence[int]) -> int:
         """Insert an identifier for the next query; return its number.

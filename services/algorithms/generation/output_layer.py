@@ -53,10 +53,6 @@ class OutputLayer:
     def nbytes(self) -> int:
         return self._rows.nbytes
 
-    @property
-    def precision(self) -> Literal["int8", "float16"]:
-        return "int8" if isinstance(self._rows, CodedRows) else "float16"
-
     def scores(self, x: Floats, tokens: Tokens | None = None) -> Floats:
         """<x_t, w_v> at every position for some tokens or all: x (s, D), tokens (U,) -> (s, U), a view of (U, s).
 

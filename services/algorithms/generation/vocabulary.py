@@ -8,7 +8,7 @@ Letters: V tokens, T texts.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -24,17 +24,15 @@ from services.algorithms.generation.vocabulary_text import (
     Words,
     cut,
     is_alphanumeric,
-    joined,
     normalised,
     spelled,
     word_ends,
 )
 from services.algorithms.ops.trie_search import laid_end_to_end
 
-PAD = 0
 _LEADS = range(0xC2, 0xF5)  # UTF-8's lead bytes of characters beyond ASCII; _FOLLOWERS: its continuation bytes
 _FOLLOWERS = range(0x80, 0xC0)
-_LEAD, _UNUSUAL_LEAD = 1, 1 + len(_LEADS)
+_LEAD, _UNUSUAL_LEAD = 1, 1 + len(_LEADS)  # after [PAD]
 _FOLLOWER = _UNUSUAL_LEAD + len(_LEADS)
 NUM_BYTE_TOKENS = _FOLLOWER + len(_FOLLOWERS)  # including [PAD]
 ASCII = tuple(chr(code) for code in range(33, 127) if not chr(code).isupper())
@@ -87,31 +85,6 @@ class PhraseVocabulary:
         for start in range(0, len(texts), _TEXTS_AT_ONCE):
             encoded += self._encoded([normalised(text) for text in texts[start : start + _TEXTS_AT_ONCE]])
         return encoded
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """The normalised text of an encoding, without [PAD]. Invalid bytes become U+FFFD."""
-        words: list[Piece] = []
-        waiting = bytearray()
-        unusual = False
-
-        def flush() -> None:
-            if waiting:
-                words.append((waiting.decode("utf-8", errors="replace"), unusual))
-                waiting.clear()
-
-        for token in tokens:
-            if token == PAD:
-                continue
-            if token < NUM_BYTE_TOKENS:
-                if token < _FOLLOWER:
-                    flush()
-                    unusual = token >= _UNUSUAL_LEAD
-                waiting.append(_byte(token))
-            else:
-                flush()
-                words.append(self.pieces[token - NUM_BYTE_TOKENS])
-        flush()
-        return joined(words)
 
     def save(self, path: Path) -> None:
         """Write a line per piece: count, "##" for a flag, and text, separated by tabs."""
@@ -207,12 +180,6 @@ def _word_tokens(way: Way) -> Integers:
         else:
             tokens += _byte_tokens(symbol >> 1, unusual=bool(symbol & 1))
     return np.array(tokens, dtype=np.int64)
-
-
-def _byte(token: int) -> int:
-    if token >= _FOLLOWER:
-        return _FOLLOWERS[token - _FOLLOWER]
-    return _LEADS[(token - _LEAD) % len(_LEADS)]
 
 
 def _byte_tokens(code: int, *, unusual: bool) -> list[int]:

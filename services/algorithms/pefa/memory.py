@@ -141,14 +141,11 @@ class QueryMemory:
             if len(self._order) > self.capacity + self.reserve:
                 self._end_at(self._order[-1][0])
 
-    def remove(self, entry_ids: Iterable[str]) -> tuple[str, ...]:
-        """Remove entries; return the ids that were here. Others are ignored: most were never admitted."""
-        gone = []
+    def remove(self, entry_ids: Iterable[str]) -> None:
+        """Remove entries. Others are ignored: most were never admitted."""
         for entry_id in entry_ids:
             if entry_id in self._entries:
                 self._take_out(bisect.bisect_left(self._order, (hash_of(entry_id), entry_id)))
-                gone.append(entry_id)
-        return tuple(gone)
 
     def refill(self, entries: Iterable[MemoryEntry]) -> None:
         """Offer all survivors that are not here, also those rejected before. If `entries` fails, nothing changes.

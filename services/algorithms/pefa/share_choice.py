@@ -26,9 +26,7 @@ def share_of_length(length: float) -> SharePolicy:
     return SharePolicy(prior=_PRIOR, least=1.0 - length)
 
 
-def new_item_share_from_sums(
-    known: ItemStates, observed: SumsOf, *, prior: float = NEW_ITEM_SHARE.prior
-) -> SharePolicy:
+def new_item_share_from_sums(known: ItemStates, observed: SumsOf) -> SharePolicy:
     """The policy under which new items score like trained ones, from known items' sums.
 
     <g, sum> is the total similarity of an item's trained state g to its users' states (the sum contains the pair
@@ -50,4 +48,4 @@ def new_item_share_from_sums(
     if int(enough.sum()) < _ITEMS or lengths == 0:
         return NEW_ITEM_SHARE
     length = float((known.components[enough] * sums).sum()) / lengths
-    return SharePolicy(prior=prior, least=1.0 - min(max(length, 0.0), 1.0))
+    return SharePolicy(prior=NEW_ITEM_SHARE.prior, least=1.0 - min(max(length, 0.0), 1.0))

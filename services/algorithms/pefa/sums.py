@@ -48,9 +48,6 @@ class SumsOf:
     coherence: Doubles
     counts: npt.NDArray[np.int64]
 
-    def __len__(self) -> int:
-        return len(self.counts)
-
 
 @dataclass(frozen=True, slots=True)
 class _Delta:

@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,7 +184,7 @@ class Queries:
         return len(self.word_pieces.token_ids(text, max_tokens=self.max_tokens)) > _EMPTY_TOKENS
 
     def all_at_once(
-        self, encoder: TextEncoder, stage: Callable[[], AbstractContextManager[None]] = nullcontext
+        self, encoder: TextEncoder, stage: Callable[[], AbstractContextManager[None]]
     ) -> Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]:
         """Return an encoder of B texts padded together, timed by `stage`."""
 
