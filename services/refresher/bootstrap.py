@@ -51,10 +51,10 @@ _READ_TOGETHER, _PARTS_WAIT_MS = 16 << 20, 10
 _AGAIN_WAIT_MS = 20  # short, because a caller waits for the records
 
 
-def model_items(bundle: Bundle) -> ModelItems:
+def fold_rules(settings: RefresherSettings, bundle: Bundle) -> Rules:
     encoder = bundle.manifest.encoder
     uses_users = encoder is not None and encoder.uses_user_index
-    return ModelItems(
+    items = ModelItems(
         model_version=bundle.model_version,
         num_query_components=bundle.num_query_components,
         states=bundle.item_states,
@@ -63,11 +63,8 @@ def model_items(bundle: Bundle) -> ModelItems:
         pair_gate=bundle.pair_gate,
         leave_out=bundle.num_query_components - 1 if uses_users else None,
     )
-
-
-def fold_rules(settings: RefresherSettings, bundle: Bundle) -> Rules:
     return Rules(
-        items=model_items(bundle),
+        items=items,
         # An interaction's weight does not depend on its age.
         feedback=bundle.event_schema.feedback,
         max_remembered=settings.max_remembered,

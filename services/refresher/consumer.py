@@ -14,13 +14,12 @@ import structlog
 from services.platform.errors import FreshetError, PreconditionFailed
 from services.platform.request_context import OFF, Tracing
 from services.platform.stream.follower import Due, Follower, TurnClock
-from services.platform.stream.kafka import partition_for
 from services.platform.stream.ports import Leases
 from services.refresher.domain.partition import Partition, PartitionRegistry
 from services.refresher.domain.records import Entry, Listing
 from services.refresher.domain.rules import Rules
 from services.refresher.handlers.fold import CarefulFold, FoldRecords
-from services.refresher.handlers.open_partition import OpenPartition, WriteCheckpoints
+from services.refresher.handlers.open_partition import OpenPartition, WriteCheckpoints, home_of
 from services.refresher.handlers.publish import Publication, Publisher
 from services.refresher.metrics import RefresherMetrics
 from services.refresher.ports import Checkpoints, Log, Outbox
@@ -243,19 +242,17 @@ class Refresher(Follower):
             is_new = listing.item_id not in self._withdrawn and self._items.row(listing.item_id) < 0
             self._note([listing])
             for state in list(self._registry.partitions.values()):
-                speaks = has_text and self._belongs(listing.item_id, state)
+                speaks = has_text and home_of(listing.item_id, self._num_partitions) == state.number
                 if speaks or listing.item_id in state.sums or listing.item_id in state.outgoing.published:
                     with self._registry.lock:
                         state.outgoing.dirty_items.setdefault(listing.item_id, False)
-                if is_new and state.pending.may_lack(listing.item_id) and self._belongs(listing.item_id, state):
+                may_lack = is_new and state.pending.may_lack(listing.item_id)
+                if may_lack and home_of(listing.item_id, self._num_partitions) == state.number:
                     self._rebuild(state, "pending interactions had been evicted")
         if listings:
             for state in self._registry.partitions.values():
                 with self._registry.lock:
                     self._records.mend(state)
-
-    def _belongs(self, item_id: str, state: Partition) -> bool:
-        return partition_for(item_id.encode(), self._num_partitions) == state.number
 
     def _fold_into(self, number: int, entries: Sequence[Entry]) -> int:
         state = self._registry.partitions.get(number)

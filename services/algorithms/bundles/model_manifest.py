@@ -268,7 +268,7 @@ def _fields(kind: type[Any]) -> tuple[Field[Any], ...]:
 
 def _field(path: Path, owner: str, one: Field[Any], value: Any) -> Any:
     union = get_args(one.type) if get_origin(one.type) is UnionType else (one.type,)
-    part = next((each for each in union if is_dataclass(each)), None)
+    part: Any = next((each for each in union if is_dataclass(each)), None)
     if part is not None:
         is_none = value is None and NoneType in union
         inner = one.name if owner == WHOLE else f"{owner}.{one.name}"

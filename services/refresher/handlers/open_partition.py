@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
 
 import structlog
@@ -30,6 +31,12 @@ logger = structlog.get_logger()
 _HOMES_LOOKED_AT = 64
 
 
+@cache
+def home_of(item_id: str, num_partitions: int) -> int:
+    """The partition of `attributions` that an item's records go to."""
+    return partition_for(item_id.encode(), num_partitions)
+
+
 @dataclass(kw_only=True, eq=False)
 class OpenPartition:
     """Opens, saves and rebuilds partitions. withdrawn: whether each listed item is withdrawn; may grow."""
@@ -40,7 +47,6 @@ class OpenPartition:
     withdrawn: Mapping[str, bool]
     content: ContentStates | None = None
     on_rebuild: Callable[[str], None] = lambda reason: None
-    _homes: dict[str, int] = field(default_factory=dict, init=False)
     # Per partition, the state whose parts are stored, and their versions.
     _saved: dict[int, tuple[Partition, Versions]] = field(default_factory=dict, init=False)
 
@@ -67,7 +73,7 @@ class OpenPartition:
                 state.outgoing.dirty_items.setdefault(item_id, False)
         if self.content is not None:
             for item_id in self.withdrawn:
-                if item_id in self.content and self._home(item_id, num_partitions) == number:
+                if item_id in self.content and home_of(item_id, num_partitions) == number:
                     state.outgoing.dirty_items.setdefault(item_id, False)
         state.outgoing.quiet_until = end - 1
         return state
@@ -140,26 +146,20 @@ class OpenPartition:
             state.pending.may_lack(item_id)
             and item_id not in state.sums
             and self.rules.items.row(item_id) < 0
-            and self._home(item_id, num_partitions) == state.number
+            and home_of(item_id, num_partitions) == state.number
             for item_id in self.withdrawn
         )
 
     def _check_homes(self, state: Partition, num_partitions: int) -> None:
         """Check a few items: a topic that grew moves at least half of them."""
         for item_id in islice(state.sums, _HOMES_LOOKED_AT):
-            home = self._home(item_id, num_partitions)
+            home = home_of(item_id, num_partitions)
             if home != state.number:
                 raise PreconditionFailed(
                     f"partition {state.number} of {ATTRIBUTIONS!r} has sums of item {item_id!r}, whose records go to "
                     f"partition {home} now: partitions were added (there are {num_partitions}). Delete the topic "
                     "and `refresher-checkpoints`, create both again, and run `freshet backfill-attributions`"
                 )
-
-    def _home(self, item_id: str, num_partitions: int) -> int:
-        home = self._homes.get(item_id)
-        if home is None:
-            home = self._homes[item_id] = partition_for(item_id.encode(), num_partitions)
-        return home
 
 
 class WriteCheckpoints:
