@@ -314,8 +314,7 @@ class CheckpointFile(Files):
         world = World(self.rules)
         for record in random_records(3, 80):
             world.log.append(0, record)
-        running = world.refresher()
-        running.settle()
+        running = world.settled()
         (folder / "kept").mkdir()
         (folder / "kept" / "partition-0.checkpoint").write_bytes(to_bytes(running.held.partitions[0]))
         return folder / "kept"

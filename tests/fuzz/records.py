@@ -546,8 +546,7 @@ class Checkpoints(Records):
         world = World(self.rules)
         for record in random_records(3, 80):
             world.log.append(0, record)
-        running = world.refresher()
-        running.settle()
+        running = world.settled()
         taken = snapshot(running.held.partitions[0], {})
         self.values, self.parts = taken.values, {name: data for name, data in taken.parts().items() if data}
 

@@ -352,8 +352,7 @@ async def refresher(folder: Path) -> AsyncIterator[Process]:
     world = World(make_rules())
     for record in random_records(3, 100):
         world.log.append(0, record)
-    running = world.refresher()
-    running.settle()
+    running = world.settled()
     add = refresher_pb2_grpc.add_RefresherServiceServicer_to_server
     async with serving("refresher", RefresherSettings, add, RefresherServicer(running.describe)) as (server, channel):
         yield Process(server, channel)

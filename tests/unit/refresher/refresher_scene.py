@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from fakes.leases import LeaseTable, MemoryLeases
@@ -167,6 +168,14 @@ def survivors(records: Sequence[Entry]) -> list[Interaction]:
     return list(found.values())
 
 
+def log_of(records: Sequence[Entry], **own: Any) -> MemoryLog:
+    """A log of one partition with these records."""
+    log = MemoryLog(**own)
+    for record in records:
+        log.append(0, record)
+    return log
+
+
 @dataclass
 class World:
     """Everything outside a refresher, and those started in it."""
@@ -225,6 +234,12 @@ class World:
             keeper=keeper,
         )
         return Running(refresher, held, publisher, Describe(held, publisher, self.rules))
+
+    def settled(self, name: str = "a", **own: Any) -> "Running":
+        """A refresher that has folded and published everything."""
+        running = self.refresher(name, **own)
+        running.settle()
+        return running
 
 
 @dataclass

@@ -67,8 +67,7 @@ def test_after_three_interactions_a_new_item_is_found_by_people_like_those_who_t
         rng = np.random.default_rng(0)
         for n in range(3):
             world.log.append(0, replace(interaction(rng, place=(0, n), item="new", user=f"user-{n}"), query=query))
-        running = world.refresher(min_users=3, new_item_policy=share)
-        running.settle()
+        world.settled(min_users=3, new_item_policy=share)
         new = readers_view(world.outbox.deltas)[0]["new"].components[None]
         every = ItemStates(components=np.concatenate([known, new]))
         scores = MolScorer(every, None).scores(QueryStates(components=asker))[0]
@@ -86,8 +85,7 @@ def test_an_item_of_the_bundle_that_training_never_saw_is_a_new_item() -> None:
     for n, user in enumerate(("a", "a", "b", "b")):
         for item in ("item-0", "item-1"):
             world.log.append(0, interaction(rng, place=(0, 2 * n + (item == "item-1")), item=item, user=f"user-{user}"))
-    running = world.refresher(min_users=3, new_item_policy=SharePolicy(kind="fixed", least=0.4))
-    running.settle()
+    running = world.settled(min_users=3, new_item_policy=SharePolicy(kind="fixed", least=0.4))
     assert readers_view(world.outbox.deltas)[0].keys() == {"item-1"}
     world.log.append(0, interaction(rng, place=(0, 8), item="item-0", user="user-c"))
     running.settle()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes.refresher import MemoryLog, from_bytes, to_bytes
-from refresher_scene import contributors_of, fold_all, make_rules, random_records
+from fakes.refresher import from_bytes, to_bytes
+from refresher_scene import contributors_of, fold_all, log_of, make_rules, random_records
 
 from services.refresher.adapters.checkpoint_topic import CheckpointFiles
 from services.refresher.checkpoint import MAGIC, CheckpointError, from_file, squeeze, to_file, unsqueeze
@@ -18,16 +18,9 @@ from services.refresher.handlers.fold import FoldRecords
 RULES = make_rules(max_remembered=10, max_pending=4)
 
 
-def log_of(seed: int, count: int) -> MemoryLog:
-    log = MemoryLog()
-    for record in random_records(seed, count):
-        log.append(0, record)
-    return log
-
-
 @pytest.mark.parametrize("count", [0, 1, 40, 200])
 def test_a_restored_state_goes_on_as_if_nothing_had_happened(count: int) -> None:
-    log = log_of(5, 300)
+    log = log_of(random_records(5, 300))
     state, fold = Partition(0, RULES, {}), FoldRecords(log)
     fold.fold(state, log.entries[0][:count])
     restored = from_bytes(to_bytes(state), 0, RULES, {})
@@ -41,7 +34,7 @@ def test_a_restored_state_goes_on_as_if_nothing_had_happened(count: int) -> None
 
 
 def test_every_torn_or_altered_checkpoint_is_refused() -> None:
-    data = to_bytes(fold_all(RULES, log_of(1, 60)))
+    data = to_bytes(fold_all(RULES, log_of(random_records(1, 60))))
     rng = np.random.default_rng(7)
     for place in rng.integers(0, len(data), 60).tolist():
         with pytest.raises(CheckpointError):
@@ -55,7 +48,7 @@ def test_every_torn_or_altered_checkpoint_is_refused() -> None:
 
 
 def test_a_checkpoint_of_another_partition_or_of_other_rules_is_refused() -> None:
-    data = to_bytes(fold_all(RULES, log_of(1, 60)))
+    data = to_bytes(fold_all(RULES, log_of(random_records(1, 60))))
     with pytest.raises(CheckpointError, match="partition 0, not 3"):
         from_bytes(data, 3, RULES, {})
     with pytest.raises(OtherRulesError) as refusal:
@@ -80,7 +73,7 @@ def test_a_checkpoint_of_another_format_is_refused_by_its_format_whatever_its_pa
 
 def test_only_what_changed_is_written_again_and_what_follows_changes_no_snapshot() -> None:
     """Blocks of the ledger are shared with the snapshot, not copied: what comes and goes later must not show in it."""
-    log = log_of(5, 300)
+    log = log_of(random_records(5, 300))
     state, fold = Partition(0, RULES, {}), FoldRecords(log)
     fold.fold(state, log.entries[0][:200])
     whole, expected = snapshot(state, {}), state.digest()
@@ -101,7 +94,7 @@ def test_only_what_changed_is_written_again_and_what_follows_changes_no_snapshot
 def test_a_folder_gives_the_checkpoint_of_its_partition(tmp_path: Path) -> None:
     assert list(CheckpointFiles(tmp_path).load(0)) == []
     for name, count in (("0.checkpoint", 60), ("0.4711", 40), ("1.checkpoint", 10)):
-        (tmp_path / f"partition-{name}").write_bytes(to_bytes(fold_all(RULES, log_of(1, count))))
+        (tmp_path / f"partition-{name}").write_bytes(to_bytes(fold_all(RULES, log_of(random_records(1, count)))))
     assert [kept.read()[0]["folded_offset"] for kept in CheckpointFiles(tmp_path).load(0)] == [59]
 
 
@@ -162,7 +155,7 @@ def test_a_whole_file_with_another_header_is_refused(header: object) -> None:
     ],
 )
 def test_values_of_other_types_are_refused(name: str, value: object) -> None:
-    taken = snapshot(fold_all(RULES, log_of(1, 60)), {})
+    taken = snapshot(fold_all(RULES, log_of(random_records(1, 60))), {})
     parts = {part: data for part, data in taken.parts().items() if data is not None}
     with pytest.raises(CheckpointError):
         restore({**taken.values, name: value}, parts, 0, RULES, {})

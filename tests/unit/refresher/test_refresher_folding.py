@@ -14,6 +14,7 @@ from refresher_scene import (
     contributors_of,
     fold_all,
     interaction,
+    log_of,
     make_rules,
     random_records,
     survivors,
@@ -26,13 +27,6 @@ from services.refresher.domain.records import Entry, Forgetting, Undo
 from services.refresher.handlers.fold import FoldRecords
 
 RULES = make_rules()
-
-
-def log_of(records: Sequence[Entry]) -> MemoryLog:
-    log = MemoryLog()
-    for record in records:
-        log.append(0, record)
-    return log
 
 
 def fold_in_cuts(log: MemoryLog, cuts: Sequence[int], rules=RULES, listed=None) -> Partition:

@@ -15,7 +15,18 @@ from fakes.refresher import MemoryCheckpoints, MemoryLog, MemoryOutbox
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
-from refresher_scene import P_X, START_MS, D, World, fold_all, interaction, make_rules, random_records, readers_view
+from refresher_scene import (
+    P_X,
+    START_MS,
+    D,
+    World,
+    fold_all,
+    interaction,
+    log_of,
+    make_rules,
+    random_records,
+    readers_view,
+)
 
 from services.algorithms.scoring.states import ItemStates
 from services.gateway.adapters.peers import offsets_of
@@ -30,10 +41,7 @@ RULES = make_rules()
 
 
 def world_of(seed: int, count: int = 120, *, rules=RULES, poll_records: int = 16) -> World:
-    world = World(rules, log=MemoryLog(poll_records=poll_records))
-    for record in random_records(seed, count):
-        world.log.append(0, record)
-    return world
+    return World(rules, log=log_of(random_records(seed, count), poll_records=poll_records))
 
 
 class Dying(MemoryOutbox):
@@ -80,8 +88,7 @@ def test_after_any_deaths_readers_hold_what_the_state_says(
             for _ in range(at + 4):
                 running.refresher.step()
         world.now_ms += 10_000
-    last = world.refresher(max_changes=max_changes)
-    last.settle()
+    last = world.settled(max_changes=max_changes)
     batch = fold_all(world.rules, world.log, listed={"item-12": False, "item-13": False, "item-3": True})
     assert last.digests() == {0: batch.digest()}
     items, entries = readers_view(world.outbox.deltas)
@@ -91,13 +98,10 @@ def test_after_any_deaths_readers_hold_what_the_state_says(
 
 def test_a_checkpoint_is_taken_up_where_it_ends() -> None:
     world = world_of(1)
-    first = world.refresher()
-    first.settle()
+    first = world.settled()
     first.refresher.finish()
     published = len(world.outbox.deltas)
-    second = world.refresher()
-    second.settle()
-    assert second.digests() == {0: fold_all(RULES, world.log).digest()}
+    assert world.settled().digests() == {0: fold_all(RULES, world.log).digest()}
     assert len(world.outbox.deltas) == published
 
 
@@ -105,9 +109,7 @@ def test_a_checkpoint_is_taken_up_where_it_ends() -> None:
 @pytest.mark.parametrize("both", [False, True])
 def test_a_damaged_checkpoint_is_refused_and_the_older_one_or_the_log_is_used(damage: str, both: bool) -> None:
     world = world_of(2)
-    running = world.refresher()
-    running.settle()
-    running.refresher.finish()
+    world.settled().refresher.finish()
     saved = world.checkpoints.saved[0]
     assert len(saved) == 2
     for place in range(2 if both else 1):
@@ -121,47 +123,26 @@ def test_a_damaged_checkpoint_is_refused_and_the_older_one_or_the_log_is_used(da
             saved[place] = b""
         else:
             saved[place] = b"SOMETHING ELSE"
-    again = world.refresher()
-    again.settle()
-    assert again.digests() == {0: fold_all(RULES, world.log).digest()}
+    assert world.settled().digests() == {0: fold_all(RULES, world.log).digest()}
 
 
 def test_a_checkpoint_of_another_policy_is_folded_anew_and_what_readers_held_of_it_is_replaced() -> None:
     world = world_of(3)
-    first = world.refresher()
-    first.settle()
-    first.refresher.finish()
+    world.settled().refresher.finish()
     world.rules = make_rules(max_remembered=4)
-    second = world.refresher()
-    second.settle()
+    second = world.settled()
     batch = fold_all(world.rules, world.log)
     assert second.digests() == {0: batch.digest()}
     _, entries = readers_view(world.outbox.deltas)
     assert entries.keys() == {entry.entry_id for entry in batch.remembered.memory}
 
 
-def test_a_checkpoint_ahead_of_its_topic_is_not_continued() -> None:
-    world = world_of(4)
-    first = world.refresher()
-    first.settle()
-    first.refresher.finish()
-    world.log.entries[0] = world.log.entries[0][:20]
-    second = world.refresher()
-    second.settle()
-    assert second.digests() == {0: fold_all(RULES, world.log).digest()}
-
-
-def test_a_topic_that_was_made_anew_is_noticed_even_when_it_is_longer_than_before() -> None:
+@pytest.mark.parametrize("records", [random_records(4, 40)[:20], random_records(5, 90)], ids=["shorter", "longer"])
+def test_a_topic_that_was_made_anew_is_noticed_even_when_it_is_longer_than_before(records: list[Entry]) -> None:
     world = world_of(4, count=40)
-    first = world.refresher()
-    first.settle()
-    first.refresher.finish()
-    world.log = MemoryLog()
-    for record in random_records(5, 90):
-        world.log.append(0, record)
-    second = world.refresher()
-    second.settle()
-    assert second.digests() == {0: fold_all(RULES, world.log).digest()}
+    world.settled().refresher.finish()
+    world.log = log_of(records)
+    assert world.settled().digests() == {0: fold_all(RULES, world.log).digest()}
 
 
 def test_an_item_is_published_once_it_is_listed_and_enough_users_stand_behind_it() -> None:
@@ -222,15 +203,13 @@ def test_a_text_speaks_for_a_new_item_until_enough_users_do_and_again_when_they_
     assert readers_view(world.outbox.deltas)[0]["new"].components[:, 3].tolist() == [1, 1]
     assert texts.asked == ["ab", "abc"]
     running.refresher.finish()
-    again = world.refresher(min_users=2, content=ContentStates(texts))
-    again.settle()
+    world.settled(min_users=2, content=ContentStates(texts))
     assert readers_view(world.outbox.deltas)[0]["new"].components[:, 3].tolist() == [1, 1]
 
 
 def test_a_snapshot_publishes_everything_again_and_changes_nothing() -> None:
     world = world_of(70)
-    running = world.refresher()
-    running.settle()
+    running = world.settled()
     before = readers_view(world.outbox.deltas)
     world.outbox.deltas.clear()
     running.held.partitions[0].mark_everything()
@@ -249,12 +228,9 @@ def test_how_far_new_items_may_go_is_taken_from_known_items_at_the_same_records_
         for n in range(2300)
     ]
     for poll_records in (7, 500, 4096):
-        world = World(RULES, log=MemoryLog(poll_records=poll_records))
+        world = World(RULES, log=log_of(records[:2040], poll_records=poll_records))
         world.log.put("new")
-        for record in records[:2040]:
-            world.log.append(0, record)
-        running = world.refresher(min_users=1)
-        running.settle()
+        running = world.settled(min_users=1)
         before = np.linalg.norm(readers_view(world.outbox.deltas)[0]["new"].components, axis=1)
         for record in records[2040:]:
             world.log.append(0, record)
@@ -264,8 +240,7 @@ def test_how_far_new_items_may_go_is_taken_from_known_items_at_the_same_records_
         shares.append(state.new_item_policy.text)
         after = np.linalg.norm(readers_view(world.outbox.deltas)[0]["new"].components, axis=1)
         running.refresher.finish()
-        again = world.refresher(min_users=1)
-        again.settle()
+        again = world.settled(min_users=1)
         assert again.held.partitions[0].new_item_policy == state.new_item_policy
     assert len(set(shares)) == 1
     # Random queries say little of random items: what is learnt of them must not be long.
@@ -304,8 +279,7 @@ class Away(MemoryCheckpoints):
 def test_checkpoints_are_saved_beside_the_folding_and_one_that_fails_is_made_good() -> None:
     world, checkpoints = world_of(1), Away()
     with ThreadPoolExecutor(1) as keeper:
-        running = world.refresher(checkpoints=checkpoints, keeper=keeper)
-        running.settle()
+        running = world.settled(checkpoints=checkpoints, keeper=keeper)
         keeper.submit(lambda: None).result()
         assert (checkpoints.saved, running.held.checkpoints) == ({}, {0: -1})
         checkpoints.is_away = False
@@ -327,8 +301,7 @@ def test_a_new_item_that_loses_its_users_is_dropped_even_by_a_successor_that_nev
     world = World(RULES)
     world.log.put("new")
     world.log.append(0, interaction(rng, place=(0, 0), item="item-1", user="z"))
-    first = world.refresher(min_users=2, checkpoint_s=1e9)
-    first.settle()
+    first = world.settled(min_users=2, checkpoint_s=1e9)
     first.refresher._checkpoints.keep(first.held.partitions[0])
     for number, user in enumerate(("a", "b"), start=1):
         world.log.append(0, interaction(rng, place=(0, number), item="new", user=user))
@@ -337,8 +310,7 @@ def test_a_new_item_that_loses_its_users_is_dropped_even_by_a_successor_that_nev
     # Killed here: the checkpoint knows nothing of "new".
     world.log.append(0, Forgetting(0, "a", {0: 100}))
     world.now_ms += 10_000
-    second = world.refresher(min_users=2)
-    second.settle()
+    world.settled(min_users=2)
     assert "new" not in readers_view(world.outbox.deltas)[0]
 
 
@@ -400,8 +372,7 @@ def test_partitions_are_shared_given_up_to_a_newcomer_and_taken_over_from_the_de
         for record in random_records(20 + number, 60):
             world.log.append(number, at_home(record, number, 4))
     wanted = {number: fold_all(RULES, world.log, number).digest() for number in range(4)}
-    first = world.refresher("first")
-    first.settle()
+    first = world.settled("first")
     assert first.digests() == wanted
     second = world.refresher("second")
     for _ in range(3):
@@ -418,11 +389,9 @@ def test_partitions_are_shared_given_up_to_a_newcomer_and_taken_over_from_the_de
 
 def test_a_refresher_that_was_asleep_while_others_took_over_starts_from_what_they_left() -> None:
     world = world_of(10)
-    sleeper = world.refresher("sleeper", checkpoint_s=1e9)
-    sleeper.settle()
+    sleeper = world.settled("sleeper", checkpoint_s=1e9)
     world.now_ms += world.table.lease_ms + 1
-    other = world.refresher("other")
-    other.settle()
+    other = world.settled("other")
     world.log.append(0, interaction(np.random.default_rng(1), place=(5, 5), item="item-1", user="z"))
     other.settle()
     other.refresher.finish()
@@ -437,8 +406,7 @@ def test_unreadable_records_are_set_aside_and_the_stream_goes_on() -> None:
     world.log.append(0, interaction(rng, place=(0, 0), item="item-1", user="a"))
     world.log.append(0, DeadLetter(bad, "value=2 unreadable bytes"))
     world.log.append(0, interaction(rng, place=(0, 1), item="item-1", user="b"))
-    running = world.refresher()
-    running.settle()
+    running = world.settled()
     (letter,) = world.outbox.unreadable
     assert (letter.record.offset, letter.record.value) == (1, b"\xff\xff")
     assert running.held.partitions[0].counts["dead_lettered"] == 1
@@ -505,8 +473,7 @@ def test_an_item_whose_parked_interactions_were_turned_away_is_folded_anew_when_
     for number in range(60):
         item = f"made-up-{number % 20}"
         world.log.append(0, interaction(rng, place=(0, number), item=item, user=f"u{number}"))
-    running = world.refresher()
-    running.settle()
+    running = world.settled()
     evicted = next(f"made-up-{n}" for n in range(20) if running.held.partitions[0].pending.may_lack(f"made-up-{n}"))
     assert partition_for(evicted.encode(), 1) == 0
     world.log.put(evicted)
@@ -521,8 +488,7 @@ def test_a_user_is_not_called_forgotten_while_some_partition_has_not_folded_it()
     for partition in (0, 1):
         world.log.append(partition, interaction(rng, place=(0, partition), item=f"item-{partition}", user="a"))
     world.log.append(0, Forgetting(0, "a", {0: 5}))
-    running = world.refresher()
-    running.settle()
+    running = world.settled()
     found = running.describe.user("a")
     assert (found.interactions, offsets_of(found.forgotten_up_to), found.partitions) == (1, {}, [0, 1])
     world.log.append(1, Forgetting(0, "a", {0: 4}))

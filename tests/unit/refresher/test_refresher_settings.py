@@ -37,8 +37,7 @@ async def test_the_edge_speaks_of_partitions_items_and_users() -> None:
     world = World(make_rules())
     world.log.append(0, interaction(rng, place=(1, 1), item="item-1", user="ab"))
     world.log.append(0, Forgetting(0, "cd", {1: 7}))
-    running = world.refresher()
-    running.settle()
+    running = world.settled()
     edge = RefresherServicer(running.describe)
     status = await edge.GetStatus(refresher_pb2.GetStatusRequest(), None)
     (partition,) = status.partitions

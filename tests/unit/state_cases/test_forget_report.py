@@ -54,8 +54,7 @@ def left_by_the_refresher() -> list[str]:
     world = World(make_rules())
     query = attributed(np.random.default_rng(1), place=(0, 0), item="item-1", user=PSEUDONYM)
     world.log.append(0, query)
-    running = world.refresher()
-    running.settle()
+    running = world.settled()
     world.log.append(0, Forgetting(0, PSEUDONYM, {0: 0}))
     running.settle()
     changes = [delta.change for delta in world.outbox.deltas]

@@ -43,8 +43,7 @@ def test_readers_take_the_deltas_of_an_item_that_changed_its_partition() -> None
 
 def sums_of(world: World) -> Mapping[int, Any]:
     """By partition that has the item: its sums."""
-    running = world.refresher()
-    running.settle()
+    running = world.settled()
     found = {
         number: state.sums.of([MOVED]).sums.tolist()
         for number, state in running.held.partitions.items()

@@ -45,8 +45,7 @@ def test_a_forget_after_the_pseudonym_key_was_changed_takes_the_users_sums_back(
     EncoderProcess(stream, store, forget_log=forgets, pseudonym_key=old_key).settle()
     rng = np.random.default_rng(1)
     world.log.append(0, interaction(rng, place=(0, 1), item="item-1", user=pseudonym_of(ANN, old_key)))
-    running = world.refresher()
-    running.settle()
+    running = world.settled()
     forgets.append(Forget(forget_id="f", user_id=ANN, up_to={0: 1}, requested_ms=NOW_MS))
     process = EncoderProcess(stream, store, forget_log=forgets, pseudonym_key=new_key, earlier_keys=(old_key,)).settle()
     for voided in process.outbox.attributions:
@@ -67,8 +66,7 @@ def test_after_a_rekey_a_forget_under_the_new_key_alone_takes_everything_back() 
     given = [interaction(rng, place=(0, place), item=item, user=old) for place, item in enumerate(items)]
     for one in given:
         world.log.append(0, one)
-    running = world.refresher()
-    running.settle()
+    running = world.settled()
     state = running.held.partitions[0]
     before = state.sums.of(items).sums.tolist()
     for one in given:

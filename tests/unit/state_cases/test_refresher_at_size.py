@@ -75,8 +75,7 @@ def sums(state: Partition) -> dict[str, list[float]]:
 def test_a_forget_of_what_retention_removed_leaves_the_others_sums() -> None:
     world = World(RULES)
     filled(world)
-    running = world.refresher()
-    running.settle()
+    running = world.settled()
     others = [f"item-{number}" for number in range(12) if number % 3]
     before = {item: running.held.partitions[0].sums.of([item]).sums.tolist() for item in others}
     world.log.expire(0, 100)
@@ -117,8 +116,7 @@ def test_a_heavy_users_forget_does_not_hold_up_the_others() -> None:
     world = World(RULES, log=log)
     for number in range(3_000):
         log.append(0, interaction(rng, place=(0, number), item=f"item-{number % 11}", user="heavy"))
-    running = world.refresher(checkpoint_s=1e9)
-    running.settle()
+    running = world.settled(checkpoint_s=1e9)
     log.append(0, Forgetting(0, "heavy", {0: 2_999}))
     log.append(0, interaction(rng, place=(0, 3_000), item="item-11", user="another"))
     asked_ms = log.now_ms
@@ -130,8 +128,7 @@ def test_a_heavy_users_forget_does_not_hold_up_the_others() -> None:
     assert offsets_of(running.describe.user("heavy").forgotten_up_to) == {}
     running.refresher._checkpoints.keep(state)
     world.now_ms += 10_000
-    successor = world.refresher("b")
-    successor.settle()
+    successor = world.settled("b")
     while successor.held.partitions[0].leaving:
         successor.refresher.step()
     assert offsets_of(successor.describe.user("heavy").forgotten_up_to) == {0: 2_999}
