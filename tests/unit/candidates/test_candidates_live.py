@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_items, make_pair_gate, make_queries, state_fields, unit
+from serving_scene import served
 
 from services.algorithms.indexes.by_name import parse_algorithm
 from services.algorithms.items.catalogue import Catalogue
@@ -26,11 +27,10 @@ from services.candidates.bootstrap import host_build, load_catalogue, make_live
 from services.candidates.config import CandidatesSettings
 from services.candidates.domain import SearchQuery, SearchResult, Stage
 from services.candidates.metrics import Answered, CandidatesMetrics, examine
-from services.candidates.server import SERVICE, CandidatesServicer
+from services.candidates.server import CandidatesServicer
 from services.catalogue.changes import CatalogueChanges
 from services.contracts.topics.index_deltas import Batch, IndexDelta, ItemDelta, MemoryDelta
 from services.contracts.topics.items import CatalogueItem
-from services.platform.rpc.server import RpcServer
 
 FIRST, FULL = candidates_pb2.STAGE_FIRST, candidates_pb2.STAGE_FULL
 P_Q, P_X, D = 4, 2, 8
@@ -92,16 +92,9 @@ async def serving(path: Path, **changes: Any) -> AsyncIterator[Running]:
         remembered=live.votes,
         on_change=lambda: metrics.loaded(live.search.info),
     )
-
-    def add(server: grpc.aio.Server) -> list[str]:
-        candidates_pb2_grpc.add_CandidatesServiceServicer_to_server(CandidatesServicer(live.search), server)
-        return [SERVICE]
-
-    server = RpcServer(process="candidates", settings=settings, add_services=add, registry=registry)
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+    add = candidates_pb2_grpc.add_CandidatesServiceServicer_to_server
+    async with served("candidates", settings, add, CandidatesServicer(live.search), registry) as channel:
         yield Running(path, live, listener, candidates_pb2_grpc.CandidatesServiceStub(channel), registry)
-    await server.drain()
     await live.search.close()
 
 

@@ -13,6 +13,7 @@ import torch
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, common_pb2
 from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries, state_fields
+from serving_scene import served
 
 from services.algorithms.bundles.model_bundle import Bundle
 from services.algorithms.indexes.brute_force import BruteForce
@@ -26,9 +27,8 @@ from services.candidates.choice import Choice
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.on_device import DeviceBuild
-from services.candidates.server import SERVICE, CandidatesServicer
+from services.candidates.server import CandidatesServicer
 from services.platform.config import ConfigError
-from services.platform.rpc.server import RpcServer
 
 FIRST, FULL = candidates_pb2.STAGE_FIRST, candidates_pb2.STAGE_FULL
 
@@ -63,16 +63,9 @@ async def serving(path: Path, shape: tuple[int, int], **changes: Any) -> AsyncIt
     )
     registry = CollectorRegistry()
     search = make_live(settings, load_catalogue(settings), CandidatesMetrics(registry)).search
-
-    def add(server: grpc.aio.Server) -> list[str]:
-        candidates_pb2_grpc.add_CandidatesServiceServicer_to_server(CandidatesServicer(search), server)
-        return [SERVICE]
-
-    server = RpcServer(process="candidates", settings=settings, add_services=add, registry=registry)
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+    add = candidates_pb2_grpc.add_CandidatesServiceServicer_to_server
+    async with served("candidates", settings, add, CandidatesServicer(search), registry) as channel:
         yield Running(bundle, candidates_pb2_grpc.CandidatesServiceStub(channel), registry)
-    await server.drain()
     await search.close()
 
 

@@ -9,6 +9,7 @@ from fakes.encoder import HashEncoder
 from freshet.v1 import encoder_pb2, encoder_pb2_grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 from prometheus_client import CollectorRegistry
+from serving_scene import served
 from streams import VOCABULARY
 
 from services.contracts.pseudonyms import pseudonym_of
@@ -18,11 +19,10 @@ from services.encoder.config import EncoderSettings
 from services.encoder.domain import encode_job, pack_state
 from services.encoder.handlers.encode import EncodeHistory
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.server import SERVICE, DescribeUser, EncoderServicer
+from services.encoder.server import DescribeUser, EncoderServicer
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.config import ConfigError, load_settings
 from services.platform.errors import DependencyUnavailable
-from services.platform.rpc.server import RpcServer
 
 
 class Model(HashEncoder):
@@ -50,16 +50,10 @@ async def stub(model: Model) -> AsyncIterator[encoder_pb2_grpc.EncoderServiceStu
     )
     servicer = EncoderServicer({"model-1": handler}, describe, EncoderMetrics(registry), "model-1")
 
-    def add(server: grpc.aio.Server) -> list[str]:
-        encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
-        return [SERVICE]
-
     settings = EncoderSettings(port=0, metrics_port=0, drain_seconds=0.1)
-    server = RpcServer(process="encoder", settings=settings, add_services=add, registry=registry)
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+    add = encoder_pb2_grpc.add_EncoderServiceServicer_to_server
+    async with served("encoder", settings, add, servicer, registry) as channel:
         yield encoder_pb2_grpc.EncoderServiceStub(channel)
-    await server.drain()
     await handler.close()
 
 

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import onnx
 from fakes.generator import MemoryClicks
-from freshet.v1 import generator_pb2_grpc
 from onnx import TensorProto, helper, numpy_helper
 from prometheus_client import CollectorRegistry
 
@@ -28,11 +26,11 @@ from services.generator.config import GeneratorSettings
 from services.generator.domain.sources import Sources
 from services.generator.followers import ClicksFollower, ItemChanges
 from services.generator.metrics import GeneratorMetrics
-from services.generator.server import SERVICE, GeneratorServicer
+from services.generator.server import GeneratorServicer
 from services.offline.bundles.model import BundleContent, write_bundle
 from services.offline.bundles.text import TextBundleWriter, save_phrases
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary
-from services.platform.rpc.server import HealthState, RpcServer
+from services.platform.rpc.server import HealthState
 from tests.unit.retrieval_scene import make_items, make_pair_gate
 
 TITLES = {
@@ -263,16 +261,3 @@ def make_running(
         clicks = ClicksFollower(topic, sources.text, metrics, poll_s=0)
     changes = ItemChanges(sources, metrics, on_change=make_watch(sources, servicer, metrics))
     return Running(settings, sources, servicer, changes, metrics, registry, topic, clicks)
-
-
-async def serving(running: Running) -> Any:
-    """(server, channel, stub) over real gRPC."""
-
-    def add(server: grpc.aio.Server) -> list[str]:
-        generator_pb2_grpc.add_GeneratorServiceServicer_to_server(running.servicer, server)
-        return [SERVICE]
-
-    server = RpcServer(process="generator", settings=running.settings, add_services=add, registry=running.registry)
-    await server.start()
-    channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}")
-    return server, channel, generator_pb2_grpc.GeneratorServiceStub(channel)

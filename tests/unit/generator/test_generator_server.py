@@ -11,8 +11,9 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
-from freshet.v1 import common_pb2, generator_pb2
-from generator_scene import Running, click, make_running, serving, write_catalogue, write_text
+from freshet.v1 import common_pb2, generator_pb2, generator_pb2_grpc
+from generator_scene import Running, click, make_running, write_catalogue, write_text
+from serving_scene import served
 from structlog.testing import capture_logs
 
 from services.generator.domain.requests import LEXICAL, PHRASES, SOURCES, TEXT_MOL, Asked, Scored
@@ -48,10 +49,9 @@ class Asking:
 
 
 async def _asking(running: Running) -> AsyncIterator[Asking]:
-    server, channel, stub = await serving(running)
-    yield Asking(running, stub)
-    await channel.close()
-    await server.drain()
+    add = generator_pb2_grpc.add_GeneratorServiceServicer_to_server
+    async with served("generator", running.settings, add, running.servicer, running.registry) as channel:
+        yield Asking(running, generator_pb2_grpc.GeneratorServiceStub(channel))
     await running.servicer.close()
 
 

@@ -13,6 +13,7 @@ import pytest_asyncio
 from freshet.v1 import common_pb2, reranker_pb2, reranker_pb2_grpc
 from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries, state_fields, unit
+from serving_scene import served
 from structlog.testing import capture_logs
 
 from services.algorithms.items.live_catalogue import MAX_VERSIONS
@@ -21,11 +22,10 @@ from services.algorithms.scoring.states import ItemStates
 from services.catalogue.changes import CatalogueChanges
 from services.contracts.topics.index_deltas import Batch, IndexDelta, ItemDelta
 from services.contracts.topics.items import CatalogueItem
-from services.platform.rpc.server import RpcServer
 from services.reranker.bootstrap import load_catalogue
 from services.reranker.config import RerankerSettings
 from services.reranker.handlers import Rerank, RerankerMetrics
-from services.reranker.server import SERVICE, RerankerServicer
+from services.reranker.server import RerankerServicer
 
 KINDS = common_pb2.Certificate
 SHARE = 0.25
@@ -86,17 +86,10 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
     metrics = RerankerMetrics(registry)
     catalogue = load_catalogue(settings)[0]
     rerank = Rerank(catalogue=catalogue, metrics=metrics)
-
-    def add(server: grpc.aio.Server) -> list[str]:
-        reranker_pb2_grpc.add_RerankerServiceServicer_to_server(RerankerServicer(rerank), server)
-        return [SERVICE]
-
-    server = RpcServer(process="reranker", settings=settings, add_services=add, registry=registry)
-    await server.start()
     changes = CatalogueChanges(catalogue, metrics.catalogue)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+    add = reranker_pb2_grpc.add_RerankerServiceServicer_to_server
+    async with served("reranker", settings, add, RerankerServicer(rerank), registry) as channel:
         yield Running(tmp_path / "bundle", catalogue, changes, reranker_pb2_grpc.RerankerServiceStub(channel))
-    await server.drain()
     await rerank.close()
 
 

@@ -11,14 +11,14 @@ import pytest_asyncio
 from freshet.v1 import common_pb2, reranker_pb2, reranker_pb2_grpc
 from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries, state_fields
+from serving_scene import served
 
 from services.algorithms.bundles.model_bundle import Bundle
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.platform.rpc.server import RpcServer
 from services.reranker.bootstrap import load_catalogue
 from services.reranker.config import RerankerSettings
 from services.reranker.handlers import Rerank, RerankerMetrics
-from services.reranker.server import SERVICE, RerankerServicer
+from services.reranker.server import RerankerServicer
 
 KINDS = common_pb2.Certificate
 
@@ -48,16 +48,9 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
     settings = RerankerSettings(port=0, metrics_port=0, bundle=bundle.path)
     registry = CollectorRegistry()
     rerank = Rerank(catalogue=load_catalogue(settings)[0], metrics=RerankerMetrics(registry))
-
-    def add(server: grpc.aio.Server) -> list[str]:
-        reranker_pb2_grpc.add_RerankerServiceServicer_to_server(RerankerServicer(rerank), server)
-        return [SERVICE]
-
-    server = RpcServer(process="reranker", settings=settings, add_services=add, registry=registry)
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+    add = reranker_pb2_grpc.add_RerankerServiceServicer_to_server
+    async with served("reranker", settings, add, RerankerServicer(rerank), registry) as channel:
         yield Running(bundle, reranker_pb2_grpc.RerankerServiceStub(channel), registry)
-    await server.drain()
     await rerank.close()
 
 
