@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from services.algorithms.bundles.model_bundle import EncoderShape, HeadShape
+from services.algorithms.bundles.model_bundle import BundleError, EncoderShape, HeadShape, load_bundle
 from services.algorithms.scoring.states import ItemStates, PairGate
 from services.offline.bundles.model import BundleContent
 from tests.unit.retrieval_scene import unit
@@ -59,3 +62,13 @@ def relist(path: Path, name: str) -> None:
     raw = (path / name).read_bytes()
     manifest["files"][name] = {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw)}
     (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def resealed(path: Path, load: Callable[[Path], object] = load_bundle, version: str = "model_version") -> None:
+    """Make sizes, checksums and version of a bundle anew, as whoever writes other content would."""
+    for name in json.loads((path / "manifest.json").read_text())["files"]:
+        relist(path, name)
+    with pytest.raises(BundleError) as refusal:
+        load(path)
+    if found := re.search("the content hashes to ([0-9a-f]{16})", str(refusal.value)):
+        edit_manifest(path, **{version: found[1]})
