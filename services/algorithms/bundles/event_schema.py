@@ -64,8 +64,7 @@ class EventType:
         return self.role is not Role.EXPOSURE
 
 
-_SEEN = {Role.POSITIVE: True, Role.NEGATIVE: True, Role.EXPOSURE: False, Role.NEUTRAL: False}
-_HISTORY = {Role.POSITIVE: True, Role.NEGATIVE: True, Role.EXPOSURE: False, Role.NEUTRAL: False}
+# By default, the item of an event with a weight counts as seen, and the history has the event.
 _WEIGHT = {Role.POSITIVE: 1.0, Role.NEGATIVE: -1.0, Role.EXPOSURE: 0.0, Role.NEUTRAL: 0.0}
 _FIELDS = {"role": str, "seen": bool, "history": bool, "weight": float, "centre": float, "limit": float}
 
@@ -185,8 +184,8 @@ def _event_type(where: str, declared: object) -> EventType:
     try:
         return EventType(
             role=role,
-            seen=declared.get("seen", _SEEN[role]),
-            history=declared.get("history", _HISTORY[role]),
+            seen=declared.get("seen", _WEIGHT[role] != 0),
+            history=declared.get("history", _WEIGHT[role] != 0),
             weight=TypeWeight(slope=slope, centre=centre, limit=limit),
         )
     except ValueError as error:

@@ -95,7 +95,7 @@ class BertBody(nn.Module):
             return self._run(hidden, mask, first, last, rows).float()
 
     def _run(self, hidden: Tensor, mask: Tensor, first: int, last: int, rows: int | None) -> Tensor:
-        added = _hidden_where_padded(mask)
+        added = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, float("-inf"))[:, None, None, :]
         for number in range(first, last):
             hidden = self.layers[number](hidden, added, rows if number == last - 1 else None)
         return hidden
@@ -105,8 +105,3 @@ class BertBody(nn.Module):
         if first == 0:
             return list(self.parameters())
         return [parameter for layer in self.layers[first:] for parameter in layer.parameters()]
-
-
-def _hidden_where_padded(mask: Tensor) -> Tensor:
-    """mask (B, L), true at tokens -> (B, 1, 1, L)."""
-    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, float("-inf"))[:, None, None, :]

@@ -54,7 +54,6 @@ class OtherRulesError(CheckpointError):
 class Snapshot:
     """A state at one position. versions: one per part. changed: an encoder per changed part."""
 
-    number: int
     folded_offset: int
     values: dict[str, Any]
     versions: Versions
@@ -119,7 +118,7 @@ def snapshot(state: Partition, saved: Versions) -> Snapshot:
         for name, version in found.items()
         if version is None or saved.get(name) != version
     }
-    return Snapshot(state.number, state.folded_offset, values, found, changed)
+    return Snapshot(state.folded_offset, values, found, changed)
 
 
 def restore(
