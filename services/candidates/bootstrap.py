@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import grpc
 import numpy as np
 import structlog
 from freshet.v1 import candidates_pb2_grpc
@@ -50,14 +49,12 @@ from services.platform.config import ConfigError
 from services.platform.memory import available_bytes, require_memory
 from services.platform.process import configure_tracing
 from services.platform.request_context import Tracing
-from services.platform.rpc.server import HealthState, RpcServer, serve
+from services.platform.rpc.server import HealthState, RpcServer, adding, serve
 
 if TYPE_CHECKING:
     from services.candidates.on_device import DeviceBuild
 
 log = structlog.get_logger()
-
-_add_servicer: Any = candidates_pb2_grpc.add_CandidatesServiceServicer_to_server
 
 
 def load_catalogue(settings: CandidatesSettings) -> Catalogue:
@@ -311,14 +308,10 @@ async def run(settings: CandidatesSettings) -> None:
     async with opened(settings, health, tracing, max_versions=num_versions) as (servicer, live):
         health.serve_as([PROCESSES["candidates"].health_of(live.search.info.model_version, str(settings.shard))])
 
-        def add_services(server: grpc.aio.Server) -> list[str]:
-            _add_servicer(servicer, server)
-            return [SERVICE]
-
         server = RpcServer(
             process="candidates",
             settings=settings,
-            add_services=add_services,
+            add_services=adding(candidates_pb2_grpc.add_CandidatesServiceServicer_to_server, servicer, SERVICE),
             health_state=health,
             tracing=tracing,
         )

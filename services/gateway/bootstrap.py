@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 import structlog
 from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 from grpc_health.v1 import health_pb2
@@ -56,7 +55,7 @@ from services.platform.process import configure_tracing
 from services.platform.request_context import Tracing
 from services.platform.rpc import client as rpc_client
 from services.platform.rpc.request_counts import OF_CLIENTS
-from services.platform.rpc.server import HealthState, RpcServer, serve
+from services.platform.rpc.server import HealthState, RpcServer, adding, serve
 from services.platform.stream.event_producer import EventProducer
 from services.user_state.reader import StateReader
 from services.user_state.sessions import SessionStore
@@ -71,7 +70,6 @@ _SETS_KNOWN_S = 3.0
 log = structlog.get_logger()
 
 # The generated stubs carry no types.
-_add_servicer: Any = gateway_pb2_grpc.add_GatewayServiceServicer_to_server
 _SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"]
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
@@ -362,14 +360,10 @@ async def run(
         routes = await gateway.start(health, in_process or {})
         servicer = GatewayServicer(routes, operations(settings, routes), tracing, lambda: health.is_draining)
 
-        def add_services(server: grpc.aio.Server) -> list[str]:
-            _add_servicer(servicer, server)
-            return [SERVICE]
-
         server = RpcServer(
             process="gateway",
             settings=settings,
-            add_services=add_services,
+            add_services=adding(gateway_pb2_grpc.add_GatewayServiceServicer_to_server, servicer, SERVICE),
             health_state=health,
             tracing=tracing,
             admissions=admissions(),

@@ -5,9 +5,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import grpc
 import numpy as np
 import structlog
 from freshet.v1 import generator_pb2_grpc
@@ -47,11 +45,9 @@ from services.generator.metrics import GeneratorMetrics
 from services.generator.server import SERVICE, GeneratorServicer, info_message
 from services.platform.errors import PreconditionFailed
 from services.platform.process import configure_tracing
-from services.platform.rpc.server import HealthState, RpcServer, serve
+from services.platform.rpc.server import HealthState, RpcServer, adding, serve
 
 log = structlog.get_logger()
-
-_add_servicer: Any = generator_pb2_grpc.add_GeneratorServiceServicer_to_server
 
 
 def load_sources(settings: GeneratorSettings, metrics: GeneratorMetrics) -> tuple[Sources, list[TextEncoder]]:
@@ -231,10 +227,6 @@ async def run(settings: GeneratorSettings) -> None:
     loaded = {one.source: one.num_documents if one.is_loaded else one.reason for one in info.sources}
     log.info("sources_loaded", text_version=info.text_version, **loaded)
 
-    def add_services(server: grpc.aio.Server) -> list[str]:
-        _add_servicer(servicer, server)
-        return [SERVICE]
-
     async def close() -> None:
         await servicer.close()
         await asyncio.to_thread(follower.stop)
@@ -247,6 +239,10 @@ async def run(settings: GeneratorSettings) -> None:
             encoder.close()
 
     server = RpcServer(
-        process="generator", settings=settings, add_services=add_services, health_state=health, tracing=tracing
+        process="generator",
+        settings=settings,
+        add_services=adding(generator_pb2_grpc.add_GeneratorServiceServicer_to_server, servicer, SERVICE),
+        health_state=health,
+        tracing=tracing,
     )
     await serve(server, on_drain=close)

@@ -4,9 +4,7 @@ import asyncio
 import contextlib
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import grpc
 import structlog
 from freshet.v1 import reranker_pb2_grpc
 
@@ -23,14 +21,12 @@ from services.catalogue.snapshots import CatalogueSnapshots, started
 from services.contracts.processes import PROCESSES
 from services.platform.memory import available_bytes, require_memory
 from services.platform.process import configure_tracing
-from services.platform.rpc.server import HealthState, RpcServer, serve
+from services.platform.rpc.server import HealthState, RpcServer, adding, serve
 from services.reranker.config import MEMORY_VARIABLE, RerankerSettings
 from services.reranker.handlers import Rerank, RerankerMetrics
 from services.reranker.server import SERVICE, RerankerServicer
 
 log = structlog.get_logger()
-
-_add_servicer: Any = reranker_pb2_grpc.add_RerankerServiceServicer_to_server
 
 
 def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, CatalogueSnapshots | None]:
@@ -89,17 +85,18 @@ async def run(settings: RerankerSettings) -> None:
     merge.start()
     follower.start()
 
-    def add_services(server: grpc.aio.Server) -> list[str]:
-        _add_servicer(RerankerServicer(rerank, check_ready=gate.check), server)
-        return [SERVICE]
-
     async def close() -> None:
         await rerank.close()
         await asyncio.to_thread(follower.stop)
         with contextlib.suppress(Exception):  # already reported
             await asyncio.to_thread(merge.close)
 
+    servicer = RerankerServicer(rerank, check_ready=gate.check)
     server = RpcServer(
-        process="reranker", settings=settings, add_services=add_services, health_state=health, tracing=tracing
+        process="reranker",
+        settings=settings,
+        add_services=adding(reranker_pb2_grpc.add_RerankerServiceServicer_to_server, servicer, SERVICE),
+        health_state=health,
+        tracing=tracing,
     )
     await serve(server, on_drain=close)

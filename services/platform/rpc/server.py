@@ -49,6 +49,16 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 _STARTING = "starting, or a part that it needs does not answer"
 
 
+def adding(add: Callable[..., None], servicer: Any, service: str) -> AddServices:
+    """Return a function that adds one service. add: generated, `add_…Servicer_to_server`."""
+
+    def add_services(server: grpc.aio.Server) -> list[str]:
+        add(servicer, server)
+        return [service]
+
+    return add_services
+
+
 class HealthState:
     """Whether this process accepts work. Thread-safe; may be set before the server starts.
 

@@ -18,7 +18,7 @@ from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
 from services.catalogue.follower import NOT_READ, CatalogueGate
 from services.platform.rpc.health_check import probe_grpc
-from services.platform.rpc.server import HealthState, RpcServer
+from services.platform.rpc.server import HealthState, RpcServer, adding
 from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings
 from services.reranker.handlers import RerankerMetrics
@@ -29,13 +29,8 @@ def serve_candidates(path: Path, check: Callable[[], None]) -> Callable[[Any], l
     settings = CandidatesSettings(port=0, metrics_port=0, bundle=path, algorithms="brute_force", audit_share=0)
     metrics = CandidatesMetrics(CollectorRegistry())
     live = candidates.make_live(settings, candidates.load_catalogue(settings), metrics)
-
-    def add(server: Any) -> list[str]:
-        servicer = CandidatesServicer(live.search, check_ready=check)
-        candidates_pb2_grpc.add_CandidatesServiceServicer_to_server(servicer, server)
-        return []
-
-    return add
+    servicer = CandidatesServicer(live.search, check_ready=check)
+    return adding(candidates_pb2_grpc.add_CandidatesServiceServicer_to_server, servicer, "candidates")
 
 
 def serve_reranker(path: Path, check: Callable[[], None]) -> Callable[[Any], list[str]]:
@@ -43,12 +38,8 @@ def serve_reranker(path: Path, check: Callable[[], None]) -> Callable[[Any], lis
     rerank = reranker.Rerank(
         catalogue=reranker.load_catalogue(settings)[0], metrics=RerankerMetrics(CollectorRegistry())
     )
-
-    def add(server: Any) -> list[str]:
-        reranker_pb2_grpc.add_RerankerServiceServicer_to_server(RerankerServicer(rerank, check_ready=check), server)
-        return []
-
-    return add
+    servicer = RerankerServicer(rerank, check_ready=check)
+    return adding(reranker_pb2_grpc.add_RerankerServiceServicer_to_server, servicer, "reranker")
 
 
 CALLS = {
