@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fakes.phrases import text_of
 from fakes.refresher import from_bytes, to_bytes
 from golden import formats
 from golden.formats import HERE
@@ -115,7 +116,7 @@ def test_a_text_bundle(tmp_path: Path) -> None:
     assert_arrays(bundle.pair_gate, formats.PAIR_GATE, "hidden_weight", "hidden_bias", "out_weight", "out_bias")
     parts = load_phrases(bundle)
     assert [parts.generator.identifiers.text(number) for number in range(3)] == formats.TEXTS
-    assert [parts.vocabulary.decode(one) for one in parts.vocabulary.encode_all(formats.TEXTS)] == formats.TEXTS
+    assert [text_of(parts.vocabulary, one) for one in parts.vocabulary.encode_all(formats.TEXTS)] == formats.TEXTS
     written = save_phrases(tmp_path / "phrases", parts, tmp_path)
     for name in written.keys() - {"encoder.onnx"}:
         assert (tmp_path / "phrases" / name).read_bytes() == (HERE / "text" / "phrases" / name).read_bytes(), name

@@ -1,20 +1,15 @@
 """The phrase vocabulary: every text has an encoding, which gives the text back, and nothing shorter would."""
 
 import random
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from fakes.phrases import text_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.generation.vocabulary import (
-    _FOLLOWER,
-    _FOLLOWERS,
-    _LEAD,
-    _LEADS,
-    _UNUSUAL_LEAD,
     FIXED_TOKENS,
     NUM_BYTE_TOKENS,
     PhraseVocabulary,
@@ -23,7 +18,6 @@ from services.algorithms.generation.vocabulary import (
 from services.algorithms.generation.vocabulary_text import (
     is_alphanumeric,
     is_whole,
-    joined,
     normalised,
     usual_space,
 )
@@ -65,28 +59,10 @@ AWKWARD = [
 ]
 
 
-def decoded(vocabulary: PhraseVocabulary, tokens: Iterable[int]) -> str:
-    """The text of an encoding."""
-    words: list[tuple[str, bool]] = []
-    waiting, unusual = bytearray(), False
-    for token in [*tokens, NUM_BYTE_TOKENS]:
-        if token >= _FOLLOWER and token < NUM_BYTE_TOKENS:
-            waiting.append(_FOLLOWERS[token - _FOLLOWER])
-            continue
-        if waiting:
-            words.append((waiting.decode(), unusual))
-        waiting, unusual = bytearray(), token >= _UNUSUAL_LEAD
-        if token < NUM_BYTE_TOKENS:
-            waiting.append(_LEADS[(token - _LEAD) % len(_LEADS)])
-        else:
-            words.append(vocabulary.pieces[token - NUM_BYTE_TOKENS])
-    return joined(words[:-1])
-
-
 @settings(deadline=None, max_examples=60)
 @given(st.text() | st.lists(st.sampled_from([*TEXTS, *AWKWARD])).map(" ".join))
 def test_decoding_gives_the_normalised_text_back(text: str) -> None:
-    assert decoded(VOCABULARY, VOCABULARY.encode_all([text])[0]) == normalised(text)
+    assert text_of(VOCABULARY, VOCABULARY.encode_all([text])[0]) == normalised(text)
 
 
 @settings(deadline=None, max_examples=60)
@@ -152,13 +128,13 @@ def words_by_hand(piece: str) -> list[str]:
 def test_a_known_identifier_is_a_few_whole_phrases() -> None:
     (tokens,) = VOCABULARY.encode_all(["What are the  treatments for\nType 2 Diabetes ?"])
 
-    assert [decoded(VOCABULARY, [token]) for token in tokens] == ["what are the treatments for", "type 2 diabetes ?"]
+    assert [text_of(VOCABULARY, [token]) for token in tokens] == ["what are the treatments for", "type 2 diabetes ?"]
 
 
 def test_a_phrase_does_not_end_inside_a_word() -> None:
     vocabulary = PhraseVocabulary([*ascii_pieces(), ("vitamin b", False), ("vitamin", False)], [1] * 138)
 
-    first = [decoded(vocabulary, tokens[:1]) for tokens in vocabulary.encode_all(["vitamin b", "vitamin b12"])]
+    first = [text_of(vocabulary, tokens[:1]) for tokens in vocabulary.encode_all(["vitamin b", "vitamin b12"])]
     assert first == ["vitamin b", "vitamin"]
 
 
