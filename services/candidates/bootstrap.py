@@ -46,7 +46,7 @@ from services.catalogue.snapshots import SNAPSHOT_EVERY_S, CatalogueSnapshots, s
 from services.contracts.processes import PROCESSES
 from services.contracts.shards import Shard
 from services.platform.config import ConfigError
-from services.platform.memory import available_bytes, require_memory
+from services.platform.machine import available_bytes, require_memory
 from services.platform.process import configure_tracing
 from services.platform.request_context import Tracing
 from services.platform.rpc.server import HealthState, RpcServer, adding, serve

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from services.platform.config import ProcessSettings
 from services.platform.errors import DependencyUnavailable
-from services.platform.ports import check_port_free
+from services.platform.machine import check_port_free
 
 if TYPE_CHECKING:
     from services.platform.rpc.server import HealthState

@@ -16,7 +16,7 @@ from services.console.config import ConsoleSettings
 from services.console.frame import PAGES, Page, add_page, add_sign_in
 from services.console.pages import experiments, health, items, live, models, results, rules, try_it, user, why
 from services.console.same_origin import SameOrigin
-from services.platform.ports import check_port_free
+from services.platform.machine import check_port_free
 
 log = structlog.get_logger()
 

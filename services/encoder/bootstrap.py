@@ -35,7 +35,7 @@ from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.models import Model, Models
 from services.encoder.server import SERVICE, DescribeUser, EncoderServicer, ServedModels
-from services.platform.memory import require_memory
+from services.platform.machine import require_memory
 from services.platform.process import configure_tracing
 from services.platform.request_context import OFF, Tracing
 from services.platform.rpc.server import HealthState, RpcServer, serve

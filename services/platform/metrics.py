@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
-from services.platform.ports import PortTaken, port_owner
+from services.platform.machine import PortTaken, port_owner
 from services.platform.stream.follower import TurnClock
 from services.platform.transport import Tls
 

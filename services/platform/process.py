@@ -14,7 +14,7 @@ import uvloop
 from services.platform import request_context
 from services.platform.config import ConfigError, ProcessSettings, load_settings
 from services.platform.errors import FreshetError
-from services.platform.ports import PortTaken
+from services.platform.machine import PortTaken
 from services.platform.request_context import OFF, Tracing
 
 # At INFO these libraries log every reconnect. kafka-python logs a rejected connection several times a second; adapters

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
 from services.platform.errors import DependencyUnavailable, Overloaded
-from services.platform.memory import give_back_freed
+from services.platform.machine import give_back_freed
 
 Req = TypeVar("Req")
 Res = TypeVar("Res")

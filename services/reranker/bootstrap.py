@@ -19,7 +19,7 @@ from services.catalogue.changes import CatalogueChanges
 from services.catalogue.follower import CatalogueFollower, CatalogueGate, catalogue_reader
 from services.catalogue.snapshots import CatalogueSnapshots, started
 from services.contracts.processes import PROCESSES
-from services.platform.memory import available_bytes, require_memory
+from services.platform.machine import available_bytes, require_memory
 from services.platform.process import configure_tracing
 from services.platform.rpc.server import HealthState, RpcServer, adding, serve
 from services.reranker.config import MEMORY_VARIABLE, RerankerSettings

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from services.platform.memory import available_bytes
+from services.platform.machine import available_bytes
 from services.stack.errors import StackError
 from services.stack.ports import PARTS
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from services.contracts.processes import PROCESSES
-from services.platform.ports import PortTaken, check_port_free
+from services.platform.machine import PortTaken, check_port_free
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

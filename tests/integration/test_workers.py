@@ -14,7 +14,7 @@ from outside import until
 
 from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
-from services.platform.ports import PortTaken, check_port_free
+from services.platform.machine import PortTaken, check_port_free
 from services.stack import Ports, Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]

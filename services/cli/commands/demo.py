@@ -71,7 +71,7 @@ def _sentences(logs: Path) -> Iterator[None]:
     from services.algorithms.bundles.model_manifest import BundleError
     from services.offline.demo.stream import ReplayFailedError, StreamStalledError
     from services.platform.errors import FreshetError
-    from services.platform.ports import PortTaken
+    from services.platform.machine import PortTaken
     from services.stack import StackError
 
     logged = f"the parts' logs are in {logs}"

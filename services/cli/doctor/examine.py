@@ -22,7 +22,7 @@ from services.cli.output import CommandError
 from services.contracts.processes import PROCESSES, Process
 from services.platform.config import ConfigError, ProcessSettings, environment_tls, load_settings
 from services.platform.errors import FreshetError
-from services.platform.memory import available_bytes
+from services.platform.machine import available_bytes
 from services.stack.errors import StackError
 from services.stack.folders import cache_root
 from services.stack.launcher import Stack

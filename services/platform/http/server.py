@@ -31,7 +31,7 @@ from services.platform.errors import InvalidRequest
 from services.platform.http.connections import IDLE_S, MAX_CONNECTIONS, LimitedConnection
 from services.platform.http.openapi import Described
 from services.platform.http.origins import WithOrigins
-from services.platform.ports import PortTaken, check_port_free, port_owner
+from services.platform.machine import PortTaken, check_port_free, port_owner
 from services.platform.rpc.guard import UNGUARDED, Body, CallGuards, reader
 
 _STRANGERS_BYTES = 4096

@@ -16,9 +16,8 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from services.platform.config import ProcessSettings
-from services.platform.memory import give_back_freed
+from services.platform.machine import PortTaken, check_port_free, give_back_freed, port_owner
 from services.platform.metrics import serve_metrics
-from services.platform.ports import PortTaken, check_port_free, port_owner
 from services.platform.request_context import Tracing
 from services.platform.rpc.admission import Admission
 from services.platform.rpc.guard import CallGuards, Door, RpcMetrics

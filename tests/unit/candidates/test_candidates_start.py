@@ -21,7 +21,7 @@ from services.candidates.bootstrap import Live, opened
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.platform.config import ConfigError, load_settings
-from services.platform.memory import require_memory
+from services.platform.machine import require_memory
 from services.platform.request_context import OFF
 from services.platform.rpc.server import HealthState
 

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from services.platform.ports import PortTaken, check_port_free
+from services.platform.machine import PortTaken, check_port_free
 from services.stack.held_ports import held_for_servers
 
 

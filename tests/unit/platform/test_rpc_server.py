@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 
 from services.platform import errors, request_context
 from services.platform.config import ProcessSettings
-from services.platform.ports import PortTaken
+from services.platform.machine import PortTaken
 from services.platform.rpc import client as rpc_client
 from services.platform.rpc import health_check
 from services.platform.rpc.admission import Admission

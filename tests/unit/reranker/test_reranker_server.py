@@ -168,6 +168,6 @@ def test_without_a_limit_a_model_larger_than_the_free_memory_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = make_bundle(tmp_path / "bundle", count=12000)
-    monkeypatch.setattr("services.platform.memory.available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("services.platform.machine.available_bytes", lambda: 1 << 20)
     catalogue, _ = load_catalogue(RerankerSettings(port=0, metrics_port=0, bundle=bundle.path))
     assert catalogue.base.num_items == 12000

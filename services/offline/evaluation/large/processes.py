@@ -19,7 +19,7 @@ from services.candidates.metrics import CandidatesMetrics
 from services.contracts.shards import Shard
 from services.gateway.recommend.popular import PopularItems
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
-from services.platform.memory import give_back_freed
+from services.platform.machine import give_back_freed
 from services.refresher.bootstrap import fold_rules
 from services.refresher.config import RefresherSettings
 from services.reranker import bootstrap as reranker
