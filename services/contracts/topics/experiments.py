@@ -8,7 +8,7 @@ results` read it in full.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
@@ -248,34 +248,26 @@ def check(new: Experiment) -> None:
             raise InvalidRequest.of(name, value, "1-64 of a-z, 0-9 and '-', no '-' first")
     if not 0 < new.share <= 1:  # NaN fails too
         raise InvalidRequest.of("share", new.share, "above 0, at most 1")
-    fewest = most = 2
-    if not new.interleaved:
-        most = MAX_ARMS
-    if not fewest <= len(new.arms) <= most:
+    if not 2 <= len(new.arms) <= (2 if new.interleaved else MAX_ARMS):
         raise InvalidRequest.of(
             "arms", f"{len(new.arms)} arms", "exactly 2 where interleaved" if new.interleaved else f"2-{MAX_ARMS}"
         )
     if len({arm.name for arm in new.arms}) < len(new.arms):
         raise InvalidRequest.of("arms", [arm.name for arm in new.arms], "each name once")
-    _check_shares(new.arms)
     for number, arm in enumerate(new.arms):
         _check_arm(f"arms[{number}]", arm)
+    if abs(sum(arm.share for arm in new.arms) - 1) > _ROUNDING:
+        raise InvalidRequest.of(
+            "arms", f"shares that add up to {sum(arm.share for arm in new.arms):g}", "shares that add up to 1"
+        )
     for name, value in new.context.items():
         validate_text("context", name, 1, 256)
         validate_text(f"context[{name!r}]", value, 0, 256)
 
 
-def _check_shares(arms: Sequence[Arm]) -> None:
-    for number, arm in enumerate(arms):
-        if not 0 < arm.share < 1:
-            raise InvalidRequest.of(f"arms[{number}].share", arm.share, "above 0, below 1")
-    if abs(sum(arm.share for arm in arms) - 1) > _ROUNDING:
-        raise InvalidRequest.of(
-            "arms", f"shares that add up to {sum(arm.share for arm in arms):g}", "shares that add up to 1"
-        )
-
-
 def _check_arm(field_name: str, arm: Arm) -> None:
+    if not 0 < arm.share < 1:
+        raise InvalidRequest.of(f"{field_name}.share", arm.share, "above 0, below 1")
     if not 0 <= arm.diversity <= 1:
         raise InvalidRequest.of(f"{field_name}.diversity", arm.diversity, "0-1")
     if arm.new_item_share is not None and not 0 <= arm.new_item_share <= 0.5:
