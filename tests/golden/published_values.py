@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from services.algorithms.bundles.model_manifest import HeadShape
 from services.algorithms.scoring.states import PairGate
-from services.offline.training.models.mol import MolHead
+from services.offline.training.models.mol import Dropouts, MolHead
 
 Values = dict[str, Tensor]
 
@@ -45,7 +45,9 @@ def head_with(values: Values, *, activation: str = "silu", **dropouts: float) ->
         query_hidden=values["query_weight"].shape[1] if "glu_weight" in values else 0,
         query_activation=activation,
     )
-    head = MolHead(shape, width, num_users=0 if users is None else len(users) - 1, **dropouts).double()
+    head = MolHead(
+        shape, width, num_users=0 if users is None else len(users) - 1, dropouts=Dropouts(**dropouts)
+    ).double()
     if "glu_weight" in values:
         # Theirs is (in, out) and its activated half comes first.
         hidden = shape.query_hidden

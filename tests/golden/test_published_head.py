@@ -52,7 +52,7 @@ def test_the_network_of_cosines_that_services_hold_scores_as_the_published_one_o
 @torch.no_grad()
 def test_training_drops_user_elements_and_pair_weights_as_published() -> None:
     values = published("mol_head_training")
-    head = head_with(values, user_element_dropout=0.5, gate_dropout=0.3).train()
+    head = head_with(values, user_element=0.5, gate=0.3).train()
     torch.manual_seed(7)  # the seed of the stored mask
     query = head.query_states(values["query"], values["user"])
     close(query[0], values["query_components"])

@@ -7,9 +7,9 @@ import torch
 from published_values import published
 
 from services.offline.training.models.hstu import HstuBlock, HstuEncoder
-from services.offline.training.models.mol import MolHead
+from services.offline.training.models.mol import Dropouts, MolHead
 from services.offline.training.models.sasrec import SasRecEncoder
-from services.offline.training.models.sequential import Dropouts, SequentialModel
+from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.presets import TrainConfig, preset, with_dot_head, with_sasrec
 
 # configs/<data set>/hstu-mol-*.gin, in the files' words; batches are per device there, and Books has two devices.

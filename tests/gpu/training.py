@@ -28,7 +28,8 @@ from services.offline.datasets import Interactions, MeasuredSplit, from_columns,
 from services.offline.evaluation.quality.published import PROTOCOLS, PublishedModel, ranked, with_next_times
 from services.offline.training.evaluation import ModelScorer
 from services.offline.training.loop import Step, dense_users, train
-from services.offline.training.models.sequential import Dropouts, SequentialModel
+from services.offline.training.models.mol import Dropouts
+from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.presets import TrainConfig, preset, with_dot_head
 
 _EPOCHS_BETWEEN_EVALUATIONS = 4

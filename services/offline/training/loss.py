@@ -103,8 +103,8 @@ def _mixture_loss(
         gate,
         negatives,
         tau=config.head.tau,
-        gate_dropout=head.gate_dropout,
-        pair_dropout=head.pair_dropout,
+        gate_dropout=head.dropouts.gate,
+        pair_dropout=head.dropouts.pair,
         correction=correction,
         backward_negatives=config.backward_negatives,
     ) / len(queries.components)

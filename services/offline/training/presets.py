@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any
 
 from services.algorithms.bundles.model_manifest import AbsenceShape, EncoderShape, HeadShape
-from services.offline.training.models.sequential import Dropouts
+from services.offline.training.models.mol import Dropouts
 
 # A mixture against the whole catalogue at every position would cost X / K times its sampled softmax.
 LOSSES = ("sampled-softmax", "corrected-softmax", "full-softmax")

@@ -11,7 +11,7 @@ from services.algorithms.bundles.model_manifest import EncoderShape, HeadShape
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.training.models.hstu import unit_rows
-from services.offline.training.models.mol import DotHead, MolHead, PairGateMlp
+from services.offline.training.models.mol import DotHead, Dropouts, MolHead, PairGateMlp
 from services.offline.training.models.sequential import SequentialModel
 
 SHAPE = HeadShape(
@@ -26,7 +26,7 @@ SHAPE = HeadShape(
 
 
 def head_of(**dropouts: float) -> MolHead:
-    return MolHead(SHAPE, 12, num_users=4, **dropouts)
+    return MolHead(SHAPE, 12, num_users=4, dropouts=Dropouts(**dropouts))
 
 
 @torch.no_grad()
@@ -56,7 +56,7 @@ def test_components_have_length_one_and_an_unknown_users_is_zero() -> None:
 
 @torch.no_grad()
 def test_training_drops_the_user_component_whole_and_at_the_given_rate() -> None:
-    head = head_of(user_dropout=0.5).train()
+    head = head_of(user=0.5).train()
     components, _ = head.query_states(torch.randn(4000, 12), torch.randint(0, 4, (4000,)))
     lengths = components[:, -1].norm(dim=-1)
     assert ((lengths < 1e-6) | ((lengths - 1).abs() < 1e-5)).all()
@@ -65,7 +65,7 @@ def test_training_drops_the_user_component_whole_and_at_the_given_rate() -> None
 
 @torch.no_grad()
 def test_training_may_drop_elements_of_the_user_component_which_stays_of_length_one() -> None:
-    head = head_of(user_element_dropout=0.5).train()
+    head = head_of(user_element=0.5).train()
     components, _ = head.query_states(torch.randn(4000, 12), torch.randint(0, 4, (4000,)))
     user = components[:, -1]
     assert (user == 0).float().mean().item() == pytest.approx(0.5, abs=0.05)
@@ -75,7 +75,7 @@ def test_training_may_drop_elements_of_the_user_component_which_stays_of_length_
 
 @torch.no_grad()
 def test_item_dropout_leaves_the_items_gate_alone() -> None:
-    head = head_of(item_dropout=0.5).train()
+    head = head_of(item=0.5).train()
     embedded = torch.randn(50, 12)
     components, gate = head.item_states(embedded)
     serving = head.eval().item_states(embedded)
@@ -85,7 +85,7 @@ def test_item_dropout_leaves_the_items_gate_alone() -> None:
 
 @torch.no_grad()
 def test_pair_dropout_drops_cosines_that_the_network_reads_but_not_those_it_weighs() -> None:
-    head = head_of(pair_dropout=0.5).train()
+    head = head_of(pair=0.5).train()
     query = head.query_states(torch.randn(50, 12), torch.full((50,), -1))
     item = head.item_states(torch.randn(50, 12))
     scores, weights = head.score_pairs(query, item)
@@ -97,7 +97,7 @@ def test_pair_dropout_drops_cosines_that_the_network_reads_but_not_those_it_weig
 
 @torch.no_grad()
 def test_dropped_pair_weights_leave_the_others_summing_to_one() -> None:
-    head = head_of(gate_dropout=0.4).train()
+    head = head_of(gate=0.4).train()
     query = head.query_states(torch.randn(2000, 12), torch.full((2000,), -1))
     item = head.item_states(torch.randn(2000, 12))
     _, weights = head.score_pairs(query, item)

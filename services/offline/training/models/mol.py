@@ -8,6 +8,8 @@ trained on logits, cosines / tau, like the authors', and exported for cosines.
 Letters: N rows, P_q, P_x components, P = P_q * P_x, d component width, D encoder width, G gate hidden width.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -111,12 +113,29 @@ class PairGateMlp(nn.Module):
         return {name: getattr(self, name).detach() for name in names}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dropouts:
+    """Training's dropouts, as probabilities.
+
+    `user` drops the user-id component whole, `user_element` its elements before the normalisation, as the authors do;
+    `gate` drops pair weights, `pair` cosines that the pair network reads.
+    """
+
+    encoder: float = 0.0
+    item: float = 0.0
+    user: float = 0.0
+    gate: float = 0.0
+    user_element: float = 0.0
+    pair: float = 0.0
+
+
+NO_DROPOUT = Dropouts()
+
+
 class MolHead(nn.Module):
     """Query and item states of a mixture of logits, and the score of aligned pairs.
 
-    With `num_users` > 0 the last query component is a user-id embedding. It is zero for an unknown user (-1), and
-    training zeroes it per row with probability `user_dropout`. The authors drop single elements before the
-    normalisation instead: `user_element_dropout`. `pair_dropout` drops cosines that the pair network reads.
+    With `num_users` > 0 the last query component is a user-id embedding. It is zero for an unknown user (-1).
     """
 
     def __init__(
@@ -125,17 +144,11 @@ class MolHead(nn.Module):
         width: int,
         *,
         num_users: int = 0,
-        user_dropout: float = 0.0,
-        user_element_dropout: float = 0.0,
-        item_dropout: float = 0.0,
-        gate_dropout: float = 0.0,
-        pair_dropout: float = 0.0,
+        dropouts: Dropouts = NO_DROPOUT,
         start_noise: float = 0.0,
     ) -> None:
         super().__init__()
-        self.shape = shape
-        self.user_dropout, self.user_element_dropout = user_dropout, user_element_dropout
-        self.item_dropout, self.gate_dropout, self.pair_dropout = item_dropout, gate_dropout, pair_dropout
+        self.shape, self.dropouts = shape, dropouts
         from_encoder = shape.num_query_components - (1 if num_users else 0)
         self.query = _projection(
             width, shape.query_hidden, from_encoder * shape.component_width, activation=shape.query_activation
@@ -161,17 +174,17 @@ class MolHead(nn.Module):
     def item_states(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
         """Map embedded (N, D) -> components (N, P_x, d), gate (N, P)."""
         # As in the authors' code, the gate reads the embedding without dropout.
-        dropped = functional.dropout(embedded, self.item_dropout, self.training)
+        dropped = functional.dropout(embedded, self.dropouts.item, self.training)
         components = self.item(dropped).unflatten(-1, (-1, self.shape.component_width))
         return unit_rows(components), self.item_gate(embedded)
 
     def score_pairs(self, query: tuple[Tensor, Tensor], item: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return similarity s (N,) and pair weights pi (N, P) of N queries with N items, row by row."""
         cosines = (query[0] @ item[0].transpose(-1, -2)).flatten(-2)
-        read = functional.dropout(cosines, self.pair_dropout, self.training)
+        read = functional.dropout(cosines, self.dropouts.pair, self.training)
         weights = functional.silu(query[1] * item[1] + self.pair_gate(read)).softmax(dim=-1)
-        if self.training and self.gate_dropout:
-            weights = weights * (torch.rand_like(weights) >= self.gate_dropout)
+        if self.training and self.dropouts.gate:
+            weights = weights * (torch.rand_like(weights) >= self.dropouts.gate)
             weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=1e-6)
         return (weights * cosines).sum(dim=-1), weights
 
@@ -179,10 +192,10 @@ class MolHead(nn.Module):
         if self.user is None or user_index is None:
             return encoded.new_zeros((*encoded.shape[:-1], self.shape.component_width))
         known = user_index >= 0
-        if self.training and self.user_dropout:
-            known = known & (torch.rand(known.shape, device=known.device) >= self.user_dropout)
+        if self.training and self.dropouts.user:
+            known = known & (torch.rand(known.shape, device=known.device) >= self.dropouts.user)
         component = self.user(user_index.clamp(min=0))
-        component = functional.dropout(component, self.user_element_dropout, self.training)
+        component = functional.dropout(component, self.dropouts.user_element, self.training)
         component = functional.normalize(component, dim=-1, eps=1e-6)
         return component * known.unsqueeze(-1).to(component.dtype)
 

@@ -3,8 +3,6 @@
 Letters: B batch, L history length, D width, X items, M positions per history, P_q, P_x components, P = P_q * P_x.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -15,26 +13,10 @@ from services.algorithms.encoding.absence import AbsenceRows
 from services.algorithms.encoding.actions import STRIDE
 from services.algorithms.scoring.states import ItemStates, PairGate
 from services.offline.training.models.hstu import HstuEncoder, Past
-from services.offline.training.models.mol import DotHead, MolHead
+from services.offline.training.models.mol import NO_DROPOUT, DotHead, Dropouts, MolHead
 from services.offline.training.models.sasrec import SasRecEncoder
 
 PADDING = -1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Dropouts:
-    """Training's dropouts, as probabilities.
-
-    `user` drops the user-id component whole, `user_element` its elements; `gate` drops pair weights, `pair` cosines
-    that the pair network reads.
-    """
-
-    encoder: float = 0.0
-    item: float = 0.0
-    user: float = 0.0
-    gate: float = 0.0
-    user_element: float = 0.0
-    pair: float = 0.0
 
 
 class SequentialModel(nn.Module):
@@ -47,7 +29,7 @@ class SequentialModel(nn.Module):
         *,
         num_items: int,
         num_users: int = 0,
-        dropouts: Dropouts = Dropouts(),
+        dropouts: Dropouts = NO_DROPOUT,
         start_noise: float = 0.0,
         absence: AbsenceShape | None = None,
     ) -> None:
@@ -74,17 +56,7 @@ class SequentialModel(nn.Module):
         self.encoder = kind(encoder, dropout=dropouts.encoder)
         self.head: MolHead | DotHead
         if head.is_mixture:
-            self.head = MolHead(
-                head,
-                encoder.width,
-                num_users=num_users,
-                user_dropout=dropouts.user,
-                item_dropout=dropouts.item,
-                gate_dropout=dropouts.gate,
-                user_element_dropout=dropouts.user_element,
-                pair_dropout=dropouts.pair,
-                start_noise=start_noise,
-            )
+            self.head = MolHead(head, encoder.width, num_users=num_users, dropouts=dropouts, start_noise=start_noise)
         else:
             self.head = DotHead(head, encoder.width, item_dropout=dropouts.item)
         # Initially zero; row 0 is never read.

@@ -25,6 +25,9 @@ INPUTS = (
 )
 
 
+_SCALARS = "group_size", "backward_negatives", "tau", "correction", "gate_dropout", "pair_dropout", "seed", "threads"
+
+
 class _Batch(ctypes.Structure):
     _fields_ = [
         *(
@@ -98,7 +101,6 @@ class SampledSoftmax:
         found = {name: np.zeros_like(getattr(self, name)) for name in INPUTS}
         batch = _Batch(
             positions=positions,
-            group_size=self.group_size,
             negatives=negatives,
             num_query=num_query,
             num_item=num_item,
@@ -109,13 +111,7 @@ class SampledSoftmax:
                 for name in (*INPUTS, "uniforms")
             },
             **{name: _address(name, getattr(self, name), shapes[name], np.int64) for name in ("rows", "targets")},
-            backward_negatives=self.backward_negatives,
-            tau=self.tau,
-            correction=self.correction,
-            gate_dropout=self.gate_dropout,
-            pair_dropout=self.pair_dropout,
-            seed=self.seed,
-            threads=self.threads,
+            **{name: getattr(self, name) for name in _SCALARS},
         )
         gradients = _Gradients(**{name: array.ctypes.data for name, array in found.items()})
         call = (kernels or load_kernels(Path(__file__).parent)).freshet_mol_sampled_softmax

@@ -6,8 +6,8 @@ import torch
 from training_scene import CONFIG
 
 from services.offline.training.loss import batch_loss
-from services.offline.training.models.mol import MolHead
-from services.offline.training.models.sequential import Dropouts, SequentialModel
+from services.offline.training.models.mol import Dropouts, MolHead
+from services.offline.training.models.sequential import SequentialModel
 
 
 def test_pair_dropout_reaches_the_negatives() -> None:

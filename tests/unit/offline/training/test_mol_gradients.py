@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from native_builds import native_builds
-from torch.nn import functional
 
 from services.offline.training import mol_gradients
 from services.offline.training.mol_gradients import INPUTS, SampledSoftmax
+from services.offline.training.mol_sampled_softmax import GateWeights, Negatives, States, mol_sampled_softmax
 
 BUILDS = native_builds(Path(mol_gradients.__file__).parent)
 
@@ -55,16 +55,11 @@ def softmax_of(shape: tuple[int, ...], **options: float) -> SampledSoftmax:
 
 
 def by_autograd(softmax: SampledSoftmax) -> tuple[float, dict[str, np.ndarray]]:
+    """In double precision, where no kernel is used."""
     tensors = [torch.from_numpy(getattr(softmax, name)).double().requires_grad_() for name in INPUTS]
-    positive, q, query_gate, items, item_gate, w1, b1, w2, b2 = tensors
-    rows = torch.from_numpy(softmax.rows)[torch.arange(len(positive)) // softmax.group_size]
-    cosines = torch.einsum("nqd,nkxd->nkqx", q, items[rows]).flatten(2)
-    network = functional.linear(functional.silu(functional.linear(cosines, w1, b1)), w2, b2)
-    weights = functional.silu(query_gate.unsqueeze(1) * item_gate[rows] + network).softmax(-1)
-    logits = (weights * cosines).sum(-1) / softmax.tau + softmax.correction
-    logits = logits.masked_fill(rows == torch.from_numpy(softmax.targets).unsqueeze(1), -torch.inf)
-    own = positive / softmax.tau
-    loss = (torch.cat([own.unsqueeze(1), logits], dim=1).logsumexp(1) - own).sum()
+    negatives = Negatives(torch.from_numpy(softmax.rows), torch.from_numpy(softmax.targets), softmax.group_size)
+    states, gate = (States(*tensors[1:3]), States(*tensors[3:5])), GateWeights(*tensors[5:])
+    loss = mol_sampled_softmax(tensors[0], *states, gate, negatives, tau=softmax.tau, correction=softmax.correction)
     gradients = torch.autograd.grad(loss, tensors)
     return loss.item(), {name: gradient.numpy() for name, gradient in zip(INPUTS, gradients, strict=True)}
 

@@ -7,7 +7,7 @@ import numpy as np
 from services.algorithms.bundles.model_manifest import EncoderShape, HeadShape
 from services.offline.datasets import Interactions
 from services.offline.training import TrainConfig
-from services.offline.training.models.sequential import Dropouts
+from services.offline.training.models.mol import Dropouts
 
 CONFIG = TrainConfig(
     encoder=EncoderShape(
