@@ -8,6 +8,7 @@ give way to it.
 
 import os
 import sys
+from collections.abc import Callable
 
 import pytest
 import structlog
@@ -36,10 +37,17 @@ OWN_STACKS = (
     "tests/integration/test_import_attributes.py",
     "tests/integration/test_large_catalogues.py",
 )
+# The last of those that share the local stack: they share a compact one, too.
+ON_BOTH_PROFILES = (
+    "tests/integration/test_absence_on_a_stack.py",
+    "tests/integration/test_client_on_stacks.py",
+    "tests/integration/test_outside.py",
+)
 # What runs files with stacks first; at most two stacks and what their tests start run at a time.
 STACK_WORKERS = ("gw0", "gw1")
 # Of the other processes.
 NICENESS = 5
+_STOPPED_AFTER_ITS_GROUP: list[Callable[[], object]] = []
 # Equal examples in every run, and none fails because a machine is slow.
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
@@ -76,7 +84,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.nodeid.startswith(STACK_FOLDERS):
             item.add_marker("integration")
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: _order(item.nodeid))
+        items.sort(key=lambda item: (_order(item.nodeid), item.nodeid.startswith(ON_BOTH_PROFILES)))
+
+
+@pytest.fixture(scope="session")
+def stopped_after_its_group() -> list[Callable[[], object]]:
+    """Functions that stop a stack of several files, called when a process of `-n` has run these files.
+
+    An idle stack takes a part of a core, which tests without one can use.
+    """
+    return _STOPPED_AFTER_ITS_GROUP
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if hasattr(item.config, "workerinput") and nextitem and _order(item.nodeid) != _order(nextitem.nodeid):
+        for stop in _STOPPED_AFTER_ITS_GROUP:
+            stop()
 
 
 def _order(nodeid: str) -> int:

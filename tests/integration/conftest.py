@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -73,25 +73,31 @@ def _trained(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
 
 
 @pytest.fixture(scope="session")
-def _session_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def _session_stack(
+    tmp_path_factory: pytest.TempPathFactory, stopped_after_its_group: list[Callable[[], object]]
+) -> Iterator[Stack]:
     """The session's stack, nothing running yet."""
     stack = Stack(tmp_path_factory.mktemp("stack"), ports=Ports.free())
+    stopped_after_its_group.append(stack.down)
     yield stack
     stack.down()
 
 
-@pytest.fixture(scope="module")
-def _compact_stack_of_module(tmp_path_factory: pytest.TempPathFactory, small_bundle: Path) -> Iterator[Stack]:
+@pytest.fixture(scope="session")
+def _session_compact_stack(
+    tmp_path_factory: pytest.TempPathFactory, small_bundle: Path, stopped_after_its_group: list[Callable[[], object]]
+) -> Iterator[Stack]:
     stack = Stack(tmp_path_factory.mktemp("compact"), bundle=small_bundle, ports=Ports.free(), profile="compact")
+    stopped_after_its_group.append(stack.down)
     yield stack
     stack.down()
 
 
 @pytest.fixture
-def compact_stack(_compact_stack_of_module: Stack) -> Stack:
+def compact_stack(_session_compact_stack: Stack) -> Stack:
     """Everything of the compact profile, beside the other stack."""
-    _compact_stack_of_module.up()
-    return _seen_by_gateway(_compact_stack_of_module)
+    _session_compact_stack.up()
+    return _seen_by_gateway(_session_compact_stack)
 
 
 @pytest.fixture
