@@ -88,8 +88,7 @@ def host_build(
     coders = chain([first_coder], repeat(vectors_coded))
 
     def build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
-        ranks = np.arange(items.num_items)
-        return {**make_indexes(algorithms, items, ranks, next(coders), codebooks), TRUTH: BruteForce(items)}
+        return {**make_indexes(algorithms, items, next(coders), codebooks), TRUTH: BruteForce(items)}
 
     return carry_over(build)
 

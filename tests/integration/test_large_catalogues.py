@@ -4,7 +4,6 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from services.algorithms.bundles.model_bundle import load_bundle
@@ -29,8 +28,7 @@ def test_the_service_answers_what_the_library_does(small_bundle: Path, tmp_path:
     for takes_codes in (False, True):
         with serving(catalogue.path, names, port=Ports.free()["candidates"]) as service:
             for name in names:
-                ranks = np.arange(3_000)
-                index = make_index(parse_algorithm(name), scorer, ranks, codebooks=catalogue.codebooks)
+                index = make_index(parse_algorithm(name), scorer, codebooks=catalogue.codebooks)
                 for number in range(len(asked)):
                     query = asked.take([number])
                     found = index.search(query, rows.K).item_indices[0]

@@ -9,18 +9,17 @@ import torch
 
 
 def grouped_top_k_reference(
-    queries: torch.Tensor, items: torch.Tensor, size: int, allowed: torch.Tensor, ranks: torch.Tensor
+    queries: torch.Tensor, items: torch.Tensor, size: int, allowed: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The `size` best items of each pair of a query vector and an item component by (-score, rank), and the next score.
+    """The `size` best items of each pair of a query vector and an item component by (-score, row), and the next score.
 
-    Shapes: queries (B, Q, d), items (X, S, d), allowed (B, X) bool, ranks (X,) -> rows (B, Q, S, N) int64 and scores
+    Shapes: queries (B, Q, d), items (X, S, d), allowed (B, X) bool -> rows (B, Q, S, N) int64 and scores
     (B, Q, S, N) with N = min(size, X), ending in -1 and -inf where fewer are allowed, and the (N + 1)-th best score
     (B, Q, S), -inf where there is none. In the queries' dtype.
     """
     scores = torch.einsum("bqd,xsd->bqsx", queries, items)
     scores = scores.masked_fill(~allowed[:, None, None, :], -torch.inf)
-    by_rank = torch.argsort(ranks)
-    order = by_rank[torch.sort(scores[..., by_rank], dim=-1, descending=True, stable=True).indices]
+    order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
     ordered = torch.gather(scores, -1, order)
     rows = torch.where(ordered > -torch.inf, order, -1)[..., :size]
     following = ordered[..., size] if size < len(items) else torch.full(ordered.shape[:-1], -torch.inf)

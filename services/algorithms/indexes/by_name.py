@@ -10,7 +10,7 @@ from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.exact.cheapest import Exact
 from services.algorithms.indexes.exact.two_pass import ExactAlgorithm1, ExactLowPrecision
 from services.algorithms.indexes.passes import Passes
-from services.algorithms.indexes.protocol import Index, Indices
+from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.quantized.anisotropic import Anisotropic
 from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.indexes.quantized.dot_products import Quantized
@@ -81,7 +81,6 @@ def parse_algorithm(text: str) -> Algorithm:
 def make_index(
     algorithm: Algorithm,
     scorer: MolScorer,
-    tie_ranks: Indices,
     coder: Coder = vectors_coded,
     codebooks: Codebooks | None = None,
 ) -> Index:
@@ -93,7 +92,7 @@ def make_index(
     options: dict[str, Any] = {"coder": coder} if made in _CODED else {}
     if made is Anisotropic:
         options["codebooks"] = codebooks
-    return made(scorer, tie_ranks=tie_ranks, **options, **algorithm.arguments)
+    return made(scorer, **options, **algorithm.arguments)
 
 
 def make_card_index(algorithm: Algorithm, passes: Passes) -> Index:
@@ -107,7 +106,6 @@ def make_card_index(algorithm: Algorithm, passes: Passes) -> Index:
 def make_indexes(
     algorithms: Sequence[Algorithm],
     scorer: MolScorer,
-    tie_ranks: Indices,
     coder: Coder = vectors_coded,
     codebooks: Codebooks | None = None,
 ) -> dict[str, Index]:
@@ -118,7 +116,7 @@ def make_indexes(
         if one.name in coded:
             made[one.text] = cast(Any, coded[one.name]).with_sizes(**one.arguments)
             continue
-        made[one.text] = index = make_index(one, scorer, tie_ranks, coder, codebooks)
+        made[one.text] = index = make_index(one, scorer, coder, codebooks)
         if isinstance(index, TangentIndex):
             coded[one.name] = index
     return made

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from services.algorithms.indexes.passes import Answer, Found, Lists
-from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores, check_tie_ranks
+from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores
 from services.algorithms.indexes.rescoring import Rescored
 from services.algorithms.ops.grouped_top_k.device import best_of_groups
 from services.algorithms.ops.mol_scores.device import DeviceQueries, DeviceScorer
@@ -49,21 +49,9 @@ class CardRequest:
 class CardPasses:
     """X items on a torch device, searched under one lock. See `Passes`."""
 
-    def __init__(
-        self, scorer: DeviceScorer, tie_ranks: npt.NDArray[np.integer] | None = None, *, max_graphs: int = 16
-    ) -> None:
-        """Prepare X items. tie_ranks (X,): each item's position in id order (default the row number).
-
-        max_graphs: limit of cached CUDA graphs, one per algorithm, batch size and K (0: none). Raises: ValueError for
-        repeated ranks.
-        """
+    def __init__(self, scorer: DeviceScorer, *, max_graphs: int = 16) -> None:
+        """max_graphs: limit of cached CUDA graphs, one per algorithm, batch size and K (0: none)."""
         self.scorer = scorer
-        # Dense ranks 0..X-1.
-        order = np.argsort(check_tie_ranks(tie_ranks, scorer.num_items))
-        self.ranks = np.empty_like(order)
-        self.ranks[order] = np.arange(len(order))
-        self.device_ranks = torch.from_numpy(self.ranks).to(scorer.device)
-        self.row_of_rank = torch.from_numpy(order).to(scorer.device)
         self._lock = threading.Lock()
         self._graphs: CapturedCalls[Any] = CapturedCalls(max_graphs=max_graphs)
         self._capacities: dict[Hashable, int] = {}
@@ -74,7 +62,7 @@ class CardPasses:
 
     @property
     def nbytes(self) -> int:
-        return self.scorer.nbytes + 2 * 8 * self.num_items
+        return self.scorer.nbytes
 
     def run(
         self,
@@ -141,8 +129,8 @@ class CardPasses:
 
     def lists(self, request: CardRequest, items: torch.Tensor, vectors: torch.Tensor, size: int) -> Lists:
         """The best items by vectors (B, Q, d), as lists (B, L)."""
-        order, fused = (self.device_ranks, self.row_of_rank), request.prepared.half_fits
-        found = best_of_groups(items, vectors, *order, size, request.mask, fused=fused, plain=request.plain)
+        fused = request.prepared.half_fits
+        found = best_of_groups(items, vectors, size, request.mask, fused=fused, plain=request.plain)
         request.overflowed.append(found.overflowed)
         rows, scores, following = found.rows.flatten(1, 2), found.scores.flatten(1, 2), found.following.flatten(1)
         return Lists(rows=rows, scores=scores, following=following, seconds=0.0)
@@ -160,7 +148,7 @@ class CardPasses:
         # On trained states, about 2 k items are within the error of the K-th.
         capacity = request.capacity or min(_power_of_two(4 * k), self.num_items)
         prepared, mask = request.prepared, request.mask
-        answer = exact_answer(self.scorer, prepared, self.device_ranks, pool, mask, k=k, capacity=capacity)
+        answer = exact_answer(self.scorer, prepared, pool, mask, k=k, capacity=capacity)
         request.evaluated.append((answer.evaluated, capacity))
         return answer, None if pool is None else (pool >= 0).sum(dim=1)
 
@@ -228,8 +216,7 @@ class _CardMeans:
         items = torch.cat([self._means.float(), self._radii[:, None, None]], dim=2)
         queries = torch.from_numpy(vectors).to(device)
         mask = torch.from_numpy(allowed.view(np.uint8)).to(device)
-        order = passes.device_ranks, passes.row_of_rank
-        best = best_of_groups(items, queries, *order, 1, mask, fused=False)
+        best = best_of_groups(items, queries, 1, mask, fused=False)
         return passes.fetch(best.scores[:, :, 0, 0].amax(dim=1).double())
 
 

@@ -8,7 +8,6 @@ Letters: B queries, N1 per component pair, N2 by the average. Cost: both scans, 
 import time
 
 import numpy as np
-import numpy.typing as npt
 
 from services.algorithms.indexes.passes import Array, Lists, Passes, Request
 from services.algorithms.indexes.pools import Depths, PooledIndex, check_pool_size
@@ -34,13 +33,12 @@ class CombinedTopK(PooledIndex):
         *,
         pair_pool_size: int,
         average_pool_size: int,
-        tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
         """As `ScoredIndex`. Raises: ValueError also for sizes below 1."""
         check_pool_size("pair_pool_size", pair_pool_size)
         check_pool_size("average_pool_size", average_pool_size)
         self.average_pool_size = average_pool_size
-        super().__init__(items, pair_gate, pool_size=pair_pool_size, tie_ranks=tie_ranks)
+        super().__init__(items, pair_gate, pool_size=pair_pool_size)
 
     def _prepare(self) -> None:
         self._average = TopKAvg(self.passes, pool_size=self.average_pool_size)
@@ -80,7 +78,7 @@ class CombinedTopK(PooledIndex):
                 averaged = scan.pool(query)
                 rows = np.concatenate([listed, averaged[~np.isin(averaged, listed)]])[:size]
                 found = scan.average_scores(query, rows)
-                order = np.lexsort((self.ranks[rows], -found))
+                order = np.lexsort((rows, -found))
                 item_indices[query, : len(rows)], scores[query, : len(rows)] = rows[order], found[order]
                 if len(rows) < size:
                     # the average's list is shorter than `size`: it has all allowed items

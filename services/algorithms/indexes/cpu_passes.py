@@ -17,7 +17,6 @@ from services.algorithms.indexes.protocol import (
     Pass,
     Pool,
     Scores,
-    check_tie_ranks,
     empty_answer,
     take_queries,
 )
@@ -53,14 +52,12 @@ class _Part:
 class CpuPasses:
     """X items in memory. See `Passes`."""
 
-    def __init__(self, scorer: MolScorer, tie_ranks: npt.NDArray[np.integer] | None = None) -> None:
-        """Prepare X items. tie_ranks (X,): each item's position in id order (default the row number).
-
-        Raises: ValueError for no items or repeated ranks.
-        """
+    def __init__(self, scorer: MolScorer) -> None:
+        """Prepare X items. Raises: ValueError for no items."""
+        if not scorer.num_items:
+            raise ValueError("the index is empty: num_items=0 allowed: at least 1")
         self.scorer = scorer
-        self.ranks = check_tie_ranks(tie_ranks, scorer.num_items)
-        self._components = GroupedTopK(scorer.components, tie_ranks=self.ranks)
+        self._components = GroupedTopK(scorer.components)
 
     @property
     def num_items(self) -> int:
@@ -68,7 +65,7 @@ class CpuPasses:
 
     @property
     def nbytes(self) -> int:
-        return self.scorer.nbytes + int(self.ranks.nbytes) + self._components.nbytes
+        return self.scorer.nbytes + self._components.nbytes
 
     def run(
         self,
@@ -92,7 +89,7 @@ class CpuPasses:
         return from_bfloat16(to_bfloat16(rounded)) if self._storage == "bfloat16" else rounded
 
     def means(self, vectors: FloatArray) -> "_CpuMeans":
-        return _CpuMeans(GroupedTopK(vectors, tie_ranks=self.ranks, storage=self._storage))
+        return _CpuMeans(GroupedTopK(vectors, storage=self._storage))
 
     def pool(self, request: CpuRequest, rows: Sequence[Indices]) -> list[Indices]:
         if len(rows) == 1 and rows[0].shape[1] == 1:
@@ -103,7 +100,7 @@ class CpuPasses:
     def top_k(self, request: CpuRequest, pool: list[Indices] | None, k: int) -> Rescored:
         if pool is None:
             return self._top_k_of_all(request.queries, k, request.allowed)
-        return rescore(self.scorer, request.queries, pool, k, self.ranks)
+        return rescore(self.scorer, request.queries, pool, k)
 
     def best_of_all(self, queries: QueryStates, size: int, allowed: Mask | None) -> Pool:
         """Return float32 scores. The best omitted one plus its error bounds the rest."""
@@ -124,7 +121,7 @@ class CpuPasses:
             else:
                 scored = [scores[rows] for scores, rows in zip(part.scores, found, strict=True)]
             for query, (rows, scores) in enumerate(zip(near, scored, strict=True), part.queries.start):
-                order = np.lexsort((self.ranks[rows], -scores))
+                order = np.argsort(-scores, kind="stable")  # rows ascend
                 if len(rows) > size:
                     bounds[query] = float(scores[order[size]]) + error[query]
                 order = order[:size]
@@ -156,7 +153,7 @@ class CpuPasses:
             scores += [row[rows] for row, rows in zip(part.scores, found, strict=True)]
             touched[part.queries] = part.scores.shape[1]
         full = Pass("full", time.perf_counter() - started, touched)
-        answer = finish(self.scorer, queries, pools, scores, k, self.ranks, error=error)
+        answer = finish(self.scorer, queries, pools, scores, k, error=error)
         return replace(answer, passes=(full, *answer.passes))
 
     def _parts(self, queries: QueryStates, allowed: Mask | None) -> Iterator[_Part]:

@@ -25,7 +25,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lists:
-    """The n best items of each of L lists for B queries, best first, equal scores by rank, padded with -1 and -inf.
+    """The n best items of each of L lists for B queries, best first, equal scores by row, padded with -1 and -inf.
 
     Shapes: rows and scores (B, L, n); following (B, L): the best omitted score, -inf without one. seconds: the pass's
     duration on the CPU, 0 on a GPU.
@@ -63,9 +63,7 @@ class Means(Protocol):
 
 
 class Passes(Protocol):
-    """Passes over X items, on the device of their states. ranks (X,): order of equal scores. Thread-safe."""
-
-    ranks: Indices
+    """Passes over X items, on the device of their states. Thread-safe."""
 
     @property
     def scorer(self) -> Any:
@@ -76,7 +74,7 @@ class Passes(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of states and ranks."""
+        """Bytes of states."""
 
     def run(
         self,

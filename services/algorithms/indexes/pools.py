@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from services.algorithms.indexes.passes import Array, Lists, Passes, Request
 from services.algorithms.indexes.protocol import (
@@ -56,12 +55,11 @@ class PooledIndex(ScoredIndex, ABC):
         pair_gate: PairGate | None = None,
         *,
         pool_size: int,
-        tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
         """As `ScoredIndex`. Raises: ValueError also for a pool_size below 1."""
         check_pool_size("pool_size", pool_size)
         self.pool_size = pool_size
-        super().__init__(items, pair_gate, tie_ranks=tie_ranks)
+        super().__init__(items, pair_gate)
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None, max_gap: float = 0.0) -> TopK:
         """The top `k` by s of a pool of at least max(N, k) items."""

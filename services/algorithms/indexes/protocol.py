@@ -1,7 +1,8 @@
 """The protocol of a top-K index: `search` for the answer with its certificate, `first_stage` for a pool.
 
-Item indices are row numbers. Scores and gaps are in similarity units s = tau * phi. A filter is a mask applied inside
-the scan: with fewer than K allowed items the answer is shorter.
+Item indices are row numbers. Rows are in order of item ids, so ties go to the lower row. Scores and gaps are in
+similarity units s = tau * phi. A filter is a mask applied inside the scan: with fewer than K allowed items the answer
+is shorter.
 
 Letters: B queries, X items, K results, N pool size.
 """
@@ -76,7 +77,7 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopK:
-    """Answers to B queries, best first, ties by item id, with one certificate per query.
+    """Answers to B queries, best first, ties by row, with one certificate per query.
 
     Shapes: item_indices (B, K'), scores (B, K') float64 with K' = min(K, X); a shorter answer ends in index -1 and
     score -inf. passes: in order.
@@ -90,7 +91,7 @@ class TopK:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pool:
-    """First-stage pools of B queries, best first by the first stage's own score, ties by item id.
+    """First-stage pools of B queries, best first by the first stage's own score, ties by row.
 
     Shapes: item_indices (B, N'), scores (B, N') as in TopK; bounds (B,): no allowed item outside the pool has s above
     it; -inf if none was omitted, NaN without proof.
@@ -145,18 +146,6 @@ def check_request(*, k: int, allowed: Mask | None, num_queries: int, num_items: 
         raise ValueError(f"allowed has dtype {allowed.dtype}; expected bool")
     if allowed.shape not in ((num_items,), (num_queries, num_items)):
         raise ValueError(f"allowed has shape {allowed.shape}; expected ({num_items},) or ({num_queries}, {num_items})")
-
-
-def check_tie_ranks(tie_ranks: npt.NDArray[np.integer] | None, num_items: int) -> Indices:
-    """Each item's rank by id (X,), default the row number. Raises: ValueError for no items or repeated ranks."""
-    if num_items < 1:
-        raise ValueError("the index is empty: num_items=0 allowed: at least 1")
-    if tie_ranks is None:
-        return np.arange(num_items, dtype=np.int64)
-    is_ascending = tie_ranks.shape == (num_items,) and bool((tie_ranks[1:] > tie_ranks[:-1]).all())
-    if not is_ascending and (tie_ranks.shape != (num_items,) or len(np.unique(tie_ranks)) != num_items):
-        raise ValueError(f"tie_ranks has shape {tie_ranks.shape}; expected {num_items} distinct ranks")
-    return tie_ranks.astype(np.int64, copy=False)
 
 
 def empty_answer(num_queries: int, width: int) -> tuple[Indices, Scores]:

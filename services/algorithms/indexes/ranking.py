@@ -29,8 +29,7 @@ def order_by_score_then_id(scores: Scores, ranks: Indices, *, tolerance: float =
     return order, ordered
 
 
-def best_rows(scores: npt.NDArray[np.float32], size: int, ranks: Indices) -> Indices:
-    """The `size` best rows of scores (X,), by (-score, rank); never rows at -inf."""
+def best_rows(scores: npt.NDArray[np.float32], size: int) -> Indices:
+    """The `size` best rows of scores (X,), by (-score, row); never rows at -inf."""
     rows = top_rows(scores[None], size, np.zeros(1))[0]
-    order = np.lexsort((ranks[rows], -scores[rows]))
-    return rows[order[:size]]
+    return rows[np.argsort(-scores[rows], kind="stable")[:size]]

@@ -34,13 +34,13 @@ class Rescored:
     passes: tuple[Pass, ...]
 
 
-def rescore(scorer: MolScorer, queries: QueryStates, pools: Sequence[Indices], k: int, ranks: Indices) -> Rescored:
-    """The exact top `k` of each query's pool of distinct rows (n,). ranks (X,): for ties."""
+def rescore(scorer: MolScorer, queries: QueryStates, pools: Sequence[Indices], k: int) -> Rescored:
+    """The exact top `k` of each query's pool of distinct rows (n,)."""
     started = time.perf_counter()
     sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
     scores = scorer.scores_at(queries, pools)
     scored = time.perf_counter()
-    answer = finish(scorer, queries, pools, scores, k, ranks)
+    answer = finish(scorer, queries, pools, scores, k)
     return replace(answer, passes=(Pass("full", scored - started, sizes), *answer.passes))
 
 
@@ -50,7 +50,6 @@ def finish(
     pools: Sequence[Indices],
     scores: Sequence[npt.NDArray[np.float32]],
     k: int,
-    ranks: Indices,
     *,
     error: Scores | None = None,
 ) -> Rescored:
@@ -66,7 +65,7 @@ def finish(
     ]
     # One call for all queries: the kernel spreads their rows over threads.
     for query, exact in enumerate(scorer.scores_float64_at(queries, rows)):
-        order, ordered = order_by_score_then_id(exact, ranks[rows[query]], tolerance=2 * float(double_error[query]))
+        order, ordered = order_by_score_then_id(exact, rows[query], tolerance=2 * float(double_error[query]))
         found = min(k, len(order))
         item_indices[query, :found] = rows[query][order[:found]]
         out[query, :found] = ordered[:found]

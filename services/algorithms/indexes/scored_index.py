@@ -1,4 +1,4 @@
-"""The common part of every index: prepared items, ranks, and the checks of a request.
+"""The common part of every index: prepared items, and the checks of a request.
 
 Letters: B queries, X items.
 """
@@ -6,7 +6,6 @@ Letters: B queries, X items.
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from services.algorithms.indexes.cpu_passes import CpuPasses
 from services.algorithms.indexes.passes import Passes
@@ -17,7 +16,7 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 
 class ScoredIndex:
-    """X items, their `scorer`, and `ranks` (X,) for ties; `passes` contain both."""
+    """X items in order of their ids, and their `scorer`; `passes` contain both."""
 
     passes: Passes
     scorer: MolScorer
@@ -26,18 +25,16 @@ class ScoredIndex:
         self,
         items: ItemStates | MolScorer | Passes,
         pair_gate: PairGate | None = None,
-        *,
-        tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
-        """Prepare X items. tie_ranks (X,): each item's position in id order (default the row number).
+        """Prepare X items.
 
-        A MolScorer or Passes is shared; Passes have their own ranks. Only the four algorithms that use nothing but
-        `passes` accept Passes on a GPU. Raises: ValueError for an empty index or shapes that disagree.
+        A MolScorer or Passes is shared. Only the four algorithms that use nothing but `passes` accept Passes on a GPU.
+        Raises: ValueError for an empty index or shapes that disagree.
         """
         if isinstance(items, ItemStates):
             items = MolScorer(items, pair_gate)
-        self.passes = CpuPasses(items, tie_ranks) if isinstance(items, MolScorer) else items
-        self.scorer, self.ranks = self.passes.scorer, self.passes.ranks
+        self.passes = CpuPasses(items) if isinstance(items, MolScorer) else items
+        self.scorer = self.passes.scorer
         self._prepare()
 
     def _prepare(self) -> None: ...
@@ -53,7 +50,7 @@ class ScoredIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of scorer and ranks; an index adds its own."""
+        """Bytes of the scorer; an index adds its own."""
         return self.passes.nbytes
 
     def check(self, queries: QueryStates, k: int, allowed: Mask | None) -> None:

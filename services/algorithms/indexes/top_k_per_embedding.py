@@ -69,11 +69,11 @@ class TopKPerEmbedding(PooledIndex):
             depths = np.zeros(len(queries), dtype=np.int64)
             for query in range(len(queries)):
                 rows, levels, cosines = scan.levels(query)
-                # Rows are ordered by (level, -cosine, rank): the first `size` are whole levels and the next level's
+                # Rows are ordered by (level, -cosine, row): the first `size` are whole levels and the next level's
                 # best.
                 depths[query] = scan.depth if len(rows) <= size else levels[size]
                 rows, cosines = rows[:size], cosines[:size]
-                order = np.lexsort((self.ranks[rows], -cosines))
+                order = np.lexsort((rows, -cosines))
                 item_indices[query, : len(rows)], scores[query, : len(rows)] = rows[order], cosines[order]
             bounds = scan.bounds_at(depths)
             found = np.count_nonzero(item_indices >= 0, axis=1)
@@ -134,7 +134,7 @@ class PairScan:
         np.minimum.at(level, inverse, positions)
         best = np.full(len(found), -np.inf)
         np.maximum.at(best, inverse, cosines)
-        order = np.lexsort((self._index.ranks[found], -best, level))
+        order = np.lexsort((-best, level))
         return found[order], level[order], best[order]
 
     def _thresholds(self, sizes: Indices) -> Scores:

@@ -16,7 +16,7 @@ from services.algorithms.indexes.mutable import index as mutable
 from services.algorithms.indexes.mutable.index import MutableIndex, only
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.version import Version
-from services.algorithms.indexes.protocol import Index, Mask, Pool, TopK, check_request, check_tie_ranks
+from services.algorithms.indexes.protocol import Index, Mask, Pool, TopK, check_request
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
@@ -35,11 +35,11 @@ class MutableAsIndex:
         *,
         coded: bool = False,
         moving: bool = False,
-        tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
-        self.ranks = check_tie_ranks(tie_ranks, len(items))
+        if not len(items):
+            raise ValueError("the index is empty")
         self.num_items = len(items)
-        self.ids = np.array([f"{rank:06d}" for rank in self.ranks.tolist()], dtype=object)
+        self.ids = np.array([f"{row:06d}" for row in range(len(items))], dtype=object)
         self.row = {item_id: row for row, item_id in enumerate(self.ids)}
 
         def some(rows: npt.NDArray[np.int64], states: npt.NDArray[np.int64]) -> ItemBatch:

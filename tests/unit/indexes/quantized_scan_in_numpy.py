@@ -16,8 +16,6 @@ _CELLS_AT_ONCE = 16
 
 
 class ScanInNumpy(CellScan):
-    """A scan whose items' ranks are their rows."""
-
     def __init__(self, codes: CellCodes, vectors: FloatMatrix) -> None:
         super().__init__(codes, vectors=vectors)
         self._vectors = vectors

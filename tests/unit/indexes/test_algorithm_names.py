@@ -25,7 +25,7 @@ def test_every_known_name_builds_an_index_of_that_name(name: str) -> None:
     scorer = MolScorer(items, gate)
     algorithm = parse_algorithm(written(name))
     assert algorithm.text == written(name)
-    index = make_index(algorithm, scorer, np.arange(40), codebooks=catalogue_codebooks(items, gate))
+    index = make_index(algorithm, scorer, codebooks=catalogue_codebooks(items, gate))
     assert index.name == algorithm.name
     assert index.search(make_queries(rng, 2, p_q, p_x, 8), 5).item_indices.shape == (2, 5)
 
@@ -38,9 +38,9 @@ def test_algorithms_that_differ_in_their_sizes_alone_share_their_codes_and_nothi
     items, gate, queries = make_items(rng, 600, 2, 2, 8), make_pair_gate(rng, 4, 6), make_queries(rng, 3, 2, 2, 8)
     scorer, codebooks = MolScorer(items, gate), catalogue_codebooks(items, gate)
     algorithms = [parse_algorithm(f"{name}{sizes}") for sizes in ("(7)", "(50,3)", "(50)")]
-    made = make_indexes([*algorithms, parse_algorithm("exact")], scorer, np.arange(600), codebooks=codebooks)
+    made = make_indexes([*algorithms, parse_algorithm("exact")], scorer, codebooks=codebooks)
     assert list(made) == [f"{name}(7)", f"{name}(50,3)", f"{name}(50)", "exact"]
-    each = [make_index(algorithm, scorer, np.arange(600), codebooks=codebooks) for algorithm in algorithms]
+    each = [make_index(algorithm, scorer, codebooks=codebooks) for algorithm in algorithms]
     sizes, codes = [], each[0]._bytes_of_codes  # type: ignore[attr-defined]
     for algorithm, alone in zip(algorithms, each, strict=True):
         shared = made[algorithm.text]
@@ -61,7 +61,7 @@ def test_a_mixture_is_refused_where_only_dot_products_can_be_searched() -> None:
     rng = np.random.default_rng(0)
     scorer = MolScorer(make_items(rng, 40, 2, 2, 8), make_pair_gate(rng, 4, 6))
     with pytest.raises(ValueError, match="items make 4 pairs; allowed: 1, a plain dot product"):
-        make_index(parse_algorithm("quantized(7)"), scorer, np.arange(40))
+        make_index(parse_algorithm("quantized(7)"), scorer)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_half_the_bits_find_nearly_all(shape: tuple[int, int, int]) -> None:
     assert share > 0.97
     assert {one.kind for one in found.certificates} == {"estimate"}
     # Two bits a coordinate, FAISS's ids and centres: fewer than four bits a coordinate and a row number.
-    assert index.nbytes < make_index(parse_algorithm("quantized_tangents(1000)"), scorer, np.arange(10_000)).nbytes
+    assert index.nbytes < make_index(parse_algorithm("quantized_tangents(1000)"), scorer).nbytes
 
 
 def test_few_cells_are_enough_whatever_the_filter_leaves_of_them() -> None:
@@ -78,7 +78,7 @@ def test_what_is_not_there_is_named() -> None:
     with pytest.raises(
         ValueError, match="codebooks, and the bundle has none; `freshet train` and `freshet index` write"
     ):
-        make_index(parse_algorithm("anisotropic(5)"), MolScorer(items, network), np.arange(60))
+        make_index(parse_algorithm("anisotropic(5)"), MolScorer(items, network))
     others = catalogue_codebooks(make_items(rng, 60, 4, 2, 6), network)
     with pytest.raises(ValueError, match="vectors are 24 wide; these codebooks code 20"):
         Anisotropic(items, network, codebooks=others, pool_size=5)

@@ -111,27 +111,25 @@ def test_equal_items_come_in_order_of_their_ids(builder: Builder) -> None:
     rng.shuffle(copies)
     assert few.gate is not None
     items = ItemStates(components=few.components[copies], gate=few.gate[copies])
-    ranks = rng.permutation(15)
     queries = make_queries(rng, 3, 4, 2, 8)
     gate = make_pair_gate(rng, 8, 16)
     # k is the whole catalogue, so every algorithm finds all of it and only the order is left to get right.
-    answer = builder.build(items, gate, tie_ranks=ranks).search(queries, 15)
+    answer = builder.build(items, gate).search(queries, 15)
     exact = mol_scores_reference(queries, few, gate).numpy()
     for query in range(3):
         best_first = np.argsort(-exact[query])
         place = np.empty(3, dtype=int)
         place[best_first] = np.arange(3)
-        wanted = sorted(range(15), key=lambda row: (place[copies[row]], ranks[row]))
+        wanted = sorted(range(15), key=lambda row: (place[copies[row]], row))
         assert answer.item_indices[query].tolist() == wanted
 
 
 @every_exact_index
 def test_a_tie_at_the_kth_place_goes_to_the_smaller_id(builder: Builder) -> None:
     items = ItemStates(components=np.tile(np.array([[[1.0, 0.0]]], dtype=np.float32), (100, 1, 1)))
-    ranks = np.arange(100)[::-1].copy()
     queries = QueryStates(components=np.array([[[1.0, 0.0]]], dtype=np.float32))
-    answer = builder.build(items, None, tie_ranks=ranks).search(queries, 4)
-    assert answer.item_indices[0].tolist() == [99, 98, 97, 96]
+    answer = builder.build(items, None).search(queries, 4)
+    assert answer.item_indices[0].tolist() == [0, 1, 2, 3]
 
 
 @every_exact_index
@@ -139,15 +137,14 @@ def test_a_tie_at_the_kth_place_goes_to_the_smaller_id_with_gates_too(builder: B
     rng = np.random.default_rng(21)
     few = make_items(rng, 40, 4, 2, 8)
     assert few.gate is not None
-    copies = np.repeat(np.arange(40), 10)
+    copies = rng.permutation(np.repeat(np.arange(40), 10))
     items = ItemStates(components=few.components[copies], gate=few.gate[copies])
-    ranks = rng.permutation(400)
     queries, gate = make_queries(rng, 2, 4, 2, 8), make_pair_gate(rng, 8, 6)
     exact = mol_scores_reference(queries, few, gate).numpy()
-    answer = builder.build(items, gate, tie_ranks=ranks).search(queries, 4)
+    answer = builder.build(items, gate).search(queries, 4)
     for query in range(2):
         best = np.flatnonzero(copies == exact[query].argmax())
-        assert answer.item_indices[query].tolist() == best[np.argsort(ranks[best])][:4].tolist()
+        assert answer.item_indices[query].tolist() == best[:4].tolist()
 
 
 @every_index
@@ -336,15 +333,6 @@ def test_an_empty_index_is_refused(builder: Builder) -> None:
     rng = np.random.default_rng(13)
     with pytest.raises(ValueError, match="index is empty"):
         builder.build(make_items(rng, 0, 4, 2, 8), make_pair_gate(rng, 8, 4))
-
-
-@every_index
-def test_ranks_that_repeat_or_are_too_few_are_refused(builder: Builder) -> None:
-    rng = np.random.default_rng(14)
-    items, gate = make_items(rng, 5, 4, 2, 8), make_pair_gate(rng, 8, 4)
-    for ranks in (np.zeros(5, dtype=np.int64), np.arange(4)):
-        with pytest.raises(ValueError, match="5 distinct ranks"):
-            builder.build(items, gate, tie_ranks=ranks)
 
 
 @every_index

@@ -145,7 +145,7 @@ def test_algorithms_by_name_share_one_changing_catalogue(states: States) -> None
     ids = [f"i{row:05d}" for row in range(100)]
     index = MutableIndex(batch(states, ids), states.pair_gate, model_version=MODEL, build=build)
     one = make_index(states, 100, build=lambda scorer, gate: TopKAvg(scorer, gate, pool_size=1))
-    assert index.memory.main - one.memory.main <= 100 * 8  # tie ranks: the states are held once
+    assert index.memory.main - one.memory.main <= 0  # the states are held once
     index.apply(upserts=batch(states, ["n"], [200]))
     query = states.query([0])
     assert index.search(query, 101, algorithm="all").item_ids == index.search(query, 101).item_ids

@@ -22,11 +22,9 @@ _BUILDS = native_builds("grouped_top_k")
 every_build = pytest.mark.parametrize("library", _BUILDS.values(), ids=_BUILDS)
 
 
-def check(
-    found: GroupedBest, queries: np.ndarray, items: np.ndarray, size: int, allowed: np.ndarray, ranks: np.ndarray
-) -> None:
+def check(found: GroupedBest, queries: np.ndarray, items: np.ndarray, size: int, allowed: np.ndarray) -> None:
     rows, scores, following = grouped_top_k_reference(
-        torch.from_numpy(queries), torch.from_numpy(items), size, torch.from_numpy(allowed), torch.from_numpy(ranks)
+        torch.from_numpy(queries), torch.from_numpy(items), size, torch.from_numpy(allowed)
     )
     np.testing.assert_array_equal(found.rows, rows.numpy())
     np.testing.assert_array_equal(found.scores, scores.numpy())
@@ -46,7 +44,6 @@ def whole(rng: np.random.Generator, *shape: int) -> np.ndarray:
     storage=st.sampled_from(["rows", "float32", "bfloat16"]),
     share=st.sampled_from([0.0, 0.02, 0.5, 1.0]),
     per_query=st.booleans(),
-    ranked=st.booleans(),
 )
 def test_every_path_equals_the_reference_ties_included(
     library: ctypes.CDLL,
@@ -56,16 +53,14 @@ def test_every_path_equals_the_reference_ties_included(
     storage: Storage,
     share: float,
     per_query: bool,
-    ranked: bool,
 ) -> None:
     num_queries, vectors, count, groups, width = shape
     rng = np.random.default_rng(seed)
     items, queries = whole(rng, count, groups, width), whole(rng, num_queries, vectors, width)
-    ranks = rng.permutation(count) if ranked else np.arange(count)
     mask = rng.random((num_queries, count) if per_query else count) < share
-    index = GroupedTopK(items, tie_ranks=ranks if ranked else None, storage=storage)
+    index = GroupedTopK(items, storage=storage)
     found = index.search(queries, size, mask, kernels=library)
-    check(found, queries, items, size, np.broadcast_to(mask, (num_queries, count)).copy(), ranks)
+    check(found, queries, items, size, np.broadcast_to(mask, (num_queries, count)).copy())
 
 
 @every_build
@@ -88,9 +83,8 @@ def test_a_large_catalogue_in_any_order_has_the_same_best(library: ctypes.CDLL, 
     items = np.stack([values, np.ones(count)], axis=1).astype(np.float32)[:, None, :]
     queries = np.array([[[1, 0], [-1, 7]], [[0, 0], [2, -5]]], dtype=np.float32)
     allowed = rng.random(count) < share
-    ranks = rng.permutation(count)
-    found = GroupedTopK(items, tie_ranks=ranks).search(queries, 2000, allowed, kernels=library)
-    check(found, queries, items, 2000, np.broadcast_to(allowed, (2, count)).copy(), ranks)
+    found = GroupedTopK(items).search(queries, 2000, allowed, kernels=library)
+    check(found, queries, items, 2000, np.broadcast_to(allowed, (2, count)).copy())
 
 
 @every_build

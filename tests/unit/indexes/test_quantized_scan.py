@@ -132,7 +132,7 @@ def test_answers_are_sound_and_bounds_hold(
 
 
 @pytest.mark.parametrize("kernel", [None, *BUILDS])
-def test_ties_go_to_the_smaller_rank_even_when_everything_ties(kernel: str | None) -> None:
+def test_ties_go_to_the_smaller_row_even_when_everything_ties(kernel: str | None) -> None:
     vectors = np.tile(np.array([[0.6, 0.8]], dtype=np.float32), (3_000, 1))
     answer = search(
         kernel, vectors, Cells(num_cells=4, bits=8), vectors[:1], how="proven", k=5, tolerances=np.full(1, 1e-12)

@@ -59,9 +59,7 @@ class Scene:
         self.codebooks = catalogue_codebooks(self.items, self.gate)
 
     def build(self, coder: Coder = vectors_coded) -> Callable[..., Any]:
-        return lambda items, gate, /: make_indexes(
-            [self.algorithm], items, np.arange(items.num_items), coder, self.codebooks
-        )
+        return lambda items, gate, /: make_indexes([self.algorithm], items, coder, self.codebooks)
 
     def batch(self, rows: range) -> ItemBatch:
         return ItemBatch(item_ids=[f"i{row:03}" for row in rows], states=self.items.take(list(rows)))

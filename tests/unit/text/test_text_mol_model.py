@@ -52,7 +52,7 @@ def test_index_scores_equal_the_models_and_are_certified(folder: Path, algorithm
     queries, documents = model.query_components(*texts(5)), of_documents(model, *texts(40, seed=2))
     expected, _ = model.scores(queries, documents)
     scorer = MolScorer(ItemStates(components=documents.numpy()), model.pair_gate())
-    index = make_index(parse_algorithm(algorithm), scorer, np.arange(40))
+    index = make_index(parse_algorithm(algorithm), scorer)
     found = index.search(QueryStates(components=queries.numpy()), 7)
     np.testing.assert_allclose(
         found.scores, np.take_along_axis(expected.numpy(), found.item_indices, axis=1), atol=2e-6

@@ -14,7 +14,6 @@ from statistics import median
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.exact.two_pass import ExactLowPrecision
@@ -51,13 +50,12 @@ class Exact(ScoredIndex):
         items: ItemStates | MolScorer,
         pair_gate: PairGate | None = None,
         *,
-        tie_ranks: npt.NDArray[np.integer] | None = None,
         pool_size: int | None = None,
     ) -> None:
         """As `ScoredIndex`; `pool_size` as in `ExactLowPrecision`."""
-        super().__init__(items, pair_gate, tie_ranks=tie_ranks)
-        self._coded = ExactLowPrecision(self.scorer, tie_ranks=self.ranks, pool_size=pool_size)
-        self.strategies = (self._coded, BruteForce(self.scorer, tie_ranks=self.ranks))
+        super().__init__(items, pair_gate)
+        self._coded = ExactLowPrecision(self.scorer, pool_size=pool_size)
+        self.strategies = (self._coded, BruteForce(self.scorer))
         self._lock = threading.Lock()
         # Seconds per query of each strategy's turns.
         self._measured: dict[_Kind, list[list[float]]] = defaultdict(lambda: [[] for _ in self.strategies])

@@ -41,8 +41,7 @@ _REACH = 4
 class ExactLowPrecision(ScoredIndex):
     """Drops items by bounds from gate intervals and int8 cosines. Certificate: exact, or within a search's allowed gap.
 
-    With P = 1 it is exact inner-product search by an int8 scan. Memory besides states and
-    ranks: 364 bytes an item at 8 x 8 x 32.
+    With P = 1 it is exact inner-product search by an int8 scan. Memory besides states: 364 bytes an item at 8 x 8 x 32.
     """
 
     name = "exact_low_precision"
@@ -53,7 +52,6 @@ class ExactLowPrecision(ScoredIndex):
         items: ItemStates | MolScorer,
         pair_gate: PairGate | None = None,
         *,
-        tie_ranks: npt.NDArray[np.integer] | None = None,
         pool_size: int | None = None,
     ) -> None:
         """As `ScoredIndex`. Raises: ValueError also for a pool_size below 1.
@@ -62,7 +60,7 @@ class ExactLowPrecision(ScoredIndex):
         """
         if pool_size is not None:
             check_pool_size("pool_size", pool_size)
-        super().__init__(items, pair_gate, tie_ranks=tie_ranks)
+        super().__init__(items, pair_gate)
         self._pool_size = min(_POOL, self.num_items // _POOL_OF_ITEMS) if pool_size is None else pool_size
         self._averages = AverageItems(self.scorer)
         self._bounds = BoundPass(self.scorer, by_gates=self._by_gates)
@@ -74,7 +72,7 @@ class ExactLowPrecision(ScoredIndex):
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None, max_gap: float = 0.0) -> TopK:
         self.check(queries, k, allowed)
         pools, scores, thresholds, passes = self._reaching(queries, k, allowed, max_gap)
-        answer = finish(self.scorer, queries, pools, scores, k, self.ranks)
+        answer = finish(self.scorer, queries, pools, scores, k)
         return TopK(
             item_indices=answer.item_indices,
             scores=answer.scores,
@@ -92,7 +90,7 @@ class ExactLowPrecision(ScoredIndex):
         for query, (pool, scores) in enumerate(zip(pools, all_scores, strict=True)):
             if not len(pool):
                 continue
-            best = best_rows(scores, size + 1, self.ranks[pool])
+            best = best_rows(scores, size + 1)
             if len(best) > size:
                 bounds[query] = max(float(scores[best[size]]) + error[query], thresholds[query])
                 best = best[:size]

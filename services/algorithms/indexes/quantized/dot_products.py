@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from services.algorithms.indexes.pools import check_pool_size
 from services.algorithms.indexes.protocol import (
@@ -61,7 +60,6 @@ class Quantized(ScoredIndex):
         cells: Cells | CellScan | None = None,
         seed: int = 0,
         coder: Coder = vectors_coded,
-        tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
         """As `ScoredIndex`; pool_size: N, the best items by code that are evaluated exactly (at least k).
 
@@ -69,7 +67,7 @@ class Quantized(ScoredIndex):
         for more than one component pair, or sizes that disagree.
         """
         check_pool_size("pool_size", pool_size)
-        super().__init__(items, pair_gate, tie_ranks=tie_ranks)
+        super().__init__(items, pair_gate)
         if self.scorer.num_pairs != 1:
             raise ValueError(f"items make {self.scorer.num_pairs} pairs; allowed: 1, a plain dot product")
         self.pool_size, self.visit, self._codes = pool_size, visit, dict[str, RowCodes]()
@@ -83,7 +81,7 @@ class Quantized(ScoredIndex):
             part = f"{self.name}-items"
             codes = coder(part, lambda: vectors, vectors.shape, cells=chosen, seed=seed)
             self._codes = {codes_key(part, chosen, seed): codes}
-            self.cells = CellScan(codes, vectors=vectors, tie_ranks=self.ranks)
+            self.cells = CellScan(codes, vectors=vectors)
         self._largest_norm = float(self.scorer.magnitudes.norms.max(initial=0))
         # A dot product's float64 error bound is proportional to the query's norm, except for denormal numbers.
         direction = np.zeros((1, 1, self.scorer.width), dtype=np.float32)

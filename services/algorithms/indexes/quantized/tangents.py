@@ -82,14 +82,13 @@ class TangentIndex(ScoredIndex, ABC):
         cells: Cells | None = None,
         seed: int = 0,
         coder: Coder = vectors_coded,
-        tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
         """As `ScoredIndex`; `cells` None: the class's own format. Raises: ValueError also for a pool_size below 1."""
         check_pool_size("pool_size", pool_size)
         self.pool_size, self._visit, self._chosen, self._seed = pool_size, visit, cells, seed
         self._coder, self._parts = coder, dict[str, Callable[[], RowCodes]]()
         self._bytes_of_codes = 0
-        super().__init__(items, pair_gate, tie_ranks=tie_ranks)
+        super().__init__(items, pair_gate)
 
     def with_sizes(self, *, pool_size: int, visit: Visit | None = None) -> Self:
         """An index with other sizes that shares this one's codes. Only this one counts them in `nbytes`."""
@@ -129,7 +128,7 @@ class TangentIndex(ScoredIndex, ABC):
         lists = self._lists(queries, self.pool_size, k, allowed)
         pools = [np.unique(rows[rows >= 0]) for rows, _ in lists.found]
         first = Pass("first_stage", time.perf_counter() - started, lists.touched)
-        answer = rescore(self.scorer, queries, pools, k, self.ranks)
+        answer = rescore(self.scorer, queries, pools, k)
         return TopK(
             item_indices=answer.item_indices,
             scores=answer.scores,
@@ -149,7 +148,7 @@ class TangentIndex(ScoredIndex, ABC):
             best = np.full(len(rows), -np.inf)
             np.maximum.at(best, inverse.ravel(), heights.ravel())
             rows, best = rows[rows >= 0], best[rows >= 0]
-            order = np.lexsort((self.ranks[rows], -best))[:size]
+            order = np.argsort(-best, kind="stable")[:size]
             item_indices[query, : len(order)], scores[query, : len(order)] = rows[order], best[order]
             pools.append(rows[order])
         first = Pass("first_stage", time.perf_counter() - started, lists.touched)
@@ -205,7 +204,7 @@ class QuantizedTangents(TangentIndex):
         shape = (self.num_items, self._slopes.width)
         codes = self._coder(part, self._slopes.vectors, shape, cells=cells, seed=self._seed)
         self._parts[codes_key(part, cells, self._seed)] = lambda: codes
-        scan = CellScan(codes, tie_ranks=self.ranks)
+        scan = CellScan(codes)
         self._bytes_of_codes += scan.nbytes
         return scan
 

@@ -26,7 +26,7 @@ _BUFFER_BYTES = 64 << 20  # of candidates: queries are processed in groups below
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupedBest:
-    """The N best of each (query vector, item component), best first, equal scores by rank.
+    """The N best of each (query vector, item component), best first, equal scores by row.
 
     Shapes: rows (B, Q, S, N') int64 and scores (B, Q, S, N') float32 with N' = min(N, X), padded with -1 and -inf;
     following (B, Q, S): the best omitted score, -inf without one.
@@ -48,10 +48,9 @@ class GroupedTopK:
         self,
         items: FloatArray,
         *,
-        tie_ranks: npt.NDArray[np.int64] | None = None,
         storage: Storage = "rows",
     ) -> None:
-        """Prepare items (X, S, d). tie_ranks (X,): a permutation that orders equal scores, default row numbers.
+        """Prepare items (X, S, d).
 
         storage: "rows" keeps a view of `items`; "float32" copies them into panels, so that the scan need not transpose;
         "bfloat16" also rounds them to nearest: scores are those of the rounded vectors. Raises: ValueError for another
@@ -61,12 +60,6 @@ class GroupedTopK:
             raise ValueError(f"items has shape {items.shape}; expected (X, S, d) with 1 <= X < 2**32, S and d >= 1")
         self.num_items, self.num_groups, self.width = items.shape
         self.storage: Storage = storage
-        self._ranks: npt.NDArray[np.uint32] | None = None
-        self._row_of_rank: npt.NDArray[np.uint32] | None = None
-        if tie_ranks is not None and not np.array_equal(tie_ranks, np.arange(self.num_items)):
-            self._row_of_rank = np.argsort(tie_ranks).astype(np.uint32)
-            self._ranks = np.empty_like(self._row_of_rank)
-            self._ranks[self._row_of_rank] = np.arange(self.num_items, dtype=np.uint32)
         self._items: npt.NDArray[np.generic] = np.ascontiguousarray(items, dtype=np.float32)
         if storage != "rows":
             self._items = _panels(items, storage)
@@ -74,8 +67,7 @@ class GroupedTopK:
     @property
     def nbytes(self) -> int:
         """Bytes of prepared items, without given rows."""
-        ranks = 0 if self._ranks is None else 2 * self._ranks.nbytes
-        return ranks + (0 if self.storage == "rows" else self._items.nbytes)
+        return 0 if self.storage == "rows" else self._items.nbytes
 
     def vectors_of(self, rows: npt.NDArray[np.int64]) -> FloatArray:
         """Some items' vectors as stored: rows (...) -> (..., S, d) float32."""
@@ -125,8 +117,8 @@ class GroupedTopK:
                 *map(whole, queries[some].shape[:2]),
                 address(mask if mask is None or is_shared else mask[some]),
                 whole(0 if is_shared else self.num_items),
-                address(self._ranks),
-                address(self._row_of_rank),
+                None,  # equal scores are ordered by row
+                None,
                 whole(size),
                 *(address(array[some]) for array in (best.rows, best.scores, best.following)),
                 ctypes.c_int(threads),

@@ -24,7 +24,6 @@ def items_per_maximum(num_items: int, size: int) -> int | None:
 def collect_best(
     items: torch.Tensor,
     queries: torch.Tensor,
-    ranks: torch.Tensor,
     size: int,
     allowed: torch.Tensor | None,
     *,
@@ -32,7 +31,7 @@ def collect_best(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys of the `size` best items of each vector and component, and whether any list of collected keys overflowed.
 
-    Shapes: items (X, S, d), queries (B, Q, d) of one dtype, ranks (X,), allowed (1 or B, X) uint8 -> keys (B, Q, S,
+    Shapes: items (X, S, d), queries (B, Q, d) of one dtype, allowed (1 or B, X) uint8 -> keys (B, Q, S,
     size) int64 descending, padded with `NO_KEY`, and a boolean without axes, on the device.
     """
     queries, allowed = queries.contiguous(), None if allowed is None else allowed.contiguous()
@@ -61,9 +60,7 @@ def collect_best(
     thresholds = torch.topk(maxima, size, dim=-1, sorted=False).values.amin(dim=-1)
     keys = torch.full((rows, num_groups, capacity), NO_KEY, dtype=torch.int64, device=device)
     counts = torch.zeros((rows, num_groups), dtype=torch.int32, device=device)
-    collect_kernel[grid](
-        items, queries, mask, thresholds, ranks, keys, counts, *sizes, capacity, vectors, width, **compiled
-    )
+    collect_kernel[grid](items, queries, mask, thresholds, keys, counts, *sizes, capacity, vectors, width, **compiled)
     best = torch.topk(keys, size, dim=-1).values
     return best.view(num_queries, vectors, num_groups, size), (counts > capacity).any()
 

@@ -1,7 +1,7 @@
 """Grouped top-N over torch tensors on a device, and the selection of values that reach a threshold.
 
 On a CUDA card `kernel.py` finds the best. Elsewhere, and for catalogues too small for tiles, dot products are computed
-in chunks of items. Both order by (-score, rank). Nothing here waits for the device.
+in chunks of items. Both order by (-score, row). Nothing here waits for the device.
 
 Letters: B queries, Q vectors per query, X items, S item components, d width, N results per (vector, component).
 """
@@ -16,7 +16,7 @@ _NO_KEY = torch.iinfo(torch.int64).min
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceBest:
-    """The N best of each (query vector, item component), best first, equal scores by rank.
+    """The N best of each (query vector, item component), best first, equal scores by row.
 
     Shapes: as `GroupedBest`. overflowed, a boolean without axes: the fast path lost items of an uneven distribution;
     ask again with `plain=True`.
@@ -31,8 +31,6 @@ class DeviceBest:
 def best_of_groups(
     items: torch.Tensor,
     queries: torch.Tensor,
-    ranks: torch.Tensor,
-    row_of_rank: torch.Tensor,
     size: int,
     allowed: torch.Tensor | None,
     *,
@@ -41,8 +39,8 @@ def best_of_groups(
 ) -> DeviceBest:
     """The `size` best allowed items of each query vector and item component.
 
-    Shapes: items (X, S, d), queries (B, Q, d) of one dtype, ranks and row_of_rank (X,) int64, each other's inverse,
-    allowed (1 or B, X) uint8. Sums are float32. fused: kernels can run; plain: they must not.
+    Shapes: items (X, S, d), queries (B, Q, d) of one dtype, allowed (1 or B, X) uint8. Sums are float32. fused: kernels
+    can run; plain: they must not.
     """
     num_items = len(items)
     size = min(size, num_items)
@@ -55,14 +53,13 @@ def best_of_groups(
 
         width_of_tile = collect.items_per_maximum(num_items, keep)
         if width_of_tile is not None:
-            keys, overflowed = collect.collect_best(items, queries, ranks, keep, allowed, width_of_tile=width_of_tile)
+            keys, overflowed = collect.collect_best(items, queries, keep, allowed, width_of_tile=width_of_tile)
     if keys is None:
-        keys = _plain_keys(items, queries, ranks, keep, allowed)
+        keys = _plain_keys(items, queries, keep, allowed)
     bits = keys >> 32
     scores = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int32).view(torch.float32)
     scores = torch.where(keys == _NO_KEY, -torch.inf, scores)
-    rank = (0xFFFFFFFF - (keys & 0xFFFFFFFF)).clamp_(0, num_items - 1)
-    rows = torch.where(keys == _NO_KEY, -1, row_of_rank[rank])
+    rows = torch.where(keys == _NO_KEY, -1, 0xFFFFFFFF - (keys & 0xFFFFFFFF))
     if keep > size:
         following = scores[..., size]
     else:
@@ -70,10 +67,8 @@ def best_of_groups(
     return DeviceBest(rows=rows[..., :size], scores=scores[..., :size], following=following, overflowed=overflowed)
 
 
-def _plain_keys(
-    items: torch.Tensor, queries: torch.Tensor, ranks: torch.Tensor, keep: int, allowed: torch.Tensor | None
-) -> torch.Tensor:
-    """Keys (score and rank as one integer) of the `keep` best: (B, Q, S, keep) descending."""
+def _plain_keys(items: torch.Tensor, queries: torch.Tensor, keep: int, allowed: torch.Tensor | None) -> torch.Tensor:
+    """Keys (score and row as one integer) of the `keep` best: (B, Q, S, keep) descending."""
     num_queries, vectors, width = queries.shape
     num_items, num_groups, _ = items.shape
     flat = queries.reshape(-1, width).float()
@@ -84,7 +79,7 @@ def _plain_keys(
         scores = torch.einsum("rd,xsd->rsx", flat, items[x : x + step].float()).add_(0.0).contiguous()
         bits = scores.view(torch.int32)
         keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
-        keys = (keys << 32).add_(0xFFFFFFFF - ranks[x : x + step])
+        keys = (keys << 32).add_(0xFFFFFFFF - torch.arange(x, x + keys.shape[-1], device=items.device))
         if allowed is not None:
             mask = allowed[:, x : x + step].bool().expand(num_queries, -1)
             keys = torch.where(mask.repeat_interleave(vectors, dim=0)[:, None, :], keys, _NO_KEY)

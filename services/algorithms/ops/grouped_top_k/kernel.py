@@ -107,7 +107,6 @@ def collect_kernel(
     queries,
     allowed,
     thresholds,  # (R, S) float32
-    ranks,  # (X,) int64
     keys,  # (R, S, capacity) int64
     counts,  # (R, S) int32, zero at the start
     allowed_stride,
@@ -125,8 +124,8 @@ def collect_kernel(
 ):
     """Count the dot products at or above their threshold; store the first `capacity` keys.
 
-    A key orders by (score, -rank). Its upper 32 bits are the score's, changed to integer order; its lower 32 bits are
-    2**32 - 1 - rank. Grid: as in `tile_maxima_kernel`.
+    A key orders by (score, -row). Its upper 32 bits are the score's, changed to integer order; its lower 32 bits are
+    2**32 - 1 - row. Grid: as in `tile_maxima_kernel`.
     """
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
@@ -144,8 +143,7 @@ def collect_kernel(
         offset = start[:, None] + tl.cumsum(hits, axis=1) - hits
         bits = scores.to(tl.int32, bitcast=True)
         ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
-        rank = tl.load(ranks + item, mask=item < num_items, other=0)
-        key = ordered * 4294967296 + (4294967295 - rank)[None, :]
+        key = ordered * 4294967296 + (4294967295 - item.to(tl.int64))[None, :]
         tl.store(keys + pair[:, None] * capacity + offset, key, mask=(hits > 0) & (offset < capacity))
 
 

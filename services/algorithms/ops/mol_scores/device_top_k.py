@@ -1,7 +1,7 @@
 """The last step of every algorithm on a device: the exact top K of a pool, or of all items, from certified bounds.
 
 The K-th largest lower bound is the threshold, because K items score at least as much. Items whose upper bound reaches
-it are evaluated in float64; equal scores are ordered by item id. Nothing waits for the device, so that a CUDA graph can
+it are evaluated in float64; equal scores are ordered by row. Nothing waits for the device, so that a CUDA graph can
 capture the step. So `capacity` limits the evaluated items in advance; if it was too low, the caller repeats the step.
 
 Letters: B queries, X items, n pool size, K results.
@@ -35,7 +35,6 @@ class DeviceAnswer:
 def exact_answer(
     scorer: DeviceScorer,
     queries: DeviceQueries,
-    ranks: torch.Tensor,
     pool: torch.Tensor | None,
     allowed: torch.Tensor | None,
     *,
@@ -55,7 +54,7 @@ def exact_answer(
     columns, evaluated = at_least(upper, thresholds, capacity, fused=scorer.kernels)
     rows = columns if pool is None else torch.where(columns >= 0, pool.gather(1, columns.clamp_min(0)), -1)
     scores = scorer.scores_float64(queries, rows)
-    ordered_rows, ordered, raw = _in_order(rows, scores, ranks, 2 * queries.double_error)
+    ordered_rows, ordered, raw = _in_order(rows, scores, scorer.num_items, 2 * queries.double_error)
     wanted = min(k, scorer.num_items)
     kth_scores = torch.full((len(rows),), -torch.inf, dtype=torch.float64, device=rows.device)
     if k <= capacity:
@@ -66,17 +65,16 @@ def exact_answer(
 
 
 def _in_order(
-    rows: torch.Tensor, scores: torch.Tensor, ranks: torch.Tensor, tolerance: torch.Tensor
+    rows: torch.Tensor, scores: torch.Tensor, num_items: int, tolerance: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows and scores (B, n) by (-score, rank), and the sorted raw scores; see `order_by_score_then_id`."""
-    rank = torch.where(rows >= 0, ranks[rows.clamp_min(0)], len(ranks))
+    """Rows and scores (B, n) by (-score, row), and the sorted raw scores; see `order_by_score_then_id`."""
     order = torch.argsort(scores, dim=1, descending=True, stable=True)
-    raw, rows, rank = scores.gather(1, order), rows.gather(1, order), rank.gather(1, order)
+    raw, rows = scores.gather(1, order), rows.gather(1, order)
     new_group = torch.ones_like(rows, dtype=torch.bool)
     # -inf minus -inf is NaN and starts no new group.
     new_group[:, 1:] = raw[:, :-1] - raw[:, 1:] > tolerance[:, None]
     columns = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
     starts = torch.cummax(torch.where(new_group, columns, 0), dim=1).values
     group = new_group.cumsum(dim=1)
-    order = torch.argsort(group * (len(ranks) + 1) + rank, dim=1)
+    order = torch.argsort(group * (num_items + 1) + torch.where(rows >= 0, rows, num_items), dim=1)
     return rows.gather(1, order), raw.gather(1, starts), raw

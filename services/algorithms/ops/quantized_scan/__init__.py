@@ -173,7 +173,7 @@ class Visit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellAnswer:
-    """The best of B queries, best first, ties by rank.
+    """The best of B queries, best first, ties by row.
 
     Shapes: rows (B, n), scores (B, n), padded with -1 and -inf; bounds (B,): no allowed item outside the pool scores
     above it, -inf if none was omitted; touched (B, 2): items scanned, exact products.
@@ -217,14 +217,13 @@ class CellScan:
         codes: CellCodes,
         *,
         vectors: FloatMatrix | None = None,
-        tie_ranks: npt.NDArray[np.int64] | None = None,
         kernels: ctypes.CDLL | None = None,
     ) -> None:
         """Prepare the scan. vectors: the coded ones (X, d), for exact products; without them only `pool` works.
         kernels: another library than this processor's.
         """
         self.codes = codes
-        ranks = np.arange(codes.num_items, dtype=np.int64) if tie_ranks is None else tie_ranks
+        ranks = np.arange(codes.num_items, dtype=np.int64)
         vectors = None if vectors is None else np.ascontiguousarray(vectors, dtype=np.float32)
         self._can_rescore = vectors is not None
         self._function = (kernels or load_kernels("quantized_scan")).freshet_search_cells
@@ -255,7 +254,7 @@ class CellScan:
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes
+        return self.codes.nbytes + 8 * self.num_items
 
     def best(
         self,

@@ -45,8 +45,7 @@ def searched_while_changing(
     wanted = parse_algorithm(algorithm)
 
     def build(scorer: MolScorer, pair_gate: PairGate | None) -> Mapping[str, Index]:
-        ranks = np.arange(scorer.num_items)
-        index = make_index(wanted, scorer, ranks, codebooks=catalogue.codebooks)
+        index = make_index(wanted, scorer, codebooks=catalogue.codebooks)
         return {algorithm: index, _TRUTH: BruteForce(scorer)}
 
     items = ItemBatch(item_ids=catalogue.item_ids, states=catalogue.item_states, categories=catalogue.categories)

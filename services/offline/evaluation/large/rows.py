@@ -86,8 +86,7 @@ def _of_size(
     for name in algorithms:
         request.say(f"{catalogue.num_items:,} items, {name}, library")
         built = time.perf_counter()
-        ranks = np.arange(catalogue.num_items)
-        index = make_index(parse_algorithm(name), scorer, ranks, codebooks=catalogue.codebooks)
+        index = make_index(parse_algorithm(name), scorer, codebooks=catalogue.codebooks)
         built_s = time.perf_counter() - built
         times = Times.of(lambda query, index=index: index.search(query, K), each, warm_up=4)  # type: ignore[misc]
         recall = [

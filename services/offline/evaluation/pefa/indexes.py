@@ -49,7 +49,7 @@ class ServedVectors(Vectors):
 
     def __init__(self, vectors: FloatArray, *, algorithm: str) -> None:
         scorer = MolScorer(ItemStates(components=np.ascontiguousarray(vectors[:, None])), None)
-        self._index = make_index(parse_algorithm(algorithm), scorer, np.arange(len(vectors)))
+        self._index = make_index(parse_algorithm(algorithm), scorer)
         self.nbytes = self._index.nbytes
 
     def nearest(self, queries: FloatArray) -> tuple[Any, Any]:

@@ -33,7 +33,7 @@ WHOLE = {
     "capacity",
     "num_values",
 }
-OTHER = {"rows": "*i64", "allowed": "*u8", "ranks": "*i64", "keys": "*i64", "places": "*i64", "counts": "*i32"}
+OTHER = {"rows": "*i64", "allowed": "*u8", "keys": "*i64", "places": "*i64", "counts": "*i32"}
 
 
 def compile_for_hopper(name: str, function: object, constants: dict[str, object], warps: int, stages: int) -> None:

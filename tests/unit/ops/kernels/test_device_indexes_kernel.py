@@ -66,9 +66,7 @@ def test_a_catalogue_of_equal_items_overflows_every_list_and_is_still_answered(k
     items = type(items)(components=items.components.repeat(1500, 0), gate=np.repeat(items.gate, 1500, 0))
     scorer = DeviceScorer(items, make_pair_gate(rng, 4, 8), device=kernel_device, kernels=True)
     queries = make_queries(rng, 2, 2, 2, 8)
-    ranks = rng.permutation(1500)
-    wanted = np.argsort(ranks)[:K].tolist()
-    passes = CardPasses(scorer, ranks)
+    passes = CardPasses(scorer)
     for index in (BruteForce(passes), TopKAvg(passes, pool_size=8)):
         answer = index.search(queries, K)
-        assert answer.item_indices.tolist() == [wanted, wanted]
+        assert answer.item_indices.tolist() == [list(range(K))] * 2

@@ -19,17 +19,14 @@ def run(
     rng = np.random.default_rng(seed)
     queries = torch.from_numpy(rng.integers(-3, 4, (num_queries, vectors, width)).astype(np.float32))
     items = torch.from_numpy(rng.integers(-3, 4, (count, groups, width)).astype(np.float32))
-    ranks = torch.from_numpy(rng.permutation(count))
     allowed = None
     if share is not None:
         allowed = torch.from_numpy((rng.random((num_queries, count)) < share).astype(np.uint8))
     everything = torch.ones(num_queries, count, dtype=torch.bool) if allowed is None else allowed.bool()
-    wanted = grouped_top_k_reference(queries, items, size, everything, ranks)
+    wanted = grouped_top_k_reference(queries, items, size, everything)
     found = best_of_groups(
         items.half().to(device),
         queries.half().to(device),
-        ranks.to(device),
-        torch.argsort(ranks).to(device),
         size,
         None if allowed is None else allowed.to(device),
         fused=True,
@@ -41,7 +38,7 @@ def run(
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("share", [None, 0.5, 0.001, 0.0])
 @pytest.mark.parametrize("plain", [False, True])
-def test_the_best_come_in_order_and_ties_by_rank(
+def test_the_best_come_in_order_and_ties_by_row(
     shape: tuple[int, ...], share: float | None, plain: bool, kernel_device: torch.device
 ) -> None:
     found, (rows, scores, following) = run(shape, 1, kernel_device, share=share, plain=plain)
@@ -60,11 +57,10 @@ def test_more_results_than_items_are_all_items(kernel_device: torch.device) -> N
 
 def test_items_so_alike_that_a_list_overflows_are_reported(kernel_device: torch.device) -> None:
     items = torch.ones(2000, 1, 16, dtype=torch.float16, device=kernel_device)
-    ranks = torch.arange(2000, device=kernel_device)
     queries = torch.ones(1, 1, 16, dtype=torch.float16, device=kernel_device)
-    found = best_of_groups(items, queries, ranks, ranks, 3, None, fused=True)
+    found = best_of_groups(items, queries, 3, None, fused=True)
     assert bool(found.overflowed)
-    again = best_of_groups(items, queries, ranks, ranks, 3, None, fused=True, plain=True)
+    again = best_of_groups(items, queries, 3, None, fused=True, plain=True)
     assert again.rows.flatten().tolist() == [0, 1, 2]
     assert not bool(again.overflowed)
 
